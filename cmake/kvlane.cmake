@@ -1,0 +1,73 @@
+# Build helpers: compile options, one library per folder with its tests and fuzz targets.
+# SPDX-License-Identifier: Apache-2.0
+
+# Options of every target of ours.
+add_library(kvlane_options INTERFACE)
+target_compile_options(kvlane_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror
+  # The compiler must not fuse a*b+c on its own: results would depend on its mood.
+  -ffp-contract=off)
+target_include_directories(kvlane_options INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+target_compile_definitions(kvlane_options INTERFACE KVLANE_VERSION="${PROJECT_VERSION}")
+if(KVLANE_SANITIZE)
+  add_compile_options(-fsanitize=${KVLANE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${KVLANE_SANITIZE})
+endif()
+
+# kvlane_library(NAME [DEPS ...] [PRIVATE ...]): src/NAME/*.cpp as the static library kvlane_NAME.
+# DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are used in
+# its .cpp files only. X_test.cpp files become the test program NAME_test, X_fuzz.cpp files one
+# libFuzzer program each.
+function(kvlane_library name)
+  cmake_parse_arguments(arg "" "" "DEPS;PRIVATE" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
+  set(tests ${sources})
+  set(fuzzers ${sources})
+  list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.cpp$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
+  list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cpp$")
+
+  if(sources)
+    add_library(kvlane_${name} STATIC ${sources})
+    set(scope PUBLIC)
+    target_link_libraries(kvlane_${name} PRIVATE ${arg_PRIVATE})
+  else()
+    add_library(kvlane_${name} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  target_link_libraries(kvlane_${name} ${scope} kvlane_options)
+  foreach(dep ${arg_DEPS})
+    if(TARGET kvlane_${dep})
+      target_link_libraries(kvlane_${name} ${scope} kvlane_${dep})
+    else()
+      target_link_libraries(kvlane_${name} ${scope} ${dep})
+    endif()
+  endforeach()
+
+  if(KVLANE_TESTS AND tests)
+    add_executable(${name}_test ${tests})
+    target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} GTest::gmock GTest::gtest_main)
+    target_compile_definitions(${name}_test PRIVATE KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+    gtest_discover_tests(${name}_test DISCOVERY_MODE PRE_TEST PROPERTIES TIMEOUT 300)
+  endif()
+  if(KVLANE_FUZZ)
+    foreach(source ${fuzzers})
+      get_filename_component(fuzzer ${source} NAME_WE)
+      add_executable(${fuzzer} ${source})
+      target_compile_options(${fuzzer} PRIVATE -fsanitize=fuzzer)
+      target_link_options(${fuzzer} PRIVATE -fsanitize=fuzzer)
+      target_link_libraries(${fuzzer} PRIVATE kvlane_${name} ${arg_PRIVATE})
+    endforeach()
+  endif()
+endfunction()
+
+# One translation unit per instruction-set tier: X_avx512.cpp of these folders is compiled for it, all
+# else for plain x86-64. Such a file calls no inline function of a library: the linker could keep the
+# AVX-512 copy of it for everybody.
+function(kvlane_simd)
+  foreach(name ${ARGN})
+    file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx512.cpp)
+    set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS
+      "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vbmi;-mavx512vbmi2;-mavx512vnni;-mavx512bf16;-mfma;-mf16c;-mavx2;-mprefer-vector-width=512")
+  endforeach()
+endfunction()

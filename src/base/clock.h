@@ -1,0 +1,16 @@
+// Durations. Processes exchange durations only; a time point never leaves the process that took it.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+
+namespace kvlane {
+
+using SteadyClock = std::chrono::steady_clock;
+using TimePoint = SteadyClock::time_point;
+using Seconds = std::chrono::duration<double>;
+
+inline double seconds_between(TimePoint start, TimePoint end) { return Seconds(end - start).count(); }
+inline double seconds_since(TimePoint start) { return seconds_between(start, SteadyClock::now()); }
+
+}  // namespace kvlane

@@ -1,0 +1,123 @@
+// Files over the POSIX calls, each failure as one sentence that names the path.
+// SPDX-License-Identifier: Apache-2.0
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace kvlane {
+namespace {
+
+// Closes a descriptor at the end of a scope.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+Status errno_status(const char* verb, const std::filesystem::path& path) {
+  const int error = errno;
+  std::string message =
+      std::string("cannot ") + verb + " " + path.string() + ": " + std::strerror(error);
+  if (error == ENOENT || error == ENOTDIR) return not_found(std::move(message));
+  if (error == ENOSPC || error == EMFILE || error == ENFILE) return exhausted(std::move(message));
+  return invalid_argument(std::move(message));
+}
+
+// Opens `path` for reading and tells its size; only regular files have one worth trusting.
+Result<std::size_t> regular_file_bytes(int fd, const std::filesystem::path& path) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return errno_status("inspect", path);
+  if (!S_ISREG(info.st_mode)) return invalid_argument(path.string() + " is not a regular file");
+  return static_cast<std::size_t>(info.st_size);
+}
+
+}  // namespace
+
+Result<std::string> read_text_file(const std::filesystem::path& path, std::size_t bytes_max) {
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return errno_status("open", path);
+  KVLANE_ASSIGN(const std::size_t bytes, regular_file_bytes(fd.get(), path));
+  if (bytes > bytes_max) {
+    return invalid_argument(path.string() + " has " + std::to_string(bytes) +
+                            " bytes, more than the limit of " + std::to_string(bytes_max));
+  }
+  std::string text(bytes, '\0');
+  std::size_t at = 0;
+  while (at < bytes) {
+    const ssize_t got = ::read(fd.get(), text.data() + at, bytes - at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno_status("read", path);
+    if (got == 0) return corrupt(path.string() + " became shorter while it was read");
+    at += static_cast<std::size_t>(got);
+  }
+  return text;
+}
+
+Status write_file(const std::filesystem::path& path, ByteView bytes) {
+  const std::filesystem::path temporary = path.string() + ".partial";
+  {
+    const Descriptor fd(
+        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH));
+    if (fd.get() < 0) return errno_status("create", temporary);
+    std::size_t at = 0;
+    while (at < bytes.size()) {
+      const ssize_t put = ::write(fd.get(), bytes.data() + at, bytes.size() - at);
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0) return errno_status("write", temporary);
+      at += static_cast<std::size_t>(put);
+    }
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return errno_status("rename", temporary);
+  return {};
+}
+
+Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return errno_status("open", path);
+  KVLANE_ASSIGN(const std::size_t bytes, regular_file_bytes(fd.get(), path));
+  MappedFile file;
+  if (bytes == 0) return file;  // mmap refuses an empty mapping; an empty view says the same
+  void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+  if (data == MAP_FAILED) return errno_status("map", path);
+  file.data_ = static_cast<const std::byte*>(data);
+  file.bytes_ = bytes;
+  return file;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), bytes_);
+}
+
+void MappedFile::release(ByteView part) const {
+  // Only whole pages inside `part` may go: their neighbours may still be in use.
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = (reinterpret_cast<std::uintptr_t>(part.data()) + page - 1) / page * page;
+  const auto last = reinterpret_cast<std::uintptr_t>(part.data() + part.size()) / page * page;
+  if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+}  // namespace kvlane

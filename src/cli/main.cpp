@@ -1,0 +1,3 @@
+// The program kvlane.
+// SPDX-License-Identifier: Apache-2.0
+int main() { return 0; }

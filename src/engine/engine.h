@@ -1,0 +1,140 @@
+// The engine of one worker: sequences in a running batch, their blocks, and their journeys.
+//
+// One thread of the engine computes; every public call is thread-safe and returns at once. Callbacks
+// come from the engine's thread (or the network's), must not block and may call the engine.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/account.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+#include "transfer/endpoint.h"
+
+namespace kvlane {
+
+// How the next token is drawn. Greedy when temperature is 0.
+struct SamplingParams {
+  float temperature = 1;
+  int top_k = 0;  // 0: all
+  float top_p = 1;
+  // Drawn at random by the engine when absent. Same prompt and seed: same tokens.
+  std::optional<std::uint64_t> seed;
+};
+
+struct GenerationRequest {
+  std::vector<std::int32_t> prompt;  // at least one token, all inside the vocabulary
+  SamplingParams sampling;
+  int max_tokens = 16;            // 1 ... context - prompt
+  std::vector<std::string> stop;  // generation ends before the first of these; not part of the text
+  bool ignore_eos = false;
+};
+
+// Bytes of KV that crossed from prefill to decode.
+struct KvBytes {
+  std::uint64_t raw = 0;      // valid rows x 2 bytes
+  std::uint64_t shipped = 0;  // frames, headers included
+};
+
+enum class FinishReason {
+  kStop,    // end-of-sequence token or stop string
+  kLength,  // max_tokens reached
+  kFailed,  // Finish::error says why
+};
+
+// The end of a request, told exactly once.
+struct Finish {
+  FinishReason reason = FinishReason::kStop;
+  Status error;  // set with kFailed only
+  int prompt_tokens = 0;
+  int completion_tokens = 0;
+  TimeAccount account;
+  KvBytes kv;
+};
+
+// What happened to a request since the last update.
+struct Update {
+  std::vector<std::int32_t> tokens;  // new ones; the end-of-sequence token is not among them
+  std::string text;                  // whole UTF-8 characters; a possible stop string is held back
+  std::optional<Finish> finish;      // set in the last update
+};
+using OnUpdate = std::function<void(const Update&)>;
+
+// The end of a prefill whose KV goes elsewhere.
+struct PrefillOutcome {
+  Status status;
+  Finish finish;            // prompt_tokens, completion_tokens (1), account, kv
+  std::string first_text;   // of the first token
+  std::int32_t first_token = 0;
+};
+using OnPrefilled = std::function<void(const PrefillOutcome&)>;
+
+using RequestId = std::uint64_t;
+
+struct EngineOptions {
+  std::size_t kv_bytes = std::size_t{1} << 30;  // --kv-memory: the block pool
+  int chunk_tokens = 512;      // most prompt tokens computed in one step
+  int sequences_max = 64;      // running at once
+  int queued_max = 256;        // waiting at most; beyond: kExhausted
+  std::string kv_codec = "none";  // for transfers this worker sends
+};
+
+// What a worker can be asked about itself (health, routing).
+struct EngineLoad {
+  int running = 0;
+  int queued = 0;
+  std::int64_t queued_tokens = 0;  // prompt tokens not yet computed, waiting requests included
+  int blocks_free = 0;
+  int blocks_total = 0;
+};
+
+class Engine {
+ public:
+  // `endpoint` may be null: the engine then neither sends nor receives KV. Model, tokenizer and
+  // endpoint outlive the engine.
+  static Result<std::unique_ptr<Engine>> create(Model& model, const Tokenizer& tokenizer,
+                                                Endpoint* endpoint, EngineOptions options);
+  virtual ~Engine() = default;  // fails what is running with kAborted, then joins its thread
+
+  // Checks a request against the model and the limits, as every submit does. kInvalidArgument says
+  // which field is wrong; nothing is queued.
+  virtual Status validate(const GenerationRequest& request) const = 0;
+
+  // Prefill and decode here.
+  virtual Result<RequestId> submit(GenerationRequest request, OnUpdate on_update) = 0;
+
+  // Prefill here; slabs are pushed to `peer` layer by layer as they are computed. `on_prefilled` comes
+  // when the peer has acknowledged all of it, or with the error.
+  virtual Result<RequestId> prefill_and_push(GenerationRequest request, const Address& peer,
+                                             const TransferId& transfer,
+                                             OnPrefilled on_prefilled) = 0;
+  // Prefill here; the frames wait under `transfer` until fetched or the lease ends. `on_prefilled`
+  // comes when they are parked.
+  virtual Result<RequestId> prefill_and_park(GenerationRequest request, const TransferId& transfer,
+                                             OnPrefilled on_prefilled) = 0;
+
+  // Decode here what another worker prefills. `reserve` sets blocks aside and waits for the push;
+  // `attach` names who gets the tokens (those already there come at once). A reservation that nobody
+  // attaches to within its lease is given up.
+  virtual Result<RequestId> reserve(GenerationRequest request, const TransferId& transfer) = 0;
+  virtual Status attach(RequestId request, OnUpdate on_update) = 0;
+  // Decode here what waits parked at `peer`.
+  virtual Result<RequestId> fetch_and_decode(GenerationRequest request, const Address& peer,
+                                             const TransferId& transfer, OnUpdate on_update) = 0;
+
+  // Ends a request early: its blocks return, its callback gets kFailed with kAborted. Unknown or
+  // finished ids are ignored.
+  virtual void abort(RequestId request) = 0;
+
+  virtual EngineLoad load() const = 0;
+  // Returns when nothing is queued or running any more.
+  virtual void wait_idle() = 0;
+};
+
+}  // namespace kvlane

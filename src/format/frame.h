@@ -1,0 +1,71 @@
+// A frame: one slab with everything a stranger needs to check and to read it. Byte layout, value
+// ranges and the order of checks: spec/frame.md.
+//
+// The header has a checksum of its own, so that it can be trusted before memory is taken for the
+// body; the body's checksum covers the coded bytes. No maths here: codecs turn planes into the coded
+// bytes and back.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/bytes.h"
+#include "format/element.h"
+#include "format/shape.h"
+#include "kvlane/status.h"
+
+namespace kvlane {
+
+inline constexpr std::uint16_t kFrameVersion = 1;
+inline constexpr std::size_t kFrameHeaderBytes = 192;
+// Longest format and codec strings ("zack:keep=0.5+hack:k=2,v=2,p=64") a header can hold.
+inline constexpr std::size_t kFormatNameBytesMax = 48;
+inline constexpr std::size_t kCodecNameBytesMax = 24;
+// Upper limit of one coded plane; a reader refuses more before it allocates.
+inline constexpr std::uint32_t kPlaneBytesMax = 1U << 28;
+
+// What the header says. Every field is validated by parse_frame_header.
+struct FrameHeader {
+  ModelIdentity model{};
+  std::string format = "bf16";  // how the slab lies in memory once decoded
+  std::string codec = "none";   // what was done to its planes
+  ElementType type = ElementType::kBf16;
+  int layer = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  std::int64_t position = 0;  // of the first token; a multiple of kBlockTokens
+  int tokens = 0;             // valid rows, 1 ... kBlockTokens
+  bool rope_applied = true;   // K carries rotary embeddings, counted from position 0 of the sequence
+  std::uint32_t k_bytes = 0;  // coded bytes of the K plane, then of the V plane
+  std::uint32_t v_bytes = 0;
+  std::uint64_t body_checksum = 0;  // XXH3-64 of both coded planes
+
+  std::size_t body_bytes() const { return std::size_t{k_bytes} + v_bytes; }
+  // Elements of one plane: its valid rows of all heads, head by head.
+  std::size_t plane_elements() const { return std::size_t(kv_heads) * tokens * head_dim; }
+  // The bytes the two planes have uncoded.
+  std::size_t raw_bytes() const { return 2 * plane_elements() * element_bytes(type); }
+};
+
+// A header together with its body, which is owned by whoever holds the buffer.
+struct Frame {
+  FrameHeader header;
+  ByteView k;  // coded K plane
+  ByteView v;  // coded V plane
+};
+
+// Writes the header (kFrameHeaderBytes bytes) and the two planes behind it. Fills in lengths and
+// checksums itself; fails with kInvalidArgument when a field is out of the range of spec/frame.md.
+Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v);
+
+// Reads the first kFrameHeaderBytes bytes. Fails with kCorrupt (magic, checksum, range) or
+// kUnsupported (version, unknown bits): a caller may then not read the body.
+Result<FrameHeader> parse_frame_header(ByteView bytes);
+
+// Reads a whole frame; `bytes` must hold exactly one. Checks the body's checksum. The planes point
+// into `bytes`.
+Result<Frame> parse_frame(ByteView bytes);
+
+}  // namespace kvlane
