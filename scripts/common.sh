@@ -1,0 +1,27 @@
+# Shared by the scripts of this folder: where the tree is, how to speak, how many jobs to run.
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '%s\n' "$*" >&2; }
+
+# One clear sentence, then the end.
+die() {
+  say "${0##*/}: $*"
+  exit 1
+}
+
+# Prints the comment block at the head of the calling script, without the marks: its help.
+show_help() { awk 'NR == 1 { next } /^# SPDX/ { exit } { sub(/^# ?/, ""); print }' "$0"; }
+
+# Parallel jobs: as many as cores, but 2 GiB of memory for each; the largest files need that much
+# under AddressSanitizer.
+jobs_max() {
+  local cores memory_gib
+  cores=$(nproc)
+  memory_gib=$(awk '/^MemAvailable:/ { print int($2 / 1048576) }' /proc/meminfo)
+  local by_memory=$((memory_gib / 2))
+  ((by_memory >= 1)) || by_memory=1
+  echo $((cores < by_memory ? cores : by_memory))
+}
