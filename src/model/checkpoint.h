@@ -17,14 +17,28 @@
 
 namespace kvlane {
 
-// Thread-compatible. The views stay valid as long as the checkpoint.
+// Most files a checkpoint may be split into; the largest public ones have a few hundred.
+inline constexpr std::size_t kShardsMax = 1024;
+
+// Thread-compatible. The views stay valid as long as the checkpoint, also when it is moved.
 class Checkpoint {
  public:
-  // Maps every shard and checks all headers. Does not touch the weights themselves.
+  // One file of weights.
+  struct Shard {
+    std::string name;  // without directory
+    MappedFile file;
+  };
+
+  // Maps every shard, checks all headers, and that every tensor of the architecture (model/layout.h)
+  // is there with its shape. Does not touch the weights themselves. Each error names its file.
   static Result<Checkpoint> open(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
+  // With `type` as the embedding table is stored, whatever config.json says, and the end-of-sequence
+  // ids of generation_config.json where there are any.
   const ModelConfig& config() const { return config_; }
+  const std::vector<Shard>& shards() const { return shards_; }
+  // Also tensors that the architecture does not use.
   const std::map<std::string, TensorView>& tensors() const { return tensors_; }
 
   // The tensor `name`; fails unless it exists with exactly this shape.
@@ -33,15 +47,22 @@ class Checkpoint {
   // Says that the tensor's bytes will not be needed soon, so that they do not count as resident.
   void release(const TensorView& tensor) const;
 
-  // SHA-256 over the architecture's parameters and every tensor's name, type, shape and contents
-  // (XXH3-128 of its bytes). Reads all weights once; `progress` gets bytes done and bytes in total.
-  ModelIdentity identity(const std::function<void(std::uint64_t, std::uint64_t)>& progress) const;
+  // SHA-256 over the architecture's parameters and the name, type, shape and contents (XXH3-128 of
+  // the bytes) of every tensor that the architecture uses. So two copies of a model agree however
+  // they are sharded. Reads all weights once and releases them on the way; `progress`, which may be
+  // empty, gets bytes done and bytes in total. Fails with kInternal when OpenSSL has no SHA-256.
+  Result<ModelIdentity> identity(
+      const std::function<void(std::uint64_t, std::uint64_t)>& progress) const;
 
  private:
   Checkpoint() = default;
+  Status map_shards();
+  Status check_tensors();
+  const std::string& shard_name(const TensorView& tensor) const;
+
   std::filesystem::path directory_;
   ModelConfig config_;
-  std::vector<MappedFile> shards_;
+  std::vector<Shard> shards_;
   std::map<std::string, TensorView> tensors_;
 };
 
