@@ -1,0 +1,38 @@
+// Asks the processor what it can do.
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/isa.h"
+
+namespace kvlane {
+
+std::string_view isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar: return "scalar";
+    case Isa::kAvx512: return "avx512";
+  }
+  return "unknown";
+}
+
+bool isa_supported(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar: return true;
+    case Isa::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  }
+  return false;
+}
+
+Result<Isa> select_isa(std::string_view name) {
+  if (name == "auto") return isa_supported(Isa::kAvx512) ? Isa::kAvx512 : Isa::kScalar;
+  for (const Isa isa : kAllIsas) {
+    if (isa_name(isa) != name) continue;
+    if (isa_supported(isa)) return isa;
+    return unsupported("this processor cannot run the kernels of tier " + std::string(name));
+  }
+  return invalid_argument("unknown CPU tier \"" + std::string(name) +
+                          "\"; known are auto, scalar, avx512");
+}
+
+}  // namespace kvlane

@@ -1,0 +1,30 @@
+// The instruction-set tier that kernels run on: chosen once, when a model is loaded.
+//
+// Within one tier the same input gives the same bits; between tiers results agree within rounding.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "kvlane/status.h"
+
+namespace kvlane {
+
+enum class Isa {
+  kScalar,  // plain C++, the judge of all others
+  kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI, VBMI2, VNNI and BF16
+};
+
+inline constexpr std::array kAllIsas = {Isa::kScalar, Isa::kAvx512};
+
+std::string_view isa_name(Isa isa);
+
+// Whether this processor can run the tier.
+bool isa_supported(Isa isa);
+
+// The tier called `name` ("auto": the best this processor has). Fails with kInvalidArgument for an
+// unknown name and kUnsupported when the processor lacks it.
+Result<Isa> select_isa(std::string_view name);
+
+}  // namespace kvlane

@@ -1,0 +1,146 @@
+// Products against double precision, and the promise that a row's bits do not depend on company.
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/bf16.h"
+#include "base/random.h"
+#include "cpu/parallel.h"
+
+namespace kvlane {
+namespace {
+
+std::vector<float> random_values(std::size_t count, std::uint64_t seed) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const PhiloxCounter w = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0});
+    values[i] = static_cast<float>(2 * uniform_unit(w[0], w[1]) - 1);
+  }
+  return values;
+}
+
+// A matrix in the element type's bytes, and the exact values those bytes stand for.
+struct Matrix {
+  std::vector<std::byte> bytes;
+  std::vector<float> values;
+};
+
+Matrix make_matrix(ElementType type, std::size_t count, std::uint64_t seed) {
+  Matrix matrix{std::vector<std::byte>(count * element_bytes(type)), random_values(count, seed)};
+  for (std::size_t i = 0; i < count; ++i) {
+    float& value = matrix.values[i];
+    if (type == ElementType::kF32) {
+      std::memcpy(&matrix.bytes[i * 4], &value, 4);
+    } else if (type == ElementType::kBf16) {
+      const bf16 narrow = to_bf16(value);
+      value = to_float(narrow);
+      std::memcpy(&matrix.bytes[i * 2], &narrow, 2);
+    } else {
+      // Values of binary16: cut the float's mantissa to ten bits; all are in its normal range.
+      value = std::ldexp(std::round(std::ldexp(value, 11)), -11);
+      const int scaled = static_cast<int>(std::ldexp(value, 11));
+      const auto half = static_cast<_Float16>(static_cast<float>(scaled) / 2048.0F);
+      value = static_cast<float>(half);
+      std::memcpy(&matrix.bytes[i * 2], &half, 2);
+    }
+  }
+  return matrix;
+}
+
+std::vector<Isa> tiers() {
+  std::vector<Isa> supported;
+  for (const Isa isa : kAllIsas) {
+    if (isa_supported(isa)) supported.push_back(isa);
+  }
+  return supported;
+}
+
+std::vector<float> apply(const Linear& linear, const Matrix& x, int first_row, int rows) {
+  const int padded = Linear::rows_rounded(rows);
+  const std::size_t row_bytes = std::size_t(linear.inputs()) * element_bytes(linear.input_type());
+  std::vector<std::byte> input(padded * row_bytes);
+  std::memcpy(input.data(), x.bytes.data() + first_row * row_bytes, rows * row_bytes);
+  std::vector<float> y(std::size_t(padded) * linear.outputs());
+  const Status status = linear.apply(input.data(), y.data(), rows);
+  EXPECT_TRUE(status.ok()) << status.message();
+  y.resize(std::size_t(rows) * linear.outputs());
+  return y;
+}
+
+TEST(Linear, EqualsDoublePrecisionWithinRounding) {
+  for (const Isa isa : tiers()) {
+    for (const ElementType type : {ElementType::kBf16, ElementType::kF32, ElementType::kFp16}) {
+      const int k = 200;
+      const Matrix top = make_matrix(type, std::size_t(40) * k, 1);
+      const Matrix bottom = make_matrix(type, std::size_t(8) * k, 2);
+      const std::vector<ByteView> parts = {top.bytes, bottom.bytes};
+      auto linear = Linear::pack(isa, {type, k, parts});
+      ASSERT_TRUE(linear.ok()) << linear.status().message();
+      ASSERT_EQ((*linear)->outputs(), 48);
+      const Matrix x = make_matrix((*linear)->input_type(), std::size_t(19) * k, 3);
+      const std::vector<float> y = apply(**linear, x, 0, 19);
+      for (int row = 0; row < 19; ++row) {
+        for (int out = 0; out < 48; ++out) {
+          const float* w = out < 40 ? &top.values[std::size_t(out) * k]
+                                    : &bottom.values[std::size_t(out - 40) * k];
+          double exact = 0;
+          double magnitude = 0;
+          for (int i = 0; i < k; ++i) {
+            const double term = double{x.values[std::size_t(row) * k + i]} * w[i];
+            exact += term;
+            magnitude += std::abs(term);
+          }
+          // k roundings of at most half an ulp of the running sum, whatever the order.
+          EXPECT_NEAR(y[std::size_t(row) * 48 + out], exact, k * 0x1p-24 * magnitude);
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, RowsHaveTheSameBitsInAnyCompanyAndThreadCount) {
+  constexpr int kRows = 300;
+  for (const Isa isa : tiers()) {
+    for (const ElementType type : {ElementType::kBf16, ElementType::kF32}) {
+      for (const auto& [n, k] : {std::pair{256, 256}, {704, 256}, {1024, 2048}}) {
+        if (isa == Isa::kScalar && k > 256) continue;  // nothing new to learn, slowly
+        const Matrix w = make_matrix(type, std::size_t(n) * k, 4);
+        const std::vector<ByteView> parts = {w.bytes};
+        auto linear = Linear::pack(isa, {type, k, parts});
+        ASSERT_TRUE(linear.ok()) << linear.status().message();
+        const Matrix x = make_matrix(type, std::size_t(kRows) * k, 5);
+        set_parallel_threads(2);
+        const std::vector<float> all = apply(**linear, x, 0, kRows);
+        for (const int threads : {1, 2, 3}) {
+          set_parallel_threads(threads);
+          for (const int rows : {1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 64, 65, 128, 200}) {
+            for (const int first : {0, kRows - rows}) {
+              const std::vector<float> some = apply(**linear, x, first, rows);
+              ASSERT_EQ(0, std::memcmp(some.data(), all.data() + std::size_t(first) * n,
+                                       some.size() * sizeof(float)))
+                  << isa_name(isa) << " n=" << n << " k=" << k << " rows=" << rows
+                  << " first=" << first << " threads=" << threads;
+            }
+          }
+        }
+        set_parallel_threads(2);
+      }
+    }
+  }
+}
+
+TEST(Linear, RefusesPartsThatAreNotWholeRows) {
+  const Matrix w = make_matrix(ElementType::kBf16, 100, 6);
+  const std::vector<ByteView> parts = {w.bytes};
+  const auto linear = Linear::pack(Isa::kScalar, {ElementType::kBf16, 33, parts});
+  ASSERT_FALSE(linear.ok());
+  EXPECT_EQ(linear.status().code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kvlane

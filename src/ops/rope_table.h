@@ -1,0 +1,29 @@
+// The rotary angles of every position of a context.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "ops/rows.h"
+
+namespace kvlane {
+
+// Rows of cos and sin, computed in double precision from the inverse frequencies of each pair.
+// Immutable, thread-safe.
+class RopeTable {
+ public:
+  RopeTable() = default;
+  // inverse_frequencies: [head_dim / 2]; positions 0 ... positions - 1.
+  RopeTable(const std::vector<double>& inverse_frequencies, int positions);
+
+  RopeAngles angles(int position) const {
+    const float* row = values_.data() + std::size_t(position) * 2 * half_;
+    return {row, row + half_};
+  }
+
+ private:
+  int half_ = 0;
+  std::vector<float> values_;  // [positions][cos, sin][head_dim / 2]
+};
+
+}  // namespace kvlane
