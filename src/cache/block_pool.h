@@ -1,8 +1,8 @@
 // The memory of the KV cache: a fixed pool of blocks, handed out and counted.
 //
 // A block holds 64 consecutive tokens of one sequence over all layers; its memory is
-// [layers][kv_heads] pages, a page K[64][head_dim] then V[64][head_dim] in 16 bits (format/shape.h).
-// SPDX-License-Identifier: Apache-2.0
+// [layers][kv_heads] pages, a page K[64][head_dim] then V[64][head_dim] in 16 bits
+// (format/shape.h). SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -73,8 +73,8 @@ class BlockTable {
 
   // Takes blocks until `tokens` tokens fit: all of them or none (kExhausted).
   Status grow(int tokens);
-  // Says that rows up to `tokens` are written; blocks that are complete become full and, as formats of
-  // 16 bits need no window, sealed.
+  // Says that rows up to `tokens` are written; blocks that are complete become full and, as formats
+  // of 16 bits need no window, sealed.
   void set_tokens(int tokens);
   // Gives all blocks back.
   void clear();

@@ -1,5 +1,5 @@
-// Loops over the cores. OpenMP underneath, because oneDNN brings its threads along: one pool, not two.
-// SPDX-License-Identifier: Apache-2.0
+// Loops over the cores. OpenMP underneath, because oneDNN brings its threads along: one pool, not
+// two. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <omp.h>
@@ -13,8 +13,8 @@ inline void set_parallel_threads(int threads) { omp_set_num_threads(threads); }
 inline int parallel_threads() { return omp_get_max_threads(); }
 inline int parallel_thread_index() { return omp_get_thread_num(); }
 
-// Calls body(i) for every i in [0, count), in any order, on several threads; returns when all are done.
-// `body` must not throw. Each i should be worth a few microseconds.
+// Calls body(i) for every i in [0, count), in any order, on several threads; returns when all are
+// done. `body` must not throw. Each i should be worth a few microseconds.
 template <class Body>
 void parallel_for(std::int64_t count, const Body& body) {
   if (count <= 1 || parallel_threads() == 1) {
@@ -25,7 +25,8 @@ void parallel_for(std::int64_t count, const Body& body) {
   for (std::int64_t i = 0; i < count; ++i) body(i);
 }
 
-// The same over ranges: body(first, last) for consecutive parts of [0, count) of at most `grain` items.
+// The same over ranges: body(first, last) for consecutive parts of [0, count) of at most `grain`
+// items.
 template <class Body>
 void parallel_ranges(std::int64_t count, std::int64_t grain, const Body& body) {
   parallel_for((count + grain - 1) / grain, [&](std::int64_t part) {

@@ -1,10 +1,10 @@
 // Matrix products with fixed weights: y = x W^T, the weights packed once.
 //
-// A row of y has the same bits whatever the number of rows and threads. On the avx512 tier the product
-// is oneDNN's, with two measures that keep this promise: its AMX kernels are switched off (their order
-// of summation changes with the number of rows), and row counts are rounded up to a few sizes, which
-// also bounds how many kernels are generated. On the scalar tier it is a plain loop.
-// SPDX-License-Identifier: Apache-2.0
+// A row of y has the same bits whatever the number of rows and threads. On the avx512 tier the
+// product is oneDNN's, with two measures that keep this promise: its AMX kernels are switched off
+// (their order of summation changes with the number of rows), and row counts are rounded up to a
+// few sizes, which also bounds how many kernels are generated. On the scalar tier it is a plain
+// loop. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
@@ -31,8 +31,8 @@ struct LinearWeights {
 // Interface of the two implementations. Thread-safe.
 class Linear {
  public:
-  // BF16 weights take BF16 inputs; F32 and F16 weights (widened, exactly) take F32 inputs. The bytes
-  // are not needed afterwards. kInvalidArgument when sizes do not match.
+  // BF16 weights take BF16 inputs; F32 and F16 weights (widened, exactly) take F32 inputs. The
+  // bytes are not needed afterwards. kInvalidArgument when sizes do not match.
   static Result<std::unique_ptr<Linear>> pack(Isa isa, const LinearWeights& weights);
 
   virtual ~Linear() = default;

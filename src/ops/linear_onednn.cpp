@@ -1,9 +1,9 @@
 // The product by oneDNN, its weights in the layout oneDNN likes best.
 //
 // Known of oneDNN 2.6.3 (measured; tests hold it): with AMX off, a row has the same bits for every
-// number of rows and threads, in BF16 and in F32; with AMX on it has not. Run-time row counts fall to
-// slow reference code, so there is one primitive for each (rounded) count, made when first needed.
-// SPDX-License-Identifier: Apache-2.0
+// number of rows and threads, in BF16 and in F32; with AMX on it has not. Run-time row counts fall
+// to slow reference code, so there is one primitive for each (rounded) count, made when first
+// needed. SPDX-License-Identifier: Apache-2.0
 #include <dnnl.hpp>
 
 #include <cstring>
@@ -38,7 +38,11 @@ Status onednn_status(const dnnl::error& error) {
 class Product {
  public:
   Product(int n, int k, memory::data_type type)
-      : n_(n), k_(k), type_(type), weights_(describe(64, memory::desc({k, n}, type, memory::format_tag::any)).weights_desc()) {}
+      : n_(n),
+        k_(k),
+        type_(type),
+        weights_(describe(64, memory::desc({k, n}, type, memory::format_tag::any)).weights_desc()) {
+  }
 
   // Layout of packed weights. It is the same for every row count from 64 on; smaller counts take it
   // as given.

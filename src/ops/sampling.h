@@ -1,6 +1,5 @@
-// Choosing the next token. A pure function of logits, parameters, seed and position: no state to move
-// when a sequence moves to another worker.
-// SPDX-License-Identifier: Apache-2.0
+// Choosing the next token. A pure function of logits, parameters, seed and position: no state to
+// move when a sequence moves to another worker. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
@@ -11,7 +10,7 @@ namespace kvlane {
 // How the next token is drawn. Greedy when temperature is 0.
 struct SamplerParams {
   float temperature = 1;
-  int top_k = 0;  // the k most likely tokens; 0: all
+  int top_k = 0;    // the k most likely tokens; 0: all
   float top_p = 1;  // of these, the fewest whose probabilities reach top_p
   std::uint64_t seed = 0;
 };

@@ -40,7 +40,8 @@ TEST(Sampling, FrequenciesFollowTheSoftmax) {
 }
 
 TEST(Sampling, TopKAndTopPCutTheTail) {
-  const std::vector<float> logits = {std::log(0.5F), std::log(0.3F), std::log(0.15F), std::log(0.05F)};
+  const std::vector<float> logits = {std::log(0.5F), std::log(0.3F), std::log(0.15F),
+                                     std::log(0.05F)};
   for (int position = 0; position < 2000; ++position) {
     EXPECT_LT(sample_token(logits, {.top_k = 2, .seed = 7}, position), 2);
     EXPECT_LT(sample_token(logits, {.top_p = 0.79F, .seed = 7}, position), 2);

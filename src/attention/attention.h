@@ -1,0 +1,75 @@
+// Attention of a batch of query rows over the blocks of their sequences, one layer at a time.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/page_kernel.h"
+#include "cache/block_pool.h"
+#include "cpu/memory.h"
+#include "format/element.h"
+
+namespace kvlane {
+
+// Blocks of one partial state: 16 blocks are 1,024 tokens. Fixed, because the places where states
+// are cut decide the bits of the result.
+inline constexpr int kSplitBlocks = 16;
+
+// Consecutive rows of one sequence in the batch. K and V of all of them are already in the blocks.
+struct AttentionSpan {
+  const BlockTable* table;
+  int position;  // of the first row
+  int rows;
+  int first_row;  // in `q` and `out`
+};
+
+struct AttentionBatch {
+  int layer;
+  int heads;  // query heads; a multiple of the pool's kv_heads
+  std::span<const AttentionSpan> spans;
+  const std::uint16_t* q;  // [rows][heads][head_dim], BF16, RoPE applied
+  ElementType out_type;    // kBf16 or kF32
+  void* out;               // [rows][heads * head_dim]
+};
+
+// Thread-compatible; keeps its scratch memory between calls.
+class Attention {
+ public:
+  explicit Attention(Isa isa) : kernel_(page_kernel(isa)) {}
+
+  // Each row sees the tokens of its sequence up to and including its own. Blocks before its own are
+  // read in runs of kSplitBlocks, its own block by itself; the states merge in that order.
+  void run(const AttentionBatch& batch);
+
+ private:
+  // Up to kTileRows (token, query head) pairs of one KV head whose tokens share a block.
+  struct Tile {
+    const BlockTable* table;
+    int kv_head;
+    int first_pair;  // index of (token in span, head in group) pairs
+    int pairs;
+    int position;  // of the span's first row
+    int row;       // of the span's first row
+    int block;     // that the tokens lie in
+  };
+  // Part of a tile's work: runs [first_run, last_run), of which the tile's last is its own block.
+  struct Task {
+    int tile;
+    int first_run;
+    int last_run;
+  };
+
+  void make_tiles(const AttentionBatch& batch);
+  void make_tasks();
+  void attend(const AttentionBatch& batch, const Task& task, StateTile& total) const;
+  void store(const AttentionBatch& batch, const Tile& tile, const StateTile& total) const;
+
+  const PageKernel kernel_;
+  std::vector<Tile> tiles_;
+  std::vector<Task> tasks_;
+  std::vector<StateTile> states_;  // one for each task, when tiles are split over threads
+};
+
+}  // namespace kvlane

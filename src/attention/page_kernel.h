@@ -1,0 +1,35 @@
+// The innermost step of attention: a tile of query rows over one 16-bit page.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "attention/partial_state.h"
+#include "cpu/isa.h"
+#include "format/shape.h"
+
+namespace kvlane {
+
+// What a page kernel reads.
+struct PageQuery {
+  const std::uint16_t* q[kTileRows];  // one row [head_dim] each, BF16
+  int visible[kTileRows];             // each row sees the page's tokens [0, visible): 1 ... 64
+  int tokens;                         // largest `visible`: rows of the page beyond it are not read
+  float scale;                        // of scores: log2(e) / sqrt(head_dim)
+};
+
+// Adds one page, K[64][head_dim] then V[64][head_dim] in BF16, to the states of `tile`.
+//
+// The arithmetic of a row (order of every sum, every rounding) is the same whatever else is in the
+// tile: that makes prefill in any chunking and decoding step by step agree in every bit.
+using PageKernel = void (*)(const PageQuery& query, const std::uint16_t* page, StateTile& tile);
+
+void attend_page_scalar(const PageQuery& query, const std::uint16_t* page, StateTile& tile);
+void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, StateTile& tile);
+
+// The kernel of a tier.
+inline PageKernel page_kernel(Isa isa) {
+  return isa == Isa::kAvx512 ? attend_page_avx512 : attend_page_scalar;
+}
+
+}  // namespace kvlane
