@@ -66,9 +66,12 @@ endfunction()
 # AVX-512 copy of it for everybody. g++ 12 takes the undefined operands inside its own intrinsics for
 # uninitialised variables (GCC bug 105593).
 function(kvlane_simd)
+  set(avx512_options
+    -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vbmi2 -mavx512vnni
+    -mavx512bf16 -mfma -mf16c -mavx2 -mprefer-vector-width=512 -Wno-uninitialized
+    -Wno-maybe-uninitialized)
   foreach(name ${ARGN})
     file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx512.cpp)
-    set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS
-      "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vbmi;-mavx512vbmi2;-mavx512vnni;-mavx512bf16;-mfma;-mf16c;-mavx2;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized")
+    set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "${avx512_options}")
   endforeach()
 endfunction()
