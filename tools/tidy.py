@@ -17,10 +17,10 @@ import sys
 from typing import NamedTuple
 
 CPP_COLUMNS_MAX = 100  # as .clang-format has it
-COLUMNS_MAX = 110  # of other sources
+COLUMNS_MAX = 120  # of other sources
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
-HEAD_LINES = 16  # the SPDX line stands within these
+HEAD_LINES = 40  # the SPDX line stands within these, after what the file is
 
 # The public headers; every folder may include them.
 PUBLIC = "kvlane"

@@ -2,8 +2,8 @@
 //
 // A kernel reads a run of blocks of one format and gives one state per query row; states of
 // disjoint token sets merge by one associative rule. So sealed blocks, the query's own block,
-// 16-bit windows and splits over threads need no combined kernels. SPDX-License-Identifier:
-// Apache-2.0
+// 16-bit windows and splits over threads need no combined kernels.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <limits>

@@ -1,6 +1,6 @@
 // Operations on rows of activations: norms, rotary embeddings, activation. Row by row, so results
-// do not depend on how many rows there are; sums have a fixed order. SPDX-License-Identifier:
-// Apache-2.0
+// do not depend on how many rows there are; sums have a fixed order.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
