@@ -1,0 +1,137 @@
+"""Reader of kvlane frames, version 1, written from spec/frame.md alone.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import re
+import struct
+
+import splitzip
+from refusal import corrupt, unsupported
+from xxh3 import xxh3_64
+
+MAGIC = bytes.fromhex("8B4B564C414E450A")
+VERSION = 1
+HEADER_BYTES = 192
+CHECKED_HEADER_BYTES = 184
+BLOCK_TOKENS = 64
+LAYER_MAX = 65535
+KV_HEADS_MAX = 1024
+HEAD_DIM_MAX = 4096
+POSITION_MAX = 2**31 - 64
+PLANE_ELEMENTS_MAX = 2**26
+PLANE_GROWTH_BYTES_MAX = 64
+FLAG_ROPE_APPLIED = 1
+ELEMENT_TYPES = {2: "bf16", 3: "fp16"}
+FORMAT_ELEMENT_TYPES = {"bf16": 2, "fp16": 3}
+NAME = re.compile(rb"([a-z][a-z0-9_:=,.+-]*)\0*")
+
+# Section 3, field by field. Reserved parts are named, so that none is forgotten.
+LAYOUT = struct.Struct("<8s HHI 32s 48s 24s BBHIIIQIIIIQ16sQ")
+FIELDS = (
+    "magic version header_bytes flags model format codec element_type reserved_121 tokens layer kv_heads "
+    "head_dim position plane_elements k_bytes v_bytes reserved_156 body_checksum reserved_168 header_checksum"
+).split()
+
+
+def _name(field, value):
+    match = NAME.fullmatch(value)
+    if not match:
+        raise corrupt(f"{field} is not a name: {value.rstrip(bytes(1))!r}")
+    return match[1].decode("ascii")
+
+
+def _require_range(raw, field, low, high):
+    if not low <= raw[field] <= high:
+        raise corrupt(f"{field} is {raw[field]}, outside {low} ... {high}")
+
+
+def _check_ranges(raw):
+    """Step 5 of section 6."""
+    _require_range(raw, "element_type", min(ELEMENT_TYPES), max(ELEMENT_TYPES))
+    _require_range(raw, "tokens", 1, BLOCK_TOKENS)
+    _require_range(raw, "layer", 0, LAYER_MAX)
+    _require_range(raw, "kv_heads", 1, KV_HEADS_MAX)
+    _require_range(raw, "head_dim", 1, HEAD_DIM_MAX)
+    _require_range(raw, "position", 0, POSITION_MAX)
+    if raw["position"] % BLOCK_TOKENS:
+        raise corrupt(f"position {raw['position']} is not the start of a block")
+    _require_range(raw, "plane_elements", 1, PLANE_ELEMENTS_MAX)
+    if raw["plane_elements"] != raw["kv_heads"] * raw["tokens"] * raw["head_dim"]:
+        raise corrupt("plane_elements is not kv_heads * tokens * head_dim")
+    plane_bytes_max = 2 * raw["plane_elements"] + PLANE_GROWTH_BYTES_MAX
+    _require_range(raw, "k_bytes", 1, plane_bytes_max)
+    _require_range(raw, "v_bytes", 1, plane_bytes_max)
+
+
+def read_header(data):
+    """Steps 1 to 5 of section 6: the header at the start of `data` in the JSON form of section 8."""
+    if len(data) < 12 or data[:8] != MAGIC:
+        raise corrupt("no frame begins here")
+    version, header_bytes = struct.unpack_from("<HH", data, 8)
+    if version != VERSION:
+        raise unsupported(f"frame version {version}")
+    if header_bytes != HEADER_BYTES or len(data) < HEADER_BYTES:
+        raise corrupt("the header is incomplete")
+    raw = dict(zip(FIELDS, LAYOUT.unpack_from(data)))
+    if xxh3_64(data[:CHECKED_HEADER_BYTES]) != raw["header_checksum"]:
+        raise corrupt("the header's checksum is wrong")
+    reserved = [raw["reserved_121"], raw["reserved_156"], any(raw["reserved_168"])]
+    if any(reserved) or raw["flags"] & ~FLAG_ROPE_APPLIED:
+        raise unsupported("a reserved byte or flag is set")
+    _check_ranges(raw)
+    format_name, codec_name = _name("format", raw["format"]), _name("codec", raw["codec"])
+    if FORMAT_ELEMENT_TYPES.get(format_name, raw["element_type"]) != raw["element_type"]:
+        raise corrupt(f"format {format_name} has no {ELEMENT_TYPES[raw['element_type']]} planes")
+    numbers = "version header_bytes layer kv_heads head_dim position tokens plane_elements k_bytes v_bytes"
+    return {field: raw[field] for field in numbers.split()} | {
+        "model": raw["model"].hex(),
+        "format": format_name,
+        "codec": codec_name,
+        "element_type": ELEMENT_TYPES[raw["element_type"]],
+        "rope_applied": bool(raw["flags"] & FLAG_ROPE_APPLIED),
+        "body_checksum": f"{raw['body_checksum']:016x}",
+        "header_checksum": f"{raw['header_checksum']:016x}",
+    }
+
+
+def read_frame(data):
+    """Steps 1 to 8 of the frame at the start of `data`: its header, coded K, coded V, and its length."""
+    header = read_header(data)
+    k_end = HEADER_BYTES + header["k_bytes"]
+    end = k_end + header["v_bytes"]
+    if len(data) < end:
+        raise corrupt(f"the frame has {end} bytes, {len(data)} are there")
+    if f"{xxh3_64(data[HEADER_BYTES:end]):016x}" != header["body_checksum"]:
+        raise corrupt("the body's checksum is wrong")
+    return header, data[HEADER_BYTES:k_end], data[k_end:end], end
+
+
+def read_frames(data):
+    """All frames of a file, one behind the other: (header, coded K, coded V) of each."""
+    data = memoryview(data)
+    at = 0
+    while True:
+        header, k, v, length = read_frame(data[at:])
+        yield header, k, v
+        at += length
+        if at == len(data):
+            return
+
+
+def _decode_none(coded, elements):
+    if len(coded) != 2 * elements:
+        raise corrupt(f"an uncoded plane of {elements} values has {len(coded)} bytes")
+    return list(struct.unpack(f"<{elements}H", coded))
+
+
+def decode_plane(header, coded):
+    """Steps 9 and 10: the values of one plane as 16-bit integers."""
+    if header["format"] not in FORMAT_ELEMENT_TYPES:
+        raise unsupported(f"format {header['format']}")
+    if header["codec"] == "none":
+        return _decode_none(coded, header["plane_elements"])
+    if header["codec"] == "splitzip":
+        element_type = FORMAT_ELEMENT_TYPES[header["format"]]
+        return splitzip.decode(coded, element_type, header["plane_elements"])
+    raise unsupported(f"codec {header['codec']}")

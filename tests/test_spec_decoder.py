@@ -1,0 +1,150 @@
+"""The reader in spec/decoder against the golden files, the worked examples of the specification and itself.
+
+    python3 -m unittest discover -s tests -p 'test_spec_decoder.py'
+
+Standard library only.
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import json
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "golden"
+READ_FRAME = ROOT / "spec" / "decoder" / "read_frame.py"
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "spec" / "decoder"))
+sys.path.insert(0, str(GOLDEN))
+
+import frame  # noqa: E402
+import make  # noqa: E402
+import read_frame  # noqa: E402
+from refusal import Refusal  # noqa: E402
+from xxh3 import xxh3_64  # noqa: E402
+
+
+def golden(pattern):
+    files = sorted(GOLDEN.glob(f"{pattern}/*.frame"))
+    assert files, f"no golden files in {pattern}"
+    return files
+
+
+def hex_dump(page, heading):
+    """The bytes of the first indented hexadecimal block behind `heading`; text after four blanks is a remark."""
+    text = (ROOT / "spec" / page).read_text(encoding="utf-8").split(heading)[1]
+    rows = []
+    for line in text.splitlines():
+        if re.match(r"    [0-9A-F]{2} ", line):
+            rows.append(re.split(r"    ", line[4:])[0])
+        elif rows:
+            break
+    return bytes.fromhex("".join(rows))
+
+
+class Xxh3(unittest.TestCase):
+    # From xxhash 3.5 of PyPI over the bytes (7 i + 3) mod 256; one length for each path of the algorithm and its edges.
+    KNOWN = {
+        0: 0x2D06800538D394C2, 3: 0xA9088DDA485B481C, 8: 0x60539DB630471163, 16: 0xB8C859B0F030B585,
+        17: 0x714A04408E79B80F, 128: 0x67425A03650261BF, 129: 0xC664BF3311C6ABC4, 184: 0x706377B00232BE20,
+        240: 0x64556DC6B462A6CF, 241: 0x8BEADD3A8874FE17, 1024: 0x9B81661C641C72B1, 1025: 0x806C2072ED713576,
+        3000: 0xC89178BB873C6B3D,
+    }  # fmt: skip
+
+    def test_known_answers(self):
+        data = bytes((7 * i + 3) % 256 for i in range(3000))
+        for length, checksum in self.KNOWN.items():
+            self.assertEqual(xxh3_64(data[:length]), checksum, length)
+
+
+class GoldenFiles(unittest.TestCase):
+    def test_valid_headers_and_planes(self):
+        for path in golden("*/valid"):
+            with self.subTest(path.name):
+                frames = list(frame.read_frames(path.read_bytes()))
+                expected = json.loads(path.with_suffix(".json").read_text())
+                self.assertEqual([header for header, _, _ in frames], expected)
+                planes = path.with_suffix(".planes")
+                if not planes.exists():  # only headers of unknown formats have none
+                    self.assertNotIn(frames[0][0]["format"], frame.FORMAT_ELEMENT_TYPES)
+                    continue
+                values = []
+                for header, k, v in frames:
+                    values += frame.decode_plane(header, k) + frame.decode_plane(header, v)
+                self.assertEqual(struct.pack(f"<{len(values)}H", *values), planes.read_bytes())
+
+    def test_bad_frames_are_refused_for_their_reason(self):
+        for kind in ("corrupt", "unsupported"):
+            for path in golden(f"frame/{kind}"):
+                with self.subTest(path.name), self.assertRaises(Refusal) as caught:
+                    list(frame.read_frames(path.read_bytes()))
+                self.assertEqual(caught.exception.kind, kind, path.name)
+
+    def test_bad_planes_are_refused_for_their_reason(self):
+        for kind in ("corrupt", "unsupported"):
+            for path in golden(f"codec/{kind}"):
+                list(frame.read_frames(path.read_bytes()))  # the frame around the plane is right
+                with self.subTest(path.name), self.assertRaises(Refusal) as caught:
+                    read_frame.read_file(path)
+                self.assertEqual(caught.exception.kind, kind, path.name)
+
+    def test_every_truncation_and_every_changed_byte_is_refused(self):
+        data = (GOLDEN / "codec" / "valid" / "splitzip_89_values_are_coded.frame").read_bytes()
+        for at in range(len(data)):
+            with self.assertRaises(Refusal, msg=f"cut at {at}"):
+                list(frame.read_frames(data[:at]))
+            with self.assertRaises(Refusal, msg=f"byte {at} changed"):
+                list(frame.read_frames(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]))
+
+    def test_the_generator_still_gives_the_committed_bytes(self):
+        with tempfile.TemporaryDirectory() as directory:
+            make.make(pathlib.Path(directory))
+            made = {path.relative_to(directory): path.read_bytes() for path in pathlib.Path(directory).rglob("*.*")}
+        committed = {
+            path.relative_to(GOLDEN): path.read_bytes() for kind in ("frame", "codec") for path in GOLDEN.glob(f"{kind}/*/*")
+        }
+        self.assertEqual(sorted(made), sorted(committed))
+        for path, data in made.items():
+            self.assertEqual(data, committed[path], path)
+
+
+class WorkedExamples(unittest.TestCase):
+    def test_frame(self):
+        expected = (GOLDEN / "frame" / "valid" / "worked_example.frame").read_bytes()
+        self.assertEqual(hex_dump("frame.md", "## 9. Worked example"), expected)
+
+    def test_splitzip(self):
+        path = GOLDEN / "codec" / "valid" / "foreign_coded_although_raw_is_shorter.frame"
+        [(_, k, v)] = frame.read_frames(path.read_bytes())
+        self.assertEqual(hex_dump("splitzip.md", "## 6. Worked example"), bytes(k))
+        self.assertEqual(hex_dump("splitzip.md", "the encoder writes"), bytes(v))
+
+
+class Program(unittest.TestCase):
+    def run_it(self, *arguments):
+        command = [sys.executable, "-B", str(READ_FRAME), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    def test_prints_headers_and_writes_planes(self):
+        path = GOLDEN / "frame" / "valid" / "two_frames.frame"
+        with tempfile.TemporaryDirectory() as directory:
+            done = self.run_it(path, "--planes", directory)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads(done.stdout), json.loads(path.with_suffix(".json").read_text()))
+            written = [pathlib.Path(directory, name).read_bytes() for name in ("0.k", "0.v", "1.k", "1.v")]
+        self.assertEqual(b"".join(written), path.with_suffix(".planes").read_bytes())
+
+    def test_a_bad_file_gives_one_sentence_and_status_1(self):
+        for path in (GOLDEN / "codec" / "corrupt" / "splitzip_mode_2.frame", GOLDEN / "no_such_file"):
+            done = self.run_it(path)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertRegex(done.stderr, rf"\A.*{path.name}.*\n\Z")
+
+
+if __name__ == "__main__":
+    unittest.main()
