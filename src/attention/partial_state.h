@@ -10,7 +10,7 @@
 
 namespace kvlane {
 
-inline constexpr int kHeadDimMax = 256;
+inline constexpr int kTileHeadDimMax = 256;
 // Query rows that share one pass over the pages of a KV head: (token, query head of the group)
 // pairs.
 inline constexpr int kTileRows = 16;
@@ -23,7 +23,7 @@ struct StateTile {
   int head_dim = 0;
   alignas(64) float max[kTileRows];
   alignas(64) float sum[kTileRows];
-  alignas(64) float out[kTileRows * kHeadDimMax];
+  alignas(64) float out[kTileRows * kTileHeadDimMax];
 
   // The state of no tokens: the neutral element of merge().
   void reset(int row_count, int dim) {

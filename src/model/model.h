@@ -1,22 +1,82 @@
-// A loaded model: packed weights and the forward pass.
+// A loaded model: packed weights, ready for forward passes (model/forward.h).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <vector>
 
+#include "cpu/isa.h"
 #include "format/shape.h"
 #include "kvlane/status.h"
+#include "model/checkpoint.h"
 #include "model/config.h"
+#include "ops/linear.h"
+#include "ops/rope_table.h"
 
 namespace kvlane {
 
+struct ModelOptions {
+  Isa isa = Isa::kScalar;
+  int context_max = 0;  // --max-model-len: at most the model's own context; 0: that
+  // Told bytes of weights done and in total, from the loading thread; may be empty.
+  std::function<void(std::uint64_t, std::uint64_t)> progress;
+};
+
+// The weights of one layer. Products are stacked where they share their input.
+struct LayerWeights {
+  std::vector<float> attention_norm;  // [hidden]
+  std::vector<float> q_norm;          // [head_dim], empty without QK-norm
+  std::vector<float> k_norm;          // [head_dim]
+  std::unique_ptr<Linear> qkv;        // hidden -> (heads + 2 kv_heads) * head_dim
+  std::unique_ptr<Linear> attention_out;
+  std::vector<float> ffn_norm;
+  std::unique_ptr<Linear> gate_up;  // hidden -> 2 ffn, gate first
+  std::unique_ptr<Linear> down;
+};
+
+// Immutable after load, thread-safe.
 class Model {
  public:
-  virtual ~Model() = default;
-  virtual const ModelConfig& config() const = 0;
-  virtual const ModelIdentity& identity() const = 0;
+  // Reads all weights once: hashes them, packs them, lets the mapped pages go.
+  static Result<std::unique_ptr<Model>> load(const std::filesystem::path& directory,
+                                             const ModelOptions& options);
+
+  const ModelConfig& config() const { return checkpoint_.config(); }
+  const ModelIdentity& identity() const { return identity_; }
+  Isa isa() const { return isa_; }
+  // Most tokens of a sequence, prompt and completion together.
+  int context() const { return context_; }
+  // Bytes of packed weights, and of the embedding table where it is not one of them.
+  std::uint64_t weight_bytes() const { return weight_bytes_; }
+
+  // For the forward pass.
+  const std::vector<LayerWeights>& layers() const { return layers_; }
+  const std::vector<float>& final_norm() const { return final_norm_; }
+  const Linear& head() const { return *head_; }
+  const RopeTable& rope() const { return rope_; }
+  // The embedding of a token as F32 [hidden]; `token` is inside the vocabulary.
+  void embed(std::int32_t token, float* row) const;
+
+ private:
+  class Loader;
+  explicit Model(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
+
+  Checkpoint checkpoint_;
+  ModelIdentity identity_{};
+  Isa isa_ = Isa::kScalar;
+  int context_ = 0;
+  std::uint64_t weight_bytes_ = 0;
+  TensorView embedding_;  // in the mapped checkpoint
+  std::vector<LayerWeights> layers_;
+  std::vector<float> final_norm_;
+  std::unique_ptr<Linear> head_;
+  RopeTable rope_;
 };
+
+// Inverse frequencies of the rotary pairs, [head_dim / 2], with the long-context correction.
+std::vector<float> rope_inverse_frequencies(const ModelConfig& config);
 
 }  // namespace kvlane

@@ -8,14 +8,14 @@
 
 namespace kvlane {
 
-RopeTable::RopeTable(const std::vector<double>& inverse_frequencies, int positions)
+RopeTable::RopeTable(const std::vector<float>& inverse_frequencies, int positions)
     : half_(static_cast<int>(inverse_frequencies.size())),
       values_(std::size_t(positions) * 2 * inverse_frequencies.size()) {
   parallel_ranges(positions, 1024, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t position = first; position < last; ++position) {
       float* row = values_.data() + position * 2 * half_;
       for (int i = 0; i < half_; ++i) {
-        const double angle = static_cast<double>(position) * inverse_frequencies[i];
+        const double angle = static_cast<float>(position) * inverse_frequencies[i];
         row[i] = static_cast<float>(std::cos(angle));
         row[half_ + i] = static_cast<float>(std::sin(angle));
       }

@@ -8,13 +8,14 @@
 
 namespace kvlane {
 
-// Rows of cos and sin, computed in double precision from the inverse frequencies of each pair.
+// Rows of cos and sin. Frequencies and angles are rounded to F32 as in Hugging Face's code: models
+// were trained with these angles, at far positions more exact ones would be other ones.
 // Immutable, thread-safe.
 class RopeTable {
  public:
   RopeTable() = default;
   // inverse_frequencies: [head_dim / 2]; positions 0 ... positions - 1.
-  RopeTable(const std::vector<double>& inverse_frequencies, int positions);
+  RopeTable(const std::vector<float>& inverse_frequencies, int positions);
 
   RopeAngles angles(int position) const {
     const float* row = values_.data() + std::size_t(position) * 2 * half_;

@@ -47,14 +47,14 @@ TEST(Rows, SiluMultiplySurvivesTheEndsOfTheRange) {
 
 TEST(Rows, RopeTurnsPairsByThePositionsAngle) {
   const int head_dim = 8;
-  const std::vector<double> frequencies = {1, 0.1, 0.01, 0.001};
+  const std::vector<float> frequencies = {1, 0.1F, 0.01F, 0.001F};
   const RopeTable table(frequencies, 100);
   for (const int position : {0, 1, 99}) {
     std::vector<float> head = wave(head_dim, 1.1);
     const std::vector<float> before = head;
     rope(head.data(), table.angles(position), head_dim);
     for (int i = 0; i < 4; ++i) {
-      const double angle = position * frequencies[i];
+      const double angle = static_cast<float>(position) * frequencies[i];
       EXPECT_NEAR(head[i], before[i] * std::cos(angle) - before[i + 4] * std::sin(angle), 1e-6);
       EXPECT_NEAR(head[i + 4], before[i + 4] * std::cos(angle) + before[i] * std::sin(angle), 1e-6);
     }

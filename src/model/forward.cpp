@@ -1,0 +1,236 @@
+// Llama and Qwen3 layers on the CPU. The residual stream and all that is not a product's input stay
+// in F32; inputs of products are BF16 for BF16 weights.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/forward.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bf16.h"
+#include "base/clock.h"
+#include "cpu/parallel.h"
+#include "ops/rows.h"
+
+namespace kvlane {
+namespace {
+
+// Rows that one thread takes at a time in row operations.
+constexpr int kRowGrain = 4;
+
+// Adds the time until the end of its scope to `total`.
+class ScopedTimer {
+ public:
+  explicit ScopedTimer(double& total) : total_(total), start_(SteadyClock::now()) {}
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
+  ~ScopedTimer() { total_ += seconds_since(start_); }
+
+ private:
+  double& total_;
+  const TimePoint start_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Forward>> Forward::create(const Model& model, int rows_max, int logits_max) {
+  std::unique_ptr<Forward> forward(new Forward(model, rows_max, logits_max));
+  KVLANE_TRY(forward->allocate());
+  return forward;
+}
+
+Status Forward::allocate() {
+  const ModelConfig& config = model_.config();
+  const std::size_t rows = Linear::rows_rounded(rows_max_);
+  const std::size_t logits_rows = Linear::rows_rounded(logits_max_);
+  const std::size_t q_width = std::size_t(config.heads) * config.head_dim;
+  const std::size_t qkv_width = q_width + 2 * std::size_t(config.kv_heads) * config.head_dim;
+  const std::size_t product_width =
+      std::max({qkv_width, 2 * std::size_t(config.ffn), std::size_t(config.hidden)});
+  const std::size_t input_bytes = element_bytes(model_.layers()[0].qkv->input_type());
+  // Final norms of the rows with logits go through normed_ as well.
+  const std::size_t normed_rows = std::max(rows, logits_rows);
+
+  const auto aligned = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
+  const std::size_t sizes[] = {
+      aligned(rows * config.hidden * sizeof(float)),
+      aligned(normed_rows * config.hidden * input_bytes),
+      aligned(rows * product_width * sizeof(float)),
+      aligned(rows * q_width * sizeof(bf16)),
+      aligned(rows * std::max(q_width, std::size_t(config.ffn)) * input_bytes),
+      aligned(logits_rows * config.vocab * sizeof(float)),
+  };
+  std::size_t total = 0;
+  for (const std::size_t size : sizes) total += size;
+  KVLANE_ASSIGN(memory_, PageBuffer::allocate(total));
+  std::byte* at = memory_.data();
+  const auto take = [&](std::size_t size) { return std::exchange(at, at + size); };
+  residual_ = reinterpret_cast<float*>(take(sizes[0]));
+  normed_ = take(sizes[1]);
+  product_ = reinterpret_cast<float*>(take(sizes[2]));
+  q_ = reinterpret_cast<std::uint16_t*>(take(sizes[3]));
+  wide_ = take(sizes[4]);
+  logits_ = reinterpret_cast<float*>(take(sizes[5]));
+  row_places_.reserve(rows);
+  attention_spans_.reserve(rows);
+  return {};
+}
+
+Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) {
+  times_ = {};
+  const ScopedTimer timer(times_.total);
+  rows_ = 0;
+  int logits_rows = 0;
+  row_places_.clear();
+  attention_spans_.clear();
+  for (const ForwardSpan& span : spans) {
+    const int count = static_cast<int>(span.tokens.size());
+    attention_spans_.push_back({span.table, span.table->tokens(), count, rows_});
+    for (int i = 0; i < count; ++i) row_places_.push_back({span.table, span.table->tokens() + i});
+    rows_ += count;
+    logits_rows += span.wants_logits;
+  }
+  if (rows_ == 0 || rows_ > rows_max_ || logits_rows > logits_max_) {
+    return internal_error("a pass of " + std::to_string(rows_) + " rows does not fit its buffers");
+  }
+  embed(spans);
+  const auto& layers = model_.layers();
+  for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
+    KVLANE_TRY(attention_block(layers[layer], layer));
+    if (on_layer) on_layer(layer);
+    KVLANE_TRY(ffn_block(layers[layer]));
+  }
+  KVLANE_TRY(project_logits(spans));
+  for (const ForwardSpan& span : spans) {
+    span.table->set_tokens(span.table->tokens() + static_cast<int>(span.tokens.size()));
+  }
+  return {};
+}
+
+void Forward::embed(std::span<const ForwardSpan> spans) {
+  const int hidden = model_.config().hidden;
+  float* row = residual_;
+  for (const ForwardSpan& span : spans) {
+    for (const std::int32_t token : span.tokens) {
+      model_.embed(token, row);
+      row += hidden;
+    }
+  }
+}
+
+Status Forward::multiply(const Linear& linear, const void* x, float* y, int rows) {
+  const ScopedTimer timer(times_.gemm);
+  return linear.apply(x, y, rows);
+}
+
+Status Forward::attention_block(const LayerWeights& layer, int index) {
+  const ModelConfig& config = model_.config();
+  const std::size_t hidden = config.hidden;
+  const ElementType type = layer.qkv->input_type();
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      float* scratch = product_ + row * hidden;
+      rms_norm(residual_ + row * hidden, layer.attention_norm.data(), config.norm_eps,
+               config.hidden, scratch);
+      store_row(scratch, config.hidden, type, normed_ + row * hidden * element_bytes(type));
+    }
+  });
+  KVLANE_TRY(multiply(*layer.qkv, normed_, product_, rows_));
+  write_qkv(layer, index);
+  {
+    const ScopedTimer timer(times_.attention);
+    attention_.run({index, config.heads, attention_spans_, q_, type, wide_});
+  }
+  KVLANE_TRY(multiply(*layer.attention_out, wide_, product_, rows_));
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      add_row(residual_ + row * hidden, product_ + row * hidden, config.hidden);
+    }
+  });
+  return {};
+}
+
+// Norms (where the model has them) and rotates Q and K, then Q goes to its buffer, K and V to the
+// blocks.
+void Forward::write_qkv(const LayerWeights& layer, int index) {
+  const ModelConfig& config = model_.config();
+  const int d = config.head_dim;
+  const int width = (config.heads + 2 * config.kv_heads) * d;
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      float* head = product_ + row * width;
+      const Row& place = row_places_[row];
+      const RopeAngles angles = model_.rope().angles(place.position);
+      const BlockPool& pool = place.table->pool();
+      const BlockId block = place.table->id(place.position / kBlockTokens);
+      const std::size_t row_in_page = std::size_t(place.position % kBlockTokens) * d;
+      for (int h = 0; h < config.heads; ++h, head += d) {
+        if (config.qk_norm) rms_norm(head, layer.q_norm.data(), config.norm_eps, d, head);
+        rope(head, angles, d);
+        store_row(head, d, ElementType::kBf16, q_ + (row * config.heads + h) * d);
+      }
+      for (int h = 0; h < config.kv_heads; ++h, head += d) {
+        if (config.qk_norm) rms_norm(head, layer.k_norm.data(), config.norm_eps, d, head);
+        rope(head, angles, d);
+        store_row(head, d, ElementType::kBf16, pool.page(block, index, h) + row_in_page);
+      }
+      for (int h = 0; h < config.kv_heads; ++h, head += d) {
+        std::uint16_t* values = pool.page(block, index, h) + pool.shape().page_plane_elements();
+        store_row(head, d, ElementType::kBf16, values + row_in_page);
+      }
+    }
+  });
+}
+
+Status Forward::ffn_block(const LayerWeights& layer) {
+  const ModelConfig& config = model_.config();
+  const std::size_t hidden = config.hidden;
+  const std::size_t ffn = config.ffn;
+  const ElementType type = layer.gate_up->input_type();
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      float* scratch = product_ + row * hidden;
+      rms_norm(residual_ + row * hidden, layer.ffn_norm.data(), config.norm_eps, config.hidden,
+               scratch);
+      store_row(scratch, config.hidden, type, normed_ + row * hidden * element_bytes(type));
+    }
+  });
+  KVLANE_TRY(multiply(*layer.gate_up, normed_, product_, rows_));
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      float* gate = product_ + row * 2 * ffn;
+      silu_multiply(gate, gate + ffn, config.ffn, gate);
+      store_row(gate, config.ffn, type, wide_ + row * ffn * element_bytes(type));
+    }
+  });
+  KVLANE_TRY(multiply(*layer.down, wide_, product_, rows_));
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      add_row(residual_ + row * hidden, product_ + row * hidden, config.hidden);
+    }
+  });
+  return {};
+}
+
+Status Forward::project_logits(std::span<const ForwardSpan> spans) {
+  const ModelConfig& config = model_.config();
+  const ElementType type = model_.head().input_type();
+  int rows = 0;
+  int row = 0;
+  for (const ForwardSpan& span : spans) {
+    row += static_cast<int>(span.tokens.size());
+    if (!span.wants_logits) continue;
+    float* last = residual_ + std::size_t(row - 1) * config.hidden;
+    rms_norm(last, model_.final_norm().data(), config.norm_eps, config.hidden, last);
+    store_row(last, config.hidden, type,
+              normed_ + std::size_t(rows) * config.hidden * element_bytes(type));
+    ++rows;
+  }
+  return rows == 0 ? Status() : multiply(model_.head(), normed_, logits_, rows);
+}
+
+std::span<const float> Forward::logits(int index) const {
+  const std::size_t vocab = model_.config().vocab;
+  return {logits_ + index * vocab, vocab};
+}
+
+}  // namespace kvlane

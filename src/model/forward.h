@@ -1,0 +1,85 @@
+// The forward pass over a ragged batch: parts of prompts and single decoding tokens side by side.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "attention/attention.h"
+#include "cache/block_pool.h"
+#include "cpu/memory.h"
+#include "kvlane/status.h"
+#include "model/model.h"
+
+namespace kvlane {
+
+// The next tokens of one sequence. Their position is table->tokens(); the table has room for them.
+struct ForwardSpan {
+  BlockTable* table;
+  std::span<const std::int32_t> tokens;
+  bool wants_logits;  // of the last token
+};
+
+// Seconds of one pass.
+struct ForwardTimes {
+  double gemm = 0;
+  double attention = 0;
+  double total = 0;  // gemm, attention and the rest
+};
+
+// Buffers of one engine for up to `rows_max` tokens a pass, and the pass itself. Thread-compatible.
+// A sequence's rows have the same bits whatever else is in the batch and however its tokens are cut
+// into passes.
+class Forward {
+ public:
+  static Result<std::unique_ptr<Forward>> create(const Model& model, int rows_max, int logits_max);
+
+  // Called when the K and V of this layer are final for all rows of the pass.
+  using OnLayer = std::function<void(int layer)>;
+
+  // Appends the tokens to their sequences. Afterwards logits(i) belongs to the i-th span that
+  // wanted them, until the next pass. On an error the tables are unchanged.
+  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer);
+
+  std::span<const float> logits(int index) const;  // [vocab]
+  const ForwardTimes& times() const { return times_; }
+
+ private:
+  Forward(const Model& model, int rows_max, int logits_max)
+      : model_(model), attention_(model.isa()), rows_max_(rows_max), logits_max_(logits_max) {}
+
+  Status allocate();
+  void embed(std::span<const ForwardSpan> spans);
+  Status attention_block(const LayerWeights& layer, int index);
+  Status ffn_block(const LayerWeights& layer);
+  Status project_logits(std::span<const ForwardSpan> spans);
+  void write_qkv(const LayerWeights& layer, int index);
+  Status multiply(const Linear& linear, const void* x, float* y, int rows);
+
+  const Model& model_;
+  Attention attention_;
+  const int rows_max_;
+  const int logits_max_;
+  int rows_ = 0;
+  ForwardTimes times_;
+
+  // One entry a row: where it lies in its sequence.
+  struct Row {
+    const BlockTable* table;
+    int position;
+  };
+  std::vector<Row> row_places_;
+  std::vector<AttentionSpan> attention_spans_;
+
+  PageBuffer memory_;  // all that follows
+  float* residual_;    // [rows][hidden]
+  std::byte* normed_;  // [rows][hidden], input type of the products
+  float* product_;     // [rows][widest product]
+  std::uint16_t* q_;   // [rows][heads][head_dim], BF16
+  std::byte* wide_;    // [rows][max(heads * head_dim, ffn)], input type of the products
+  float* logits_;      // [logits_max][vocab]
+};
+
+}  // namespace kvlane

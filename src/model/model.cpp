@@ -1,0 +1,166 @@
+// Loads a checkpoint: hashes and packs its weights, tensor by tensor.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "attention/partial_state.h"
+#include "base/bf16.h"
+
+namespace kvlane {
+namespace {
+
+// `count` elements of any type as F32.
+void widen(ElementType type, const std::byte* source, std::size_t count, float* out) {
+  switch (type) {
+    case ElementType::kF32: std::memcpy(out, source, count * sizeof(float)); return;
+    case ElementType::kBf16:
+      for (std::size_t i = 0; i < count; ++i) {
+        out[i] = to_float(reinterpret_cast<const bf16*>(source)[i]);
+      }
+      return;
+    case ElementType::kFp16:
+      for (std::size_t i = 0; i < count; ++i) {
+        out[i] = to_float(reinterpret_cast<const fp16*>(source)[i]);
+      }
+      return;
+  }
+}
+
+}  // namespace
+
+// Builds one model; knows Hugging Face's tensor names.
+class Model::Loader {
+ public:
+  Loader(Model& model, const ModelOptions& options)
+      : model_(model), options_(options), config_(model.config()) {}
+
+  Status run() {
+    if (config_.head_dim > kTileHeadDimMax) {
+      return unsupported("head_dim " + std::to_string(config_.head_dim) +
+                         " is above the limit of " + std::to_string(kTileHeadDimMax));
+    }
+    KVLANE_TRY(set_context());
+    model_.isa_ = options_.isa;
+    for (const auto& [name, tensor] : model_.checkpoint_.tensors())
+      bytes_total_ += tensor.bytes.size();
+    bytes_total_ *= 2;  // once for the identity, once for packing
+    KVLANE_ASSIGN(model_.identity_,
+                  model_.checkpoint_.identity([&](std::uint64_t done, std::uint64_t total) {
+                    bytes_done_ = done;
+                    bytes_total_ = 2 * total;
+                    report();
+                  }));
+    KVLANE_TRY(load_ends());
+    for (int layer = 0; layer < config_.layers; ++layer) {
+      LayerWeights weights;
+      KVLANE_TRY(load_layer("model.layers." + std::to_string(layer) + ".", weights));
+      model_.layers_.push_back(std::move(weights));
+    }
+    model_.rope_ = RopeTable(rope_inverse_frequencies(config_), model_.context_);
+    return {};
+  }
+
+ private:
+  Status set_context() {
+    model_.context_ = options_.context_max > 0 ? options_.context_max : config_.context;
+    if (model_.context_ > config_.context) {
+      return invalid_argument("a model length of " + std::to_string(model_.context_) +
+                              " is above the model's own context of " +
+                              std::to_string(config_.context));
+    }
+    return {};
+  }
+
+  // Embedding, final norm and output projection.
+  Status load_ends() {
+    const std::vector<std::int64_t> table = {config_.vocab, config_.hidden};
+    KVLANE_ASSIGN(model_.embedding_, model_.checkpoint_.tensor("model.embed_tokens.weight", table));
+    KVLANE_TRY(load_vector("model.norm.weight", config_.hidden, model_.final_norm_));
+    if (!config_.tied_embeddings) model_.weight_bytes_ += model_.embedding_.bytes.size();
+    return pack({config_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight"},
+                {config_.vocab}, config_.hidden, model_.head_);
+  }
+
+  Status load_layer(const std::string& prefix, LayerWeights& layer) {
+    const int q = config_.heads * config_.head_dim;
+    const int kv = config_.kv_heads * config_.head_dim;
+    const std::string attention = prefix + "self_attn.";
+    const std::string mlp = prefix + "mlp.";
+    KVLANE_TRY(
+        load_vector(prefix + "input_layernorm.weight", config_.hidden, layer.attention_norm));
+    if (config_.qk_norm) {
+      KVLANE_TRY(load_vector(attention + "q_norm.weight", config_.head_dim, layer.q_norm));
+      KVLANE_TRY(load_vector(attention + "k_norm.weight", config_.head_dim, layer.k_norm));
+    }
+    KVLANE_TRY(pack(
+        {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
+        {q, kv, kv}, config_.hidden, layer.qkv));
+    KVLANE_TRY(pack({attention + "o_proj.weight"}, {config_.hidden}, q, layer.attention_out));
+    KVLANE_TRY(
+        load_vector(prefix + "post_attention_layernorm.weight", config_.hidden, layer.ffn_norm));
+    KVLANE_TRY(pack({mlp + "gate_proj.weight", mlp + "up_proj.weight"}, {config_.ffn, config_.ffn},
+                    config_.hidden, layer.gate_up));
+    return pack({mlp + "down_proj.weight"}, {config_.hidden}, config_.ffn, layer.down);
+  }
+
+  Status load_vector(const std::string& name, int n, std::vector<float>& out) {
+    KVLANE_ASSIGN(const TensorView tensor, model_.checkpoint_.tensor(name, {n}));
+    out.resize(n);
+    widen(tensor.type, tensor.bytes.data(), n, out.data());
+    return {};
+  }
+
+  // Stacks matrices [rows_i][k] into one product.
+  Status pack(const std::vector<std::string>& names, const std::vector<int>& rows, int k,
+              std::unique_ptr<Linear>& out) {
+    std::vector<TensorView> tensors;
+    std::vector<ByteView> parts;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      KVLANE_ASSIGN(TensorView tensor, model_.checkpoint_.tensor(names[i], {rows[i], k}));
+      if (!tensors.empty() && tensor.type != tensors[0].type) {
+        return unsupported(names[i] + " and " + names[0] + " have different element types");
+      }
+      parts.push_back(tensor.bytes);
+      tensors.push_back(std::move(tensor));
+    }
+    auto packed = Linear::pack(model_.isa_, {tensors[0].type, k, parts});
+    if (!packed.ok()) return packed.status().with_context("packing " + names[0]);
+    out = std::move(*packed);
+    model_.weight_bytes_ += out->packed_bytes();
+    for (const TensorView& tensor : tensors) {
+      bytes_done_ += tensor.bytes.size();
+      model_.checkpoint_.release(tensor);
+    }
+    report();
+    return {};
+  }
+
+  void report() const {
+    if (options_.progress) options_.progress(std::min(bytes_done_, bytes_total_), bytes_total_);
+  }
+
+  Model& model_;
+  const ModelOptions& options_;
+  const ModelConfig& config_;
+  std::uint64_t bytes_done_ = 0;
+  std::uint64_t bytes_total_ = 0;
+};
+
+Result<std::unique_ptr<Model>> Model::load(const std::filesystem::path& directory,
+                                           const ModelOptions& options) {
+  KVLANE_ASSIGN(Checkpoint checkpoint, Checkpoint::open(directory));
+  std::unique_ptr<Model> model(new Model(std::move(checkpoint)));
+  KVLANE_TRY(Loader(*model, options).run());
+  return model;
+}
+
+void Model::embed(std::int32_t token, float* row) const {
+  const std::size_t hidden = config().hidden;
+  const std::size_t row_bytes = hidden * element_bytes(embedding_.type);
+  widen(embedding_.type, embedding_.bytes.data() + token * row_bytes, hidden, row);
+}
+
+}  // namespace kvlane
