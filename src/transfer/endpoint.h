@@ -1,9 +1,14 @@
-// Transfers of a sequence's KV from a prefill worker to a decode worker. Protocol: spec/transfer.md.
+// Transfers of a sequence's KV from a prefill worker to a decode worker. Protocol:
+// spec/transfer.md.
 //
-// Pushed: the decode worker expects a transfer id, the prefill worker connects and sends slabs as they
-// appear. Parked: the prefill worker keeps the frames under the id, with a lease, until the decode
-// worker fetches them. In both cases the receiver checks identity and checksums, hands each slab to
-// its sink exactly once, asks again for those that did not come, and acknowledges the end.
+// Pushed: the decode worker expects a transfer id, the prefill worker connects and sends slabs as
+// they appear. Parked: the prefill worker keeps the frames under the id, with a lease, until the
+// decode worker fetches them. In both cases the receiver checks identity and checksums, hands each
+// slab to its sink exactly once, asks again for those that did not come, and acknowledges the end.
+//
+// Threads: every call here is thread-safe and returns at once. Sinks and callbacks are called from
+// the network's thread, one at a time, with no lock of the endpoint held: they may call the
+// endpoint. They must not block and must not throw.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -44,22 +49,26 @@ struct TransferBegin {
 
 // What only the prefill worker knows: sent after the last slab.
 struct TransferEnd {
-  std::int32_t first_token = 0;  // sampled by the prefill worker
-  std::uint64_t seed = 0;        // of the sampler, so that decode draws on as one process would
-  std::uint64_t raw_bytes = 0;   // valid rows x 2 bytes
+  std::int32_t first_token = 0;     // sampled by the prefill worker
+  std::uint64_t seed = 0;           // of the sampler, so that decode draws on as one process would
+  std::uint64_t raw_bytes = 0;      // valid rows x 2 bytes
   std::uint64_t shipped_bytes = 0;  // frames, headers included
-  Durations durations;           // the prefill worker's account up to here
-  double since_begin = 0;        // seconds from TransferBegin to here, on the sender's clock
+  Durations durations;              // the prefill worker's account up to here
+  double since_begin = 0;           // seconds from TransferBegin to here, on the sender's clock
 };
 
 // Where a received sequence goes. Calls come one at a time, in the order below, from the network's
-// thread.
+// thread. The last one is on_end or on_failed, unless the transfer is cancelled; then the endpoint
+// lets go of the sink.
 class TransferSink {
  public:
   virtual ~TransferSink() = default;
+  // An error ends the transfer; on_failed follows, and the sender is told.
   virtual Status on_begin(const TransferBegin& begin) = 0;
-  // The frame's header is valid, of this model and inside the announced range; its body's checksum is
-  // right. Each (layer, block) comes once, in any order. An error ends the transfer.
+  // The frame's header is valid, of this model and inside the announced range; its body's checksum
+  // is right. Each (layer, block) comes once, in any order. The planes point into a buffer that is
+  // gone when the call returns. An error ends the transfer; on_failed follows, and the sender is
+  // told.
   virtual Status on_slab(const Frame& frame) = 0;
   // Everything has arrived and was accepted. Returns the durations to tell the sender.
   virtual Durations on_end(const TransferEnd& end) = 0;
@@ -67,18 +76,23 @@ class TransferSink {
   virtual void on_failed(const Status& why) = 0;
 };
 
-// The sending half of one transfer. Thread-safe. Frames are kept until the receiver has acknowledged
-// the end (it may ask again for some); they count against EndpointOptions::outgoing_bytes_max.
+// The sending half of one transfer. Thread-safe. Frames are kept until the receiver has
+// acknowledged the end (it may ask again for some); they count against
+// EndpointOptions::outgoing_bytes_max.
 class OutgoingTransfer {
  public:
-  virtual ~OutgoingTransfer() = default;
-  // kExhausted when the arena is full, else the error that ended the transfer.
+  virtual ~OutgoingTransfer() = default;  // before finish(): fails the transfer with kAborted
+  // kExhausted when the arena is full: the transfer goes on without this frame, try again or give
+  // up. kInvalidArgument when it is no frame of this transfer or came before. Else the error that
+  // ended the transfer.
   virtual Status add_frame(Bytes frame) = 0;
+  // All frames are there, else the transfer fails with kInvalidArgument.
   virtual void finish(TransferEnd end) = 0;
   virtual void fail(const Status& why) = 0;
 };
 
-// Called once, from the network's thread: the receiver's durations, or why the transfer failed.
+// Called exactly once, from the network's thread: the receiver's durations, or why the transfer
+// failed (fail() and cancel() included).
 using OnDelivered = std::function<void(Result<Durations>)>;
 
 struct EndpointOptions {
@@ -86,22 +100,29 @@ struct EndpointOptions {
   std::string advertised_host;  // what peers are told; the bound host when empty
   ModelIdentity model{};
   std::string format = "bf16";
-  std::string codecs = "none, splitzip";     // told in the handshake
-  Seconds idle_timeout{10};                  // no message for a running transfer: it failed
-  Seconds lease{60};                         // how long parked frames wait to be fetched
+  std::string codecs = "none, splitzip";      // told in the handshake
+  Seconds idle_timeout{10};                   // no message for a running transfer: it failed
+  Seconds lease{60};                          // how long parked frames wait to be fetched
   std::size_t outgoing_bytes_max = 1U << 30;  // frames kept for peers, parked ones included
+  std::string engine;  // names this worker in messages for people; random when empty
+  // Told about every peer that was turned away (another protocol, another model): for a log.
+  std::function<void(const std::string& peer, const Status& why)> on_refused;
 };
 
 // One worker's door to the others. Thread-safe. Created with a network that outlives it.
 class Endpoint {
  public:
   static Result<std::unique_ptr<Endpoint>> start(Network& network, EndpointOptions options);
-  virtual ~Endpoint() = default;  // fails all running transfers
+  // Fails all running transfers with kAborted: these last calls come from the thread of the
+  // destructor, and nothing is called afterwards. Not from within a sink or callback.
+  virtual ~Endpoint() = default;
 
   // Where peers reach this endpoint.
   virtual Address address() const = 0;
 
-  // Sending.
+  // Sending. kInvalidArgument if the id is in use, kExhausted when
+  // a limit of spec/transfer.md section 9 is reached. Whatever fails later is told to
+  // `on_delivered`.
   virtual Result<std::shared_ptr<OutgoingTransfer>> push(const Address& peer, const TransferId& id,
                                                          const TransferBegin& begin,
                                                          OnDelivered on_delivered) = 0;
@@ -110,12 +131,13 @@ class Endpoint {
                                                          OnDelivered on_delivered) = 0;
 
   // Receiving. `expect` waits for a push at most `wait`; `fetch` asks `peer` for parked frames.
+  // Errors as above; the sink is then not called.
   virtual Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink) = 0;
   virtual Status fetch(const Address& peer, const TransferId& id,
                        std::shared_ptr<TransferSink> sink) = 0;
 
-  // Ends a transfer on either side with kAborted; unknown ids are ignored. When it returns, the sink
-  // is not and will not be called, except from within one of its own calls.
+  // Ends a transfer on either side with kAborted; unknown ids are ignored. When it returns, the
+  // sink is not and will not be called, except from within one of its own calls.
   virtual void cancel(const TransferId& id) = 0;
 };
 

@@ -2,7 +2,12 @@
 //
 // Nothing blocks. A link may deliver messages late, out of order or not at all (a real network with
 // several streams does; the test double does on purpose), but never altered and never twice; the
-// transfer protocol above it notices and repairs. Implementations: transfer/tcp.h, transfer/test_link.h.
+// transfer protocol above it notices and repairs. Implementations: transfer/tcp.h,
+// transfer/test_link.h.
+//
+// One thread, "the network's thread", makes all calls out of a network: events of every link,
+// acceptors and timers, one after another. What they are given must not block it for long and must
+// not throw.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,6 +17,7 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "kvlane/status.h"
 
 namespace kvlane {
@@ -28,41 +34,58 @@ struct Address {
 // "host:port", with brackets around an IPv6 host.
 std::string to_string(const Address& address);
 
-// Who is told what happens on a link. Calls come from the network's own thread, one at a time for one
-// link, and must not block.
+// Who is told what happens on a link, from the network's thread. The link keeps it until its end.
 class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
   virtual void on_message(Bytes message) = 0;
-  // The link is gone: nothing follows. An orderly close by the peer is kAborted.
+  // After a post() was refused with kExhausted: there is room again.
+  virtual void on_writable() {}
+  // The link is gone: nothing follows. An orderly close by the peer is kAborted. Not called for a
+  // link that was closed on this side.
   virtual void on_closed(Status why) = 0;
 };
 
-// One connection. Thread-safe.
+// One connection. Thread-safe. No call into LinkEvents comes from within one of these, so they may
+// be made with locks held.
 class Link {
  public:
   virtual ~Link() = default;  // closes
-  // Queues a whole message. kExhausted when the queue's limit is reached, kUnavailable after the end.
-  // The bytes are shared: one frame can be parked and posted at once.
+  // Queues a whole message (spec/transfer.md section 2). kExhausted when the queue is full
+  // (on_writable follows), kUnavailable after the end. The bytes are shared: one frame can be
+  // parked and posted at once.
   virtual Status post(std::shared_ptr<const Bytes> message) = 0;
+  // Sends what is queued, then ends the link. No further event is started, one that runs may
+  // finish.
   virtual void close() = 0;
+  // Who is at the other end, for messages to people: "127.0.0.1:4711".
+  virtual std::string peer() const = 0;
 };
 
-// Where links come from.
+// Where links come from, and the clock that goes with them. Thread-safe. Links and tasks may
+// outlive it, dead.
 class Network {
  public:
-  virtual ~Network() = default;  // closes all its links; no event is delivered afterwards
+  // Closes all its links and drops its tasks; nothing is called afterwards. Not from its own
+  // thread.
+  virtual ~Network() = default;
 
-  // Called for every accepted link; returns who listens to it.
+  // Called for every accepted link; returns who listens to it, or null to refuse it.
   using Acceptor = std::function<std::shared_ptr<LinkEvents>(std::shared_ptr<Link>)>;
 
-  // Listens; the address that was bound (with the real port when 0 was asked for).
+  // Listens until the network ends; the address that was bound (with the real port when 0 was asked
+  // for).
   virtual Result<Address> listen(const Address& address, Acceptor acceptor) = 0;
 
   // Returns at once; failure to connect within the network's time limit is reported by on_closed.
   // Messages posted before the connection stands are sent when it does.
   virtual Result<std::shared_ptr<Link>> connect(const Address& peer,
                                                 std::shared_ptr<LinkEvents> events) = 0;
+
+  // Deadlines are measured on this clock, so that tests need not wait for them.
+  virtual TimePoint now() const = 0;
+  // Calls `task` once from the network's thread, `delay` from now.
+  virtual void call_after(Seconds delay, std::function<void()> task) = 0;
 };
 
 }  // namespace kvlane
