@@ -2,8 +2,8 @@
 // ranges and the order of checks: spec/frame.md.
 //
 // The header has a checksum of its own, so that it can be trusted before memory is taken for the
-// body; the body's checksum covers the coded bytes. No maths here: codecs turn planes into the coded
-// bytes and back.
+// body; the body's checksum covers the coded bytes. No maths here: codecs turn planes into the
+// coded bytes and back.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -23,10 +23,21 @@ inline constexpr std::size_t kFrameHeaderBytes = 192;
 // Longest format and codec strings ("zack:keep=0.5+hack:k=2,v=2,p=64") a header can hold.
 inline constexpr std::size_t kFormatNameBytesMax = 48;
 inline constexpr std::size_t kCodecNameBytesMax = 24;
-// Upper limit of one coded plane; a reader refuses more before it allocates.
-inline constexpr std::uint32_t kPlaneBytesMax = 1U << 28;
 
-// What the header says. Every field is validated by parse_frame_header.
+// Ranges of the fields. The largest published models have 128 KV heads and head_dim 576.
+inline constexpr int kFrameLayerMax = 65535;
+inline constexpr int kFrameKvHeadsMax = 1024;
+inline constexpr int kFrameHeadDimMax = 4096;
+// The last token position still fits a signed 32-bit integer.
+inline constexpr std::int64_t kFramePositionMax = (std::int64_t{1} << 31) - kBlockTokens;
+inline constexpr std::size_t kPlaneElementsMax = std::size_t{1} << 26;
+// No codec makes a plane longer than this much more than its values, so that memory follows from
+// the shape. Upper limit of one coded plane; a reader refuses more before it allocates.
+inline constexpr std::size_t kPlaneGrowthBytesMax = 64;
+inline constexpr std::uint32_t kPlaneBytesMax = 2 * kPlaneElementsMax + kPlaneGrowthBytesMax;
+
+// What the header says. Every field is validated by parse_frame_header, except that any well-formed
+// name passes for format and codec: whoever decodes the body refuses those it does not know.
 struct FrameHeader {
   ModelIdentity model{};
   std::string format = "bf16";  // how the slab lies in memory once decoded
@@ -37,10 +48,11 @@ struct FrameHeader {
   int head_dim = 0;
   std::int64_t position = 0;  // of the first token; a multiple of kBlockTokens
   int tokens = 0;             // valid rows, 1 ... kBlockTokens
-  bool rope_applied = true;   // K carries rotary embeddings, counted from position 0 of the sequence
+  bool rope_applied = true;  // K carries rotary embeddings, counted from position 0 of the sequence
   std::uint32_t k_bytes = 0;  // coded bytes of the K plane, then of the V plane
   std::uint32_t v_bytes = 0;
-  std::uint64_t body_checksum = 0;  // XXH3-64 of both coded planes
+  std::uint64_t body_checksum = 0;    // XXH3-64 of both coded planes
+  std::uint64_t header_checksum = 0;  // XXH3-64 of the header's other bytes
 
   std::size_t body_bytes() const { return std::size_t{k_bytes} + v_bytes; }
   // Elements of one plane: its valid rows of all heads, head by head.
@@ -61,7 +73,8 @@ struct Frame {
 Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v);
 
 // Reads the first kFrameHeaderBytes bytes. Fails with kCorrupt (magic, checksum, range) or
-// kUnsupported (version, unknown bits): a caller may then not read the body.
+// kUnsupported (version, unknown bits): a caller may then not read the body. That the frame is the
+// one asked for (model, layer, heads, position) is for the caller to check.
 Result<FrameHeader> parse_frame_header(ByteView bytes);
 
 // Reads a whole frame; `bytes` must hold exactly one. Checks the body's checksum. The planes point

@@ -1,0 +1,24 @@
+// Files of frames told as JSON, for people and scripts (`kvlane inspect`).
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/bytes.h"
+#include "kvlane/status.h"
+
+namespace kvlane {
+
+// 128K tokens of a model with 32 layers; bounds the memory that a description takes.
+inline constexpr std::size_t kFramesDescribedMax = 65536;
+
+// Describes one frame, or several that follow one another, as a JSON object:
+// {"frames": [...], "checksums_verified": true, "raw_bytes", "frame_bytes", "ratio"}. Each element
+// of "frames" has the header's fields in the form of spec/frame.md, section 8, and "offset" in the
+// file, "raw_bytes" (both planes uncoded), "frame_bytes" (header included) and their "ratio". All
+// checksums are verified first; bodies are not decoded. Fails as parse_frame does, with the number
+// and offset of the frame that is to blame, or with kExhausted beyond kFramesDescribedMax.
+Result<std::string> describe_frame_json(ByteView file);
+
+}  // namespace kvlane

@@ -1,0 +1,295 @@
+// Frames: one raw struct for the header's bytes, one list of checks for readers and writers.
+// SPDX-License-Identifier: Apache-2.0
+#include "format/frame.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+
+namespace kvlane {
+namespace {
+
+// The header byte for byte (spec/frame.md, section 3). Naturally aligned on purpose: no padding.
+struct RawHeader {
+  std::array<std::uint8_t, 8> magic;
+  std::uint16_t version;
+  std::uint16_t header_bytes;
+  std::uint32_t flags;
+  ModelIdentity model;
+  std::array<char, kFormatNameBytesMax> format;
+  std::array<char, kCodecNameBytesMax> codec;
+  std::uint8_t element_type;
+  std::uint8_t reserved_121;
+  std::uint16_t tokens;
+  std::uint32_t layer;
+  std::uint32_t kv_heads;
+  std::uint32_t head_dim;
+  std::uint64_t position;
+  std::uint32_t plane_elements;
+  std::uint32_t k_bytes;
+  std::uint32_t v_bytes;
+  std::uint32_t reserved_156;
+  std::uint64_t body_checksum;
+  std::array<std::uint8_t, 16> reserved_168;
+  std::uint64_t header_checksum;
+};
+static_assert(sizeof(RawHeader) == kFrameHeaderBytes);
+static_assert(offsetof(RawHeader, format) == 48 && offsetof(RawHeader, codec) == 96);
+static_assert(offsetof(RawHeader, element_type) == 120 && offsetof(RawHeader, tokens) == 122);
+static_assert(offsetof(RawHeader, position) == 136 && offsetof(RawHeader, k_bytes) == 148);
+static_assert(offsetof(RawHeader, body_checksum) == 160);
+static_assert(offsetof(RawHeader, header_checksum) == 184);
+
+// The first byte begins no UTF-8 text, the last one does not survive a change of line ends.
+constexpr std::array<std::uint8_t, 8> kMagic = {0x8B, 'K', 'V', 'L', 'A', 'N', 'E', '\n'};
+constexpr std::size_t kVersionEnd = offsetof(RawHeader, flags);
+constexpr std::uint32_t kFlagRopeApplied = 1;
+
+static_assert(std::uint64_t{kFrameKvHeadsMax} * kBlockTokens * kFrameHeadDimMax <
+                  std::numeric_limits<std::uint32_t>::max(),
+              "the product of fields that are in range cannot wrap around");
+
+std::uint64_t checksum(ByteView bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+std::uint64_t header_checksum(const RawHeader& raw) {
+  return checksum(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawHeader, header_checksum)));
+}
+
+bool is_name(std::string_view text, std::size_t bytes_max) {
+  const auto lower = [](char c) { return c >= 'a' && c <= 'z'; };
+  const auto allowed = [&](char c) {
+    return lower(c) || (c >= '0' && c <= '9') || std::string_view("_:=,.+-").find(c) != text.npos;
+  };
+  return !text.empty() && text.size() <= bytes_max && lower(text.front()) &&
+         std::all_of(text.begin(), text.end(), allowed);
+}
+
+template <std::size_t N>
+void write_name(std::array<char, N>& field, std::string_view name) {
+  std::copy(name.begin(), name.end(), field.begin());
+}
+
+// The name in a field with its padding taken off. Zeros inside stay, so that is_name refuses them.
+template <std::size_t N>
+std::string read_name(const std::array<char, N>& field) {
+  std::string name(field.data(), N);
+  name.erase(name.find_last_not_of('\0') + 1);
+  return name;
+}
+
+// Quotes what may be anything: bytes outside printable ASCII become '?'.
+std::string quoted(std::string_view text) {
+  std::string shown = "'";
+  for (const char c : text) shown += c >= ' ' && c <= '~' ? c : '?';
+  return shown + "'";
+}
+
+// The numeric fields as they were read or given, wide enough to hold any wrong value.
+struct Numbers {
+  std::int64_t element_type, tokens, layer, kv_heads, head_dim, position, k_bytes, v_bytes;
+};
+
+Status require_range(std::string_view field, std::int64_t value, std::int64_t low,
+                     std::int64_t high) {
+  if (value >= low && value <= high) return {};
+  return invalid_argument("the frame's " + std::string(field) + " is " + std::to_string(value) +
+                          ", outside " + std::to_string(low) + " ... " + std::to_string(high));
+}
+
+// Step 5 of spec/frame.md, section 6, in three parts: the shape, what follows from it, the names.
+Status check_shape(const Numbers& n) {
+  KVLANE_TRY(require_range("element type", n.element_type, std::int64_t(ElementType::kBf16),
+                           std::int64_t(ElementType::kFp16)));
+  KVLANE_TRY(require_range("tokens", n.tokens, 1, kBlockTokens));
+  KVLANE_TRY(require_range("layer", n.layer, 0, kFrameLayerMax));
+  KVLANE_TRY(require_range("kv_heads", n.kv_heads, 1, kFrameKvHeadsMax));
+  KVLANE_TRY(require_range("head_dim", n.head_dim, 1, kFrameHeadDimMax));
+  KVLANE_TRY(require_range("position", n.position, 0, kFramePositionMax));
+  if (n.position % kBlockTokens != 0) {
+    return invalid_argument("the frame's position " + std::to_string(n.position) +
+                            " is not a multiple of " + std::to_string(kBlockTokens));
+  }
+  return require_range("number of plane elements", n.kv_heads * n.tokens * n.head_dim, 1,
+                       kPlaneElementsMax);
+}
+
+// Precondition: check_shape has passed, so the product of a plane cannot overflow.
+Status check_lengths(const Numbers& n) {
+  const std::int64_t plane_elements = n.kv_heads * n.tokens * n.head_dim;
+  const std::int64_t plane_bytes_max = 2 * plane_elements + std::int64_t{kPlaneGrowthBytesMax};
+  KVLANE_TRY(require_range("k_bytes", n.k_bytes, 1, plane_bytes_max));
+  return require_range("v_bytes", n.v_bytes, 1, plane_bytes_max);
+}
+
+// Also holds the two formats of this version against their element types.
+Status check_names(std::string_view format, std::string_view codec, ElementType type) {
+  if (!is_name(format, kFormatNameBytesMax)) {
+    return invalid_argument("the frame's format " + quoted(format) + " is not a name");
+  }
+  if (!is_name(codec, kCodecNameBytesMax)) {
+    return invalid_argument("the frame's codec " + quoted(codec) + " is not a name");
+  }
+  for (const ElementType other : {ElementType::kBf16, ElementType::kFp16}) {
+    if (format == element_name(other) && type != other) {
+      return invalid_argument("a frame of format " + std::string(format) + " cannot have " +
+                              element_name(type) + " planes");
+    }
+  }
+  return {};
+}
+
+Numbers numbers_of(const FrameHeader& h) {
+  return {.element_type = std::int64_t(h.type),
+          .tokens = h.tokens,
+          .layer = h.layer,
+          .kv_heads = h.kv_heads,
+          .head_dim = h.head_dim,
+          .position = h.position,
+          .k_bytes = h.k_bytes,
+          .v_bytes = h.v_bytes};
+}
+
+Numbers numbers_of(const RawHeader& raw) {
+  constexpr std::uint64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
+  return {.element_type = raw.element_type,
+          .tokens = raw.tokens,
+          .layer = raw.layer,
+          .kv_heads = raw.kv_heads,
+          .head_dim = raw.head_dim,
+          .position = static_cast<std::int64_t>(std::min(raw.position, kInt64Max)),
+          .k_bytes = raw.k_bytes,
+          .v_bytes = raw.v_bytes};
+}
+
+// Precondition: the checks above have passed.
+RawHeader to_raw(const FrameHeader& h) {
+  RawHeader raw{};
+  raw.magic = kMagic;
+  raw.version = kFrameVersion;
+  raw.header_bytes = kFrameHeaderBytes;
+  raw.flags = h.rope_applied ? kFlagRopeApplied : 0;
+  raw.model = h.model;
+  write_name(raw.format, h.format);
+  write_name(raw.codec, h.codec);
+  raw.element_type = static_cast<std::uint8_t>(h.type);
+  raw.tokens = static_cast<std::uint16_t>(h.tokens);
+  raw.layer = static_cast<std::uint32_t>(h.layer);
+  raw.kv_heads = static_cast<std::uint32_t>(h.kv_heads);
+  raw.head_dim = static_cast<std::uint32_t>(h.head_dim);
+  raw.position = static_cast<std::uint64_t>(h.position);
+  raw.plane_elements = static_cast<std::uint32_t>(h.plane_elements());
+  raw.k_bytes = h.k_bytes;
+  raw.v_bytes = h.v_bytes;
+  raw.body_checksum = h.body_checksum;
+  raw.header_checksum = header_checksum(raw);
+  return raw;
+}
+
+FrameHeader from_raw(const RawHeader& raw) {
+  return {.model = raw.model,
+          .format = read_name(raw.format),
+          .codec = read_name(raw.codec),
+          .type = static_cast<ElementType>(raw.element_type),
+          .layer = static_cast<int>(raw.layer),
+          .kv_heads = static_cast<int>(raw.kv_heads),
+          .head_dim = static_cast<int>(raw.head_dim),
+          .position = static_cast<std::int64_t>(raw.position),
+          .tokens = raw.tokens,
+          .rope_applied = (raw.flags & kFlagRopeApplied) != 0,
+          .k_bytes = raw.k_bytes,
+          .v_bytes = raw.v_bytes,
+          .body_checksum = raw.body_checksum,
+          .header_checksum = raw.header_checksum};
+}
+
+// Steps 1 to 4: the header's bytes are what a writer of this version wrote.
+Result<RawHeader> read_raw_header(ByteView bytes) {
+  RawHeader raw{};
+  const std::size_t there = std::min(bytes.size(), kFrameHeaderBytes);
+  if (there > 0) std::memcpy(&raw, bytes.data(), there);
+  if (there < kVersionEnd) {
+    return corrupt("a frame cannot begin in the last " + std::to_string(there) + " bytes");
+  }
+  if (raw.magic != kMagic) return corrupt("no frame begins here: wrong magic bytes");
+  if (raw.version != kFrameVersion) {
+    return unsupported("the frame has version " + std::to_string(raw.version) +
+                       ", this reader knows version " + std::to_string(kFrameVersion));
+  }
+  if (raw.header_bytes != kFrameHeaderBytes) {
+    return corrupt("the frame claims a header of " + std::to_string(raw.header_bytes) + " bytes");
+  }
+  if (there < kFrameHeaderBytes) {
+    return corrupt("the frame's header is cut off after " + std::to_string(there) + " bytes");
+  }
+  if (raw.header_checksum != header_checksum(raw)) {
+    return corrupt("the frame's header has a wrong checksum");
+  }
+  if ((raw.flags & ~kFlagRopeApplied) != 0) {
+    return unsupported("the frame has unknown flags: " + std::to_string(raw.flags));
+  }
+  const auto set = [](std::uint8_t byte) { return byte != 0; };
+  if (raw.reserved_121 != 0 || raw.reserved_156 != 0 ||
+      std::any_of(raw.reserved_168.begin(), raw.reserved_168.end(), set)) {
+    return unsupported("the frame uses reserved bytes of its header");
+  }
+  return raw;
+}
+
+}  // namespace
+
+Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v) {
+  // Before they are narrowed to the header's 32 bits.
+  KVLANE_TRY(require_range("k_bytes", static_cast<std::int64_t>(k.size()), 1, kPlaneBytesMax));
+  KVLANE_TRY(require_range("v_bytes", static_cast<std::int64_t>(v.size()), 1, kPlaneBytesMax));
+  header.k_bytes = static_cast<std::uint32_t>(k.size());
+  header.v_bytes = static_cast<std::uint32_t>(v.size());
+  KVLANE_TRY(check_shape(numbers_of(header)));
+  KVLANE_TRY(check_lengths(numbers_of(header)));
+  KVLANE_TRY(check_names(header.format, header.codec, header.type));
+
+  Bytes frame;
+  frame.reserve(kFrameHeaderBytes + k.size() + v.size());
+  frame.resize(kFrameHeaderBytes);
+  frame.insert(frame.end(), k.begin(), k.end());
+  frame.insert(frame.end(), v.begin(), v.end());
+  header.body_checksum = checksum(ByteView(frame).subspan(kFrameHeaderBytes));
+  const RawHeader raw = to_raw(header);
+  std::memcpy(frame.data(), &raw, sizeof(raw));
+  return frame;
+}
+
+Result<FrameHeader> parse_frame_header(ByteView bytes) {
+  KVLANE_ASSIGN(const RawHeader raw, read_raw_header(bytes));
+  const Numbers numbers = numbers_of(raw);
+  // The checks blame a writer's arguments; here the bytes are to blame.
+  if (const Status s = check_shape(numbers); !s.ok()) return corrupt(s.message());
+  FrameHeader header = from_raw(raw);
+  if (raw.plane_elements != header.plane_elements()) {
+    return corrupt("the frame's plane_elements is " + std::to_string(raw.plane_elements) +
+                   ", its shape has " + std::to_string(header.plane_elements()));
+  }
+  if (const Status s = check_lengths(numbers); !s.ok()) return corrupt(s.message());
+  if (const Status s = check_names(header.format, header.codec, header.type); !s.ok()) {
+    return corrupt(s.message());
+  }
+  return header;
+}
+
+Result<Frame> parse_frame(ByteView bytes) {
+  KVLANE_ASSIGN(FrameHeader header, parse_frame_header(bytes));
+  const ByteView body = bytes.subspan(kFrameHeaderBytes);
+  if (body.size() != header.body_bytes()) {
+    return corrupt("the frame's body has " + std::to_string(body.size()) +
+                   " bytes, its header says " + std::to_string(header.body_bytes()));
+  }
+  if (checksum(body) != header.body_checksum) {
+    return corrupt("the frame's body has a wrong checksum");
+  }
+  const ByteView k = body.first(header.k_bytes);
+  const ByteView v = body.subspan(header.k_bytes);
+  return Frame{std::move(header), k, v};
+}
+
+}  // namespace kvlane
