@@ -1,7 +1,7 @@
 // The time account of a request: exclusive intervals that add up to its completion time.
 //
-// The same names appear in responses, metrics, benchmarks and the simulator. Overlapped time belongs
-// to compute; `transfer` counts only what nothing else hid.
+// The same names appear in responses, metrics, benchmarks and the simulator. Overlapped time
+// belongs to compute; `transfer` counts only what nothing else hid.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -36,7 +36,7 @@ struct TimeAccount {
 
 struct AccountField {
   std::string_view name;
-  double TimeAccount::* seconds;
+  double TimeAccount::*seconds;
 };
 
 // Every field by its public name, in the order of a request's life.

@@ -1,7 +1,8 @@
 // The engine of one worker: sequences in a running batch, their blocks, and their journeys.
 //
-// One thread of the engine computes; every public call is thread-safe and returns at once. Callbacks
-// come from the engine's thread (or the network's), must not block and may call the engine.
+// One thread of the engine computes; every public call is thread-safe and returns at once.
+// Callbacks come from the engine's thread (or the network's), must not block and may call the
+// engine.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -69,8 +70,8 @@ using OnUpdate = std::function<void(const Update&)>;
 // The end of a prefill whose KV goes elsewhere.
 struct PrefillOutcome {
   Status status;
-  Finish finish;            // prompt_tokens, completion_tokens (1), account, kv
-  std::string first_text;   // of the first token
+  Finish finish;           // prompt_tokens, completion_tokens (1), account, kv
+  std::string first_text;  // of the first token
   std::int32_t first_token = 0;
 };
 using OnPrefilled = std::function<void(const PrefillOutcome&)>;
@@ -79,10 +80,11 @@ using RequestId = std::uint64_t;
 
 struct EngineOptions {
   std::size_t kv_bytes = std::size_t{1} << 30;  // --kv-memory: the block pool
-  int chunk_tokens = 512;      // most prompt tokens computed in one step
-  int sequences_max = 64;      // running at once
-  int queued_max = 256;        // waiting at most; beyond: kExhausted
-  std::string kv_codec = "none";  // for transfers this worker sends
+  int chunk_tokens = 512;                       // most prompt tokens computed in one step
+  int sequences_max = 64;                       // running at once
+  int queued_max = 256;                         // waiting at most; beyond: kExhausted
+  std::string kv_codec = "none";                // for transfers this worker sends
+  int threads = 0;  // of parallel loops; 0: as many as OpenMP would take
 };
 
 // What a worker can be asked about itself (health, routing).
@@ -98,7 +100,7 @@ class Engine {
  public:
   // `endpoint` may be null: the engine then neither sends nor receives KV. Model, tokenizer and
   // endpoint outlive the engine.
-  static Result<std::unique_ptr<Engine>> create(Model& model, const Tokenizer& tokenizer,
+  static Result<std::unique_ptr<Engine>> create(const Model& model, const Tokenizer& tokenizer,
                                                 Endpoint* endpoint, EngineOptions options);
   virtual ~Engine() = default;  // fails what is running with kAborted, then joins its thread
 
@@ -109,8 +111,8 @@ class Engine {
   // Prefill and decode here.
   virtual Result<RequestId> submit(GenerationRequest request, OnUpdate on_update) = 0;
 
-  // Prefill here; slabs are pushed to `peer` layer by layer as they are computed. `on_prefilled` comes
-  // when the peer has acknowledged all of it, or with the error.
+  // Prefill here; slabs are pushed to `peer` layer by layer as they are computed. `on_prefilled`
+  // comes when the peer has acknowledged all of it, or with the error.
   virtual Result<RequestId> prefill_and_push(GenerationRequest request, const Address& peer,
                                              const TransferId& transfer,
                                              OnPrefilled on_prefilled) = 0;
@@ -120,8 +122,8 @@ class Engine {
                                              OnPrefilled on_prefilled) = 0;
 
   // Decode here what another worker prefills. `reserve` sets blocks aside and waits for the push;
-  // `attach` names who gets the tokens (those already there come at once). A reservation that nobody
-  // attaches to within its lease is given up.
+  // `attach` names who gets the tokens (those already there come at once). A reservation that
+  // nobody attaches to within its lease is given up.
   virtual Result<RequestId> reserve(GenerationRequest request, const TransferId& transfer) = 0;
   virtual Status attach(RequestId request, OnUpdate on_update) = 0;
   // Decode here what waits parked at `peer`.

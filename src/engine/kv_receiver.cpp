@@ -1,0 +1,85 @@
+// Frames to rows in blocks, and what the transfer cost.
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/kv_receiver.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "codec/codec.h"
+
+namespace kvlane {
+
+KvReceiver::KvReceiver(const BlockTable& table, int tokens, OnReceived on_received)
+    : table_(table), tokens_(tokens), on_received_(std::move(on_received)) {
+  const KvShape& shape = table.pool().shape();
+  plane_.resize(shape.page_plane_elements() * shape.kv_heads);
+  decodings_.reserve(std::size_t(shape.layers) * blocks_for(tokens));
+}
+
+Status KvReceiver::on_begin(const TransferBegin& begin) {
+  begun_ = SteadyClock::now();
+  if (begin.tokens != tokens_) {
+    return invalid_argument("the prefill worker sends " + std::to_string(begin.tokens) +
+                            " tokens of KV, this request's prompt has " + std::to_string(tokens_));
+  }
+  if (begin.layers != table_.pool().shape().layers) {
+    return invalid_argument("the prefill worker sends " + std::to_string(begin.layers) +
+                            " layers of KV, this model has " +
+                            std::to_string(table_.pool().shape().layers));
+  }
+  return find_codec(begin.codec).status();
+}
+
+Status KvReceiver::on_slab(const Frame& frame) {
+  const FrameHeader& header = frame.header;
+  const KvShape& shape = table_.pool().shape();
+  const int block = static_cast<int>(header.position / kBlockTokens);
+  const int rows = std::min(kBlockTokens, tokens_ - block * kBlockTokens);
+  if (header.kv_heads != shape.kv_heads || header.head_dim != shape.head_dim ||
+      header.type != shape.type || header.tokens != rows || !header.rope_applied) {
+    return corrupt("slab " + std::to_string(block) + " of layer " + std::to_string(header.layer) +
+                   " does not have the shape of this model's KV");
+  }
+  KVLANE_ASSIGN(const Codec* codec, find_codec(header.codec));
+
+  const TimePoint start = SteadyClock::now();
+  const BlockId id = table_.id(block);
+  const std::size_t row_elements = std::size_t(rows) * shape.head_dim;
+  const auto adopt_plane = [&](ByteView coded, std::size_t page_offset) -> Status {
+    KVLANE_TRY(codec->decode(shape.type, coded, {plane_.data(), header.plane_elements()}));
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      std::memcpy(table_.pool().page(id, header.layer, head) + page_offset,
+                  plane_.data() + head * row_elements, row_elements * sizeof(std::uint16_t));
+    }
+    return {};
+  };
+  KVLANE_TRY(adopt_plane(frame.k, 0));
+  KVLANE_TRY(adopt_plane(frame.v, shape.page_plane_elements()));
+  decodings_.push_back({start, SteadyClock::now()});
+  kv_.raw += header.raw_bytes();
+  kv_.shipped += kFrameHeaderBytes + header.body_bytes();
+  return {};
+}
+
+Durations KvReceiver::on_end(const TransferEnd& end) {
+  // By this clock the sender was done `exposed` seconds ago. Decoding inside that window was
+  // exposed, the rest of the window was the network's.
+  const TimePoint now = SteadyClock::now();
+  const double exposed = std::max(0.0, seconds_between(begun_, now) - end.since_begin);
+  const TimePoint window =
+      now - std::chrono::duration_cast<SteadyClock::duration>(Seconds(exposed));
+  ReceivedKv received{.end = end, .kv = kv_};
+  for (const Decoding& decoding : decodings_) {
+    received.decode_codec +=
+        std::max(0.0, seconds_between(std::max(decoding.start, window), decoding.end));
+  }
+  received.transfer = std::max(0.0, exposed - received.decode_codec);
+  const Durations told = {{"decode_codec", received.decode_codec}, {"transfer", received.transfer}};
+  on_received_(std::move(received));
+  return told;
+}
+
+void KvReceiver::on_failed(const Status& why) { on_received_(why); }
+
+}  // namespace kvlane

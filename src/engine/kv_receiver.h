@@ -1,0 +1,51 @@
+// The receiving side of KV: decodes frames straight into a sequence's reserved blocks.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "base/clock.h"
+#include "cache/block_pool.h"
+#include "engine/engine.h"
+#include "transfer/endpoint.h"
+
+namespace kvlane {
+
+// Everything a decode worker learns from a complete transfer.
+struct ReceivedKv {
+  TransferEnd end;
+  KvBytes kv;
+  double transfer = 0;      // seconds nothing else hid
+  double decode_codec = 0;  // seconds of decoding that came after the sender had finished
+};
+
+// One sequence on its way in. Called by the endpoint; the engine keeps the blocks until the
+// transfer has ended or was cancelled. Until then nobody else touches their rows.
+class KvReceiver final : public TransferSink {
+ public:
+  using OnReceived = std::function<void(Result<ReceivedKv>)>;
+
+  // `table` has room for `tokens` tokens.
+  KvReceiver(const BlockTable& table, int tokens, OnReceived on_received);
+
+  Status on_begin(const TransferBegin& begin) override;
+  Status on_slab(const Frame& frame) override;
+  Durations on_end(const TransferEnd& end) override;
+  void on_failed(const Status& why) override;
+
+ private:
+  struct Decoding {
+    TimePoint start, end;
+  };
+
+  const BlockTable& table_;
+  const int tokens_;
+  const OnReceived on_received_;
+  TimePoint begun_;
+  std::vector<std::uint16_t> plane_;  // [kv_heads][rows][head_dim]
+  std::vector<Decoding> decodings_;
+  KvBytes kv_;
+};
+
+}  // namespace kvlane

@@ -1,0 +1,114 @@
+// Gathers planes, encodes them and hands frames to the transfer.
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/kv_sender.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace kvlane {
+
+KvSender::KvSender(const BlockPool& pool, const ModelIdentity& model, std::string format,
+                   const Codec& codec)
+    : pool_(pool), model_(model), format_(std::move(format)), codec_(codec) {
+  const std::size_t elements = pool.shape().page_plane_elements() * pool.shape().kv_heads;
+  plane_.resize(elements);
+  coded_k_.resize(codec.bound(elements));
+  coded_v_.resize(codec.bound(elements));
+  thread_ = std::thread([this] { loop(); });
+}
+
+KvSender::~KvSender() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void KvSender::add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block) {
+  if (first_block == last_block) return;
+  post([this, job, layer, first_block, last_block] {
+    for (int block = first_block; block < last_block; ++block) encode(*job, layer, block);
+  });
+}
+
+void KvSender::finish(const std::shared_ptr<Job>& job, TransferEnd end, TimePoint begun,
+                      std::function<void(SentKv)> on_encoded) {
+  const TimePoint computed = SteadyClock::now();
+  post([job, end = std::move(end), begun, computed, on_encoded = std::move(on_encoded)]() mutable {
+    if (job->cancelled_ && job->status_.ok()) job->status_ = aborted("the request was aborted");
+    const double encode = seconds_since(computed);
+    if (job->status_.ok()) {
+      end.raw_bytes = job->kv_.raw;
+      end.shipped_bytes = job->kv_.shipped;
+      end.durations["encode"] = encode;
+      end.since_begin = seconds_since(begun);
+      job->outgoing_->finish(std::move(end));
+    } else {
+      job->outgoing_->fail(job->status_);
+    }
+    on_encoded({job->status_, job->kv_, encode});
+  });
+}
+
+void KvSender::post(Work work) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+  }
+  wake_.notify_one();
+}
+
+void KvSender::loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const Work work = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    work();
+    lock.lock();
+  }
+}
+
+void KvSender::encode(Job& job, int layer, int block) {
+  if (job.cancelled_ || !job.status_.ok()) return;
+  const KvShape& shape = pool_.shape();
+  FrameHeader header;
+  header.model = model_;
+  header.format = format_;
+  header.codec = codec_.name();
+  header.type = shape.type;
+  header.layer = layer;
+  header.kv_heads = shape.kv_heads;
+  header.head_dim = shape.head_dim;
+  header.position = std::int64_t{block} * kBlockTokens;
+  header.tokens = std::min(kBlockTokens, job.tokens_ - block * kBlockTokens);
+
+  const BlockId id = job.table_.id(block);
+  const std::size_t row_elements = std::size_t(header.tokens) * shape.head_dim;
+  const auto encode_plane = [&](std::size_t page_offset, std::vector<std::byte>& coded) {
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      std::memcpy(plane_.data() + head * row_elements, pool_.page(id, layer, head) + page_offset,
+                  row_elements * sizeof(std::uint16_t));
+    }
+    const std::span<const std::uint16_t> values(plane_.data(), header.plane_elements());
+    return ByteView(coded.data(), codec_.encode(shape.type, values, coded));
+  };
+  const ByteView k = encode_plane(0, coded_k_);
+  const ByteView v = encode_plane(shape.page_plane_elements(), coded_v_);
+  const std::size_t raw_bytes = header.raw_bytes();
+  auto frame = build_frame(std::move(header), k, v);
+  if (!frame.ok()) {
+    job.status_ = frame.status();
+    return;
+  }
+  job.kv_.raw += raw_bytes;
+  job.kv_.shipped += frame->size();
+  job.status_ = job.outgoing_->add_frame(std::move(*frame));
+}
+
+}  // namespace kvlane

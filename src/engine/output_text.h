@@ -1,0 +1,36 @@
+// The text of an answer as it grows: detokenised, with stop strings cut off.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/tokenizer.h"
+
+namespace kvlane {
+
+// Thread-compatible.
+class OutputText {
+ public:
+  OutputText(const Tokenizer& tokenizer, std::vector<std::string> stop)
+      : stream_(tokenizer), stop_(std::move(stop)) {}
+
+  // Takes one more token and returns the text that is certain now. What may be the beginning of a
+  // stop string is held back; after a stop string nothing more comes.
+  std::string push(std::int32_t token);
+  // The rest, at the end of an answer that no stop string ended.
+  std::string finish();
+
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::string release_certain();
+
+  TokenStream stream_;
+  const std::vector<std::string> stop_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+}  // namespace kvlane
