@@ -1,8 +1,8 @@
 // Lossless codecs: planes of 16-bit values to bytes and back.
 //
 // A plane is the K or the V of one slab: its valid rows, gathered over its pages in head order. All
-// codecs have one shape (bound, encode, decode), take buffers from the caller, allocate nothing, keep
-// no state and give the same bytes for the same values. Thread-safe.
+// codecs have one shape (bound, encode, decode), take buffers from the caller, allocate nothing,
+// keep no state and give the same bytes for the same values. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -34,7 +34,8 @@ class Codec {
 
   // Fills `values` from `coded`, untrusted bytes. The whole of `coded` must be used up and the
   // element count must match, else kCorrupt; `values` then holds garbage.
-  virtual Status decode(ElementType type, ByteView coded, std::span<std::uint16_t> values) const = 0;
+  virtual Status decode(ElementType type, ByteView coded,
+                        std::span<std::uint16_t> values) const = 0;
 };
 
 // The codec with that name, or an error that lists the known ones. Lives for the whole program.

@@ -1,0 +1,25 @@
+// The table of codecs: the one place that knows them all.
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/codec.h"
+
+#include <string>
+
+#include "codec/none.h"
+#include "codec/splitzip.h"
+
+namespace kvlane {
+
+Result<const Codec*> find_codec(std::string_view name) {
+  static const NoneCodec none;
+  static const SplitZipCodec splitzip;
+  for (const Codec* codec :
+       {static_cast<const Codec*>(&none), static_cast<const Codec*>(&splitzip)}) {
+    if (codec->name() == name) return codec;
+  }
+  return unsupported("there is no codec '" + std::string(name) + "'; known are " +
+                     std::string(codec_names()));
+}
+
+std::string_view codec_names() { return "none, splitzip"; }
+
+}  // namespace kvlane
