@@ -29,22 +29,24 @@ class Checkpoint {
     MappedFile file;
   };
 
-  // Maps every shard, checks all headers, and that every tensor of the architecture (model/layout.h)
-  // is there with its shape. Does not touch the weights themselves. Each error names its file.
+  // Maps every shard, checks all headers, and that every tensor of the architecture
+  // (model/layout.h) is there with its shape. Does not touch the weights themselves. Each error
+  // names its file.
   static Result<Checkpoint> open(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
-  // With `type` as the embedding table is stored, whatever config.json says, and the end-of-sequence
-  // ids of generation_config.json where there are any.
+  // With `type` as the embedding table is stored, whatever config.json says, and the
+  // end-of-sequence ids of generation_config.json where there are any.
   const ModelConfig& config() const { return config_; }
   const std::vector<Shard>& shards() const { return shards_; }
-  // Also tensors that the architecture does not use.
+  // Also those that the architecture does not use.
   const std::map<std::string, TensorView>& tensors() const { return tensors_; }
 
   // The tensor `name`; fails unless it exists with exactly this shape.
   Result<TensorView> tensor(const std::string& name, const std::vector<std::int64_t>& shape) const;
 
-  // Says that the tensor's bytes will not be needed soon, so that they do not count as resident.
+  // Says that the bytes of one of our tensors will not be needed soon, so that they do not count as
+  // resident.
   void release(const TensorView& tensor) const;
 
   // SHA-256 over the architecture's parameters and the name, type, shape and contents (XXH3-128 of
@@ -57,8 +59,11 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   Status map_shards();
+  // Maps one file and keeps the tensors of `wanted` (all of them when it is null).
+  Status map_shard(const std::string& name, const std::vector<std::string>* wanted);
   Status check_tensors();
-  const std::string& shard_name(const TensorView& tensor) const;
+  // The shard that holds the bytes of one of our tensors.
+  const Shard& shard_of(const TensorView& tensor) const;
 
   std::filesystem::path directory_;
   ModelConfig config_;

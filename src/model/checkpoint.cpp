@@ -1,0 +1,193 @@
+// Opening a checkpoint directory: configuration, shards, and all checks that need no weights.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "model/layout.h"
+
+namespace kvlane {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr const char* kConfigName = "config.json";
+constexpr const char* kGenerationConfigName = "generation_config.json";
+constexpr const char* kWeightsName = "model.safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+
+// Real configurations have a few KB; an index has some 100 bytes per tensor.
+constexpr std::size_t kConfigBytesMax = std::size_t{1} << 20;
+constexpr std::size_t kIndexBytesMax = std::size_t{16} << 20;
+
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+Result<ModelConfig> read_config(const fs::path& directory) {
+  const fs::path path = directory / kConfigName;
+  KVLANE_ASSIGN(const std::string text, read_text_file(path, kConfigBytesMax));
+  Result<ModelConfig> config = parse_model_config(text);
+  if (!config.ok()) return config.status().with_context(path.string());
+
+  const fs::path generation_path = directory / kGenerationConfigName;
+  if (!is_there(generation_path)) return config;
+  KVLANE_ASSIGN(const std::string generation, read_text_file(generation_path, kConfigBytesMax));
+  KVLANE_TRY(apply_generation_config(generation, *config).with_context(generation_path.string()));
+  return config;
+}
+
+// Which file of the directory holds each tensor, as the index of a sharded checkpoint says.
+using WeightMap = std::map<std::string, std::string>;
+
+// Only plain names: an index must not reach outside its directory.
+bool is_plain_file_name(const std::string& name) {
+  return !name.empty() && name.size() <= 255 && name.front() != '.' &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+Result<WeightMap> parse_index(const std::string& text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return corrupt("it is not valid JSON");
+  const auto map = json.is_object() ? json.find("weight_map") : json.end();
+  if (map == json.end() || !map->is_object()) return corrupt("it has no weight_map object");
+  WeightMap weights;
+  for (const auto& [tensor, file] : map->items()) {
+    if (!file.is_string() || !is_plain_file_name(file.get_ref<const std::string&>())) {
+      return corrupt("weight_map gives tensor \"" + tensor + "\" no plain file name");
+    }
+    weights.emplace(tensor, file.get<std::string>());
+  }
+  return weights;
+}
+
+// The number in "model.layers.NUMBER.…"; -1 for other names.
+int layer_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  if (name.rfind(kPrefix, 0) != 0) return -1;
+  int layer = -1;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  return layer;
+}
+
+std::string module_of(const std::string& name) { return name.substr(0, name.rfind('.')); }
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::open(const fs::path& directory) {
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) {
+    return not_found("there is no directory " + directory.string());
+  }
+  Checkpoint checkpoint;
+  checkpoint.directory_ = directory;
+  KVLANE_ASSIGN(checkpoint.config_, read_config(directory));
+  KVLANE_TRY(checkpoint.map_shards());
+  KVLANE_TRY(checkpoint.check_tensors());
+  return checkpoint;
+}
+
+// Like transformers, prefers the single file when both kinds are there.
+Status Checkpoint::map_shards() {
+  if (is_there(directory_ / kWeightsName)) return map_shard(kWeightsName, nullptr);
+  const fs::path index_path = directory_ / kIndexName;
+  if (!is_there(index_path)) {
+    return not_found(directory_.string() + " has neither " + kWeightsName + " nor " + kIndexName);
+  }
+  KVLANE_ASSIGN(const std::string text, read_text_file(index_path, kIndexBytesMax));
+  const Result<WeightMap> weights = parse_index(text);
+  if (!weights.ok()) return weights.status().with_context(index_path.string());
+
+  std::map<std::string, std::vector<std::string>> tensors_of;
+  for (const auto& [tensor, file] : *weights) tensors_of[file].push_back(tensor);
+  if (tensors_of.size() > kShardsMax) {
+    return invalid_argument(index_path.string() + " names " + std::to_string(tensors_of.size()) +
+                            " files, more than the limit of " + std::to_string(kShardsMax));
+  }
+  for (const auto& [file, tensors] : tensors_of) KVLANE_TRY(map_shard(file, &tensors));
+  return {};
+}
+
+Status Checkpoint::map_shard(const std::string& name, const std::vector<std::string>* wanted) {
+  const std::string path = (directory_ / name).string();
+  KVLANE_ASSIGN(MappedFile file, MappedFile::open(path));
+  auto found = parse_safetensors(file.bytes());
+  if (!found.ok()) return found.status().with_context(path);
+  if (wanted == nullptr) {
+    tensors_ = std::move(*found);
+  } else {
+    for (const std::string& tensor : *wanted) {
+      const auto at = found->find(tensor);
+      if (at == found->end()) {
+        return corrupt(path + " lacks tensor \"" + tensor + "\", which " + kIndexName +
+                       " says it holds");
+      }
+      tensors_.insert(found->extract(at));
+    }
+  }
+  shards_.push_back({name, std::move(file)});
+  return {};
+}
+
+Status Checkpoint::check_tensors() {
+  std::set<std::string> known, modules;
+  for (const TensorSpec& spec : model_tensors(config_)) {
+    if (spec.name == "lm_head.weight" && !tensors_.contains(spec.name)) {
+      return corrupt(directory_.string() +
+                     " has no tensor \"lm_head.weight\", but tie_word_embeddings of config.json is "
+                     "false");
+    }
+    KVLANE_ASSIGN(const TensorView found, tensor(spec.name, spec.shape));
+    known.insert(spec.name);
+    modules.insert(module_of(spec.name));
+  }
+  for (const auto& [name, view] : tensors_) {
+    // Old Llama checkpoints store the rotary frequencies, which follow from the configuration.
+    if (known.contains(name) || name.find(".rotary_emb.inv_freq") != std::string::npos) continue;
+    // A bias or a scale of what is computed here would silently be left out. Others may stay:
+    // layers beyond num_hidden_layers, an output projection that is tied anyway.
+    const int layer = layer_of(name);
+    if (modules.contains(module_of(name)) || (layer >= 0 && layer < config_.layers)) {
+      return unsupported((directory_ / shard_of(view).name).string() + " has tensor \"" + name +
+                         "\", which kvlane does not know in a " + config_.architecture);
+    }
+  }
+  config_.type = tensors_.at("model.embed_tokens.weight").type;
+  return {};
+}
+
+const Checkpoint::Shard& Checkpoint::shard_of(const TensorView& tensor) const {
+  return *std::find_if(shards_.begin(), shards_.end(), [&](const Shard& shard) {
+    const ByteView bytes = shard.file.bytes();
+    return tensor.bytes.data() >= bytes.data() &&
+           tensor.bytes.data() <= bytes.data() + bytes.size();
+  });
+}
+
+Result<TensorView> Checkpoint::tensor(const std::string& name,
+                                      const std::vector<std::int64_t>& shape) const {
+  const auto at = tensors_.find(name);
+  if (at == tensors_.end()) {
+    return corrupt(directory_.string() + " has no tensor \"" + name + "\"");
+  }
+  if (at->second.shape != shape) {
+    return corrupt((directory_ / shard_of(at->second).name).string() + ": tensor \"" + name +
+                   "\" has the shape " + shape_text(at->second.shape) +
+                   " where config.json asks for " + shape_text(shape));
+  }
+  return at->second;
+}
+
+void Checkpoint::release(const TensorView& tensor) const {
+  shard_of(tensor).file.release(tensor.bytes);
+}
+
+}  // namespace kvlane

@@ -1,0 +1,112 @@
+// The identity of a checkpoint: SHA-256 of a short text that describes all that its KV depends on.
+// SPDX-License-Identifier: Apache-2.0
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "crypto/sha256.h"
+#include "model/checkpoint.h"
+#include "model/layout.h"
+
+namespace kvlane {
+namespace {
+
+// Weights are hashed and released in pieces of this size, so that resident memory stays small.
+constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
+
+// The shortest decimal text that reads back as the same number, in any locale.
+template <class T>
+std::string number_text(T value) {
+  std::array<char, 40> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
+  return {text.data(), end};
+}
+
+// One line per parameter. Left out is what KV does not depend on: context length, special tokens.
+std::string parameter_text(const ModelConfig& config) {
+  const RopeScaling& rope = config.rope_scaling;
+  std::string text = "kvlane model identity 1\n";
+  const auto line = [&](const char* name, const std::string& value) {
+    text += std::string(name) + " " + value + "\n";
+  };
+  line("architecture", config.architecture);
+  line("layers", number_text(config.layers));
+  line("hidden", number_text(config.hidden));
+  line("heads", number_text(config.heads));
+  line("kv_heads", number_text(config.kv_heads));
+  line("head_dim", number_text(config.head_dim));
+  line("ffn", number_text(config.ffn));
+  line("vocab", number_text(config.vocab));
+  line("norm_eps", number_text(config.norm_eps));
+  line("qk_norm", number_text(int{config.qk_norm}));
+  line("tied_embeddings", number_text(int{config.tied_embeddings}));
+  line("rope_theta", number_text(config.rope_theta));
+  if (rope.kind == RopeScaling::Kind::kLlama3) {
+    line("rope_llama3", number_text(rope.factor) + " " + number_text(rope.low_freq_factor) + " " +
+                            number_text(rope.high_freq_factor) + " " +
+                            number_text(rope.original_max_position));
+  }
+  return text;
+}
+
+// Hashes tensors piece by piece with XXH3-128.
+class TensorHasher {
+ public:
+  TensorHasher() : state_(XXH3_createState()) {}
+  bool ok() const { return state_ != nullptr; }
+
+  template <class OnPiece>
+  std::string hash(ByteView bytes, const OnPiece& on_piece) {
+    XXH3_128bits_reset(state_.get());
+    while (!bytes.empty()) {
+      const ByteView piece = bytes.first(std::min(bytes.size(), kPieceBytes));
+      XXH3_128bits_update(state_.get(), piece.data(), piece.size());
+      bytes = bytes.subspan(piece.size());
+      on_piece(piece);
+    }
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));
+    return to_hex(std::as_bytes(std::span(canonical.digest)));
+  }
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+  };
+  std::unique_ptr<XXH3_state_t, Free> state_;
+};
+
+}  // namespace
+
+Result<ModelIdentity> Checkpoint::identity(
+    const std::function<void(std::uint64_t, std::uint64_t)>& progress) const {
+  std::vector<TensorSpec> specs = model_tensors(config_);
+  std::sort(specs.begin(), specs.end(),
+            [](const TensorSpec& a, const TensorSpec& b) { return a.name < b.name; });
+  std::uint64_t total = 0;
+  for (const TensorSpec& spec : specs) total += tensors_.at(spec.name).bytes.size();
+
+  TensorHasher hasher;
+  if (!hasher.ok()) return exhausted("there is no memory for the state of a hash");
+  std::string text = parameter_text(config_);
+  std::uint64_t done = 0;
+  for (const TensorSpec& spec : specs) {
+    const TensorView& tensor = tensors_.at(spec.name);
+    const MappedFile& file = shard_of(tensor).file;
+    const std::string digest = hasher.hash(tensor.bytes, [&](ByteView piece) {
+      file.release(piece);
+      done += piece.size();
+      if (progress) progress(done, total);
+    });
+    text += "tensor " + spec.name + " " + safetensors_type_name(tensor.type) + " " +
+            shape_text(tensor.shape) + " " + digest + "\n";
+  }
+  return sha256(as_byte_view(text));
+}
+
+}  // namespace kvlane

@@ -1,0 +1,80 @@
+// A checkpoint as one JSON object.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/describe.h"
+
+#include <nlohmann/json.hpp>
+
+#include "crypto/sha256.h"
+#include "model/checkpoint.h"
+#include "model/layout.h"
+
+namespace kvlane {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json describe_rope(const ModelConfig& config) {
+  Json rope = {{"theta", config.rope_theta}, {"type", "default"}};
+  const RopeScaling& scaling = config.rope_scaling;
+  if (scaling.kind == RopeScaling::Kind::kLlama3) {
+    rope["type"] = "llama3";
+    rope["factor"] = scaling.factor;
+    rope["low_freq_factor"] = scaling.low_freq_factor;
+    rope["high_freq_factor"] = scaling.high_freq_factor;
+    rope["original_max_position"] = scaling.original_max_position;
+  }
+  return rope;
+}
+
+Json describe_config(const ModelConfig& config) {
+  return {
+      {"architecture", config.architecture},
+      {"dtype", element_name(config.type)},
+      {"layers", config.layers},
+      {"hidden", config.hidden},
+      {"heads", config.heads},
+      {"kv_heads", config.kv_heads},
+      {"head_dim", config.head_dim},
+      {"ffn", config.ffn},
+      {"vocab", config.vocab},
+      {"context", config.context},
+      {"norm_eps", config.norm_eps},
+      {"rope", describe_rope(config)},
+      {"qk_norm", config.qk_norm},
+      {"tied_embeddings", config.tied_embeddings},
+      {"bos", config.bos < 0 ? Json() : Json(config.bos)},
+      {"eos", config.eos},
+  };
+}
+
+}  // namespace
+
+Result<std::string> describe_checkpoint_json(
+    const std::filesystem::path& directory,
+    const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(directory));
+  const ModelConfig& config = checkpoint.config();
+  std::uint64_t parameters = 0;
+  std::uint64_t weight_bytes = 0;
+  for (const TensorSpec& spec : model_tensors(config)) {
+    parameters += spec.elements();
+    weight_bytes += checkpoint.tensors().at(spec.name).bytes.size();
+  }
+  Json shards = Json::array();
+  for (const Checkpoint::Shard& shard : checkpoint.shards()) {
+    shards.push_back({{"file", shard.name}, {"bytes", shard.file.bytes().size()}});
+  }
+  KVLANE_ASSIGN(const ModelIdentity identity, checkpoint.identity(progress));
+
+  Json json = {{"kind", "checkpoint"}, {"directory", directory.string()}};
+  json.update(describe_config(config));
+  json["parameters"] = parameters;
+  json["weight_bytes"] = weight_bytes;
+  json["shards"] = shards;
+  json["kv_bytes_per_token"] = config.kv_shape().block_bytes() / kBlockTokens;
+  json["identity"] = to_hex(identity);
+  // A directory's name need not be UTF-8.
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace kvlane
