@@ -14,6 +14,11 @@ if(KVLANE_SANITIZE)
   add_link_options(-fsanitize=${KVLANE_SANITIZE})
 endif()
 
+if(KVLANE_FUZZ)
+  # Coverage of the libraries too: without it libFuzzer sees no branch outside the target's own file.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 # kvlane_library(NAME [DEPS ...] [PRIVATE ...]): src/NAME/*.cpp as the static library kvlane_NAME.
 # DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are used in
 # its .cpp files only. X_test.cpp files become the test program NAME_test, X_fuzz.cpp files one
