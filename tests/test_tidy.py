@@ -117,6 +117,7 @@ class IncludeTest(TidyTest):
 
     def test_heavy_libraries_stay_out_of_headers(self):
         self.assert_clean({"src/base/b.cpp": cpp("#include <nlohmann/json.hpp>\n")})
+        self.assert_clean({"include/kvlane/a.h": header("#include <nlohmann/json_fwd.hpp>\n")})
         files = {
             "src/base/a.h": header("#include <nlohmann/json.hpp>\n"),
             "src/base/b.cpp": cpp('#include "base/a.h"\n'),
@@ -235,6 +236,7 @@ class BannedTest(TidyTest):
     def test_what_looks_alike_is_fine(self):
         self.assert_clean({
             "src/base/a.cpp": cpp(
+                "#include <new>\n"
                 "struct A {\n"
                 "  A(const A&) = delete;\n"
                 "  virtual void abort(int request) = 0;\n"
