@@ -338,5 +338,32 @@ TEST_F(CheckpointTest, DescriptionSaysItAll) {
   EXPECT_EQ(describe_checkpoint_json(directory() / "nowhere").status().code(), Code::kNotFound);
 }
 
+struct Fixture {
+  const char* name;
+  ElementType type;
+  int kv_heads;
+  int head_dim;
+  std::size_t shards;
+};
+
+// Written by Hugging Face's own library.
+TEST(CheckpointFixtures, AllOpen) {
+  for (const Fixture& fixture :
+       {Fixture{"llama-mha-bf16-tied", ElementType::kBf16, 3, 16, 1},
+        Fixture{"llama-gqa-bf16-llama3-sharded", ElementType::kBf16, 2, 16, 2},
+        Fixture{"qwen3-gqa-bf16", ElementType::kBf16, 2, 32, 1},
+        Fixture{"llama-mqa-f32", ElementType::kF32, 1, 16, 1},
+        Fixture{"llama-gqa-f16", ElementType::kFp16, 1, 64, 1}}) {
+    const auto checkpoint =
+        Checkpoint::open(fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / fixture.name);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+    EXPECT_EQ(checkpoint->config().type, fixture.type) << fixture.name;
+    EXPECT_EQ(checkpoint->config().kv_heads, fixture.kv_heads) << fixture.name;
+    EXPECT_EQ(checkpoint->config().head_dim, fixture.head_dim) << fixture.name;
+    EXPECT_EQ(checkpoint->shards().size(), fixture.shards) << fixture.name;
+    EXPECT_TRUE(checkpoint->identity({}).ok());
+  }
+}
+
 }  // namespace
 }  // namespace kvlane
