@@ -24,12 +24,18 @@ PROMPT = (
 READY_SECONDS = 60  # for a process to load its model and say that it listens
 ANSWER_SECONDS = 120  # without any sign of life from the gateway
 STOP_SECONDS = 5  # to end by itself after SIGTERM
-ACCOUNT_PARTS = {  # intervals that are parts of another, not further ones
-    "prefill_attention": "prefill",
-    "prefill_quantise": "prefill",
-    "decode_attention": "decode",
-    "decode_dequantise": "decode",
-    "decode_kv_access": "decode",
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# The time account in the order of a request's life, each interval with the parts it consists of.
+ACCOUNT = {
+    "queue": (),
+    "restore": (),
+    "prefill": ("prefill_attention", "prefill_quantise"),
+    "encode": (),
+    "wait_for_memory": (),
+    "transfer": (),
+    "decode_codec": (),
+    "decode": ("decode_attention", "decode_dequantise", "decode_kv_access"),
+    "other": (),
 }
 
 
@@ -59,15 +65,27 @@ class Server:
             line += byte
         return json.loads(line)
 
-    def stop(self):
+    def ask_to_stop(self):
         if self.process.poll() is None:
             self.process.terminate()
-            try:
-                self.process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+
+    def wait_stopped(self):
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.process.stdout.close()
+
+
+def stop(servers):
+    """Stops them all; further signals wait until that is done."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    for server in servers:
+        server.ask_to_stop()
+    for server in servers:
+        server.wait_stopped()
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 @contextlib.contextmanager
@@ -86,8 +104,7 @@ def three_processes(program, model, codec):
         gateway = start("gateway", "--prefill", prefill, "--decode", decode)
         yield gateway.wait_ready()["url"]
     finally:
-        for server in reversed(servers):
-            server.stop()
+        stop(servers)
 
 
 def events(response):
@@ -144,14 +161,17 @@ def error_message(body):
 
 
 def print_account(account):
-    total = sum(seconds for name, seconds in account.items() if name not in ACCOUNT_PARTS)
-    print(f"\n{'time account':<26}{'ms':>10}{'share':>9}")
-    for name, seconds in account.items():
-        if name in ACCOUNT_PARTS and account.get(ACCOUNT_PARTS[name]) == 0:
-            continue
-        label = f"  of it {name}" if name in ACCOUNT_PARTS else name
+    total = account["total"]
+
+    def row(label, seconds):
         print(f"{label:<26}{seconds * 1e3:>10.2f}{seconds / total if total else 0:>9.1%}")
-    print(f"{'total':<26}{total * 1e3:>10.2f}{1:>9.1%}")
+
+    print(f"{'time account':<26}{'ms':>10}{'share':>9}")
+    for name, parts in ACCOUNT.items():
+        row(name, account[name])
+        for part in parts:
+            row(f"  of it {part.removeprefix(name + '_')}", account[part])
+    row("total", total)
 
 
 def print_kv(answers):
@@ -201,8 +221,9 @@ def parse(arguments):
 
 def main():
     options = parse(sys.argv[1:])
-    # SIGTERM ends the demo the way Ctrl-C does: through the clean-up of three_processes.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # Every end goes through the clean-up of three_processes; Ctrl-C does so already.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         if options.json:
             show_json(options, options.kv_codec or "splitzip")
@@ -210,10 +231,7 @@ def main():
             show(options, [options.kv_codec] if options.kv_codec else ["splitzip", "none"])
     except KeyboardInterrupt:
         return 130
-    except DemoError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
+    except (DemoError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     return 0
