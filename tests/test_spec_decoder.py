@@ -105,9 +105,8 @@ class GoldenFiles(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             make.make(pathlib.Path(directory))
             made = {path.relative_to(directory): path.read_bytes() for path in pathlib.Path(directory).rglob("*.*")}
-        committed = {
-            path.relative_to(GOLDEN): path.read_bytes() for kind in ("frame", "codec") for path in GOLDEN.glob(f"{kind}/*/*")
-        }
+        paths = [path for kind in ("frame", "codec") for path in GOLDEN.glob(f"{kind}/*/*")]
+        committed = {path.relative_to(GOLDEN): path.read_bytes() for path in paths}
         self.assertEqual(sorted(made), sorted(committed))
         for path, data in made.items():
             self.assertEqual(data, committed[path], path)

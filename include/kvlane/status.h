@@ -64,7 +64,7 @@ inline Status internal_error(std::string m) { return {Code::kInternal, std::move
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                            // NOLINT: implicit
+  Result(T value) : value_(std::move(value)) {}                                  // NOLINT: implicit
   Result(Status status) : status_(std::move(status)) { assert(!status_.ok()); }  // NOLINT: implicit
 
   bool ok() const { return value_.has_value(); }
@@ -87,9 +87,10 @@ class [[nodiscard]] Result {
 #define KVLANE_CONCAT(a, b) KVLANE_CONCAT_(a, b)
 
 // Returns from the enclosing function when `expression` (a Status) is an error.
-#define KVLANE_TRY(expression)                                        \
-  do {                                                                \
-    if (::kvlane::Status kvlane_status_ = (expression); !kvlane_status_.ok()) return kvlane_status_; \
+#define KVLANE_TRY(expression)                                                \
+  do {                                                                        \
+    if (::kvlane::Status kvlane_status_ = (expression); !kvlane_status_.ok()) \
+      return kvlane_status_;                                                  \
   } while (false)
 
 // Declares or assigns `target` from a Result, or returns its Status.

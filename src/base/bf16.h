@@ -7,7 +7,8 @@
 
 namespace kvlane {
 
-// bfloat16 bits. A type of its own, so that bits and integers are never mixed up. Trivial on purpose.
+// bfloat16 bits. A type of its own, so that bits and integers are never mixed up. Trivial on
+// purpose.
 struct bf16 {
   std::uint16_t bits;
 };
@@ -32,7 +33,8 @@ inline bf16 to_bf16(float x) {
 inline float to_float(fp16 x) {
   const std::uint32_t sign = (x.bits & 0x8000U) << 16;
   const std::uint32_t magnitude = x.bits & 0x7fffU;
-  if (magnitude >= 0x7c00U) return std::bit_cast<float>(sign | 0x7f800000U | (magnitude & 0x3ffU) << 13);
+  if (magnitude >= 0x7c00U)
+    return std::bit_cast<float>(sign | 0x7f800000U | (magnitude & 0x3ffU) << 13);
   // Scaling by 2^112 moves the exponent bias from 15 to 127 and normalises subnormals on the way.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112F;
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(scaled));

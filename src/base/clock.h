@@ -10,7 +10,9 @@ using SteadyClock = std::chrono::steady_clock;
 using TimePoint = SteadyClock::time_point;
 using Seconds = std::chrono::duration<double>;
 
-inline double seconds_between(TimePoint start, TimePoint end) { return Seconds(end - start).count(); }
+inline double seconds_between(TimePoint start, TimePoint end) {
+  return Seconds(end - start).count();
+}
 inline double seconds_since(TimePoint start) { return seconds_between(start, SteadyClock::now()); }
 
 }  // namespace kvlane

@@ -24,10 +24,15 @@ class Descriptor {
     if (fd_ >= 0) ::close(fd_);
   }
   int get() const { return fd_; }
+  // Closes now; false when the system then tells of a write that failed late.
+  bool close() { return ::close(std::exchange(fd_, -1)) == 0; }
 
  private:
   int fd_;
 };
+
+// O_NONBLOCK: opening a pipe must not wait for its writer. Regular files do not know the flag.
+constexpr int kOpenToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 Status errno_status(const char* verb, const std::filesystem::path& path) {
   const int error = errno;
@@ -49,7 +54,7 @@ Result<std::size_t> regular_file_bytes(int fd, const std::filesystem::path& path
 }  // namespace
 
 Result<std::string> read_text_file(const std::filesystem::path& path, std::size_t bytes_max) {
-  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor fd(::open(path.c_str(), kOpenToRead));
   if (fd.get() < 0) return errno_status("open", path);
   KVLANE_ASSIGN(const std::size_t bytes, regular_file_bytes(fd.get(), path));
   if (bytes > bytes_max) {
@@ -68,26 +73,38 @@ Result<std::string> read_text_file(const std::filesystem::path& path, std::size_
   return text;
 }
 
-Status write_file(const std::filesystem::path& path, ByteView bytes) {
-  const std::filesystem::path temporary = path.string() + ".partial";
-  {
-    const Descriptor fd(
-        ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH));
-    if (fd.get() < 0) return errno_status("create", temporary);
-    std::size_t at = 0;
-    while (at < bytes.size()) {
-      const ssize_t put = ::write(fd.get(), bytes.data() + at, bytes.size() - at);
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) return errno_status("write", temporary);
-      at += static_cast<std::size_t>(put);
-    }
+namespace {
+
+Status write_durably(const std::filesystem::path& path, ByteView bytes) {
+  constexpr mode_t kMode = S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH;
+  Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode));
+  if (fd.get() < 0) return errno_status("create", path);
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    const ssize_t put = ::write(fd.get(), bytes.data() + at, bytes.size() - at);
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return errno_status("write", path);
+    at += static_cast<std::size_t>(put);
   }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return errno_status("rename", temporary);
+  // Before the rename: else a power cut could leave the new name with none of the bytes.
+  if (::fsync(fd.get()) != 0 || !fd.close()) return errno_status("write", path);
   return {};
 }
 
+}  // namespace
+
+Status write_file(const std::filesystem::path& path, ByteView bytes) {
+  const std::filesystem::path temporary = path.string() + ".partial";
+  Status status = write_durably(temporary, bytes);
+  if (status.ok() && ::rename(temporary.c_str(), path.c_str()) != 0) {
+    status = errno_status("rename to", path);
+  }
+  if (!status.ok()) ::unlink(temporary.c_str());
+  return status;
+}
+
 Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
-  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor fd(::open(path.c_str(), kOpenToRead));
   if (fd.get() < 0) return errno_status("open", path);
   KVLANE_ASSIGN(const std::size_t bytes, regular_file_bytes(fd.get(), path));
   MappedFile file;

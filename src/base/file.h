@@ -12,13 +12,17 @@
 namespace kvlane {
 
 // The whole file as text. Fails with kNotFound, or kInvalidArgument when it is larger than
-// `bytes_max` or not a regular file.
+// `bytes_max` or not a regular file (a pipe is refused at once, not waited for).
 Result<std::string> read_text_file(const std::filesystem::path& path, std::size_t bytes_max);
 
-// Writes through a temporary file beside `path` and renames it, so that `path` is never half written.
+// Writes through `path`.partial and renames it, so that `path` is never half written, not even
+// after a power cut. On failure `path` is as it was and nothing is left beside it. One writer at a
+// time per path.
 Status write_file(const std::filesystem::path& path, ByteView bytes);
 
-// A read-only, private mapping of a whole file. Movable; unmapped by the destructor.
+// A read-only, private mapping of a whole file. Movable; unmapped by the destructor. Nobody may
+// make the file shorter while it is mapped: the system ends a process that reads a page which is
+// gone.
 class MappedFile {
  public:
   static Result<MappedFile> open(const std::filesystem::path& path);

@@ -152,7 +152,7 @@ TEST(SplitZip, SizesAreThoseOfTheSpecification) {
   for (std::size_t n = 0; n < 3000; ++n) {
     EXPECT_LE(kCodec.bound(n), 2 * n + 30) << n;
   }
-  // Of planes with one exponent, exactly those are coded that get shorter. Padding decides near 100.
+  // Planes of one exponent are coded exactly when that is shorter; padding decides around 100.
   for (std::size_t n = 0; n <= 200; ++n) {
     const bool shorter = (n >= 89 && n <= 96) || n >= 105;
     EXPECT_EQ(is_coded(encode(Plane(n, 0x3F80))), shorter) << n;

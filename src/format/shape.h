@@ -17,8 +17,8 @@ inline constexpr int kBlockTokens = 64;
 // with any other model: architecture parameters and weights. See model/checkpoint.h.
 using ModelIdentity = std::array<std::byte, 32>;
 
-// Layers and KV heads that this worker holds. A 16-bit page is K[64][head_dim], then V[64][head_dim];
-// a slab is kv_heads pages, one after another; a block is `layers` slabs.
+// Layers and KV heads that this worker holds. A 16-bit page is K[64][head_dim], then
+// V[64][head_dim]; a slab is kv_heads pages, one after another; a block is `layers` slabs.
 struct KvShape {
   int layers = 0;
   int kv_heads = 0;

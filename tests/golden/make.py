@@ -269,15 +269,15 @@ def make_refused_planes(out):
     corrupt("splitzip_codebook_equal", small_body(codebook=[118] + list(range(118, 133))))
     corrupt("splitzip_codebook_descending", small_body(codebook=list(range(133, 117, -1))))
     corrupt("splitzip_tables_padding", patched(good, len(good) - 1, 1))
-    for name, body in (("raw_padding", raw_body(SMALL[:90], BF16)), ("codes_padding", coded_body(SMALL[:90]).to_bytes())):
-        at = len(body) - 1 if name == "raw_padding" else 32 + 47
-        corrupt(f"splitzip_{name}", patched(body, at, 1), SMALL[:90])
+    raw = raw_body(SMALL[:90], BF16)
+    corrupt("splitzip_raw_padding", patched(raw, len(raw) - 1, 1), SMALL[:90])
+    even = coded_body(SMALL[:90]).to_bytes()
+    corrupt("splitzip_codes_padding", patched(even, 32 + 47, 1), SMALL[:90])
     odd = coded_body(SMALL[:89]).to_bytes()
     corrupt("splitzip_code_behind_last_value", patched(odd, 32 + 44, odd[32 + 44] | 1), SMALL[:89])
     corrupt("splitzip_sign_mantissa_padding", patched(odd, 32 + 48 + 89, 128), SMALL[:89])
-    for field in (8, 12):
-        raw = raw_body(SMALL, BF16)
-        corrupt(f"splitzip_raw_with_{'escapes' if field == 8 else 'raw_exponents'}", patched(raw, field, 1))
+    corrupt("splitzip_raw_with_escapes", patched(raw_body(SMALL, BF16), 8, 1))
+    corrupt("splitzip_raw_with_raw_exponents", patched(raw_body(SMALL, BF16), 12, 1))
     make_refused_chunks(corrupt)
     unsupported = small_body(version=2)
     out.refused("codec", "unsupported", "splitzip_version_2",

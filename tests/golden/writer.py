@@ -81,8 +81,10 @@ class Header:
 
     def to_json(self):
         """The JSON form of section 8 of spec/frame.md, as a dictionary."""
-        same = "version header_bytes tokens layer kv_heads head_dim position plane_elements k_bytes v_bytes format codec"
-        return {field: getattr(self, field) for field in same.split()} | {
+        numbers = "version header_bytes tokens layer kv_heads head_dim position plane_elements k_bytes v_bytes"
+        return {field: getattr(self, field) for field in numbers.split()} | {
+            "format": self.format,
+            "codec": self.codec,
             "element_type": ELEMENT_NAMES[self.element_type],
             "rope_applied": self.flags == 1,
             "model": self.model.hex(),
