@@ -67,11 +67,13 @@ void Attention::attend(const AttentionBatch& batch, const Task& task, StateTile&
   for (int i = 0; i < tile.pairs; ++i) {
     const int token = (tile.first_pair + i) / group;
     const int head = tile.kv_head * group + (tile.first_pair + i) % group;
-    query.q[i] = batch.q + (std::size_t(tile.row + token) * batch.heads + head) * shape.head_dim;
+    query.q[i] = batch.q + (std::size_t(tile.row + token) * batch.heads + head) * batch.q_parts *
+                               shape.head_dim;
     query.visible[i] = kBlockTokens;
     own_visible[i] = (tile.position + token) % kBlockTokens + 1;
     own_tokens = std::max(own_tokens, own_visible[i]);
   }
+  query.parts = batch.q_parts;
   query.tokens = kBlockTokens;
   query.scale = static_cast<float>(1.4426950408889634 / std::sqrt(shape.head_dim));
 

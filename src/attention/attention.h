@@ -29,9 +29,10 @@ struct AttentionBatch {
   int layer;
   int heads;  // query heads; a multiple of the pool's kv_heads
   std::span<const AttentionSpan> spans;
-  const std::uint16_t* q;  // [rows][heads][head_dim], BF16, RoPE applied
-  ElementType out_type;    // kBf16 or kF32
-  void* out;               // [rows][heads * head_dim]
+  const std::uint16_t* q;  // [rows][heads][q_parts][head_dim], BF16, RoPE applied; see PageQuery
+  int q_parts;
+  ElementType out_type;  // kBf16 or kF32
+  void* out;             // [rows][heads * head_dim]
 };
 
 // Thread-compatible; keeps its scratch memory between calls.

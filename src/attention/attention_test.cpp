@@ -79,6 +79,7 @@ class Scene {
                      heads_,
                      {&span, 1},
                      q_.data() + (first + done) * row,
+                     1,
                      ElementType::kF32,
                      out.data() + done * row});
     }

@@ -12,10 +12,14 @@ namespace kvlane {
 
 // What a page kernel reads.
 struct PageQuery {
-  const std::uint16_t* q[kTileRows];  // one row [head_dim] each, BF16
-  int visible[kTileRows];             // each row sees the page's tokens [0, visible): 1 ... 64
-  int tokens;                         // largest `visible`: rows of the page beyond it are not read
-  float scale;                        // of scores: log2(e) / sqrt(head_dim)
+  // One row each, [parts][head_dim] in BF16; the query is the sum of its parts. One part is what
+  // BF16 models compute with; F32 models need two, or rounding the query would double the error
+  // that rounding K makes.
+  const std::uint16_t* q[kTileRows];
+  int parts;               // 1 or 2
+  int visible[kTileRows];  // each row sees the page's tokens [0, visible): 1 ... 64
+  int tokens;              // largest `visible`: rows of the page beyond it are not read
+  float scale;             // of scores: log2(e) / sqrt(head_dim)
 };
 
 // Adds one page, K[64][head_dim] then V[64][head_dim] in BF16, to the states of `tile`.

@@ -51,20 +51,23 @@ inline __m512 reduce16(const __m512 acc[16]) {
 }
 
 // Scores of 4 rows x 4 tokens: 16 bytes for each row.
-inline void scores_4x4(const std::uint16_t* const* q, const std::uint16_t* keys, int head_dim,
-                       float* scores) {
+inline void scores_4x4(const std::uint16_t* const* q, int parts, const std::uint16_t* keys,
+                       int head_dim, float* scores) {
   __m512 acc[16];
   for (auto& a : acc) a = _mm512_setzero_ps();
-  for (int i = 0; i < head_dim; i += 32) {
-    const __mmask32 mask = step_mask(head_dim, i);
-    __m512bh key[4];
-    for (int token = 0; token < 4; ++token)
-      key[token] = load_bf16(keys + token * head_dim + i, mask);
-    for (int row = 0; row < 4; ++row) {
-      const __m512bh query = load_bf16(q[row] + i, mask);
+  for (int part = 0; part < parts; ++part) {
+    for (int i = 0; i < head_dim; i += 32) {
+      const __mmask32 mask = step_mask(head_dim, i);
+      __m512bh key[4];
       for (int token = 0; token < 4; ++token) {
-        __m512& a = acc[4 * token + row];  // transposed, as reduce16 wants it
-        a = _mm512_dpbf16_ps(a, query, key[token]);
+        key[token] = load_bf16(keys + token * head_dim + i, mask);
+      }
+      for (int row = 0; row < 4; ++row) {
+        const __m512bh query = load_bf16(q[row] + part * head_dim + i, mask);
+        for (int token = 0; token < 4; ++token) {
+          __m512& a = acc[4 * token + row];  // transposed, as reduce16 wants it
+          a = _mm512_dpbf16_ps(a, query, key[token]);
+        }
       }
     }
   }
@@ -76,16 +79,18 @@ inline void scores_4x4(const std::uint16_t* const* q, const std::uint16_t* keys,
 }
 
 // Scores of 1 row x 16 tokens.
-inline void scores_1x16(const std::uint16_t* q, const std::uint16_t* keys, int head_dim,
+inline void scores_1x16(const std::uint16_t* q, int parts, const std::uint16_t* keys, int head_dim,
                         float* scores) {
   __m512 acc[16];
   for (auto& a : acc) a = _mm512_setzero_ps();
-  for (int i = 0; i < head_dim; i += 32) {
-    const __mmask32 mask = step_mask(head_dim, i);
-    const __m512bh query = load_bf16(q + i, mask);
-    for (int token = 0; token < 16; ++token) {
-      __m512& a = acc[4 * (token & 3) + (token >> 2)];
-      a = _mm512_dpbf16_ps(a, query, load_bf16(keys + token * head_dim + i, mask));
+  for (int part = 0; part < parts; ++part) {
+    for (int i = 0; i < head_dim; i += 32) {
+      const __mmask32 mask = step_mask(head_dim, i);
+      const __m512bh query = load_bf16(q + part * head_dim + i, mask);
+      for (int token = 0; token < 16; ++token) {
+        __m512& a = acc[4 * (token & 3) + (token >> 2)];
+        a = _mm512_dpbf16_ps(a, query, load_bf16(keys + token * head_dim + i, mask));
+      }
     }
   }
   _mm512_storeu_ps(scores, reduce16(acc));
@@ -201,12 +206,14 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
   const int whole_rows = tile.rows / 4 * 4;
   for (int token = 0; token < query.tokens; token += 4) {
     for (int row = 0; row < whole_rows; row += 4) {
-      scores_4x4(query.q + row, keys + token * head_dim, head_dim, &scores[row][token]);
+      scores_4x4(query.q + row, query.parts, keys + token * head_dim, head_dim,
+                 &scores[row][token]);
     }
   }
   for (int row = whole_rows; row < tile.rows; ++row) {
     for (int token = 0; token < query.tokens; token += 16) {
-      scores_1x16(query.q[row], keys + token * head_dim, head_dim, &scores[row][token]);
+      scores_1x16(query.q[row], query.parts, keys + token * head_dim, head_dim,
+                  &scores[row][token]);
     }
   }
   for (int row = 0; row < tile.rows; ++row) {

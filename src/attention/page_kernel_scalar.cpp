@@ -33,7 +33,11 @@ void attend_page_scalar(const PageQuery& query, const std::uint16_t* page, State
     float weight[kBlockTokens];
     float max = tile.max[row];
     for (int token = 0; token < visible; ++token) {
-      weight[token] = dot(query.q[row], keys + token * head_dim, head_dim) * query.scale;
+      float score = 0;
+      for (int part = 0; part < query.parts; ++part) {
+        score += dot(query.q[row] + part * head_dim, keys + token * head_dim, head_dim);
+      }
+      weight[token] = score * query.scale;
       if (weight[token] > max) max = weight[token];
     }
     const float keep = std::exp2(tile.max[row] - max);

@@ -46,7 +46,9 @@ Status Forward::allocate() {
   const std::size_t qkv_width = q_width + 2 * std::size_t(config.kv_heads) * config.head_dim;
   const std::size_t product_width =
       std::max({qkv_width, 2 * std::size_t(config.ffn), std::size_t(config.hidden)});
-  const std::size_t input_bytes = element_bytes(model_.layers()[0].qkv->input_type());
+  const ElementType input_type = model_.layers()[0].qkv->input_type();
+  const std::size_t input_bytes = element_bytes(input_type);
+  q_parts_ = input_type == ElementType::kF32 ? 2 : 1;
   // Final norms of the rows with logits go through normed_ as well.
   const std::size_t normed_rows = std::max(rows, logits_rows);
 
@@ -55,7 +57,7 @@ Status Forward::allocate() {
       aligned(rows * config.hidden * sizeof(float)),
       aligned(normed_rows * config.hidden * input_bytes),
       aligned(rows * product_width * sizeof(float)),
-      aligned(rows * q_width * sizeof(bf16)),
+      aligned(rows * q_width * q_parts_ * sizeof(bf16)),
       aligned(rows * std::max(q_width, std::size_t(config.ffn)) * input_bytes),
       aligned(logits_rows * config.vocab * sizeof(float)),
   };
@@ -138,7 +140,7 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
   write_qkv(layer, index);
   {
     const ScopedTimer timer(times_.attention);
-    attention_.run({index, config.heads, attention_spans_, q_, type, wide_});
+    attention_.run({index, config.heads, attention_spans_, q_, q_parts_, type, wide_});
   }
   KVLANE_TRY(multiply(*layer.attention_out, wide_, product_, rows_));
   parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
@@ -166,7 +168,7 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
       for (int h = 0; h < config.heads; ++h, head += d) {
         if (config.qk_norm) rms_norm(head, layer.q_norm.data(), config.norm_eps, d, head);
         rope(head, angles, d);
-        store_row(head, d, ElementType::kBf16, q_ + (row * config.heads + h) * d);
+        store_query(head, q_ + (row * config.heads + h) * q_parts_ * d);
       }
       for (int h = 0; h < config.kv_heads; ++h, head += d) {
         if (config.qk_norm) rms_norm(head, layer.k_norm.data(), config.norm_eps, d, head);
@@ -179,6 +181,18 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
       }
     }
   });
+}
+
+// A query head in q_parts_ BF16 parts: each rounds what the ones before it left over.
+void Forward::store_query(float* head, std::uint16_t* parts) const {
+  const int d = model_.config().head_dim;
+  for (int part = 0; part < q_parts_; ++part, parts += d) {
+    for (int i = 0; i < d; ++i) {
+      const bf16 rounded = to_bf16(head[i]);
+      parts[i] = rounded.bits;
+      head[i] -= to_float(rounded);
+    }
+  }
 }
 
 Status Forward::ffn_block(const LayerWeights& layer) {

@@ -56,12 +56,14 @@ class Forward {
   Status ffn_block(const LayerWeights& layer);
   Status project_logits(std::span<const ForwardSpan> spans);
   void write_qkv(const LayerWeights& layer, int index);
+  void store_query(float* head, std::uint16_t* parts) const;
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
 
   const Model& model_;
   Attention attention_;
   const int rows_max_;
   const int logits_max_;
+  int q_parts_ = 1;  // see PageQuery
   int rows_ = 0;
   ForwardTimes times_;
 

@@ -1,0 +1,228 @@
+// The forward pass against transformers in double precision, and the promise that a sequence's bits
+// do not depend on batch, chunking or threads.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/forward.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/random.h"
+#include "cpu/parallel.h"
+#include "model/safetensors.h"
+
+namespace kvlane {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kFixtures = fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models";
+
+std::vector<Isa> tiers() {
+  std::vector<Isa> supported;
+  for (const Isa isa : kAllIsas) {
+    if (isa_supported(isa)) supported.push_back(isa);
+  }
+  return supported;
+}
+
+template <class T>
+T take(Result<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(*result);
+}
+
+// A model with a pool and a forward pass of its own.
+struct Runner {
+  Runner(const fs::path& directory, Isa isa, int rows_max = 512)
+      : model(take(Model::load(directory, {.isa = isa}))),
+        pool(take(BlockPool::create(model->config().kv_shape(),
+                                    64 * model->config().kv_shape().block_bytes()))),
+        forward(take(Forward::create(*model, rows_max, 8))) {}
+
+  // Appends `tokens` in pieces of `chunk`; the logits after each token when `chunk` is 1, else
+  // after each piece.
+  std::vector<std::vector<float>> run(BlockTable& table, std::span<const std::int32_t> tokens,
+                                      int chunk) {
+    EXPECT_TRUE(table.grow(table.tokens() + static_cast<int>(tokens.size())).ok());
+    std::vector<std::vector<float>> logits;
+    for (std::size_t done = 0; done < tokens.size(); done += chunk) {
+      const auto piece = tokens.subspan(done, std::min<std::size_t>(chunk, tokens.size() - done));
+      const ForwardSpan span{&table, piece, true};
+      const Status status = forward->run({&span, 1}, {});
+      EXPECT_TRUE(status.ok()) << status.message();
+      const auto row = forward->logits(0);
+      logits.emplace_back(row.begin(), row.end());
+    }
+    return logits;
+  }
+
+  std::unique_ptr<Model> model;
+  BlockPool pool;
+  std::unique_ptr<Forward> forward;
+};
+
+// What transformers computed with one checkpoint.
+struct Expected {
+  explicit Expected(const fs::path& directory)
+      : file(take(MappedFile::open(directory / "expected.safetensors"))),
+        tensors(take(parse_safetensors(file.bytes()))),
+        json(nlohmann::json::parse(take(read_text_file(directory / "expected.json", 1 << 20)))) {}
+
+  const float* logits(std::size_t prompt) const {  // [positions(prompt)][vocab]
+    return reinterpret_cast<const float*>(
+        tensors.at("logits." + std::to_string(prompt)).bytes.data());
+  }
+  int positions(std::size_t prompt) const {
+    return static_cast<int>(tensors.at("logits." + std::to_string(prompt)).shape[0]);
+  }
+
+  MappedFile file;
+  std::map<std::string, TensorView> tensors;
+  nlohmann::json json;
+};
+
+struct Fixture {
+  const char* name;
+  // The plain implementation whose error is the unit: the types that kvlane computes in.
+  const char* plain;
+};
+
+// BF16 checkpoints are computed in BF16. F32 and F16 ones (widened to F32) keep BF16 K and V; the
+// AVX-512 tier rounds probabilities to BF16 as well, a third rounding beside those of K and V.
+const Fixture kModels[] = {{"llama-mha-bf16-tied", "bfloat16"},
+                           {"llama-gqa-bf16-llama3-sharded", "bfloat16"},
+                           {"qwen3-gqa-bf16", "bfloat16"},
+                           {"llama-mqa-f32", "float32+bfloat16_kv"},
+                           {"llama-gqa-f16", "float32+bfloat16_kv"}};
+constexpr double kFactor = 1.25;
+
+TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
+  for (const Isa isa : tiers()) {
+    for (const Fixture& fixture : kModels) {
+      const fs::path directory = kFixtures / fixture.name;
+      const Expected expected(directory);
+      Runner runner(directory, isa);
+      const std::size_t vocab = runner.model->config().vocab;
+      double squares = 0;
+      double worst = 0;
+      std::size_t count = 0;
+      const auto& prompts = expected.json["prompts"];
+      for (std::size_t prompt = 0; prompt < prompts.size(); ++prompt) {
+        const auto tokens = prompts[prompt].get<std::vector<std::int32_t>>();
+        const int positions = expected.positions(prompt);
+        // All but the recorded positions at once, those one by one.
+        BlockTable table(runner.pool);
+        const std::span<const std::int32_t> all(tokens);
+        const std::size_t head = all.size() - positions;
+        if (head > 0) runner.run(table, all.first(head), static_cast<int>(head));
+        const auto logits = runner.run(table, all.subspan(head), 1);
+        for (int position = 0; position < positions; ++position) {
+          for (std::size_t i = 0; i < vocab; ++i) {
+            const double error =
+                double{logits[position][i]} - expected.logits(prompt)[position * vocab + i];
+            squares += error * error;
+            worst = std::max(worst, std::abs(error));
+            ++count;
+          }
+        }
+      }
+      ASSERT_GT(count, 0U);
+      const auto& plain = expected.json["errors"][fixture.plain];
+      const double rms = std::sqrt(squares / static_cast<double>(count));
+      EXPECT_LE(rms, kFactor * plain["rms"].get<double>()) << fixture.name << " " << isa_name(isa);
+      EXPECT_LE(worst, kFactor * plain["max_abs"].get<double>())
+          << fixture.name << " " << isa_name(isa);
+    }
+  }
+}
+
+std::vector<std::int32_t> random_tokens(int count, int vocab, std::uint32_t seed) {
+  std::vector<std::int32_t> tokens(count);
+  for (int i = 0; i < count; ++i) {
+    tokens[i] = static_cast<std::int32_t>(
+        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % vocab);
+  }
+  return tokens;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+TEST(Forward, ASequenceHasTheSameBitsInAnyChunkingBatchAndThreadCount) {
+  for (const Isa isa : tiers()) {
+    for (const Fixture& fixture : kModels) {
+      Runner runner(kFixtures / fixture.name, isa);
+      const auto tokens = random_tokens(300, runner.model->config().vocab, 1);
+      BlockTable whole_table(runner.pool);
+      set_parallel_threads(2);
+      const auto whole = runner.run(whole_table, tokens, 300).back();
+
+      for (const int threads : {1, 3}) {
+        set_parallel_threads(threads);
+        for (const int chunk : {1, 7, 64, 100}) {
+          BlockTable table(runner.pool);
+          EXPECT_TRUE(same_bits(runner.run(table, tokens, chunk).back(), whole))
+              << fixture.name << " " << isa_name(isa) << " chunk " << chunk << " threads "
+              << threads;
+        }
+      }
+      set_parallel_threads(2);
+
+      // The last token together with a prompt and with other decoding sequences.
+      BlockTable table(runner.pool);
+      BlockTable other(runner.pool);
+      BlockTable third(runner.pool);
+      const std::span<const std::int32_t> all(tokens);
+      runner.run(table, all.first(299), 299);
+      runner.run(other, all.first(40), 40);
+      ASSERT_TRUE(table.grow(300).ok() && other.grow(41).ok() && third.grow(120).ok());
+      const ForwardSpan batch[] = {{&other, all.subspan(7, 1), true},
+                                   {&third, all.subspan(50, 120), false},
+                                   {&table, all.last(1), true}};
+      ASSERT_TRUE(runner.forward->run(batch, {}).ok());
+      const auto row = runner.forward->logits(1);
+      EXPECT_TRUE(same_bits({row.begin(), row.end()}, whole))
+          << fixture.name << " " << isa_name(isa);
+    }
+  }
+}
+
+TEST(Forward, TellsEveryLayerInOrder) {
+  Runner runner(kFixtures / "llama-mha-bf16-tied", Isa::kScalar);
+  BlockTable table(runner.pool);
+  ASSERT_TRUE(table.grow(3).ok());
+  const auto tokens = random_tokens(3, 96, 2);
+  const ForwardSpan span{&table, tokens, false};
+  std::vector<int> layers;
+  ASSERT_TRUE(runner.forward->run({&span, 1}, [&](int layer) { layers.push_back(layer); }).ok());
+  EXPECT_EQ(layers, (std::vector<int>{0, 1}));
+  EXPECT_EQ(table.tokens(), 3);
+}
+
+TEST(Forward, RefusesMoreRowsThanItHasBuffersFor) {
+  Runner runner(kFixtures / "llama-mha-bf16-tied", Isa::kScalar, 4);
+  BlockTable table(runner.pool);
+  ASSERT_TRUE(table.grow(5).ok());
+  const auto tokens = random_tokens(5, 96, 2);
+  const ForwardSpan span{&table, tokens, false};
+  EXPECT_EQ(runner.forward->run({&span, 1}, {}).code(), Code::kInternal);
+  EXPECT_EQ(table.tokens(), 0);
+}
+
+TEST(Model, RefusesAContextBeyondItsOwn) {
+  const auto model =
+      Model::load(kFixtures / "llama-mha-bf16-tied", {.isa = Isa::kScalar, .context_max = 100000});
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.status().code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace kvlane
