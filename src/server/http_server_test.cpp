@@ -98,10 +98,11 @@ class HttpServerTest : public testing::Test {
 
   template <class Condition>
   static bool eventually(Condition condition) {
-    for (int i = 0; i < 1000 && !condition(); ++i) {
+    for (int i = 0; i < 1000; ++i) {
+      if (condition()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    return condition();
+    return false;
   }
 
   std::atomic<int> entered_ = 0;

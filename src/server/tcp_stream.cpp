@@ -28,14 +28,16 @@ struct TcpStream::State {
     resolver.cancel();
   }
 
+  // What an operation's error means. An operation that was aborted, and not by close() or a
+  // deadline, belongs to a coroutine that is being cancelled: unwinding starts here.
   Status failure(const error_code& error, std::string_view doing) const {
     const std::string what(doing);
+    if (error == asio::error::operation_aborted && !closed && !timed_out) {
+      throw boost::system::system_error(error);
+    }
     if (closed) return aborted(what + ": the connection was given up");
-    if (timed_out) return timed_out_status(what);
+    if (timed_out) return kvlane::timed_out(what + ": the other side did not answer in time");
     return unavailable(what + ": " + error.message());
-  }
-  static Status timed_out_status(const std::string& what) {
-    return kvlane::timed_out(what + ": the other side did not answer in time");
   }
 
   tcp::socket socket;
@@ -124,7 +126,7 @@ asio::awaitable<Result<std::size_t>> TcpStream::read_some(std::span<char> into,
   auto token = asio::redirect_error(asio::use_awaitable, error);
   const auto buffer = asio::buffer(into.data(), into.size());
   const std::size_t count = co_await state->socket.async_read_some(buffer, token);
-  if (error == asio::error::eof) co_return std::size_t{0};
+  if (error == asio::error::eof && !state->closed) co_return std::size_t{0};
   if (error) co_return state->failure(error, "reading");
   co_return count;
 }

@@ -1,0 +1,241 @@
+// For tests: an engine without a model. Token i of a request is prompt[0] + i, its text "<token> ".
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/prompt.h"
+
+namespace kvlane {
+
+// Carries "KV" from fake prefill engines to fake decode engines.
+class FakeWire {
+ public:
+  struct Arrival {
+    bool arrived = false;
+    Status failure;
+  };
+  void deliver(const TransferId& id, Status failure = {}) {
+    const std::lock_guard lock(mutex_);
+    arrivals_[id] = {true, std::move(failure)};
+    changed_.notify_all();
+  }
+  // Waits until the KV is there, or `given_up` says that nobody wants it any more.
+  template <class GivenUp>
+  Status wait(const TransferId& id, GivenUp given_up) {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      if (arrivals_[id].arrived) return arrivals_[id].failure;
+      if (given_up()) return aborted("given up");
+      changed_.wait_for(lock, std::chrono::milliseconds(5));
+    }
+  }
+  bool has(const TransferId& id) {
+    const std::lock_guard lock(mutex_);
+    return arrivals_[id].arrived;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<TransferId, Arrival> arrivals_;
+};
+
+// What a fake engine does; set before requests come.
+struct FakeEnginePlan {
+  std::chrono::milliseconds token_delay{0};
+  std::chrono::milliseconds prefill_delay{0};
+  Status refuse;        // what every submit returns, unless ok
+  int fail_after = -1;  // tokens after which generation fails
+  Status failure = corrupt("a slab failed its checksum");
+};
+
+class FakeEngine : public Engine {
+ public:
+  explicit FakeEngine(FakeEnginePlan plan = {}, FakeWire* wire = nullptr)
+      : plan_(std::move(plan)), wire_(wire) {}
+  ~FakeEngine() override {
+    stopping_ = true;
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Status validate(const GenerationRequest& request) const override {
+    if (request.prompt.empty()) return invalid_argument("the prompt is empty");
+    return {};
+  }
+  Result<RequestId> submit(GenerationRequest request, OnUpdate on_update) override {
+    return start([this, request, on_update](RequestId id) { generate(id, request, on_update); });
+  }
+  Result<RequestId> prefill_and_push(GenerationRequest request, const Address& peer,
+                                     const TransferId& transfer,
+                                     OnPrefilled on_prefilled) override {
+    last_peer_ = peer;
+    return prefill(std::move(request), transfer, std::move(on_prefilled));
+  }
+  Result<RequestId> prefill_and_park(GenerationRequest request, const TransferId& transfer,
+                                     OnPrefilled on_prefilled) override {
+    return prefill(std::move(request), transfer, std::move(on_prefilled));
+  }
+  Result<RequestId> reserve(GenerationRequest request, const TransferId& transfer) override {
+    KVLANE_TRY(plan_.refuse);
+    const std::lock_guard lock(mutex_);
+    const RequestId id = ++last_id_;
+    reserved_[id] = {std::move(request), transfer};
+    return id;
+  }
+  Status attach(RequestId id, OnUpdate on_update) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = reserved_.find(id);
+    if (found == reserved_.end()) return not_found("no such reservation");
+    const auto [request, transfer] = found->second;
+    reserved_.erase(found);
+    decode(id, request, transfer, std::move(on_update));
+    return {};
+  }
+  Result<RequestId> fetch_and_decode(GenerationRequest request, const Address& peer,
+                                     const TransferId& transfer, OnUpdate on_update) override {
+    KVLANE_TRY(plan_.refuse);
+    const std::lock_guard lock(mutex_);
+    last_peer_ = peer;
+    if (!wire_->has(transfer)) return not_found("nothing is parked under this id");
+    decode(++last_id_, request, transfer, std::move(on_update));
+    return last_id_;
+  }
+  void abort(RequestId request) override {
+    const std::lock_guard lock(mutex_);
+    aborted_.insert(request);
+    reserved_.erase(request);
+  }
+  EngineLoad load() const override { return {1, 2, 34, 5, 6}; }
+  void wait_idle() override {}
+
+  std::set<RequestId> aborted_requests() const {
+    const std::lock_guard lock(mutex_);
+    return aborted_;
+  }
+  Address last_peer() const {
+    const std::lock_guard lock(mutex_);
+    return last_peer_;
+  }
+  std::vector<GenerationRequest> requests() const {
+    const std::lock_guard lock(mutex_);
+    return seen_;
+  }
+
+ private:
+  template <class Work>
+  Result<RequestId> start(Work work) {
+    KVLANE_TRY(plan_.refuse);
+    const std::lock_guard lock(mutex_);
+    const RequestId id = ++last_id_;
+    threads_.emplace_back([work, id] { work(id); });
+    return id;
+  }
+  void decode(RequestId id, const GenerationRequest& request, const TransferId& transfer,
+              OnUpdate on_update) {
+    threads_.emplace_back([this, id, request, transfer, on_update] {
+      const Status arrived = wire_->wait(transfer, [&] { return given_up(id); });
+      if (arrived.ok()) {
+        generate(id, request, on_update);
+      } else {
+        finish(request, 0, on_update, arrived);
+      }
+    });
+  }
+  Result<RequestId> prefill(GenerationRequest request, const TransferId& transfer,
+                            OnPrefilled on_prefilled) {
+    return start([this, request, transfer, on_prefilled](RequestId id) {
+      remember(request);
+      const TimePoint end = SteadyClock::now() + plan_.prefill_delay;
+      while (SteadyClock::now() < end && !given_up(id)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      PrefillOutcome outcome;
+      if (given_up(id)) outcome.status = aborted("aborted");
+      if (plan_.fail_after >= 0) outcome.status = plan_.failure;
+      wire_->deliver(transfer, outcome.status);
+      outcome.finish.prompt_tokens = static_cast<int>(request.prompt.size());
+      outcome.finish.completion_tokens = 1;
+      outcome.finish.reason = FinishReason::kLength;
+      outcome.finish.kv = {200, 150};
+      outcome.first_token = request.prompt[0];
+      outcome.first_text = std::to_string(request.prompt[0]) + " ";
+      on_prefilled(outcome);
+    });
+  }
+  void generate(RequestId id, const GenerationRequest& request, const OnUpdate& on_update) {
+    remember(request);
+    for (int i = 0; i < request.max_tokens; ++i) {
+      std::this_thread::sleep_for(plan_.token_delay);
+      if (given_up(id)) return finish(request, i, on_update, aborted("aborted"));
+      if (i == plan_.fail_after) return finish(request, i, on_update, plan_.failure);
+      const std::int32_t token = request.prompt[0] + i;
+      on_update({{token}, std::to_string(token) + " ", {}});
+    }
+    finish(request, request.max_tokens, on_update, {});
+  }
+  static void finish(const GenerationRequest& request, int tokens, const OnUpdate& on_update,
+                     Status error) {
+    Finish end;
+    end.reason = error.ok() ? FinishReason::kLength : FinishReason::kFailed;
+    end.error = std::move(error);
+    end.prompt_tokens = static_cast<int>(request.prompt.size());
+    end.completion_tokens = tokens;
+    end.account.prefill = 0.001;
+    end.account.decode = 0.002;
+    end.kv = {200, 150};
+    on_update({{}, "", end});
+  }
+  void remember(const GenerationRequest& request) {
+    const std::lock_guard lock(mutex_);
+    seen_.push_back(request);
+  }
+  bool given_up(RequestId id) const {
+    const std::lock_guard lock(mutex_);
+    return stopping_ || aborted_.contains(id);
+  }
+
+  FakeEnginePlan plan_;
+  FakeWire* wire_;
+  mutable std::mutex mutex_;
+  RequestId last_id_ = 0;
+  std::set<RequestId> aborted_;
+  std::map<RequestId, std::pair<GenerationRequest, TransferId>> reserved_;
+  std::vector<GenerationRequest> seen_;
+  Address last_peer_;
+  std::atomic<bool> stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// One token for each byte of text; chats are the contents joined, if there is a "template".
+class FakePrompter : public Prompter {
+ public:
+  explicit FakePrompter(bool has_template = true) : has_template_(has_template) {}
+  Result<std::vector<std::int32_t>> encode_text(const std::string& text) const override {
+    return std::vector<std::int32_t>(text.begin(), text.end());
+  }
+  Result<std::vector<std::int32_t>> encode_chat(
+      const std::vector<ChatMessage>& messages) const override {
+    if (!has_template_) {
+      return invalid_argument("This model has no chat template; use /v1/completions.");
+    }
+    std::string text;
+    for (const ChatMessage& message : messages) text += message.content;
+    return encode_text(text);
+  }
+  std::int32_t bos() const override { return 7; }
+  int vocabulary() const override { return 1000; }
+  int context() const override { return 100; }
+
+ private:
+  bool has_template_;
+};
+
+}  // namespace kvlane

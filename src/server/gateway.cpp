@@ -1,0 +1,424 @@
+// One request over two workers: reserve, prefill and relay, retry.
+// SPDX-License-Identifier: Apache-2.0
+#include "server/gateway.h"
+
+#include <nlohmann/json.hpp>
+
+#include "server/coroutine.h"
+#include "server/json_text.h"
+#include "server/log.h"
+#include "server/openai_response.h"
+#include "server/sse.h"
+
+namespace kvlane {
+
+using nlohmann::json;
+
+namespace {
+
+// Of answers that are not streamed: a whole context of tokens, their ids included.
+constexpr std::size_t kAnswerBytesMax = 64 << 20;
+constexpr std::size_t kSmallAnswerBytesMax = 1 << 20;
+
+// Roughly the prompt's tokens: enough to weigh requests against each other.
+std::int64_t estimate_tokens(const CompletionRequest& request) {
+  constexpr std::size_t kBytesPerToken = 4;
+  std::size_t bytes = request.prompt_text.size();
+  for (const ChatMessage& message : request.messages) bytes += message.content.size();
+  return static_cast<std::int64_t>(request.prompt_ids.size() + bytes / kBytesPerToken + 1);
+}
+
+HttpResponse relayed(const HttpResponse& response) {
+  HttpResponse copy;
+  copy.status = response.status;
+  copy.content_type = response.content_type;
+  copy.body = response.body;
+  const std::string_view retry_after = response.headers.find("Retry-After");
+  if (!retry_after.empty()) copy.headers.add("Retry-After", std::string(retry_after));
+  return copy;
+}
+
+// Whether a worker's answer is about the request, so that no other worker would say otherwise.
+bool is_final(const HttpResponse& response) {
+  return response.status == 400 || response.status == 413 ||
+         (response.status == 404 && response.body.find("model_not_found") != std::string::npos);
+}
+
+// Makes the account of `object`, if it has one, add up to the time measured here.
+bool complete_account(json& object, TimePoint received) {
+  if (!object.is_object() || !object.contains("kvlane")) return false;
+  json& extension = object["kvlane"];
+  if (!extension.is_object() || !extension.contains("account")) return false;
+  TimeAccount account = account_from_json(extension["account"]);
+  close_account(account, seconds_since(received));
+  extension["account"] = account_json(account);
+  return true;
+}
+
+// The event as it came, or with its account completed. Quotes inside of strings are escaped in
+// JSON, so the text of an answer cannot look like the field.
+std::string complete_event(std::string event, TimePoint received) {
+  constexpr std::string_view kPrefix = "data: ";
+  if (!event.starts_with(kPrefix) || event.find("\"kvlane\":") == std::string::npos) return event;
+  const std::string_view payload(event.data() + kPrefix.size(), event.size() - kPrefix.size());
+  Result<json> object = parse_json(payload);
+  if (!object.ok() || !complete_account(*object, received)) return event;
+  return sse_event(to_text(*object));
+}
+
+}  // namespace
+
+// What the gateway knows of one client's request.
+struct Gateway::Client {
+  Api api = Api::kCompletions;
+  const HttpRequest& http;
+  json body;
+  bool stream = false;
+  std::int64_t tokens = 0;
+};
+
+// How an attempt with two workers ended.
+struct Gateway::Outcome {
+  enum class Kind {
+    kGoOn,           // so far, so good
+    kAnswered,       // the client has its answer, or nobody can give it one any more
+    kFinal,          // `response` is the answer
+    kPrefillFailed,  // `response` is, if no other worker can do better
+    kDecodeFailed,
+  };
+  Kind kind = Kind::kGoOn;
+  HttpResponse response;
+
+  static Outcome failed(Kind blamed, const Url& url, const Status& why) {
+    const std::string worker = blamed == Kind::kPrefillFailed ? "prefill" : "decode";
+    ApiError error = to_api_error(why);
+    error.message =
+        "The " + worker + " worker " + to_string(url) + " failed: " + why.message() + ".";
+    return {blamed, to_response(error)};
+  }
+
+  // What an answer other than 200 means.
+  static Outcome refused(Kind blamed, const Url& url, const HttpResponse& response) {
+    if (is_final(response)) return {Kind::kFinal, relayed(response)};
+    if (response.status == 429 || response.status >= 500) return {blamed, relayed(response)};
+    return failed(blamed, url,
+                  corrupt("it answered " + std::to_string(response.status) +
+                          ", so it is no such worker or does not accept this gateway's key"));
+  }
+};
+
+// The request to the prefill worker, in a coroutine of its own. Shared, because either side may end
+// first.
+struct Gateway::PrefillTask {
+  PrefillTask(const asio::any_io_executor& executor, HttpCallLimits limits, const WorkerPool& pool,
+              std::size_t index, std::int64_t tokens)
+      : call(executor, limits), visit(pool, index, tokens) {}
+  HttpCall call;
+  WorkerPool::Visit visit;
+  std::optional<Outcome> failure;
+  bool unreachable = false;          // no answer at all, as opposed to a bad one
+  std::function<void()> on_failure;  // cleared when nobody wants to know any more
+};
+
+// Ends the prefill worker's work when the attempt is given up.
+class Gateway::PrefillGuard {
+ public:
+  explicit PrefillGuard(std::shared_ptr<PrefillTask> task) : task_(std::move(task)) {}
+  ~PrefillGuard() {
+    task_->on_failure = nullptr;
+    if (!succeeded_) task_->call.cancel();
+  }
+  PrefillGuard(const PrefillGuard&) = delete;
+  PrefillGuard& operator=(const PrefillGuard&) = delete;
+  void succeeded() { succeeded_ = true; }
+
+ private:
+  std::shared_ptr<PrefillTask> task_;
+  bool succeeded_ = false;
+};
+
+namespace {
+
+WorkerPoolOptions pool_options(const GatewayOptions& options, const std::vector<Url>& urls) {
+  WorkerPoolOptions pool;
+  pool.urls = urls;
+  pool.probe_interval = options.probe_interval;
+  return pool;
+}
+
+}  // namespace
+
+Gateway::Gateway(EventLoop& loop, GatewayOptions options)
+    : executor_(loop.executor()),
+      options_(std::move(options)),
+      prefill_(loop, pool_options(options_, options_.prefill)),
+      decode_(loop, pool_options(options_, options_.decode)) {}
+
+Gateway::~Gateway() = default;
+
+void Gateway::add_routes(Router& router) {
+  for (const Api api : {Api::kCompletions, Api::kChat}) {
+    router.add("POST", std::string(api_path(api)),
+               [this, api](const HttpRequest& http, HttpReply& reply) {
+                 return complete(api, http, reply);
+               });
+  }
+  router.add("GET", "/v1/models",
+             [this](const HttpRequest& http, HttpReply& reply) { return models(http, reply); });
+  router.add(
+      "GET", "/health",
+      [this](const HttpRequest& http, HttpReply& reply) { return health(http, reply); }, true);
+}
+
+HttpCallRequest Gateway::call(const std::string& path, const std::string& request_id,
+                              std::string body) const {
+  HttpCallRequest request;
+  request.method = body.empty() ? "GET" : "POST";
+  request.path = path;
+  request.headers.add("X-Request-Id", request_id);
+  request.headers.add("Content-Type", "application/json");
+  if (!options_.api_key.empty()) {
+    request.headers.add("Authorization", "Bearer " + options_.api_key);
+  }
+  request.body = std::move(body);
+  return request;
+}
+
+asio::awaitable<void> Gateway::complete(Api api, const HttpRequest& http, HttpReply& reply) {
+  Client client{api, http, json(), false, 0};
+  std::optional<ApiError> error;
+  Result<json> body = parse_json(http.body);
+  if (!body.ok()) {
+    error = ApiError{400, "The body is " + body.status().message() + ".", "", ""};
+  } else {
+    // Checked here too, so that bad requests cost the workers nothing.
+    const ApiResult<CompletionRequest> read = read_completion_request(api, *body);
+    if (const ApiError* wrong = std::get_if<ApiError>(&read)) {
+      error = *wrong;
+    } else if (std::get<CompletionRequest>(read).kv_transfer) {
+      error = ApiError{400, "The gateway chooses 'kv_transfer_params' itself.",
+                       "kv_transfer_params", ""};
+    } else {
+      client.stream = std::get<CompletionRequest>(read).stream;
+      client.tokens = estimate_tokens(std::get<CompletionRequest>(read));
+      client.body = std::move(*body);
+      client.body.erase("kv_transfer_params");
+    }
+  }
+  if (error) {
+    const HttpResponse response = to_response(*error);
+    co_await reply.send(response);
+    co_return;
+  }
+
+  std::set<std::size_t> tried_prefill;
+  std::set<std::size_t> tried_decode;
+  HttpResponse answer;
+  for (int attempts = 1;; ++attempts) {
+    // A worker that was in a failed attempt is taken again only beside one that was not.
+    auto prefill = prefill_.pick(tried_prefill);
+    auto decode = decode_.pick(tried_decode);
+    if (!prefill && !decode) break;
+    if (!prefill) prefill = prefill_.pick({});
+    if (!decode) decode = decode_.pick({});
+    Outcome outcome = co_await attempt(client, *prefill, *decode, reply);
+    if (outcome.kind == Outcome::Kind::kAnswered) co_return;
+    answer = std::move(outcome.response);
+    if (outcome.kind == Outcome::Kind::kFinal || attempts >= options_.attempts_max) break;
+    log_warning("request " + http.id + ": attempt " + std::to_string(attempts) + " failed with " +
+                std::to_string(answer.status));
+    tried_prefill.insert(*prefill);
+    tried_decode.insert(*decode);
+  }
+  co_await reply.send(answer);
+}
+
+asio::awaitable<Gateway::Outcome> Gateway::reserve(const Client& client, std::size_t decode,
+                                                   const TransferId& id, Address& data_plane) {
+  const Url url = decode_.worker(decode).url;
+  const json body = {
+      {"api", api_path(client.api)}, {"transfer_id", to_string(id)}, {"request", client.body}};
+  const HttpCallRequest request = call("/kvlane/v1/reserve", client.http.id, to_text(body));
+  const Result<HttpResponse> reserved =
+      co_await http_fetch(executor_, url, request, options_.calls, kSmallAnswerBytesMax);
+  if (!reserved.ok()) {
+    decode_.report_failure(decode, reserved.status().message());
+    co_return Outcome::failed(Outcome::Kind::kDecodeFailed, url, reserved.status());
+  }
+  if (reserved->status != 200) {
+    co_return Outcome::refused(Outcome::Kind::kDecodeFailed, url, *reserved);
+  }
+  const Result<json> answer = parse_json(reserved->body);
+  const bool usable = answer.ok() && answer->is_object() && answer->contains("host") &&
+                      (*answer)["host"].is_string() && answer->contains("port") &&
+                      (*answer)["port"].is_number_unsigned();
+  if (!usable) {
+    const Status why = corrupt("its reservation names no data plane");
+    co_return Outcome::failed(Outcome::Kind::kDecodeFailed, url, why);
+  }
+  data_plane = {(*answer)["host"].get<std::string>(), (*answer)["port"].get<std::uint16_t>()};
+  co_return Outcome();
+}
+
+asio::awaitable<void> Gateway::run_prefill(std::shared_ptr<PrefillTask> task, Url url,
+                                           HttpCallRequest request) {
+  Result<HttpResponse> response = co_await task->call.open(url, request);
+  if (response.ok()) {
+    Result<std::string> body = co_await task->call.read_all(kSmallAnswerBytesMax);
+    if (body.ok()) response->body = std::move(*body);
+    if (!body.ok()) response = body.status();
+  }
+  if (!response.ok()) {
+    task->unreachable = true;
+    task->failure = Outcome::failed(Outcome::Kind::kPrefillFailed, url, response.status());
+  } else if (response->status != 200) {
+    task->failure = Outcome::refused(Outcome::Kind::kPrefillFailed, url, *response);
+  }
+  if (task->failure && task->on_failure) task->on_failure();
+}
+
+asio::awaitable<Gateway::Outcome> Gateway::attempt(const Client& client, std::size_t prefill,
+                                                   std::size_t decode, HttpReply& reply) {
+  const WorkerPool::Visit visit(decode_, decode, client.tokens);
+  const TransferId id = random_transfer_id();
+  Address data_plane;
+  Outcome reserved = co_await reserve(client, decode, id, data_plane);
+  if (reserved.kind != Outcome::Kind::kGoOn) co_return reserved;
+
+  HttpCall answer(executor_, options_.calls);
+  const auto task =
+      std::make_shared<PrefillTask>(executor_, options_.calls, prefill_, prefill, client.tokens);
+  PrefillGuard guard(task);
+  task->on_failure = [&answer] { answer.cancel(); };
+  json prompt = client.body;
+  prompt["stream"] = false;
+  prompt["max_tokens"] = 1;
+  prompt.erase("stream_options");
+  prompt.erase("max_completion_tokens");
+  prompt["kv_transfer_params"] = push_params(id, data_plane);
+  asio::co_spawn(
+      executor_,
+      run_prefill(task, prefill_.worker(prefill).url,
+                  call(std::string(api_path(client.api)), client.http.id, to_text(prompt))),
+      asio::detached);
+
+  const Url decode_url = decode_.worker(decode).url;
+  const json ticket = {{"transfer_id", to_string(id)}};
+  const HttpCallRequest attach = call("/kvlane/v1/attach", client.http.id, to_text(ticket));
+  const Result<HttpResponse> head = co_await answer.open(decode_url, attach);
+  if (task->failure && !(head.ok() && head->status == 200)) {
+    if (task->unreachable) prefill_.report_failure(prefill, "it broke a request off");
+    co_return *task->failure;
+  }
+  if (!head.ok()) {
+    decode_.report_failure(decode, head.status().message());
+    co_return Outcome::failed(Outcome::Kind::kDecodeFailed, decode_url, head.status());
+  }
+  // The first token is there, so all KV is: from here the prefill worker does not matter.
+  task->on_failure = nullptr;
+  if (head->status == 200) guard.succeeded();
+  const bool stream = client.stream && head->status == 200;
+  if (stream) {
+    co_await relay_events(client, answer, reply);
+    Outcome outcome;
+    outcome.kind = Outcome::Kind::kAnswered;
+    co_return outcome;
+  }
+  HttpResponse whole = relayed(*head);
+  Outcome outcome = co_await relay(client, answer, decode, std::move(whole), reply);
+  co_return outcome;
+}
+
+// An answer that is not streamed, or an error.
+asio::awaitable<Gateway::Outcome> Gateway::relay(const Client& client, HttpCall& answer,
+                                                 std::size_t decode, HttpResponse response,
+                                                 HttpReply& reply) {
+  const Url url = decode_.worker(decode).url;
+  Result<std::string> body = co_await answer.read_all(kAnswerBytesMax);
+  if (!body.ok()) {
+    co_return Outcome::failed(Outcome::Kind::kDecodeFailed, url, body.status());
+  }
+  response.body = std::move(*body);
+  if (response.status != 200) {
+    co_return Outcome::refused(Outcome::Kind::kDecodeFailed, url, response);
+  }
+  Result<json> object = parse_json(response.body);
+  if (object.ok() && complete_account(*object, client.http.received)) {
+    response.body = to_text(*object);
+  }
+  co_await reply.send(response);
+  Outcome outcome;
+  outcome.kind = Outcome::Kind::kAnswered;
+  co_return outcome;
+}
+
+// Events as they come; the next is read when the client has taken the last.
+asio::awaitable<void> Gateway::relay_events(const Client& client, HttpCall& answer,
+                                            HttpReply& reply) {
+  HttpResponse head;
+  head.content_type = kEventStreamType;
+  head.headers.add("Cache-Control", "no-cache");
+  Status written = co_await reply.start_stream(head);
+  SseSplitter splitter;
+  bool ended = false;  // [DONE] or an error event has been passed on
+  Status failure;
+  while (written.ok()) {
+    const Result<std::string> piece = co_await answer.read();
+    if (!piece.ok()) failure = piece.status();
+    if (!piece.ok() || piece->empty()) break;
+    splitter.add(*piece);
+    std::string events;
+    while (std::optional<std::string> event = splitter.next()) {
+      ended = ended || *event == kDoneEvent || event->starts_with("data: {\"error\"");
+      events += complete_event(std::move(*event), client.http.received);
+    }
+    if (splitter.too_long()) {
+      failure = corrupt("an event does not end");
+      break;
+    }
+    written = co_await reply.write(events);
+  }
+  if (!written.ok()) co_return;
+  if (!ended) {
+    if (failure.ok()) failure = unavailable("the answer ended early");
+    const Status why = failure.with_context("The decode worker failed in the middle of the answer");
+    log_warning("request " + client.http.id + ": " + why.message());
+    const std::string event = sse_event(to_json_text(to_api_error(why)));
+    reply.do_not_keep_alive();
+    written = co_await reply.write(event);
+    if (!written.ok()) co_return;
+  }
+  co_await reply.finish();
+}
+
+asio::awaitable<void> Gateway::health(const HttpRequest&, HttpReply& reply) {
+  const bool well = prefill_.any_well() && decode_.any_well();
+  const json body = {{"status", well ? "ok" : "unavailable"},
+                     {"role", "gateway"},
+                     {"prefill", prefill_.describe()},
+                     {"decode", decode_.describe()}};
+  HttpResponse response;
+  response.status = well ? 200 : 503;
+  response.body = to_text(body);
+  co_await reply.send(response);
+}
+
+// What the decode workers serve is what there is.
+asio::awaitable<void> Gateway::models(const HttpRequest& http, HttpReply& reply) {
+  std::set<std::size_t> tried;
+  HttpResponse response =
+      to_response(to_api_error(unavailable("No decode worker answers about its model.")));
+  while (const std::optional<std::size_t> index = decode_.pick(tried)) {
+    tried.insert(*index);
+    const Url url = decode_.worker(*index).url;
+    const HttpCallRequest request = call("/v1/models", http.id, "");
+    const Result<HttpResponse> models =
+        co_await http_fetch(executor_, url, request, options_.calls, kSmallAnswerBytesMax);
+    if (!models.ok() || models->status != 200) continue;
+    response = relayed(*models);
+    break;
+  }
+  co_await reply.send(response);
+}
+
+}  // namespace kvlane

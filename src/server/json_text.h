@@ -1,0 +1,22 @@
+// JSON from strangers: parsed with limits, printed without exceptions.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "kvlane/status.h"
+
+namespace kvlane {
+
+// Nesting deeper than this is refused: printing and comparing values recurse.
+inline constexpr int kJsonDepthMax = 32;
+
+// kInvalidArgument says where the text stops being JSON (invalid UTF-8 included).
+Result<nlohmann::json> parse_json(std::string_view text);
+
+// On one line; bytes that are not UTF-8 become U+FFFD.
+std::string to_text(const nlohmann::json& value);
+
+}  // namespace kvlane

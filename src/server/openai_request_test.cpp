@@ -1,0 +1,314 @@
+// Requests: what is accepted, and what is refused by name.
+// SPDX-License-Identifier: Apache-2.0
+#include "server/openai_request.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "server/fake_engine.h"
+#include "server/json_text.h"
+
+namespace kvlane {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+CompletionRequest accepted(Api api, std::string_view body) {
+  const ApiResult<CompletionRequest> parsed = parse_completion_request(api, body);
+  if (const ApiError* error = std::get_if<ApiError>(&parsed)) {
+    ADD_FAILURE() << body << ": " << error->message;
+    return {};
+  }
+  return std::get<CompletionRequest>(parsed);
+}
+
+ApiError refused(Api api, std::string_view body) {
+  const ApiResult<CompletionRequest> parsed = parse_completion_request(api, body);
+  if (const ApiError* error = std::get_if<ApiError>(&parsed)) {
+    EXPECT_EQ(error->status, 400) << body;
+    return *error;
+  }
+  ADD_FAILURE() << "accepted: " << body;
+  return {};
+}
+
+TEST(CompletionRequestTest, ReadsEveryField) {
+  const CompletionRequest request = accepted(Api::kCompletions, R"({
+      "model": "m", "prompt": "Once", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 40,
+      "seed": 18446744073709551615, "stop": ["a", "b"], "ignore_eos": true, "stream": true,
+      "stream_options": {"include_usage": true}, "return_token_ids": true, "user": "me"})");
+  EXPECT_EQ(request.model, "m");
+  EXPECT_EQ(request.prompt_text, "Once");
+  EXPECT_EQ(request.max_tokens, 5);
+  EXPECT_FLOAT_EQ(request.sampling.temperature, 0.5F);
+  EXPECT_FLOAT_EQ(request.sampling.top_p, 0.9F);
+  EXPECT_EQ(request.sampling.top_k, 40);
+  EXPECT_EQ(request.sampling.seed, UINT64_MAX);
+  EXPECT_THAT(request.stop, ElementsAre("a", "b"));
+  EXPECT_TRUE(request.ignore_eos && request.stream && request.include_usage);
+  EXPECT_TRUE(request.return_token_ids);
+  EXPECT_FALSE(request.kv_transfer);
+}
+
+TEST(CompletionRequestTest, PromptsHaveFourForms) {
+  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": "text"})").prompt_text, "text");
+  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": ["text"]})").prompt_text, "text");
+  EXPECT_THAT(accepted(Api::kCompletions, R"({"prompt": [1, 2]})").prompt_ids, ElementsAre(1, 2));
+  EXPECT_THAT(accepted(Api::kCompletions, R"({"prompt": [[1, 2]]})").prompt_ids, ElementsAre(1, 2));
+  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": ""})").prompt_text, "");
+  EXPECT_TRUE(accepted(Api::kCompletions, R"({"prompt": []})").prompt_ids.empty());
+}
+
+TEST(CompletionRequestTest, NullMeansAbsentAndNeutralValuesPass) {
+  const CompletionRequest request = accepted(Api::kCompletions, R"({
+      "prompt": "x", "max_tokens": null, "stop": null, "stream": null, "stream_options": null,
+      "seed": null, "logprobs": null, "suffix": null, "n": 1, "best_of": 1, "echo": false,
+      "presence_penalty": 0.0, "frequency_penalty": 0, "repetition_penalty": 1.0,
+      "logit_bias": {}, "min_tokens": 0, "kv_transfer_params": null})");
+  EXPECT_FALSE(request.max_tokens);
+  EXPECT_TRUE(request.stop.empty());
+  EXPECT_EQ(request.sampling.top_k, 0);
+}
+
+TEST(CompletionRequestTest, ChatsHaveMessages) {
+  const CompletionRequest request = accepted(Api::kChat, R"({"messages": [
+      {"role": "system", "content": "Be brief."},
+      {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+      {"role": "assistant", "content": "c", "tool_calls": null}],
+      "max_completion_tokens": 9, "stop": "end"})");
+  ASSERT_EQ(request.messages.size(), 3U);
+  EXPECT_EQ(request.messages[1].content, "a\nb");
+  EXPECT_EQ(request.max_tokens, 9);
+  EXPECT_THAT(request.stop, ElementsAre("end"));
+}
+
+struct BadCase {
+  const char* body;
+  const char* param;    // of the error
+  const char* message;  // a part of it
+};
+
+class BadCompletion : public testing::TestWithParam<BadCase> {};
+TEST_P(BadCompletion, IsRefusedByName) {
+  const ApiError error = refused(Api::kCompletions, GetParam().body);
+  EXPECT_EQ(error.param, GetParam().param) << error.message;
+  EXPECT_THAT(error.message, HasSubstr(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, BadCompletion,
+    testing::Values(
+        BadCase{"", "", "not valid JSON"}, BadCase{"{", "", "not valid JSON"},
+        BadCase{R"({"prompt": "x"} trailing)", "", "not valid JSON"},
+        BadCase{"{\"prompt\": \"\xff\xfe\"}", "", "UTF-8"},
+        BadCase{"{\"prompt\": \"\xc3\"}", "", "UTF-8"},
+        BadCase{R"({"prompt": "\ud800"})", "", "not valid JSON"},
+        BadCase{R"({"temperature": 1e999})", "", "not valid JSON"},
+        BadCase{"[1]", "", "must be a JSON object"}, BadCase{"null", "", "must be a JSON object"},
+        BadCase{"{}", "prompt", "missing"}, BadCase{R"({"prompt": null})", "prompt", "missing"},
+        BadCase{R"({"prompt": 5})", "prompt", "string or an array"},
+        BadCase{R"({"prompt": ["a", "b"]})", "prompt", "holds 2 prompts"},
+        BadCase{R"({"prompt": [[1], [2]]})", "prompt", "holds 2 prompts"},
+        BadCase{R"({"prompt": [1, "a"]})", "prompt", "\"a\""},
+        BadCase{R"({"prompt": [1, 2.5]})", "prompt", "2.5"},
+        BadCase{R"({"prompt": [-1]})", "prompt", "-1"},
+        BadCase{R"({"prompt": [4294967297]})", "prompt", "4294967297"},
+        BadCase{R"({"prompt": [18446744073709551615]})", "prompt", "18446744073709551615"},
+        BadCase{R"({"prompt": [{}]})", "prompt", "token ids"},
+        BadCase{R"({"prompt": "x", "max_tokenz": 5})", "max_tokenz", "Unknown field"},
+        BadCase{R"({"prompt": "x", "max_tokenz": null})", "max_tokenz", "Unknown field"},
+        BadCase{R"({"prompt": "x", "messages": []})", "messages", "Unknown field"},
+        BadCase{R"({"prompt": "x", "model": 5})", "model", "string"},
+        BadCase{R"({"prompt": "x", "max_tokens": 0})", "max_tokens", "from 1"},
+        BadCase{R"({"prompt": "x", "max_tokens": -5})", "max_tokens", "-5"},
+        BadCase{R"({"prompt": "x", "max_tokens": 1.5})", "max_tokens", "1.5"},
+        BadCase{R"({"prompt": "x", "max_tokens": "5"})", "max_tokens", "integer"},
+        BadCase{R"({"prompt": "x", "max_tokens": 99999999999})", "max_tokens", "99999999999"},
+        BadCase{R"({"prompt": "x", "max_tokens": 5, "max_completion_tokens": 6})", "max_tokens",
+                "differs"},
+        BadCase{R"({"prompt": "x", "temperature": -0.1})", "temperature", "0 to 2"},
+        BadCase{R"({"prompt": "x", "temperature": 2.1})", "temperature", "0 to 2"},
+        BadCase{R"({"prompt": "x", "temperature": "hot"})", "temperature", "0 to 2"},
+        BadCase{R"({"prompt": "x", "top_p": 0})", "top_p", "above 0"},
+        BadCase{R"({"prompt": "x", "top_p": 1.01})", "top_p", "at most 1"},
+        BadCase{R"({"prompt": "x", "top_p": 1e-300})", "top_p", "above 0"},
+        BadCase{R"({"prompt": "x", "top_k": -2})", "top_k", "-2"},
+        BadCase{R"({"prompt": "x", "seed": 1.0})", "seed", "integer"},
+        BadCase{R"({"prompt": "x", "stop": [""]})", "stop", "1 to 256"},
+        BadCase{R"({"prompt": "x", "stop": [5]})", "stop", "string"},
+        BadCase{R"({"prompt": "x", "stop": {"a": 1}})", "stop", "string"},
+        BadCase{R"({"prompt": "x", "stop": ["1","2","3","4","5","6","7","8","9","10","11","12",
+                    "13","14","15","16","17"]})",
+                "stop", "17"},
+        BadCase{R"({"prompt": "x", "stream": 1})", "stream", "true or false"},
+        BadCase{R"({"prompt": "x", "stream_options": {"include_usage": true}})", "stream_options",
+                "only allowed when 'stream'"},
+        BadCase{R"({"prompt": "x", "stream": true, "stream_options": {"chunk": 1}})",
+                "stream_options.chunk", "not supported"},
+        BadCase{R"({"prompt": "x", "n": 2})", "n", "not supported"},
+        BadCase{R"({"prompt": "x", "echo": true})", "echo", "not supported"},
+        BadCase{R"({"prompt": "x", "logprobs": 5})", "logprobs", "not supported"},
+        BadCase{R"({"prompt": "x", "presence_penalty": 0.5})", "presence_penalty", "not supported"},
+        BadCase{R"({"prompt": "x", "tools": [{"type": "function"}]})", "tools", "not supported"},
+        BadCase{R"({"prompt": "x", "kv_transfer_params": 1})", "kv_transfer_params", "object"}));
+
+class BadChat : public testing::TestWithParam<BadCase> {};
+TEST_P(BadChat, IsRefusedByName) {
+  const ApiError error = refused(Api::kChat, GetParam().body);
+  EXPECT_EQ(error.param, GetParam().param) << error.message;
+  EXPECT_THAT(error.message, HasSubstr(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, BadChat,
+    testing::Values(BadCase{"{}", "messages", "missing"},
+                    BadCase{R"({"messages": []})", "messages", "1 to"},
+                    BadCase{R"({"messages": "hi"})", "messages", "array"},
+                    BadCase{R"({"messages": [5]})", "messages[0]", "object"},
+                    BadCase{R"({"messages": [{"content": "x"}]})", "messages[0].role", "missing"},
+                    BadCase{R"({"messages": [{"role": "user"}]})", "messages[0].content",
+                            "missing"},
+                    BadCase{R"({"messages": [{"role": "user", "content": null}]})",
+                            "messages[0].content", "string or an array"},
+                    BadCase{R"({"messages": [{"role": "robot", "content": "x"}]})",
+                            "messages[0].role", "robot"},
+                    BadCase{R"({"messages": [{"role": "user", "content": "x", "name": "n"}]})",
+                            "messages[0].name", "not supported"},
+                    BadCase{R"({"messages": [{"role": "user", "content": "x"}], "prompt": "y"})",
+                            "prompt", "Unknown field"},
+                    BadCase{R"({"messages": [{"role": "user",
+                    "content": [{"type": "image_url", "image_url": {}}]}]})",
+                            "messages[0].content[0]", "image_url"},
+                    BadCase{R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
+                            "messages[0].content[0]", "text"},
+                    BadCase{R"({"messages": [{"role": "user", "content": ["x"]}]})",
+                            "messages[0].content[0]", "type"}));
+
+TEST(CompletionRequestTest, DeepNestingIsRefusedWithoutRecursion) {
+  for (const std::size_t depth : {100U, 200000U}) {
+    const std::string nested(depth, '[');
+    const ApiError error = refused(Api::kCompletions, R"({"prompt": )" + nested);
+    EXPECT_THAT(error.message, HasSubstr("nested deeper"));
+  }
+}
+
+TEST(CompletionRequestTest, ErrorsQuoteLittleOfLongInput) {
+  const std::string longer(100000, 'a');
+  EXPECT_LT(refused(Api::kCompletions, R"({"prompt": "x", "n": ")" + longer + "\"}").message.size(),
+            300U);
+  EXPECT_LT(refused(Api::kCompletions, R"({"prompt": "x", ")" + longer + "\": 1}").message.size(),
+            300U);
+  EXPECT_LT(refused(Api::kCompletions, R"({"prompt": ")" + longer).message.size(), 300U);
+}
+
+std::variant<std::optional<KvTransfer>, ApiError> read_params(std::string_view text) {
+  return read_kv_params(*parse_json(text));
+}
+
+TEST(KvParamsTest, OwnFormsRoundTrip) {
+  const TransferId id = random_transfer_id();
+  const auto pushed = std::get<0>(read_kv_params(push_params(id, {"10.0.0.1", 777})));
+  ASSERT_TRUE(pushed);
+  EXPECT_EQ(pushed->kind, KvTransfer::Kind::kPush);
+  EXPECT_EQ(pushed->id, id);
+  EXPECT_EQ(pushed->peer, (Address{"10.0.0.1", 777}));
+  const auto parked = std::get<0>(read_kv_params(parked_params(id, {"host", 1}, "engine", 65)));
+  ASSERT_TRUE(parked);
+  EXPECT_EQ(parked->kind, KvTransfer::Kind::kFetch);
+  EXPECT_EQ(parked->id, id);
+  EXPECT_EQ(parked_params(id, {"host", 1}, "engine", 65)["remote_block_ids"].size(), 2U);
+}
+
+TEST(KvParamsTest, ReadsWhatVllmRoutersSend) {
+  const auto parked = std::get<0>(read_params(
+      R"({"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
+          "remote_block_ids": null, "remote_host": null, "remote_port": null})"));
+  ASSERT_TRUE(parked);
+  EXPECT_EQ(parked->kind, KvTransfer::Kind::kPark);
+  EXPECT_FALSE(std::get<0>(read_params("{}")));
+  EXPECT_FALSE(std::get<0>(read_params(R"({"do_remote_prefill": false})")));
+}
+
+TEST(KvParamsTest, RefusesByName) {
+  const auto param = [](std::string_view text) {
+    const auto read = read_params(text);
+    const ApiError* error = std::get_if<ApiError>(&read);
+    return error == nullptr ? std::string("accepted") : error->param;
+  };
+  const std::string prefix = "kv_transfer_params.";
+  EXPECT_EQ(param(R"({"do_remote_decode": 1})"), prefix + "do_remote_decode");
+  EXPECT_EQ(param(R"({"do_remote_decode": true, "do_remote_prefill": true})"),
+            prefix + "do_remote_prefill");
+  EXPECT_EQ(param(R"({"bootstrap_room": 5})"), prefix + "bootstrap_room");
+  EXPECT_EQ(param(R"({"do_remote_prefill": true})"), prefix + "transfer_id");
+  EXPECT_EQ(param(R"({"do_remote_prefill": true, "transfer_id": "xyz"})"), prefix + "transfer_id");
+  const std::string id = R"("transfer_id": "000102030405060708090a0b0c0d0e0f")";
+  EXPECT_EQ(param(R"({"do_remote_prefill": true, )" + id + "}"), prefix + "remote_host");
+  EXPECT_EQ(param(R"({"do_remote_prefill": true, "remote_host": "h", )" + id + "}"),
+            prefix + "remote_port");
+  EXPECT_EQ(
+      param(R"({"do_remote_prefill": true, "remote_host": "h", "remote_port": 65536, )" + id + "}"),
+      prefix + "remote_port");
+  EXPECT_EQ(
+      param(R"({"do_remote_prefill": true, "remote_host": "", "remote_port": 1, )" + id + "}"),
+      prefix + "remote_host");
+}
+
+TEST(GenerationRequestTest, AppliesDefaultsAndTheContext) {
+  const FakePrompter prompter;  // context 100
+  const auto made = [&](Api api, std::string_view body) {
+    return make_generation_request(accepted(api, body), prompter);
+  };
+  EXPECT_EQ(std::get<0>(made(Api::kCompletions, R"({"prompt": "abc"})")).max_tokens, 16);
+  EXPECT_EQ(std::get<0>(made(Api::kChat, R"({"messages": [{"role": "user", "content": "abc"}]})"))
+                .max_tokens,
+            97);
+  EXPECT_THAT(std::get<0>(made(Api::kCompletions, R"({"prompt": ""})")).prompt, ElementsAre(7));
+  EXPECT_EQ(
+      std::get<0>(made(Api::kCompletions, R"({"prompt": "abc", "max_tokens": 97})")).max_tokens,
+      97);
+
+  const ApiError asked =
+      std::get<1>(made(Api::kCompletions, R"({"prompt": "abc", "max_tokens": 98})"));
+  EXPECT_EQ(asked.message,
+            "This model's maximum context length is 100 tokens. However, you requested 101 tokens "
+            "(3 in the prompt, 98 in the completion). Please reduce the length of the prompt or "
+            "completion.");
+  EXPECT_EQ(asked.code, "context_length_exceeded");
+  const ApiError longer =
+      std::get<1>(made(Api::kCompletions, R"({"prompt": ")" + std::string(100, 'x') + "\"}"));
+  EXPECT_EQ(
+      longer.message,
+      "This model's maximum context length is 100 tokens. However, your request has 100 input "
+      "tokens. Please reduce the length of the prompt.");
+  EXPECT_EQ(longer.param, "prompt");
+  const ApiError outside = std::get<1>(made(Api::kCompletions, R"({"prompt": [5, 1000]})"));
+  EXPECT_THAT(outside.message, HasSubstr("1000, which is outside the vocabulary of 1000"));
+}
+
+TEST(GenerationRequestTest, ChatsNeedATemplate) {
+  const FakePrompter prompter(false);
+  const auto made = make_generation_request(
+      accepted(Api::kChat, R"({"messages": [{"role": "user", "content": "abc"}]})"), prompter);
+  EXPECT_EQ(std::get<1>(made).status, 400);
+  EXPECT_THAT(std::get<1>(made).message, HasSubstr("no chat template"));
+}
+
+TEST(HttpTest, ParsesUrlsAndAddresses) {
+  EXPECT_EQ(*parse_url("http://host:81/"), (Url{{"host", 81}, ""}));
+  EXPECT_EQ(*parse_url("http://[::1]:81/a/b"), (Url{{"::1", 81}, "/a/b"}));
+  EXPECT_EQ(*parse_url("http://host"), (Url{{"host", 80}, ""}));
+  for (const char* bad : {"", "host:80", "https://host", "http://", "http://:80", "http://h:0",
+                          "http://h:65536", "http://h:8x", "http://a b", "http://u@h",
+                          "http://[::1", "http://h/a?b", "http://h:80\r\nX: y"}) {
+    EXPECT_FALSE(parse_url(bad).ok()) << bad;
+  }
+  EXPECT_EQ(*parse_address("127.0.0.1:5"), (Address{"127.0.0.1", 5}));
+  EXPECT_FALSE(parse_address("127.0.0.1").ok());
+}
+
+}  // namespace
+}  // namespace kvlane

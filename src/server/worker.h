@@ -1,0 +1,76 @@
+// The routes of one worker over its engine. What each role takes, and how gateways and foreign
+// routers use it: docs/protocol.md.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "engine/engine.h"
+#include "server/event_loop.h"
+#include "server/prompt.h"
+#include "server/router.h"
+
+namespace kvlane {
+
+enum class Role {
+  kBoth,     // prefill and decode here; no transfers
+  kPrefill,  // prefills for others
+  kDecode,   // decodes what others prefilled; also serves plain requests alone
+};
+std::string_view role_name(Role role);  // "both", "prefill", "decode"
+
+struct WorkerOptions {
+  Role role = Role::kBoth;
+  std::string model_name;             // what clients call the model
+  std::optional<Address> data_plane;  // where peers reach the engine's endpoint; none with kBoth
+  std::string engine_id;              // of this process, told to foreign routers
+  Seconds reservation_lease{60};      // a reservation nobody attaches to is forgotten
+};
+
+// Runs on the loop's thread. Engine, prompter and loop outlive it, and it outlives the server.
+class Worker {
+ public:
+  Worker(Engine& engine, const Prompter& prompter, EventLoop& loop, WorkerOptions options);
+  void add_routes(Router& router);
+
+ private:
+  // A request on its way through this worker.
+  struct Job {
+    CompletionRequest request;
+    GenerationRequest generation;
+    std::string request_id;
+    std::int64_t created = 0;
+    TimePoint received;
+  };
+  struct Reservation {
+    Job job;
+    RequestId engine_request = 0;
+    TimePoint expires;
+  };
+  class Updates;
+
+  asio::awaitable<void> complete(Api api, const HttpRequest& http, HttpReply& reply);
+  asio::awaitable<void> prefill(Job job, HttpReply& reply);
+  asio::awaitable<void> reserve(const HttpRequest& http, HttpReply& reply);
+  asio::awaitable<void> attach(const HttpRequest& http, HttpReply& reply);
+  asio::awaitable<void> answer(Job job, Updates& updates, HttpReply& reply);
+  asio::awaitable<void> stream(const Job& job, Update first, Updates& updates, HttpReply& reply);
+  asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
+  asio::awaitable<void> models(const HttpRequest& http, HttpReply& reply);
+
+  ApiResult<Job> make_job(ApiResult<CompletionRequest> parsed, const HttpRequest& http) const;
+  std::optional<ApiError> check_role(const CompletionRequest& request) const;
+  ApiResult<Address> make_reservation(const HttpRequest& http);
+  void forget_expired_reservations();
+
+  Engine& engine_;
+  const Prompter& prompter_;
+  asio::any_io_executor executor_;
+  WorkerOptions options_;
+  std::int64_t started_;  // seconds since 1970
+  std::map<TransferId, Reservation> reservations_;
+};
+
+}  // namespace kvlane

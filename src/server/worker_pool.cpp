@@ -1,0 +1,195 @@
+// Probing /health and choosing.
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker_pool.h"
+
+#include <boost/asio/steady_timer.hpp>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "server/coroutine.h"
+#include "server/json_text.h"
+#include "server/log.h"
+#include "server/tcp_stream.h"
+
+namespace kvlane {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kHealthBytesMax = 64 << 10;
+
+std::int64_t number_or_zero(const json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
+}
+
+// Takes over what /health says.
+Status read_health(const std::string& body, WorkerState& worker) {
+  const Result<json> health = parse_json(body);
+  if (!health.ok() || !health->is_object() || !health->contains("load") ||
+      !(*health)["load"].is_object()) {
+    return corrupt("its /health is not a kvlane worker's");
+  }
+  const json& load = (*health)["load"];
+  worker.queued_tokens = number_or_zero(load, "queued_tokens");
+  worker.requests =
+      static_cast<int>(number_or_zero(load, "running") + number_or_zero(load, "queued"));
+  return {};
+}
+
+const char* health_name(WorkerState::Health health) {
+  switch (health) {
+    case WorkerState::Health::kUnknown: return "unknown";
+    case WorkerState::Health::kWell: return "ok";
+    case WorkerState::Health::kFailed: return "failed";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+std::optional<std::size_t> pick_worker(std::span<const WorkerState> workers,
+                                       const std::set<std::size_t>& excluded, std::size_t turn) {
+  std::optional<std::size_t> best;
+  const auto rank = [&](std::size_t index) {
+    const WorkerState& w = workers[index];
+    return std::tuple(w.health == WorkerState::Health::kFailed, w.queued_tokens + w.assigned_tokens,
+                      std::max(w.requests, w.in_flight));
+  };
+  for (std::size_t step = 0; step < workers.size(); ++step) {
+    const std::size_t index = (turn + step) % workers.size();
+    if (excluded.contains(index)) continue;
+    if (!best || rank(index) < rank(*best)) best = index;
+  }
+  return best;
+}
+
+// Shared by the pool and one coroutine for each worker.
+struct WorkerPool::Prober : std::enable_shared_from_this<WorkerPool::Prober> {
+  Prober(const asio::any_io_executor& loop_executor, WorkerPoolOptions pool_options)
+      : executor(loop_executor),
+        options(std::move(pool_options)),
+        workers(std::make_shared<std::vector<WorkerState>>(options.urls.size())) {
+    for (std::size_t i = 0; i < options.urls.size(); ++i) (*workers)[i].url = options.urls[i];
+  }
+
+  asio::awaitable<void> watch(std::size_t index);
+  asio::awaitable<Status> probe(std::size_t index);
+
+  asio::any_io_executor executor;
+  WorkerPoolOptions options;
+  std::shared_ptr<std::vector<WorkerState>> workers;
+  bool stopped = false;
+  std::set<asio::steady_timer*> pauses;
+};
+
+asio::awaitable<Status> WorkerPool::Prober::probe(std::size_t index) {
+  HttpCallLimits limits;
+  limits.connect_timeout = options.probe_timeout;
+  limits.head_timeout = options.probe_timeout;
+  limits.read_timeout = options.probe_timeout;
+  HttpCallRequest request;
+  request.path = "/health";
+  request.headers = options.headers;
+  WorkerState& worker = (*workers)[index];
+  // What is assigned while the question is under way may not be in the answer: it stays counted.
+  const std::int64_t assigned_before = worker.assigned_tokens;
+  const Url url = worker.url;
+  const Result<HttpResponse> health =
+      co_await http_fetch(executor, url, request, limits, kHealthBytesMax);
+  if (!health.ok()) co_return health.status();
+  if (health->status != 200) {
+    co_return unavailable("its /health answers " + std::to_string(health->status));
+  }
+  const Status read = read_health(health->body, worker);
+  if (read.ok()) worker.assigned_tokens -= assigned_before;
+  co_return read;
+}
+
+asio::awaitable<void> WorkerPool::Prober::watch(std::size_t index) {
+  const std::shared_ptr<Prober> self = shared_from_this();
+  asio::steady_timer pause(executor);
+  pauses.insert(&pause);
+  boost::system::error_code error;
+  auto token = asio::redirect_error(asio::use_awaitable, error);
+  while (!stopped) {
+    const Status status = co_await probe(index);
+    if (stopped) break;
+    WorkerState& worker = (*workers)[index];
+    const auto health = status.ok() ? WorkerState::Health::kWell : WorkerState::Health::kFailed;
+    if (health != worker.health) {
+      const std::string name = to_string(worker.url);
+      if (status.ok()) log_info(name + " is well");
+      if (!status.ok()) log_warning(name + " failed: " + status.message());
+    }
+    worker.health = health;
+    worker.problem = status.message();
+    pause.expires_at(deadline_after(options.probe_interval));
+    co_await pause.async_wait(token);
+  }
+  pauses.erase(&pause);
+}
+
+WorkerPool::WorkerPool(EventLoop& loop, WorkerPoolOptions options)
+    : prober_(std::make_shared<Prober>(loop.executor(), std::move(options))) {
+  for (std::size_t i = 0; i < prober_->workers->size(); ++i) {
+    asio::co_spawn(prober_->executor, prober_->watch(i), asio::detached);
+  }
+}
+
+WorkerPool::~WorkerPool() {
+  asio::post(prober_->executor, [prober = prober_] {
+    prober->stopped = true;
+    for (asio::steady_timer* pause : prober->pauses) pause->cancel();
+  });
+}
+
+std::optional<std::size_t> WorkerPool::pick(const std::set<std::size_t>& excluded) {
+  const auto picked = pick_worker(*prober_->workers, excluded, turn_);
+  if (picked) turn_ = *picked + 1;
+  return picked;
+}
+
+const WorkerState& WorkerPool::worker(std::size_t index) const {
+  return (*prober_->workers)[index];
+}
+
+std::size_t WorkerPool::size() const { return prober_->workers->size(); }
+
+void WorkerPool::report_failure(std::size_t index, const std::string& problem) {
+  WorkerState& worker = (*prober_->workers)[index];
+  worker.health = WorkerState::Health::kFailed;
+  worker.problem = problem;
+}
+
+json WorkerPool::describe() const {
+  json list = json::array();
+  for (const WorkerState& worker : *prober_->workers) {
+    json entry = {{"url", to_string(worker.url)},
+                  {"status", health_name(worker.health)},
+                  {"queued_tokens", worker.queued_tokens + worker.assigned_tokens},
+                  {"requests", worker.requests},
+                  {"in_flight", worker.in_flight}};
+    if (!worker.problem.empty()) entry["problem"] = worker.problem;
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+bool WorkerPool::any_well() const {
+  for (const WorkerState& worker : *prober_->workers) {
+    if (worker.health == WorkerState::Health::kWell) return true;
+  }
+  return false;
+}
+
+WorkerPool::Visit::Visit(const WorkerPool& pool, std::size_t index, std::int64_t tokens)
+    : workers_(pool.prober_->workers), index_(index) {
+  ++(*workers_)[index_].in_flight;
+  (*workers_)[index_].assigned_tokens += tokens;
+}
+
+WorkerPool::Visit::~Visit() { --(*workers_)[index_].in_flight; }
+
+}  // namespace kvlane

@@ -1,0 +1,393 @@
+// A worker's routes over a fake engine: answers, streams, errors, roles, both transfer flows.
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "server/fake_engine.h"
+#include "server/raw_http.h"
+#include "server/service.h"
+
+namespace kvlane {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+// The JSON of every event; the last must be [DONE].
+std::vector<json> events_of(const std::string& stream, bool done = true) {
+  std::vector<json> events;
+  std::size_t at = 0;
+  bool seen_done = false;
+  while (at < stream.size()) {
+    const std::size_t end = stream.find("\n\n", at);
+    EXPECT_NE(end, std::string::npos) << "an unfinished event";
+    if (end == std::string::npos) break;
+    const std::string event = stream.substr(at, end - at);
+    EXPECT_EQ(event.substr(0, 6), "data: ");
+    EXPECT_FALSE(seen_done) << "something behind [DONE]";
+    if (event == "data: [DONE]") {
+      seen_done = true;
+    } else {
+      events.push_back(json::parse(event.substr(6)));
+    }
+    at = end + 2;
+  }
+  EXPECT_EQ(seen_done, done);
+  return events;
+}
+
+class WorkerTest : public testing::Test {
+ protected:
+  struct Running {
+    FakeEngine* engine = nullptr;
+    std::unique_ptr<Service> service;
+    std::uint16_t port = 0;
+  };
+  Running start(Role role = Role::kBoth, FakeEnginePlan plan = {}, std::string key = {}) {
+    auto engine = std::make_unique<FakeEngine>(std::move(plan), &wire_);
+    Running running;
+    running.engine = engine.get();
+    WorkerServiceOptions options;
+    options.service.bind = {"127.0.0.1", 0};
+    options.service.api_key = std::move(key);
+    options.role = role;
+    options.model_name = "tiny";
+    if (role != Role::kBoth) options.data_plane = Address{"127.0.0.1", 4321};
+    auto service = Service::start_worker(std::move(engine), prompter_, std::move(options));
+    EXPECT_TRUE(service.ok()) << service.status().message();
+    running.service = std::move(*service);
+    running.port = running.service->address().port;
+    return running;
+  }
+  static RawResponse complete(const Running& worker, const std::string& body) {
+    return raw_exchange(worker.port, "POST", "/v1/completions", body);
+  }
+  static RawResponse chat(const Running& worker, const std::string& body) {
+    return raw_exchange(worker.port, "POST", "/v1/chat/completions", body);
+  }
+  template <class Condition>
+  static bool eventually(Condition condition) {
+    for (int i = 0; i < 1000; ++i) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+
+  FakeWire wire_;
+  FakePrompter prompter_;
+};
+
+TEST_F(WorkerTest, CompletesAText) {
+  const Running worker = start();
+  const RawResponse response = complete(
+      worker, R"({"model": "tiny", "prompt": "A", "max_tokens": 3, "return_token_ids": true})");
+  ASSERT_EQ(response.status, 200) << response.body;
+  const json answer = json::parse(response.body);
+  EXPECT_EQ(answer["object"], "text_completion");
+  EXPECT_EQ(answer["model"], "tiny");
+  EXPECT_THAT(answer["id"].get<std::string>(), HasSubstr("cmpl-"));
+  EXPECT_EQ(answer["choices"].size(), 1U);
+  EXPECT_EQ(answer["choices"][0]["text"], "65 66 67 ");
+  EXPECT_EQ(answer["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(answer["choices"][0]["token_ids"], (json{65, 66, 67}));
+  EXPECT_EQ(answer["usage"],
+            (json{{"prompt_tokens", 1}, {"completion_tokens", 3}, {"total_tokens", 4}}));
+  EXPECT_EQ(answer["kvlane"]["kv"], (json{{"raw_bytes", 200}, {"shipped_bytes", 150}}));
+  const json& account = answer["kvlane"]["account"];
+  EXPECT_DOUBLE_EQ(account["total"].get<double>(), account["prefill"].get<double>() +
+                                                       account["decode"].get<double>() +
+                                                       account["other"].get<double>());
+}
+
+TEST_F(WorkerTest, StreamsAText) {
+  const Running worker = start();
+  const RawResponse response =
+      complete(worker, R"({"prompt": "A", "max_tokens": 3, "stream": true})");
+  ASSERT_EQ(response.status, 200);
+  EXPECT_TRUE(response.whole);
+  EXPECT_THAT(response.head, HasSubstr("Content-Type: text/event-stream"));
+  std::string text;
+  const std::vector<json> events = events_of(response.body);
+  for (const json& event : events) {
+    EXPECT_EQ(event["object"], "text_completion");
+    EXPECT_EQ(event["id"], events[0]["id"]);
+    EXPECT_FALSE(event.contains("usage"));
+    text += event["choices"][0]["text"].get<std::string>();
+    EXPECT_EQ(event.contains("kvlane"), &event == &events.back());
+    EXPECT_EQ(event["choices"][0]["finish_reason"].is_null(), &event != &events.back());
+  }
+  EXPECT_EQ(text, "65 66 67 ");
+}
+
+TEST_F(WorkerTest, StreamsAChatWithUsage) {
+  const Running worker = start();
+  const RawResponse response = chat(worker, R"({"messages": [{"role": "user", "content": "A"}],
+      "max_tokens": 2, "stream": true, "stream_options": {"include_usage": true}})");
+  ASSERT_EQ(response.status, 200) << response.body;
+  const std::vector<json> events = events_of(response.body);
+  ASSERT_GE(events.size(), 3U);
+  EXPECT_EQ(events[0]["object"], "chat.completion.chunk");
+  EXPECT_EQ(events[0]["choices"][0]["delta"], (json{{"role", "assistant"}, {"content", ""}}));
+  std::string text;
+  for (std::size_t i = 1; i + 1 < events.size(); ++i) {
+    EXPECT_FALSE(events[i]["choices"][0]["delta"].contains("role"));
+    text += events[i]["choices"][0]["delta"].value("content", "");
+  }
+  EXPECT_EQ(text, "65 66 ");
+  EXPECT_EQ(events[events.size() - 2]["choices"][0]["finish_reason"], "length");
+  EXPECT_FALSE(events[events.size() - 2].contains("kvlane"));
+  EXPECT_EQ(events.back()["choices"], json::array());
+  EXPECT_EQ(events.back()["usage"]["completion_tokens"], 2);
+  EXPECT_TRUE(events.back().contains("kvlane"));
+}
+
+TEST_F(WorkerTest, AnswersAChat) {
+  const Running worker = start();
+  const json answer = json::parse(
+      chat(worker, R"({"messages": [{"role": "user", "content": "A"}], "max_tokens": 1})").body);
+  EXPECT_EQ(answer["object"], "chat.completion");
+  EXPECT_EQ(answer["choices"][0]["message"], (json{{"role", "assistant"}, {"content", "65 "}}));
+}
+
+TEST_F(WorkerTest, TellsAboutItself) {
+  const Running worker = start(Role::kDecode);
+  const json health = json::parse(raw_exchange(worker.port, "GET", "/health").body);
+  EXPECT_EQ(health["status"], "ok");
+  EXPECT_EQ(health["role"], "decode");
+  EXPECT_EQ(health["load"]["queued_tokens"], 34);
+  EXPECT_EQ(health["data_plane"], "127.0.0.1:4321");
+  const json models = json::parse(raw_exchange(worker.port, "GET", "/v1/models").body);
+  EXPECT_EQ(models["object"], "list");
+  EXPECT_EQ(models["data"][0]["id"], "tiny");
+  EXPECT_EQ(models["data"][0]["max_model_len"], 100);
+  const json version = json::parse(raw_exchange(worker.port, "GET", "/version").body);
+  EXPECT_EQ(version["version"], KVLANE_VERSION);
+}
+
+TEST_F(WorkerTest, AsksForItsKeyExceptForHealthAndVersion) {
+  const Running worker = start(Role::kBoth, {}, "secret");
+  EXPECT_EQ(raw_exchange(worker.port, "GET", "/health").status, 200);
+  EXPECT_EQ(raw_exchange(worker.port, "GET", "/version").status, 200);
+  EXPECT_EQ(raw_exchange(worker.port, "GET", "/v1/models").status, 401);
+  EXPECT_EQ(complete(worker, R"({"prompt": "A"})").status, 401);
+}
+
+TEST_F(WorkerTest, RefusesBadRequestsInOpenAiForm) {
+  const Running worker = start();
+  const RawResponse unknown = complete(worker, R"({"prompt": "A", "model": "other"})");
+  EXPECT_EQ(unknown.status, 404);
+  const json error = json::parse(unknown.body)["error"];
+  EXPECT_EQ(error["code"], "model_not_found");
+  EXPECT_EQ(error["param"], "model");
+  EXPECT_EQ(error["type"], "invalid_request_error");
+  EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("`other` does not exist"));
+  EXPECT_EQ(complete(worker, "{").status, 400);
+  EXPECT_EQ(complete(worker, "\xff").status, 400);
+  EXPECT_EQ(complete(worker, R"({"prompt": "A", "n": 3})").status, 400);
+  EXPECT_EQ(complete(worker, R"({"prompt": ")" + std::string(500, 'x') + "\"}").status, 400);
+  EXPECT_EQ(complete(worker, R"({"prompt": "A", "max_tokens": 1})").status, 200) << "still there";
+}
+
+TEST_F(WorkerTest, MapsEngineErrorsToHttp) {
+  struct Case {
+    Status status;
+    int http;
+    const char* type;
+  };
+  for (const Case& c :
+       {Case{invalid_argument("a"), 400, "invalid_request_error"},
+        Case{unsupported("a"), 400, "invalid_request_error"},
+        Case{not_found("a"), 404, "invalid_request_error"},
+        Case{exhausted("a"), 429, "rate_limit_error"},
+        Case{internal_error("a"), 500, "server_error"}, Case{corrupt("a"), 502, "server_error"},
+        Case{unavailable("a"), 503, "server_error"}, Case{aborted("a"), 503, "server_error"},
+        Case{timed_out("a"), 504, "server_error"}}) {
+    FakeEnginePlan plan;
+    plan.refuse = c.status;
+    const Running worker = start(Role::kBoth, plan);
+    const RawResponse response = complete(worker, R"({"prompt": "A"})");
+    EXPECT_EQ(response.status, c.http);
+    EXPECT_EQ(json::parse(response.body)["error"]["type"], c.type);
+    EXPECT_EQ(response.head.find("Retry-After") != std::string::npos,
+              c.http == 429 || c.http == 503);
+  }
+}
+
+TEST_F(WorkerTest, FailuresBeforeTheFirstTokenHaveAStatusLaterOnesAnEvent) {
+  FakeEnginePlan plan;
+  plan.fail_after = 0;
+  const Running early = start(Role::kBoth, plan);
+  EXPECT_EQ(complete(early, R"({"prompt": "A", "stream": true})").status, 502);
+  EXPECT_EQ(complete(early, R"({"prompt": "A"})").status, 502);
+  plan.fail_after = 2;
+  const Running late = start(Role::kBoth, plan);
+  EXPECT_EQ(complete(late, R"({"prompt": "A"})").status, 502);
+  const RawResponse streamed = complete(late, R"({"prompt": "A", "stream": true})");
+  EXPECT_EQ(streamed.status, 200);
+  const std::vector<json> events = events_of(streamed.body, false);
+  EXPECT_THAT(events.back()["error"]["message"].get<std::string>(), HasSubstr("checksum"));
+  EXPECT_EQ(events.back()["error"]["code"], "corrupt");
+}
+
+TEST_F(WorkerTest, ALeavingClientAbortsItsRequest) {
+  FakeEnginePlan plan;
+  plan.token_delay = std::chrono::milliseconds(50);
+  const Running worker = start(Role::kBoth, plan);
+  for (const char* stream : {"true", "false"}) {
+    const std::size_t before = worker.engine->aborted_requests().size();
+    RawHttp client(worker.port);
+    const std::string body =
+        std::string(R"({"prompt": "A", "max_tokens": 90, "stream": )") + stream + "}";
+    client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+                std::to_string(body.size()) + "\r\n\r\n" + body);
+    if (std::string_view(stream) == "true") client.take_through("\n\n");
+    EXPECT_TRUE(eventually([&] { return worker.engine->requests().size() > before; }));
+    client.close();
+    EXPECT_TRUE(eventually([&] { return worker.engine->aborted_requests().size() == before + 1; }));
+  }
+}
+
+TEST_F(WorkerTest, FinishedRequestsAreNotAborted) {
+  const Running worker = start();
+  EXPECT_EQ(complete(worker, R"({"prompt": "A"})").status, 200);
+  EXPECT_EQ(complete(worker, R"({"prompt": "A", "stream": true})").status, 200);
+  EXPECT_TRUE(worker.engine->aborted_requests().empty());
+}
+
+TEST_F(WorkerTest, ManyRequestsAtOnceGetTheirOwnAnswers) {
+  FakeEnginePlan plan;
+  plan.token_delay = std::chrono::milliseconds(1);
+  const Running worker = start(Role::kBoth, plan);
+  std::vector<std::unique_ptr<RawHttp>> clients;
+  for (int i = 0; i < 50; ++i) {
+    const std::string body = R"({"prompt": [)" + std::to_string(i * 10) +
+                             R"(], "max_tokens": 5, "stream": )" +
+                             (i % 2 == 0 ? "true}" : "false}");
+    clients.push_back(std::make_unique<RawHttp>(worker.port));
+    clients.back()->send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+                         std::to_string(body.size()) + "\r\n\r\n" + body);
+  }
+  for (int i = 0; i < 50; ++i) {
+    const RawResponse response = clients[static_cast<std::size_t>(i)]->read_response();
+    std::string text;
+    if (i % 2 == 0) {
+      for (const json& event : events_of(response.body)) text += event["choices"][0]["text"];
+    } else {
+      text = json::parse(response.body)["choices"][0]["text"];
+    }
+    std::string expected;
+    for (int token = 0; token < 5; ++token) expected += std::to_string(i * 10 + token) + " ";
+    EXPECT_EQ(text, expected);
+  }
+}
+
+TEST_F(WorkerTest, RolesTakeOnlyTheirRequests) {
+  const Running both = start();
+  const Running prefill = start(Role::kPrefill);
+  const Running decode = start(Role::kDecode);
+  const std::string plain = R"({"prompt": "A"})";
+  const std::string park = R"({"prompt": "A", "kv_transfer_params": {"do_remote_decode": true}})";
+  EXPECT_EQ(complete(both, plain).status, 200);
+  EXPECT_THAT(complete(both, park).body, HasSubstr("takes no 'kv_transfer_params'"));
+  EXPECT_THAT(complete(prefill, plain).body, HasSubstr("only prefills"));
+  EXPECT_EQ(complete(prefill, park).status, 200);
+  EXPECT_EQ(complete(decode, plain).status, 200);
+  EXPECT_THAT(complete(decode, park).body, HasSubstr("for prefill workers"));
+  EXPECT_EQ(raw_exchange(prefill.port, "POST", "/kvlane/v1/reserve", "{}").status, 404);
+  EXPECT_EQ(complete(prefill, R"({"prompt": "A", "stream": true,
+                                  "kv_transfer_params": {"do_remote_decode": true}})")
+                .status,
+            400);
+}
+
+TEST_F(WorkerTest, ForeignRoutersParkAndFetch) {
+  const Running prefill = start(Role::kPrefill);
+  const Running decode = start(Role::kDecode);
+  // As vLLM's proxies send it.
+  const RawResponse parked = complete(prefill, R"({"model": "tiny", "prompt": "A", "max_tokens": 1,
+      "stream": false, "kv_transfer_params": {"do_remote_decode": true, "do_remote_prefill": false,
+      "remote_engine_id": null, "remote_block_ids": null, "remote_host": null,
+      "remote_port": null}})");
+  ASSERT_EQ(parked.status, 200) << parked.body;
+  const json first = json::parse(parked.body);
+  EXPECT_EQ(first["choices"][0]["text"], "65 ");
+  EXPECT_EQ(first["usage"]["completion_tokens"], 1);
+  const json& params = first["kv_transfer_params"];
+  EXPECT_EQ(params["do_remote_prefill"], true);
+  EXPECT_EQ(params["remote_host"], "127.0.0.1");
+  EXPECT_EQ(params["remote_port"], 4321);
+  EXPECT_EQ(params["transfer_id"].get<std::string>().size(), 32U);
+
+  json request = {{"prompt", "A"}, {"max_tokens", 3}, {"kv_transfer_params", params}};
+  const RawResponse decoded = complete(decode, request.dump());
+  ASSERT_EQ(decoded.status, 200) << decoded.body;
+  EXPECT_EQ(json::parse(decoded.body)["choices"][0]["text"], "65 66 67 ");
+  EXPECT_EQ(decode.engine->last_peer(), (Address{"127.0.0.1", 4321}));
+
+  request["kv_transfer_params"]["transfer_id"] = std::string(32, 'f');
+  EXPECT_EQ(complete(decode, request.dump()).status, 404);
+}
+
+TEST_F(WorkerTest, ReservationsAreAttachedToOnce) {
+  const Running decode = start(Role::kDecode);
+  const TransferId id = random_transfer_id();
+  const json reserve = {{"api", "/v1/completions"},
+                        {"transfer_id", to_string(id)},
+                        {"request", {{"prompt", "A"}, {"max_tokens", 3}, {"stream", true}}}};
+  const json attach = {{"transfer_id", to_string(id)}};
+  EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/attach", attach.dump()).status, 404);
+  const RawResponse reserved =
+      raw_exchange(decode.port, "POST", "/kvlane/v1/reserve", reserve.dump());
+  ASSERT_EQ(reserved.status, 200) << reserved.body;
+  EXPECT_EQ(json::parse(reserved.body), (json{{"host", "127.0.0.1"}, {"port", 4321}}));
+  EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/reserve", reserve.dump()).status, 400)
+      << "the id is in use";
+  wire_.deliver(id);
+  const RawResponse answer = raw_exchange(decode.port, "POST", "/kvlane/v1/attach", attach.dump());
+  std::string text;
+  for (const json& event : events_of(answer.body)) text += event["choices"][0]["text"];
+  EXPECT_EQ(text, "65 66 67 ");
+  EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/attach", attach.dump()).status, 404);
+}
+
+TEST_F(WorkerTest, BadReservationsAreRefused) {
+  const Running decode = start(Role::kDecode);
+  const auto reserve = [&](const std::string& body) {
+    return raw_exchange(decode.port, "POST", "/kvlane/v1/reserve", body).status;
+  };
+  const std::string id = std::string(32, 'a');
+  EXPECT_EQ(reserve(""), 400);
+  EXPECT_EQ(reserve("[]"), 400);
+  EXPECT_EQ(reserve(R"({"api": "/v1/completions", "transfer_id": "a", "request": {}})"), 400);
+  EXPECT_EQ(reserve(R"({"api": "/v1/embeddings", "transfer_id": ")" + id + R"(", "request": {}})"),
+            400);
+  EXPECT_EQ(reserve(R"({"api": "/v1/completions", "transfer_id": ")" + id + R"(", "request": {}})"),
+            400);
+  EXPECT_EQ(reserve(R"({"api": 5, "transfer_id": 5, "request": 5})"), 400);
+}
+
+TEST_F(WorkerTest, StopEndsRunningRequests) {
+  FakeEnginePlan plan;
+  plan.token_delay = std::chrono::milliseconds(20);
+  Running worker = start(Role::kBoth, plan);
+  RawHttp client(worker.port);
+  const std::string body = R"({"prompt": "A", "max_tokens": 90, "stream": true})";
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.take_through("\n\n");
+  const TimePoint start_of_stop = SteadyClock::now();
+  worker.service->stop(Seconds(0.1));
+  EXPECT_LT(seconds_since(start_of_stop), 5);
+  EXPECT_EQ(worker.engine->aborted_requests().size(), 1U);
+  EXPECT_THAT(client.take_rest(), Not(HasSubstr("[DONE]")));
+}
+
+}  // namespace
+}  // namespace kvlane
