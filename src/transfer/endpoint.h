@@ -45,6 +45,8 @@ struct TransferBegin {
   int layers = 0;  // slabs to expect: layers * blocks_for(tokens)
   std::string format;
   std::string codec;
+
+  friend bool operator==(const TransferBegin&, const TransferBegin&) = default;
 };
 
 // What only the prefill worker knows: sent after the last slab.
@@ -137,7 +139,8 @@ class Endpoint {
                        std::shared_ptr<TransferSink> sink) = 0;
 
   // Ends a transfer on either side with kAborted; unknown ids are ignored. When it returns, the
-  // sink is not and will not be called, except from within one of its own calls.
+  // sink is not and will not be called, except from within one of its own calls. So it may wait for
+  // a call that is under way: hold no lock that the sink takes.
   virtual void cancel(const TransferId& id) = 0;
 };
 

@@ -1,0 +1,340 @@
+// The endpoint's public calls: starting, offering and asking for transfers, cancelling, stopping.
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/endpoint.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "transfer/endpoint_core.h"
+#include "transfer/slab_check.h"
+
+namespace kvlane {
+namespace {
+
+// The user's handle of a transfer. The core may be gone before it.
+class OutgoingHandle : public OutgoingTransfer {
+ public:
+  OutgoingHandle(std::weak_ptr<EndpointCore> core, std::shared_ptr<Outgoing> outgoing)
+      : core_(std::move(core)), outgoing_(std::move(outgoing)) {}
+  ~OutgoingHandle() override {
+    if (const auto core = core_.lock()) core->abandon(outgoing_);
+  }
+
+  Status add_frame(Bytes frame) override {
+    const auto core = core_.lock();
+    return core ? core->add_frame(outgoing_, frame) : aborted("the endpoint is gone");
+  }
+  void finish(TransferEnd end) override {
+    if (const auto core = core_.lock()) core->finish(outgoing_, std::move(end));
+  }
+  void fail(const Status& why) override {
+    if (const auto core = core_.lock()) core->fail(outgoing_, why);
+  }
+
+ private:
+  const std::weak_ptr<EndpointCore> core_;
+  const std::shared_ptr<Outgoing> outgoing_;
+};
+
+class EndpointImpl : public Endpoint {
+ public:
+  explicit EndpointImpl(std::shared_ptr<EndpointCore> core) : core_(std::move(core)) {}
+  ~EndpointImpl() override { core_->stop(); }
+
+  Address address() const override { return core_->address(); }
+  Result<std::shared_ptr<OutgoingTransfer>> push(const Address& peer, const TransferId& id,
+                                                 const TransferBegin& begin,
+                                                 OnDelivered on_delivered) override {
+    KVLANE_ASSIGN(auto outgoing, core_->push(peer, id, begin, std::move(on_delivered)));
+    return handle(std::move(outgoing));
+  }
+  Result<std::shared_ptr<OutgoingTransfer>> park(const TransferId& id, const TransferBegin& begin,
+                                                 OnDelivered on_delivered) override {
+    KVLANE_ASSIGN(auto outgoing, core_->park(id, begin, std::move(on_delivered)));
+    return handle(std::move(outgoing));
+  }
+  Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink) override {
+    return core_->expect(id, wait, std::move(sink));
+  }
+  Status fetch(const Address& peer, const TransferId& id,
+               std::shared_ptr<TransferSink> sink) override {
+    return core_->fetch(peer, id, std::move(sink));
+  }
+  void cancel(const TransferId& id) override { core_->cancel(id); }
+
+ private:
+  std::shared_ptr<OutgoingTransfer> handle(std::shared_ptr<Outgoing> outgoing) {
+    return std::make_shared<OutgoingHandle>(core_, std::move(outgoing));
+  }
+
+  const std::shared_ptr<EndpointCore> core_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Endpoint>> Endpoint::start(Network& network, EndpointOptions options) {
+  auto core = std::make_shared<EndpointCore>(network, std::move(options));
+  KVLANE_TRY(core->start());
+  return std::unique_ptr<Endpoint>(std::make_unique<EndpointImpl>(std::move(core)));
+}
+
+EndpointCore::EndpointCore(Network& network, EndpointOptions options)
+    : network_(network), options_(std::move(options)), codecs_(split_names(options_.codecs)) {
+  const std::string& host = options_.advertised_host;
+  hello_.engine = options_.engine.empty() ? to_string(random_transfer_id()) : options_.engine;
+  hello_.address.host = host.empty() ? options_.bind.host : host;
+  hello_.model = options_.model;
+  hello_.format = options_.format;
+  hello_.codecs = codecs_;
+}
+
+Status EndpointCore::start() {
+  if (options_.idle_timeout <= Seconds(0) || options_.lease <= Seconds(0)) {
+    return invalid_argument("the idle time-out and the lease of an endpoint must be positive");
+  }
+  const std::string& host = hello_.address.host;
+  if (host == "0.0.0.0" || host == "::" || host.empty()) {
+    return invalid_argument(
+        "peers cannot connect to \"" + host +
+        "\": an endpoint that is bound to all addresses needs an advertised host");
+  }
+  // A greeting that peers would refuse is better refused here.
+  const Bytes greeting = encode_hello(MessageType::kHello, hello_);
+  const Result<Hello> read_back = decode_hello(ByteView(greeting).subspan(kMessageHeaderBytes));
+  if (!read_back.ok()) {
+    return invalid_argument("the options of the endpoint: " + read_back.status().message());
+  }
+  last_tick_ = clock_ = network_.now();
+  KVLANE_ASSIGN(const Address bound,
+                network_.listen(options_.bind, [weak = weak_from_this()](auto link) {
+                  const auto core = weak.lock();
+                  return core ? core->accept(std::move(link)) : nullptr;
+                }));
+  const Lock lock(mutex_);  // a peer may already be there
+  hello_.address.port = bound.port;
+  schedule_tick();
+  return {};
+}
+
+void EndpointCore::stop() {
+  const Status why = aborted("the endpoint of this worker was closed");
+  std::vector<std::shared_ptr<TransferSink>> running;
+  std::vector<std::shared_ptr<TransferSink>> over;
+  std::vector<std::pair<OnDelivered, Result<Durations>>> undelivered;
+  std::vector<SessionPtr> sessions;
+  {
+    Lock lock(mutex_);
+    stopped_ = true;
+    call_over_.wait(lock, [this] { return called_ == nullptr; });
+    // From here on, nobody else calls a sink or a callback.
+    for (const auto& [id, incoming] : incoming_) {
+      (incoming->state == Incoming::State::kOver ? over : running)
+          .push_back(std::move(incoming->sink));
+      incoming->state = Incoming::State::kOver;
+      incoming->session.reset();
+    }
+    for (const auto& [id, outgoing] : outgoing_) {
+      if (!outgoing->outcome) outgoing->outcome = why;
+      if (outgoing->on_delivered) {
+        undelivered.emplace_back(std::move(outgoing->on_delivered), *outgoing->outcome);
+      }
+      outgoing->release();
+      outgoing->session.reset();
+    }
+    for (const auto& [address, session] : dialled_) sessions.push_back(session);
+    sessions.insert(sessions.end(), accepted_.begin(), accepted_.end());
+    for (const SessionPtr& session : sessions) {
+      session->state = Session::State::kGone;
+      session->ready.clear();
+      session->link->close();
+    }
+    incoming_.clear();
+    outgoing_.clear();
+    dialled_.clear();
+    accepted_.clear();
+  }
+  for (const auto& sink : running) sink->on_failed(why);
+  for (auto& [on_delivered, outcome] : undelivered) on_delivered(std::move(outcome));
+}
+
+// Sending.
+
+Status EndpointCore::check_new(const TransferId& id, const TransferBegin& begin) const {
+  KVLANE_TRY(check_begin(begin));
+  if (begin.format != options_.format) {
+    return invalid_argument("a transfer in format " + begin.format + ", this worker holds " +
+                            options_.format);
+  }
+  if (stopped_) return aborted("the endpoint of this worker was closed");
+  if (id == TransferId{}) return invalid_argument("a transfer id of zeros names no transfer");
+  if (outgoing_.contains(id)) return invalid_argument("transfer " + to_string(id) + " is in use");
+  if (outgoing_.size() >= kTransfersMax) {
+    return exhausted("this worker already sends " + std::to_string(kTransfersMax) + " transfers");
+  }
+  return {};
+}
+
+EndpointCore::OutgoingPtr EndpointCore::keep_outgoing(const TransferId& id,
+                                                      const TransferBegin& begin,
+                                                      OnDelivered on_delivered) {
+  auto outgoing = std::make_shared<Outgoing>(id, begin);
+  outgoing->on_delivered = std::move(on_delivered);
+  outgoing->last_heard = clock_;
+  outgoing_outcomes_.forget(id);
+  outgoing_.emplace(id, outgoing);
+  return outgoing;
+}
+
+Result<EndpointCore::OutgoingPtr> EndpointCore::push(const Address& peer, const TransferId& id,
+                                                     const TransferBegin& begin,
+                                                     OnDelivered on_delivered) {
+  const Lock lock(mutex_);
+  KVLANE_TRY(check_new(id, begin));
+  KVLANE_ASSIGN(SessionPtr session, dial(peer));
+  OutgoingPtr outgoing = keep_outgoing(id, begin, std::move(on_delivered));
+  outgoing->session = std::move(session);
+  if (outgoing->session->state == Session::State::kReady) begin_sending(outgoing);
+  return outgoing;
+}
+
+Result<EndpointCore::OutgoingPtr> EndpointCore::park(const TransferId& id,
+                                                     const TransferBegin& begin,
+                                                     OnDelivered on_delivered) {
+  const Lock lock(mutex_);
+  KVLANE_TRY(check_new(id, begin));
+  OutgoingPtr outgoing = keep_outgoing(id, begin, std::move(on_delivered));
+  outgoing->parked = true;
+  return outgoing;
+}
+
+Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
+  if (frame.size() < kFrameHeaderBytes || frame.size() > kSlabBodyBytesMax) {
+    return invalid_argument("a frame of " + std::to_string(frame.size()) + " bytes, " +
+                            std::to_string(kFrameHeaderBytes) + " to " +
+                            std::to_string(kSlabBodyBytesMax) + " can be sent");
+  }
+  const Result<FrameHeader> header = parse_frame_header(frame.first(kFrameHeaderBytes));
+  if (!header.ok()) return invalid_argument(header.status().message());
+  if (header->body_bytes() != frame.size() - kFrameHeaderBytes) {
+    return invalid_argument("a frame of " + std::to_string(frame.size()) +
+                            " bytes whose header announces " +
+                            std::to_string(header->body_bytes()) + " behind itself");
+  }
+  const Result<SlabName> slab = check_slab(*header, options_.model, outgoing->begin);
+  if (!slab.ok()) return invalid_argument(slab.status().message());
+  auto message = std::make_shared<const Bytes>(encode_slab(outgoing->id, frame));
+
+  const Lock lock(mutex_);
+  if (outgoing->outcome) {
+    return outgoing->outcome->ok() ? invalid_argument("the transfer was already delivered")
+                                   : outgoing->outcome->status();
+  }
+  if (stopped_) return aborted("the endpoint of this worker was closed");
+  const std::size_t bytes = message->size();
+  if (bytes >
+      options_.outgoing_bytes_max - std::min(outgoing_bytes_, options_.outgoing_bytes_max)) {
+    return exhausted("frames for peers take " + std::to_string(outgoing_bytes_) + " of at most " +
+                     std::to_string(options_.outgoing_bytes_max) + " bytes");
+  }
+  KVLANE_TRY(outgoing->add(*slab, std::move(message)));
+  outgoing_bytes_ += bytes;
+  enlist(outgoing);
+  return {};
+}
+
+void EndpointCore::finish(const OutgoingPtr& outgoing, TransferEnd end) {
+  const Lock lock(mutex_);
+  if (outgoing->outcome || stopped_) return;
+  if (Status status = outgoing->finish(std::move(end)); !status.ok()) {
+    return end_outgoing(outgoing, std::move(status), true);
+  }
+  outgoing->lease_start = clock_;
+  enlist(outgoing);
+}
+
+void EndpointCore::fail(const OutgoingPtr& outgoing, const Status& why) {
+  const Lock lock(mutex_);
+  if (outgoing->outcome || stopped_) return;
+  end_outgoing(outgoing, why.ok() ? internal_error("a transfer failed without an error") : why,
+               true);
+}
+
+void EndpointCore::abandon(const OutgoingPtr& outgoing) {
+  const Lock lock(mutex_);
+  if (outgoing->outcome || stopped_ || outgoing->finished()) return;
+  end_outgoing(outgoing, aborted("the sender dropped the transfer before its end"), true);
+}
+
+// Receiving.
+
+Status EndpointCore::check_new_incoming(const TransferId& id, const TransferSink* sink) const {
+  if (stopped_) return aborted("the endpoint of this worker was closed");
+  if (sink == nullptr) return invalid_argument("a transfer needs a sink");
+  if (id == TransferId{}) return invalid_argument("a transfer id of zeros names no transfer");
+  if (incoming_.contains(id)) return invalid_argument("transfer " + to_string(id) + " is in use");
+  if (incoming_.size() >= kTransfersMax) {
+    return exhausted("this worker already receives " + std::to_string(kTransfersMax) +
+                     " transfers");
+  }
+  return {};
+}
+
+Status EndpointCore::expect(const TransferId& id, Seconds wait,
+                            std::shared_ptr<TransferSink> sink) {
+  const Lock lock(mutex_);
+  KVLANE_TRY(check_new_incoming(id, sink.get()));
+  auto incoming = std::make_shared<Incoming>(id, Incoming::State::kExpecting);
+  incoming->sink = std::move(sink);
+  incoming->wait = wait;
+  incoming->deadline = clock_ + std::chrono::duration_cast<SteadyClock::duration>(wait);
+  incoming_outcomes_.forget(id);
+  incoming_.emplace(id, std::move(incoming));
+  return {};
+}
+
+Status EndpointCore::fetch(const Address& peer, const TransferId& id,
+                           std::shared_ptr<TransferSink> sink) {
+  const Lock lock(mutex_);
+  KVLANE_TRY(check_new_incoming(id, sink.get()));
+  KVLANE_ASSIGN(SessionPtr session, dial(peer));
+  auto incoming = std::make_shared<Incoming>(id, Incoming::State::kFetching);
+  incoming->sink = std::move(sink);
+  incoming->session = std::move(session);
+  incoming->last_heard = clock_;
+  incoming_outcomes_.forget(id);
+  incoming_.emplace(id, incoming);
+  if (incoming->session->state == Session::State::kReady) ask_again(incoming);
+  return {};
+}
+
+void EndpointCore::cancel(const TransferId& id) {
+  const Status why = aborted("the transfer was cancelled");
+  IncomingPtr incoming;
+  std::shared_ptr<TransferSink> sink;  // destroyed after the lock is released
+  Lock lock(mutex_);
+  if (const auto at = outgoing_.find(id); at != outgoing_.end() && !at->second->outcome) {
+    end_outgoing(OutgoingPtr(at->second), why, true);
+  }
+  const auto at = incoming_.find(id);
+  if (at == incoming_.end()) return;
+  incoming = at->second;
+  if (incoming->state != Incoming::State::kOver) {
+    incoming->state = Incoming::State::kOver;
+    const auto error = std::make_shared<const Bytes>(encode_error(id, why));
+    incoming_outcomes_.remember(id, error);
+    if (incoming->session) send(incoming->session, error);
+  }
+  // Within a call of the sink, the caller lets go of it afterwards.
+  if (called_ == incoming.get() && caller_ == std::this_thread::get_id()) return;
+  call_over_.wait(lock, [&] { return called_ != incoming.get(); });
+  sink = take_out(incoming);
+}
+
+std::shared_ptr<TransferSink> EndpointCore::take_out(const IncomingPtr& incoming) {
+  const auto at = incoming_.find(incoming->id);
+  if (at != incoming_.end() && at->second == incoming) incoming_.erase(at);
+  incoming->session.reset();
+  return std::move(incoming->sink);
+}
+
+}  // namespace kvlane

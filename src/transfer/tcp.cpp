@@ -1,0 +1,239 @@
+// The TCP network: its thread, listeners, timers and the list of its connections.
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/tcp.h"
+
+#include <algorithm>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <map>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "transfer/tcp_connection.h"
+
+namespace kvlane {
+namespace {
+
+namespace asio = boost::asio;
+using boost::asio::ip::tcp;
+using Error = boost::system::error_code;
+using Timer = asio::steady_timer;
+
+// After a failed accept: most likely the process has no file descriptor left for now.
+constexpr std::chrono::milliseconds kAcceptPause{100};
+
+Address to_address(const tcp::endpoint& endpoint) {
+  return {endpoint.address().to_string(), endpoint.port()};
+}
+
+Result<tcp::endpoint> resolve(asio::io_context& io, const Address& address) {
+  Error error;
+  const auto numeric = asio::ip::make_address(address.host, error);
+  if (!error) return tcp::endpoint(numeric, address.port);
+  const auto found = tcp::resolver(io).resolve(address.host, std::to_string(address.port),
+                                               tcp::resolver::numeric_service, error);
+  if (error || found.empty()) {
+    return not_found("the name of " + to_string(address) + " was not found: " + error.message());
+  }
+  return found.begin()->endpoint();
+}
+
+// The user's handle. The connection itself lives as long as its handlers.
+class TcpLink : public Link {
+ public:
+  explicit TcpLink(std::shared_ptr<TcpConnection> connection)
+      : connection_(std::move(connection)) {}
+  ~TcpLink() override { connection_->close(); }
+  Status post(std::shared_ptr<const Bytes> message) override {
+    return connection_->post(std::move(message));
+  }
+  void close() override { connection_->close(); }
+  std::string peer() const override { return connection_->peer(); }
+
+ private:
+  const std::shared_ptr<TcpConnection> connection_;
+};
+
+struct Listener {
+  Listener(asio::io_context& io, Network::Acceptor on_accept)
+      : socket(io), pause(io), acceptor(std::move(on_accept)) {}
+  tcp::acceptor socket;
+  Timer pause;
+  Network::Acceptor acceptor;
+};
+
+class TcpNetwork : public Network {
+ public:
+  explicit TcpNetwork(const TcpOptions& options)
+      : loop_(std::make_shared<TcpLoop>(options)),
+        work_(loop_->io.get_executor()),
+        timer_(loop_->io) {}
+  ~TcpNetwork() override;
+
+  void start() {
+    thread_ = std::thread([this] { run(); });
+  }
+
+  Result<Address> listen(const Address& address, Acceptor acceptor) override;
+  Result<std::shared_ptr<Link>> connect(const Address& peer,
+                                        std::shared_ptr<LinkEvents> events) override;
+  TimePoint now() const override { return SteadyClock::now(); }
+  void call_after(Seconds delay, std::function<void()> task) override;
+
+ private:
+  void run();
+  void accept(const std::shared_ptr<Listener>& listener);
+  void on_accepted(const Listener& listener, tcp::socket socket);
+  void keep(const std::shared_ptr<TcpConnection>& connection);
+  void arm_timer();
+  void stop();
+
+  const std::shared_ptr<TcpLoop> loop_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
+
+  // On the loop's thread only.
+  bool stopping_ = false;
+  Timer timer_;
+  std::multimap<TimePoint, std::function<void()>> tasks_;
+  std::vector<std::shared_ptr<Listener>> listeners_;
+  std::vector<std::weak_ptr<TcpConnection>> connections_;
+
+  std::thread thread_;
+};
+
+TcpNetwork::~TcpNetwork() {
+  if (!thread_.joinable()) return;  // start() failed
+  asio::post(loop_->io, [this] { stop(); });
+  work_.reset();
+  thread_.join();
+}
+
+// Ends when nothing is under way any more, that is after stop().
+void TcpNetwork::run() {
+  for (bool running = true; running;) {
+    try {
+      loop_->io.run();
+      running = false;
+    } catch (const std::exception&) {
+      // Out of memory inside a handler: its link stalls and runs into a time limit, the rest goes
+      // on.
+      asio::post(loop_->io, [this] { arm_timer(); });
+    }
+  }
+}
+
+void TcpNetwork::stop() {
+  stopping_ = true;
+  tasks_.clear();
+  timer_.cancel();
+  for (const auto& listener : listeners_) {
+    Error ignored;
+    listener->socket.close(ignored);
+    listener->pause.cancel();
+  }
+  listeners_.clear();
+  for (const auto& weak : connections_) {
+    if (const auto connection = weak.lock()) connection->stop();
+  }
+}
+
+Result<Address> TcpNetwork::listen(const Address& address, Acceptor acceptor) {
+  KVLANE_ASSIGN(const tcp::endpoint endpoint, resolve(loop_->io, address));
+  const auto listener = std::make_shared<Listener>(loop_->io, std::move(acceptor));
+  tcp::acceptor& socket = listener->socket;
+  Error error;
+  socket.open(endpoint.protocol(), error);
+  if (!error) socket.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) socket.bind(endpoint, error);
+  if (!error) socket.listen(asio::socket_base::max_listen_connections, error);
+  const tcp::endpoint bound = error ? tcp::endpoint() : socket.local_endpoint(error);
+  if (error) {
+    return unavailable("cannot listen at " + to_string(address) + ": " + error.message());
+  }
+  asio::post(loop_->io, [this, listener] {
+    listeners_.push_back(listener);
+    accept(listener);
+  });
+  return to_address(bound);
+}
+
+void TcpNetwork::accept(const std::shared_ptr<Listener>& listener) {
+  listener->socket.async_accept([this, listener](const Error& error, tcp::socket socket) {
+    if (stopping_) return;
+    if (!error) {
+      on_accepted(*listener, std::move(socket));
+      return accept(listener);
+    }
+    listener->pause.expires_after(kAcceptPause);
+    listener->pause.async_wait([this, listener](const Error&) {
+      if (!stopping_) accept(listener);
+    });
+  });
+}
+
+void TcpNetwork::on_accepted(const Listener& listener, tcp::socket socket) {
+  Error error;
+  const tcp::endpoint peer = socket.remote_endpoint(error);
+  // Too many, or already gone: the socket closes here.
+  if (error || loop_->accepted >= loop_->options.accepted_max) return;
+  const auto connection =
+      std::make_shared<TcpConnection>(loop_, std::move(socket), to_string(to_address(peer)), true);
+  std::shared_ptr<LinkEvents> events = listener.acceptor(std::make_shared<TcpLink>(connection));
+  if (!events) return;
+  keep(connection);
+  connection->start(std::move(events));
+}
+
+Result<std::shared_ptr<Link>> TcpNetwork::connect(const Address& peer,
+                                                  std::shared_ptr<LinkEvents> events) {
+  const auto connection =
+      std::make_shared<TcpConnection>(loop_, tcp::socket(loop_->io), to_string(peer), false);
+  asio::post(loop_->io, [this, connection, peer, events = std::move(events)]() mutable {
+    keep(connection);
+    stopping_ ? connection->stop() : connection->connect(peer, std::move(events));
+  });
+  return std::shared_ptr<Link>(std::make_shared<TcpLink>(connection));
+}
+
+void TcpNetwork::keep(const std::shared_ptr<TcpConnection>& connection) {
+  std::erase_if(connections_, [](const auto& weak) { return weak.expired(); });
+  connections_.push_back(connection);
+}
+
+void TcpNetwork::call_after(Seconds delay, std::function<void()> task) {
+  const TimePoint when = now() + std::chrono::duration_cast<SteadyClock::duration>(delay);
+  asio::post(loop_->io, [this, when, task = std::move(task)]() mutable {
+    if (stopping_) return;
+    tasks_.emplace(when, std::move(task));
+    arm_timer();
+  });
+}
+
+void TcpNetwork::arm_timer() {
+  if (tasks_.empty()) return;
+  timer_.expires_at(tasks_.begin()->first);
+  timer_.async_wait([this](const Error& error) {
+    if (error) return;  // another wait has replaced this one
+    while (!tasks_.empty() && tasks_.begin()->first <= now()) {
+      const auto due = tasks_.extract(tasks_.begin());
+      due.mapped()();
+    }
+    arm_timer();
+  });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Network>> make_tcp_network(const TcpOptions& options) {
+  auto network = std::make_unique<TcpNetwork>(options);
+  try {
+    network->start();
+  } catch (const std::system_error& error) {
+    return exhausted(std::string("no thread for the network: ") + error.what());
+  }
+  return std::unique_ptr<Network>(std::move(network));
+}
+
+}  // namespace kvlane

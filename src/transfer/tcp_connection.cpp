@@ -1,0 +1,370 @@
+// TCP connections over Asio's callbacks. Asio moves at most 64 KiB per system call unless a
+// completion condition allows more; large slabs need that.
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/tcp_connection.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio/connect.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
+#include <new>
+#include <string_view>
+#include <utility>
+
+#include "transfer/seconds_text.h"
+
+namespace kvlane {
+namespace {
+
+namespace asio = boost::asio;
+using boost::asio::ip::tcp;
+using Lock = std::lock_guard<std::mutex>;
+
+// Bytes one read or write call may move.
+constexpr std::size_t kCallBytesMax = std::size_t{8} << 20;
+// Messages one write call may gather; the system takes 1,024 pieces, Asio 64.
+constexpr std::size_t kGatherMax = 32;
+// How long a closed link waits for its peer to read the last messages and to close as well.
+constexpr Seconds kLingerLimit{1};
+constexpr Seconds kStopLimit{0.25};
+// Idle seconds before probes, seconds between them, and how many remain unanswered.
+constexpr int kKeepAliveIdle = 10;
+constexpr int kKeepAliveInterval = 5;
+constexpr int kKeepAliveProbes = 3;
+
+// As many more bytes as one call may move, until `total` are there.
+auto until(std::size_t total) {
+  return [total](const boost::system::error_code& error, std::size_t moved) -> std::size_t {
+    return error || moved >= total ? 0 : std::min(total - moved, kCallBytesMax);
+  };
+}
+
+bool looks_like_http(ByteView bytes) {
+  constexpr std::string_view kMethods[] = {"GET ", "HEAD", "POST", "PUT ", "DELE",
+                                           "CONN", "OPTI", "TRAC", "PATC", "PRI "};
+  const std::string_view begin = as_text(bytes.first(std::min<std::size_t>(bytes.size(), 4)));
+  return std::ranges::any_of(kMethods, [&](std::string_view m) { return m.starts_with(begin); });
+}
+
+// For the person who pointed a browser or a proxy at the wrong port.
+std::string http_answer() {
+  constexpr std::string_view kSentence =
+      "This port speaks the kvlane transfer protocol, not HTTP: see spec/transfer.md\n";
+  return "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+         "Content-Length: " +
+         std::to_string(kSentence.size()) + "\r\n\r\n" + std::string(kSentence);
+}
+
+// Options that make a link fast and notice its death; a system that lacks one still works.
+void tune(TcpConnection::Socket& socket, Seconds user_timeout) {
+  boost::system::error_code ignored;
+  socket.set_option(tcp::no_delay(true), ignored);
+  socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  const auto set = [&](int name, int value) {
+    (void)::setsockopt(socket.native_handle(), IPPROTO_TCP, name, &value, sizeof value);
+  };
+  set(TCP_KEEPIDLE, kKeepAliveIdle);
+  set(TCP_KEEPINTVL, kKeepAliveInterval);
+  set(TCP_KEEPCNT, kKeepAliveProbes);
+  set(TCP_USER_TIMEOUT, static_cast<int>(user_timeout.count() * 1000));
+}
+
+std::shared_ptr<const Bytes> share(ByteView bytes) {
+  return std::make_shared<const Bytes>(bytes.begin(), bytes.end());
+}
+
+asio::steady_timer::duration ticks(Seconds seconds) {
+  return std::chrono::duration_cast<asio::steady_timer::duration>(seconds);
+}
+
+}  // namespace
+
+TcpConnection::TcpConnection(std::shared_ptr<TcpLoop> loop, Socket socket, std::string peer,
+                             bool accepted)
+    : loop_(std::move(loop)),
+      peer_(std::move(peer)),
+      accepted_(accepted),
+      socket_(std::move(socket)),
+      resolver_(loop_->io),
+      deadline_(loop_->io) {
+  if (accepted_) ++loop_->accepted;
+}
+
+TcpConnection::~TcpConnection() {
+  if (accepted_) --loop_->accepted;
+}
+
+// Opening.
+
+void TcpConnection::start(std::shared_ptr<LinkEvents> events) {
+  events_ = std::move(events);
+  established();
+}
+
+void TcpConnection::connect(const Address& address, std::shared_ptr<LinkEvents> events) {
+  if (is_closing()) return end();
+  events_ = std::move(events);
+  const Seconds limit = loop_->options.connect_timeout;
+  end_after(limit, unavailable("no connection to " + peer_ + " within " + seconds_text(limit)));
+  Error not_numeric;
+  const auto numeric = asio::ip::make_address(address.host, not_numeric);
+  if (!not_numeric) return connect_to({tcp::endpoint(numeric, address.port)});
+  resolver_.async_resolve(
+      address.host, std::to_string(address.port), tcp::resolver::numeric_service,
+      [self = shared_from_this()](const Error& error, const tcp::resolver::results_type& found) {
+        if (error)
+          return self->fail(
+              unavailable("the name of " + self->peer_ + " was not found: " + error.message()));
+        self->connect_to({found.begin(), found.end()});
+      });
+}
+
+void TcpConnection::connect_to(const Endpoints& endpoints) {
+  if (is_closing()) return end();
+  const auto kept = std::make_shared<Endpoints>(endpoints);  // Asio wants them until the end
+  asio::async_connect(
+      socket_, *kept, [self = shared_from_this(), kept](const Error& error, const tcp::endpoint&) {
+        if (error) {
+          return self->fail(
+              unavailable("no connection to " + self->peer_ + ": " + error.message()));
+        }
+        self->deadline_.expires_at(asio::steady_timer::time_point::max());
+        self->established();
+      });
+}
+
+void TcpConnection::established() {
+  if (is_closing()) return end();
+  tune(socket_, loop_->options.user_timeout);
+  connected_ = true;
+  {
+    const Lock lock(mutex_);
+    writing_ = true;
+  }
+  read_header();
+  start_write();
+}
+
+// Reading.
+
+void TcpConnection::read_header() {
+  const auto unless_foreign = [this](const Error& error, std::size_t bytes) -> std::size_t {
+    const bool foreign = !may_begin_message(ByteView(header_).first(bytes));
+    return error || foreign ? 0 : header_.size() - bytes;
+  };
+  asio::async_read(socket_, asio::buffer(header_), unless_foreign,
+                   [self = shared_from_this()](const Error& error, std::size_t bytes) {
+                     self->on_header(error, bytes);
+                   });
+}
+
+void TcpConnection::on_header(const Error& error, std::size_t bytes) {
+  if (is_closing()) return error ? end() : discard();
+  const ByteView header = ByteView(header_).first(bytes);
+  if (!may_begin_message(header)) {
+    if (looks_like_http(header)) {
+      return refuse(corrupt(peer_ + " sent an HTTP request to the port for transfers"),
+                    share(as_byte_view(http_answer())));
+    }
+  } else if (error == asio::error::eof && bytes == 0) {
+    return fail(aborted(peer_ + " closed the link"));
+  } else if (error) {
+    return fail(unavailable("the link to " + peer_ + " broke: " + error.message()));
+  }
+  Result<MessageHeader> parsed = parse_message_header(header);
+  if (parsed.ok() && first_message_ && parsed->body_bytes > kControlBodyBytesMax) {
+    parsed = corrupt("the first message has " + std::to_string(parsed->body_bytes) +
+                     " bytes, at most " + std::to_string(kControlBodyBytesMax) + " are allowed");
+  }
+  if (!parsed.ok()) {
+    return refuse(parsed.status().with_context(peer_),
+                  std::make_shared<const Bytes>(encode_error({}, parsed.status())));
+  }
+  first_message_ = false;
+  const std::size_t total = header_.size() + parsed->body_bytes;
+  try {
+    message_.resize(total);
+  } catch (const std::bad_alloc&) {
+    return fail(
+        exhausted("no memory for a message of " + std::to_string(total) + " bytes from " + peer_));
+  }
+  std::ranges::copy(header_, message_.begin());
+  asio::async_read(socket_, asio::buffer(message_) + header_.size(), until(parsed->body_bytes),
+                   [self = shared_from_this()](const Error& body_error, std::size_t) {
+                     self->on_body(body_error);
+                   });
+}
+
+void TcpConnection::on_body(const Error& error) {
+  if (is_closing()) return error ? end() : discard();
+  if (error) {
+    return fail(
+        unavailable("the link to " + peer_ + " broke inside a message: " + error.message()));
+  }
+  // A copy of the pointer: close() from within the call drops events_ later, fail() at once.
+  const std::shared_ptr<LinkEvents> events = events_;
+  if (events) events->on_message(std::exchange(message_, {}));
+  read_header();
+}
+
+// Reads and drops what comes until the peer ends its direction, so that our last messages are not
+// thrown away by a reset.
+void TcpConnection::discard() {
+  socket_.async_read_some(asio::buffer(header_),
+                          [self = shared_from_this()](const Error& error, std::size_t) {
+                            error ? self->end() : self->discard();
+                          });
+}
+
+// Writing.
+
+Status TcpConnection::post(std::shared_ptr<const Bytes> message) {
+  const Lock lock(mutex_);
+  if (closing_ || ended_) return unavailable("the link to " + peer_ + " is closed");
+  if (queued_bytes_ >= loop_->options.queue_bytes_max) {
+    refused_ = true;
+    return exhausted("the link to " + peer_ + " has " + std::to_string(queued_bytes_) +
+                     " bytes queued");
+  }
+  queued_bytes_ += message->size();
+  queue_.push_back(std::move(message));
+  if (!std::exchange(writing_, true)) {
+    asio::post(loop_->io, [self = shared_from_this()] { self->start_write(); });
+  }
+  return {};
+}
+
+void TcpConnection::start_write() {
+  bool flushed = false;
+  {
+    const Lock lock(mutex_);
+    if (ended_) return;
+    std::size_t bytes = 0;
+    while (connected_ && !queue_.empty() && in_flight_.size() < kGatherMax &&
+           bytes < kCallBytesMax) {
+      bytes += queue_.front()->size();
+      in_flight_.push_back(std::move(queue_.front()));
+      queue_.pop_front();
+    }
+    writing_ = !in_flight_.empty();
+    flushed = !writing_ && closing_;
+  }
+  if (flushed) {
+    Error ignored;
+    socket_.shutdown(Socket::shutdown_send, ignored);
+    if (stopping_) end();
+  }
+  if (in_flight_.empty()) return;
+  std::vector<asio::const_buffer> gathered;
+  std::size_t total = 0;
+  for (const auto& message : in_flight_) {
+    gathered.push_back(asio::buffer(*message));
+    total += message->size();
+  }
+  asio::async_write(
+      socket_, gathered, until(total),
+      [self = shared_from_this()](const Error& error, std::size_t) { self->on_written(error); });
+}
+
+void TcpConnection::on_written(const Error& error) {
+  if (error) return fail(unavailable("the link to " + peer_ + " broke: " + error.message()));
+  bool owed = false;
+  {
+    const Lock lock(mutex_);
+    for (const auto& message : in_flight_) queued_bytes_ -= message->size();
+    if (refused_ && queued_bytes_ <= loop_->options.queue_bytes_max / 2) {
+      refused_ = false;
+      owed = true;
+    }
+  }
+  in_flight_.clear();
+  start_write();
+  const std::shared_ptr<LinkEvents> events = events_;
+  if (owed && events) events->on_writable();
+}
+
+// Ending.
+
+void TcpConnection::close() {
+  const Lock lock(mutex_);
+  if (ended_ || std::exchange(closing_, true)) return;
+  asio::post(loop_->io, [self = shared_from_this()] { self->begin_closing(kLingerLimit); });
+}
+
+void TcpConnection::stop() {
+  {
+    const Lock lock(mutex_);
+    if (ended_) return;
+    closing_ = true;
+  }
+  stopping_ = true;
+  begin_closing(kStopLimit);
+}
+
+// closing_ is set: no message is queued any more, no event is told.
+void TcpConnection::begin_closing(Seconds limit) {
+  events_.reset();
+  if (!connected_) return end();
+  end_after(limit, {});
+  bool idle = false;
+  {
+    const Lock lock(mutex_);
+    idle = !std::exchange(writing_, true);
+  }
+  if (idle) start_write();
+}
+
+// The peer broke the protocol: tells the user and, with `answer`, the peer.
+void TcpConnection::refuse(const Status& why, std::shared_ptr<const Bytes> answer) {
+  const std::shared_ptr<LinkEvents> events = std::exchange(events_, nullptr);
+  (void)post(std::move(answer));  // a full queue: then the peer does not read anyway
+  {
+    const Lock lock(mutex_);
+    closing_ = true;
+  }
+  begin_closing(kLingerLimit);
+  discard();
+  if (events) events->on_closed(why);
+}
+
+void TcpConnection::fail(Status why) {
+  const std::shared_ptr<LinkEvents> events = std::exchange(events_, nullptr);
+  const bool expected = is_closing();
+  end();
+  if (events && !expected) events->on_closed(std::move(why));
+}
+
+// Closes the socket; every handler under way then comes back with an error and finds nothing to do.
+void TcpConnection::end() {
+  events_.reset();
+  {
+    const Lock lock(mutex_);
+    ended_ = true;
+    queue_.clear();
+  }
+  Error ignored;
+  socket_.close(ignored);
+  resolver_.cancel();
+  deadline_.cancel();
+}
+
+void TcpConnection::end_after(Seconds limit, Status why) {
+  deadline_.expires_after(ticks(limit));
+  deadline_.async_wait([self = shared_from_this(), why = std::move(why)](const Error& error) {
+    // A deadline that was moved meanwhile may come all the same if it had already passed.
+    if (error || self->deadline_.expiry() > asio::steady_timer::clock_type::now()) return;
+    why.ok() ? self->end() : self->fail(why);
+  });
+}
+
+bool TcpConnection::is_closing() const {
+  const Lock lock(mutex_);
+  return closing_ || ended_;
+}
+
+}  // namespace kvlane

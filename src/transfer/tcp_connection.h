@@ -1,0 +1,95 @@
+// One TCP connection that carries messages: reading, writing, connecting and ending.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transfer/message.h"
+#include "transfer/tcp.h"
+
+namespace kvlane {
+
+// What a network shares with its connections, which may outlive it, ended.
+struct TcpLoop {
+  explicit TcpLoop(const TcpOptions& tcp_options) : options(tcp_options) {}
+  const TcpOptions options;
+  boost::asio::io_context io{1};
+  std::atomic<int> accepted = 0;
+};
+
+// post(), close() and peer() from any thread, all else on the loop's. Handlers hold the connection,
+// so it lives until its socket is closed.
+class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
+ public:
+  using Socket = boost::asio::ip::tcp::socket;
+
+  TcpConnection(std::shared_ptr<TcpLoop> loop, Socket socket, std::string peer, bool accepted);
+  ~TcpConnection();
+
+  Status post(std::shared_ptr<const Bytes> message);
+  void close();
+  const std::string& peer() const { return peer_; }
+
+  // Begins to read on an accepted socket.
+  void start(std::shared_ptr<LinkEvents> events);
+  // Looks up, connects, begins to read.
+  void connect(const Address& address, std::shared_ptr<LinkEvents> events);
+  // The network ends: no more events, what is queued is still sent if that is quick.
+  void stop();
+
+ private:
+  using Error = boost::system::error_code;
+  using Endpoints = std::vector<boost::asio::ip::tcp::endpoint>;
+
+  void connect_to(const Endpoints& endpoints);
+  void established();
+  void read_header();
+  void on_header(const Error& error, std::size_t bytes);
+  void on_body(const Error& error);
+  void discard();
+  void start_write();
+  void on_written(const Error& error);
+  void begin_closing(Seconds limit);
+  void refuse(const Status& why, std::shared_ptr<const Bytes> answer);
+  void fail(Status why);
+  void end();
+  void end_after(Seconds limit, Status why);
+  bool is_closing() const;
+
+  const std::shared_ptr<TcpLoop> loop_;
+  const std::string peer_;
+  const bool accepted_;
+
+  // On the loop's thread only.
+  Socket socket_;
+  boost::asio::ip::tcp::resolver resolver_;
+  boost::asio::steady_timer deadline_;  // of connecting, later of closing
+  std::shared_ptr<LinkEvents> events_;  // null when nobody wants to hear any more
+  bool connected_ = false;
+  bool stopping_ = false;
+  bool first_message_ = true;
+  std::array<std::byte, kMessageHeaderBytes> header_{};
+  Bytes message_;
+  std::vector<std::shared_ptr<const Bytes>> in_flight_;
+
+  // Guards the rest.
+  mutable std::mutex mutex_;
+  std::deque<std::shared_ptr<const Bytes>> queue_;
+  std::size_t queued_bytes_ = 0;  // in queue_ and in_flight_
+  bool refused_ = false;          // a post() was, on_writable is owed
+  bool writing_ = false;          // start_write is scheduled or a write is under way
+  bool closing_ = false;          // close() was called
+  bool ended_ = false;            // the socket is closed
+};
+
+}  // namespace kvlane
