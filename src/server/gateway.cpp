@@ -137,6 +137,34 @@ class Gateway::PrefillGuard {
   bool succeeded_ = false;
 };
 
+// Gives the reservation back when the attempt ends before the decode worker has answered.
+class Gateway::ReservationGuard {
+ public:
+  ReservationGuard(const asio::any_io_executor& executor, Url url, HttpCallRequest release)
+      : executor_(executor), url_(std::move(url)), release_(std::move(release)) {}
+  ~ReservationGuard() {
+    if (!answered_) asio::co_spawn(executor_, send(executor_, url_, release_), asio::detached);
+  }
+  ReservationGuard(const ReservationGuard&) = delete;
+  ReservationGuard& operator=(const ReservationGuard&) = delete;
+  void answered() { answered_ = true; }
+
+ private:
+  static asio::awaitable<void> send(asio::any_io_executor executor, Url url,
+                                    HttpCallRequest request) {
+    HttpCallLimits limits;
+    limits.head_timeout = Seconds(2);  // a worker that is gone has nothing to give back
+    const Result<HttpResponse> response =
+        co_await http_fetch(executor, url, request, limits, kSmallAnswerBytesMax);
+    if (!response.ok()) log_debug("releasing a reservation: " + response.status().message());
+  }
+
+  asio::any_io_executor executor_;
+  Url url_;
+  HttpCallRequest release_;
+  bool answered_ = false;
+};
+
 namespace {
 
 WorkerPoolOptions pool_options(const GatewayOptions& options, const std::vector<Url>& urls) {
@@ -285,6 +313,10 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(const Client& client, std::si
   Outcome reserved = co_await reserve(client, decode, id, data_plane);
   if (reserved.kind != Outcome::Kind::kGoOn) co_return reserved;
 
+  const Url decode_url = decode_.worker(decode).url;
+  const std::string ticket = to_text(json{{"transfer_id", to_string(id)}});
+  ReservationGuard reservation(executor_, decode_url,
+                               call("/kvlane/v1/release", client.http.id, ticket));
   HttpCall answer(executor_, options_.calls);
   const auto task =
       std::make_shared<PrefillTask>(executor_, options_.calls, prefill_, prefill, client.tokens);
@@ -302,9 +334,7 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(const Client& client, std::si
                   call(std::string(api_path(client.api)), client.http.id, to_text(prompt))),
       asio::detached);
 
-  const Url decode_url = decode_.worker(decode).url;
-  const json ticket = {{"transfer_id", to_string(id)}};
-  const HttpCallRequest attach = call("/kvlane/v1/attach", client.http.id, to_text(ticket));
+  const HttpCallRequest attach = call("/kvlane/v1/attach", client.http.id, ticket);
   const Result<HttpResponse> head = co_await answer.open(decode_url, attach);
   if (task->failure && !(head.ok() && head->status == 200)) {
     if (task->unreachable) prefill_.report_failure(prefill, "it broke a request off");
@@ -316,6 +346,7 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(const Client& client, std::si
   }
   // The first token is there, so all KV is: from here the prefill worker does not matter.
   task->on_failure = nullptr;
+  reservation.answered();
   if (head->status == 200) guard.succeeded();
   const bool stream = client.stream && head->status == 200;
   if (stream) {

@@ -41,6 +41,7 @@ class Gateway {
   struct Outcome;
   struct PrefillTask;
   class PrefillGuard;
+  class ReservationGuard;
 
   asio::awaitable<void> complete(Api api, const HttpRequest& http, HttpReply& reply);
   asio::awaitable<Outcome> attempt(const Client& client, std::size_t prefill, std::size_t decode,

@@ -61,6 +61,7 @@ asio::awaitable<Status> HttpCall::Impl::advance(TimePoint deadline) {
   if (!count.ok()) co_return count.status();
   error_code error;
   if (*count == 0) {
+    if (!parser.got_some()) co_return unavailable("the connection was closed without an answer");
     parser.put_eof(error);
     if (error || !parser.is_done()) co_return unavailable("the answer is cut short");
     co_return Status();

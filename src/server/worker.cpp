@@ -38,6 +38,10 @@ HttpResponse json_response(std::string text) {
   return response;
 }
 
+ApiError no_reservation() {
+  return {404, "There is no reservation with this 'transfer_id'.", "transfer_id", ""};
+}
+
 bool failed(const Update& update) {
   return update.finish && update.finish->reason == FinishReason::kFailed;
 }
@@ -115,6 +119,7 @@ void Worker::add_routes(Router& router) {
   if (options_.role == Role::kDecode) {
     router.add("POST", "/kvlane/v1/reserve", route(&Worker::reserve));
     router.add("POST", "/kvlane/v1/attach", route(&Worker::attach));
+    router.add("POST", "/kvlane/v1/release", route(&Worker::release));
   }
   router.add("GET", "/v1/models", route(&Worker::models));
   router.add("GET", "/health", route(&Worker::health), true);
@@ -350,33 +355,47 @@ asio::awaitable<void> Worker::reserve(const HttpRequest& http, HttpReply& reply)
   co_await reply.send(response);
 }
 
-// Body: {"transfer_id": "..."}. The answer has the form that the reserved request asked for.
-asio::awaitable<void> Worker::attach(const HttpRequest& http, HttpReply& reply) {
+// Body: {"transfer_id": "..."}.
+std::optional<Worker::Reservation> Worker::take_reservation(const HttpRequest& http) {
+  forget_expired_reservations();
   const Result<json> body = parse_json(http.body);
   const bool has_id = body.ok() && body->is_object() && body->contains("transfer_id") &&
                       (*body)["transfer_id"].is_string();
-  const Result<TransferId> id =
-      parse_transfer_id(has_id ? (*body)["transfer_id"].get<std::string>() : std::string());
-  forget_expired_reservations();
+  if (!has_id) return std::nullopt;
+  const Result<TransferId> id = parse_transfer_id((*body)["transfer_id"].get<std::string>());
   const auto found = id.ok() ? reservations_.find(*id) : reservations_.end();
-  if (found == reservations_.end()) {
-    const ApiError error{404, "There is no reservation with this 'transfer_id'.", "transfer_id",
-                         ""};
-    const HttpResponse response = to_response(error);
+  if (found == reservations_.end()) return std::nullopt;
+  Reservation reservation = std::move(found->second);
+  reservations_.erase(found);
+  return reservation;
+}
+
+// The answer has the form that the reserved request asked for.
+asio::awaitable<void> Worker::attach(const HttpRequest& http, HttpReply& reply) {
+  std::optional<Reservation> reservation = take_reservation(http);
+  if (!reservation) {
+    const HttpResponse response = to_response(no_reservation());
     co_await reply.send(response);
     co_return;
   }
-  Reservation reservation = std::move(found->second);
-  reservations_.erase(found);
   Updates updates(engine_, executor_);
-  const Status attached = engine_.attach(reservation.engine_request, updates.callback());
+  const Status attached = engine_.attach(reservation->engine_request, updates.callback());
   if (!attached.ok()) {
     const HttpResponse response = to_response(to_api_error(attached));
     co_await reply.send(response);
     co_return;
   }
-  updates.watch(reservation.engine_request);
-  co_await answer(std::move(reservation.job), updates, reply);
+  updates.watch(reservation->engine_request);
+  co_await answer(std::move(reservation->job), updates, reply);
+}
+
+// Gives up a reservation that nobody will attach to.
+asio::awaitable<void> Worker::release(const HttpRequest& http, HttpReply& reply) {
+  const std::optional<Reservation> reservation = take_reservation(http);
+  if (reservation) engine_.abort(reservation->engine_request);
+  const HttpResponse response =
+      reservation ? json_response(R"({"released":true})") : to_response(no_reservation());
+  co_await reply.send(response);
 }
 
 asio::awaitable<void> Worker::health(const HttpRequest&, HttpReply& reply) {

@@ -55,6 +55,7 @@ class Worker {
   asio::awaitable<void> prefill(Job job, HttpReply& reply);
   asio::awaitable<void> reserve(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> attach(const HttpRequest& http, HttpReply& reply);
+  asio::awaitable<void> release(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> answer(Job job, Updates& updates, HttpReply& reply);
   asio::awaitable<void> stream(const Job& job, Update first, Updates& updates, HttpReply& reply);
   asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
@@ -63,6 +64,7 @@ class Worker {
   ApiResult<Job> make_job(ApiResult<CompletionRequest> parsed, const HttpRequest& http) const;
   std::optional<ApiError> check_role(const CompletionRequest& request) const;
   ApiResult<Address> make_reservation(const HttpRequest& http);
+  std::optional<Reservation> take_reservation(const HttpRequest& http);
   void forget_expired_reservations();
 
   Engine& engine_;

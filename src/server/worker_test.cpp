@@ -357,6 +357,19 @@ TEST_F(WorkerTest, ReservationsAreAttachedToOnce) {
   EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/attach", attach.dump()).status, 404);
 }
 
+TEST_F(WorkerTest, ReservationsCanBeReleased) {
+  const Running decode = start(Role::kDecode);
+  const std::string id = to_string(random_transfer_id());
+  const json reserve = {
+      {"api", "/v1/completions"}, {"transfer_id", id}, {"request", {{"prompt", "A"}}}};
+  const std::string ticket = json{{"transfer_id", id}}.dump();
+  EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/reserve", reserve.dump()).status, 200);
+  EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/release", ticket).status, 200);
+  EXPECT_EQ(decode.engine->aborted_requests().size(), 1U);
+  EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/release", ticket).status, 404);
+  EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/attach", ticket).status, 404);
+}
+
 TEST_F(WorkerTest, BadReservationsAreRefused) {
   const Running decode = start(Role::kDecode);
   const auto reserve = [&](const std::string& body) {

@@ -1,0 +1,479 @@
+// The gateway in front of workers over fake engines, and of workers that fail in every way.
+// SPDX-License-Identifier: Apache-2.0
+#include "server/gateway.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "server/coroutine.h"
+#include "server/fake_engine.h"
+#include "server/http_server.h"
+#include "server/openai_response.h"
+#include "server/raw_http.h"
+#include "server/service.h"
+#include "server/sse.h"
+#include "server/worker.h"
+
+namespace kvlane {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr const char* kStreamed = R"({"prompt": "A", "max_tokens": 3, "stream": true})";
+constexpr const char* kWhole = R"({"prompt": "A", "max_tokens": 3})";
+
+class GatewayTest : public testing::Test {
+ protected:
+  struct Running {
+    FakeEngine* engine = nullptr;
+    std::unique_ptr<Service> service;
+    Url url;
+  };
+
+  Running start_worker(Role role, FakeEnginePlan plan = {}, const std::string& key = {}) {
+    auto engine = std::make_unique<FakeEngine>(std::move(plan), &wire_);
+    Running running;
+    running.engine = engine.get();
+    WorkerServiceOptions options;
+    options.service.bind = {"127.0.0.1", 0};
+    options.service.api_key = key;
+    options.role = role;
+    options.model_name = "tiny";
+    options.data_plane = Address{"127.0.0.1", 4321};
+    auto service = Service::start_worker(std::move(engine), prompter_, std::move(options));
+    EXPECT_TRUE(service.ok()) << service.status().message();
+    running.service = std::move(*service);
+    running.url = {running.service->address(), ""};
+    return running;
+  }
+
+  // A server that is no worker: `handler` answers everything.
+  std::unique_ptr<HttpServer> start_impostor(HttpHandler handler) {
+    HttpServerOptions options;
+    options.bind = {"127.0.0.1", 0};
+    auto server = HttpServer::start(loop_, options, std::move(handler));
+    EXPECT_TRUE(server.ok());
+    return std::move(*server);
+  }
+  static Url url_of(const HttpServer& server) { return {server.address(), ""}; }
+
+  // Nobody listens there.
+  static Url nowhere() {
+    asio::io_context context;
+    asio::ip::tcp::acceptor closed(context, {asio::ip::address_v4::loopback(), 0});
+    return {{"127.0.0.1", closed.local_endpoint().port()}, ""};
+  }
+
+  void start(std::vector<Url> prefill, std::vector<Url> decode, std::string key = {}) {
+    GatewayOptions options;
+    options.prefill = std::move(prefill);
+    options.decode = std::move(decode);
+    options.api_key = key;
+    options.probe_interval = probe_interval_;
+    gateway_ = std::make_unique<Gateway>(loop_, std::move(options));
+    Router router;
+    router.require_key(std::move(key));
+    gateway_->add_routes(router);
+    HttpServerOptions server;
+    server.bind = {"127.0.0.1", 0};
+    auto started = HttpServer::start(loop_, server, std::move(router).handler());
+    ASSERT_TRUE(started.ok());
+    server_ = std::move(*started);
+    port_ = server_->address().port;
+  }
+  RawResponse complete(std::string_view body, std::string_view fields = {}) const {
+    return raw_exchange(port_, "POST", "/v1/completions", body, fields);
+  }
+  template <class Condition>
+  static bool eventually(Condition condition) {
+    for (int i = 0; i < 1000; ++i) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+  static std::string text_of(const std::string& stream) {
+    SseSplitter splitter;
+    splitter.add(stream);
+    std::string text;
+    while (const auto event = splitter.next()) {
+      if (*event == kDoneEvent) continue;
+      const json object = json::parse(event->substr(6));
+      for (const json& choice : object.value("choices", json::array())) {
+        text += choice["text"].get<std::string>();
+      }
+    }
+    return text;
+  }
+
+  Seconds probe_interval_{0.05};
+  FakeWire wire_;
+  FakePrompter prompter_;
+  EventLoop loop_;
+  std::unique_ptr<Gateway> gateway_;
+  std::unique_ptr<HttpServer> server_;
+  std::uint16_t port_ = 0;
+};
+
+TEST_F(GatewayTest, AnswersThroughBothWorkers) {
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {decode.url});
+  const RawResponse whole = complete(kWhole, "X-Request-Id: my-id\r\n");
+  ASSERT_EQ(whole.status, 200) << whole.body;
+  EXPECT_THAT(whole.head, HasSubstr("X-Request-Id: my-id"));
+  const json answer = json::parse(whole.body);
+  EXPECT_EQ(answer["id"], "cmpl-my-id");
+  EXPECT_EQ(answer["choices"][0]["text"], "65 66 67 ");
+  ASSERT_EQ(prefill.engine->requests().size(), 1U);
+  EXPECT_EQ(prefill.engine->requests()[0].max_tokens, 1);
+  EXPECT_EQ(decode.engine->requests()[0].max_tokens, 3);
+  EXPECT_EQ(prefill.engine->last_peer(), (Address{"127.0.0.1", 4321}));
+
+  const RawResponse streamed = complete(kStreamed);
+  ASSERT_EQ(streamed.status, 200);
+  EXPECT_TRUE(streamed.whole);
+  EXPECT_EQ(text_of(streamed.body), "65 66 67 ");
+  EXPECT_TRUE(streamed.body.ends_with(kDoneEvent));
+
+  const RawResponse chat = raw_exchange(
+      port_, "POST", "/v1/chat/completions",
+      R"({"messages": [{"role": "user", "content": "A"}], "max_completion_tokens": 2})");
+  EXPECT_EQ(json::parse(chat.body)["choices"][0]["message"]["content"], "65 66 ");
+  EXPECT_TRUE(prefill.engine->aborted_requests().empty());
+  EXPECT_TRUE(decode.engine->aborted_requests().empty());
+}
+
+TEST_F(GatewayTest, AccountsAddUpToItsOwnTime) {
+  FakeEnginePlan slow;
+  slow.prefill_delay = std::chrono::milliseconds(100);
+  const Running prefill = start_worker(Role::kPrefill, slow);
+  const Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {decode.url});
+  const auto check = [](const json& extension, double measured) {
+    const json& account = extension["account"];
+    const double total = account["total"];
+    EXPECT_NEAR(account_from_json(account).total(), total, 1e-9);
+    EXPECT_GE(total, 0.1);
+    EXPECT_LE(total, measured);
+    EXPECT_NEAR(account["other"].get<double>(), total - 0.003, 1e-9);
+    EXPECT_EQ(extension["kv"]["shipped_bytes"], 150);
+  };
+  TimePoint begin = SteadyClock::now();
+  const RawResponse whole = complete(kWhole);
+  check(json::parse(whole.body)["kvlane"], seconds_since(begin));
+
+  begin = SteadyClock::now();
+  const RawResponse streamed = complete(
+      R"({"prompt": "A", "max_tokens": 3, "stream": true, "stream_options": {"include_usage": true}})");
+  const double measured = seconds_since(begin);
+  SseSplitter splitter;
+  splitter.add(streamed.body);
+  json last;
+  while (const auto event = splitter.next()) {
+    if (*event != kDoneEvent) last = json::parse(event->substr(6));
+  }
+  EXPECT_EQ(last["usage"]["completion_tokens"], 3);
+  check(last["kvlane"], measured);
+}
+
+TEST_F(GatewayTest, ManyRequestsAtOnce) {
+  FakeEnginePlan plan;
+  plan.token_delay = std::chrono::milliseconds(1);
+  plan.prefill_delay = std::chrono::milliseconds(3);
+  const Running p1 = start_worker(Role::kPrefill, plan);
+  const Running p2 = start_worker(Role::kPrefill, plan);
+  const Running d1 = start_worker(Role::kDecode, plan);
+  const Running d2 = start_worker(Role::kDecode, plan);
+  start({p1.url, p2.url}, {d1.url, d2.url});
+  std::vector<std::unique_ptr<RawHttp>> clients;
+  for (int i = 0; i < 40; ++i) {
+    const std::string body =
+        R"({"prompt": [)" + std::to_string(i * 10) + R"(], "max_tokens": 5, "stream": true})";
+    clients.push_back(std::make_unique<RawHttp>(port_));
+    clients.back()->send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+                         std::to_string(body.size()) + "\r\n\r\n" + body);
+  }
+  for (int i = 0; i < 40; ++i) {
+    std::string expected;
+    for (int token = 0; token < 5; ++token) expected += std::to_string(i * 10 + token) + " ";
+    EXPECT_EQ(text_of(clients[static_cast<std::size_t>(i)]->read_response().body), expected);
+  }
+  for (const Running* worker : {&p1, &p2, &d1, &d2}) {
+    EXPECT_GT(worker->engine->requests().size(), 5U) << "the load is spread";
+  }
+}
+
+TEST_F(GatewayTest, RefusesBadRequestsItself) {
+  start({nowhere()}, {nowhere()});
+  EXPECT_EQ(complete("{").status, 400);
+  EXPECT_EQ(complete(R"({"prompt": "A", "n": 2})").status, 400);
+  EXPECT_EQ(complete(R"({"prompt": "A", "bogus": 2})").status, 400);
+  EXPECT_THAT(complete(R"({"prompt": "A", "kv_transfer_params": {"do_remote_decode": true}})").body,
+              HasSubstr("chooses 'kv_transfer_params' itself"));
+  EXPECT_EQ(raw_exchange(port_, "POST", "/kvlane/v1/reserve", "{}").status, 404);
+}
+
+TEST_F(GatewayTest, PassesTheWorkersRefusalsOn) {
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {decode.url});
+  const RawResponse unknown = complete(R"({"prompt": "A", "model": "other"})");
+  EXPECT_EQ(unknown.status, 404);
+  EXPECT_EQ(json::parse(unknown.body)["error"]["code"], "model_not_found");
+  const RawResponse longer = complete(R"({"prompt": ")" + std::string(500, 'x') + "\"}");
+  EXPECT_EQ(longer.status, 400);
+  EXPECT_THAT(longer.body, HasSubstr("maximum context length is 100 tokens"));
+  EXPECT_TRUE(prefill.engine->requests().empty());
+}
+
+TEST_F(GatewayTest, NobodyThereIsOneSentence) {
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {nowhere()});
+  const RawResponse no_decode = complete(kStreamed);
+  EXPECT_EQ(no_decode.status, 503);
+  EXPECT_THAT(no_decode.body, HasSubstr("The decode worker http://127.0.0.1:"));
+  EXPECT_THAT(no_decode.body, HasSubstr("refused"));
+  EXPECT_THAT(no_decode.head, HasSubstr("Retry-After"));
+  EXPECT_EQ(raw_exchange(port_, "GET", "/v1/models").status, 503);
+  server_.reset();
+  start({nowhere()}, {decode.url});
+  const RawResponse no_prefill = complete(kWhole);
+  EXPECT_EQ(no_prefill.status, 503);
+  EXPECT_THAT(no_prefill.body, HasSubstr("The prefill worker http://127.0.0.1:"));
+  EXPECT_TRUE(eventually([&] { return decode.engine->aborted_requests().size() == 1; }))
+      << "the reservation is given back";
+}
+
+TEST_F(GatewayTest, DeadWorkersAreReplaced) {
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  probe_interval_ = Seconds(3600);  // the gateway has to find out by itself
+  start({nowhere(), prefill.url}, {nowhere(), decode.url});
+  for (int i = 0; i < 6; ++i) {
+    const RawResponse response = complete(i % 2 == 0 ? kWhole : kStreamed);
+    EXPECT_EQ(response.status, 200) << response.body;
+  }
+}
+
+TEST_F(GatewayTest, APrefillWorkerThatDiesHalfWayIsReplaced) {
+  const auto dying =
+      start_impostor([](const HttpRequest&, HttpReply& reply) -> asio::awaitable<void> {
+        const HttpResponse head;
+        co_await reply.start_stream(head);  // and then nothing: the connection is closed
+      });
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  start({url_of(*dying), prefill.url}, {decode.url});
+  for (int i = 0; i < 4; ++i) {
+    const RawResponse response = complete(kStreamed);
+    EXPECT_EQ(response.status, 200) << response.body;
+    EXPECT_EQ(text_of(response.body), "65 66 67 ");
+  }
+}
+
+TEST_F(GatewayTest, APrefillThatFailsCostsARetryOrItsError) {
+  FakeEnginePlan broken;
+  broken.fail_after = 0;
+  broken.failure = unavailable("the peer went away");
+  const Running bad = start_worker(Role::kPrefill, broken);
+  const Running good = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  start({bad.url, good.url}, {decode.url});
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(complete(kWhole).status, 200);
+  server_.reset();
+  start({bad.url}, {decode.url});
+  const RawResponse response = complete(kWhole);
+  EXPECT_EQ(response.status, 503);
+  EXPECT_THAT(response.body, HasSubstr("the peer went away"));
+}
+
+TEST_F(GatewayTest, FullWorkersAreTriedThenTold) {
+  FakeEnginePlan full;
+  full.refuse = exhausted("the queue of 256 requests is full");
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running busy = start_worker(Role::kDecode, full);
+  const Running free = start_worker(Role::kDecode);
+  start({prefill.url}, {busy.url, free.url});
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(complete(kWhole).status, 200);
+  server_.reset();
+  start({prefill.url}, {busy.url});
+  const RawResponse response = complete(kWhole);
+  EXPECT_EQ(response.status, 429);
+  EXPECT_THAT(response.head, HasSubstr("Retry-After: 1"));
+  EXPECT_THAT(response.body, HasSubstr("queue of 256"));
+}
+
+TEST_F(GatewayTest, ADecodeFailureInTheMiddleIsAnEvent) {
+  FakeEnginePlan broken;
+  broken.fail_after = 2;
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode, broken);
+  start({prefill.url}, {decode.url});
+  const RawResponse response = complete(kStreamed);
+  EXPECT_EQ(response.status, 200);
+  EXPECT_TRUE(response.whole);
+  EXPECT_THAT(response.body, HasSubstr("checksum"));
+  EXPECT_THAT(response.body, Not(HasSubstr("[DONE]")));
+  EXPECT_EQ(complete(kWhole).status, 502);
+}
+
+TEST_F(GatewayTest, ADecodeWorkerThatDiesInTheMiddleIsAnEvent) {
+  std::atomic<int> attached = 0;
+  const auto dying = start_impostor(
+      [&attached](const HttpRequest& request, HttpReply& reply) -> asio::awaitable<void> {
+        if (request.path != "/kvlane/v1/attach") {
+          HttpResponse reserved;
+          reserved.body = R"({"host": "127.0.0.1", "port": 1})";
+          co_await reply.send(reserved);
+          co_return;
+        }
+        ++attached;
+        HttpResponse head;
+        head.content_type = kEventStreamType;
+        head.body = "data: {\"choices\":[{\"text\":\"65 \"}]}\n\ndata: {\"choi";
+        co_await reply.start_stream(head);  // and then nothing: the connection is closed
+      });
+  const Running prefill = start_worker(Role::kPrefill);
+  start({prefill.url}, {url_of(*dying)});
+  const RawResponse response = complete(kStreamed);
+  EXPECT_EQ(response.status, 200);
+  EXPECT_TRUE(response.whole) << "the gateway ends its own body properly";
+  EXPECT_THAT(response.body, HasSubstr("failed in the middle of the answer"));
+  EXPECT_THAT(response.body, HasSubstr("\"type\":\"server_error\""));
+  EXPECT_THAT(response.body, Not(HasSubstr("[DONE]")));
+  EXPECT_THAT(response.body, Not(HasSubstr("{\"choi\n"))) << "no half event";
+  EXPECT_EQ(attached, 1) << "no second attempt behind the first byte";
+
+  const RawResponse whole = complete(kWhole);
+  EXPECT_EQ(whole.status, 503) << whole.body;
+}
+
+TEST_F(GatewayTest, ServersThatAreNoWorkersAreNamed) {
+  const auto web =
+      start_impostor([](const HttpRequest&, HttpReply& reply) -> asio::awaitable<void> {
+        HttpResponse response;
+        response.body = "<html>hello</html>";
+        co_await reply.send(response);
+      });
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {url_of(*web)});
+  const RawResponse response = complete(kWhole);
+  EXPECT_EQ(response.status, 502);
+  EXPECT_THAT(response.body, HasSubstr("names no data plane"));
+  EXPECT_TRUE(eventually([&] {
+    return raw_exchange(port_, "GET", "/health").body.find("not a kvlane worker's") !=
+           std::string::npos;
+  }));
+  server_.reset();
+  start({prefill.url}, {prefill.url});
+  const RawResponse swapped = complete(kWhole);
+  EXPECT_EQ(swapped.status, 502);
+  EXPECT_THAT(swapped.body, HasSubstr("it is no such worker"));
+}
+
+TEST_F(GatewayTest, ALeavingClientAbortsBothWorkers) {
+  FakeEnginePlan slow;
+  slow.prefill_delay = std::chrono::seconds(20);
+  const Running prefill = start_worker(Role::kPrefill, slow);
+  const Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {decode.url});
+  RawHttp client(port_);
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+              std::to_string(std::string_view(kStreamed).size()) + "\r\n\r\n" + kStreamed);
+  EXPECT_TRUE(eventually([&] { return prefill.engine->requests().size() == 1; }));
+  client.close();
+  EXPECT_TRUE(eventually([&] { return prefill.engine->aborted_requests().size() == 1; }));
+  EXPECT_TRUE(eventually([&] { return decode.engine->aborted_requests().size() == 1; }));
+  const json health = json::parse(raw_exchange(port_, "GET", "/health").body);
+  EXPECT_EQ(health["prefill"][0]["status"], "ok") << "a leaving client is not the worker's failure";
+}
+
+TEST_F(GatewayTest, ALeavingClientAbortsARunningStream) {
+  FakeEnginePlan slow;
+  slow.token_delay = std::chrono::milliseconds(20);
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode, slow);
+  start({prefill.url}, {decode.url});
+  RawHttp client(port_);
+  const std::string body = R"({"prompt": "A", "max_tokens": 90, "stream": true})";
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  EXPECT_THAT(client.take_through("\n\n"), HasSubstr("65 "));
+  client.close();
+  EXPECT_TRUE(eventually([&] { return decode.engine->aborted_requests().size() == 1; }));
+}
+
+TEST_F(GatewayTest, ReportsItsWorkers) {
+  const Running prefill = start_worker(Role::kPrefill);
+  Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {decode.url});
+  EXPECT_TRUE(eventually([&] { return raw_exchange(port_, "GET", "/health").status == 200; }));
+  const json health = json::parse(raw_exchange(port_, "GET", "/health").body);
+  EXPECT_EQ(health["status"], "ok");
+  EXPECT_EQ(health["decode"][0]["url"], to_string(decode.url));
+  EXPECT_EQ(health["decode"][0]["queued_tokens"], 34);
+  const json models = json::parse(raw_exchange(port_, "GET", "/v1/models").body);
+  EXPECT_EQ(models["data"][0]["id"], "tiny");
+  decode.service.reset();
+  EXPECT_TRUE(eventually([&] { return raw_exchange(port_, "GET", "/health").status == 503; }));
+  EXPECT_THAT(raw_exchange(port_, "GET", "/health").body, HasSubstr("refused"));
+}
+
+TEST_F(GatewayTest, UsesItsKeyWithTheWorkers) {
+  const Running prefill = start_worker(Role::kPrefill, {}, "secret");
+  const Running decode = start_worker(Role::kDecode, {}, "secret");
+  start({prefill.url}, {decode.url}, "secret");
+  EXPECT_EQ(complete(kWhole).status, 401);
+  EXPECT_EQ(complete(kWhole, "Authorization: Bearer secret\r\n").status, 200);
+  server_.reset();
+  start({prefill.url}, {decode.url}, "other");
+  EXPECT_EQ(complete(kWhole, "Authorization: Bearer other\r\n").status, 502);
+}
+
+TEST(PickWorkerTest, TakesTheLeastLoaded) {
+  std::vector<WorkerState> workers(3);
+  EXPECT_EQ(pick_worker(workers, {}, 0), 0U);
+  EXPECT_EQ(pick_worker(workers, {}, 1), 1U) << "equal ones in turn";
+  EXPECT_EQ(pick_worker(workers, {}, 5), 2U);
+  workers[0].queued_tokens = 10;
+  workers[1].assigned_tokens = 5;
+  workers[2].queued_tokens = 3;
+  workers[2].assigned_tokens = 3;
+  EXPECT_EQ(pick_worker(workers, {}, 0), 1U);
+  EXPECT_EQ(pick_worker(workers, {1}, 0), 2U);
+  EXPECT_EQ(pick_worker(workers, {0, 1, 2}, 0), std::nullopt);
+  workers[1].health = WorkerState::Health::kFailed;
+  EXPECT_EQ(pick_worker(workers, {}, 0), 2U);
+  EXPECT_EQ(pick_worker(workers, {0, 2}, 0), 1U) << "a failed one is better than none";
+  workers[0] = workers[2];
+  workers[0].in_flight = 1;
+  EXPECT_EQ(pick_worker(workers, {}, 0), 2U);
+  EXPECT_EQ(pick_worker({}, {}, 0), std::nullopt);
+}
+
+TEST(SseSplitterTest, CutsAtBlankLinesWhereverPiecesEnd) {
+  const std::string stream = "data: a\n\ndata: b\nid: 1\n\n: comment\n\n";
+  for (std::size_t size = 1; size <= stream.size(); ++size) {
+    SseSplitter splitter;
+    std::vector<std::string> events;
+    for (std::size_t at = 0; at < stream.size(); at += size) {
+      splitter.add(stream.substr(at, size));
+      while (auto event = splitter.next()) events.push_back(std::move(*event));
+    }
+    EXPECT_THAT(events, testing::ElementsAre("data: a\n\n", "data: b\nid: 1\n\n", ": comment\n\n"));
+  }
+}
+
+}  // namespace
+}  // namespace kvlane
