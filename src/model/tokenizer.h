@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -13,6 +14,10 @@
 #include "kvlane/status.h"
 
 namespace kvlane {
+
+// Longest text that is encoded, in bytes: far more than any context holds, and a text that is one
+// single word needs about 30 bytes of memory for each of its own.
+inline constexpr std::size_t kTextBytesMax = 32U << 20;
 
 // Immutable after load, thread-safe. Movable.
 class Tokenizer {
@@ -26,8 +31,9 @@ class Tokenizer {
   ~Tokenizer();
 
   // The ids that the `tokenizers` package gives for encode(text, add_special_tokens): added tokens
-  // inside the text are recognised; the post-processor (BOS) acts only with `add_special`. kInvalid-
-  // Argument for invalid UTF-8, with the offset of the first bad byte.
+  // inside the text are recognised; the post-processor (BOS) acts only with `add_special`.
+  // kInvalid- Argument for invalid UTF-8, with the offset of the first bad byte, and for too long a
+  // text.
   Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special = true) const;
 
   // The bytes of the tokens, special ones left out. They may end inside a UTF-8 character; invalid
@@ -37,8 +43,10 @@ class Tokenizer {
   // The raw bytes of one token (a special token's are its text); empty for an unknown id.
   std::string_view token_bytes(std::int32_t id) const;
   bool is_special(std::int32_t id) const;
-  // The id of an added token or vocabulary entry with this content; -1 if there is none.
+  // The id of the added token with this content, else of the token with these bytes (" the", not
+  // the file's spelling "\u0120the"); -1 if there is none.
   std::int32_t find(std::string_view content) const;
+  // One more than the largest id.
   int vocab_size() const;
 
  private:
