@@ -1,3 +1,44 @@
-// The program kvlane.
+// The program kvlane: parses the command line and runs one subcommand.
 // SPDX-License-Identifier: Apache-2.0
-int main() { return 0; }
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+
+#include "cli/command.h"
+
+namespace {
+
+constexpr int kFailure = 1;
+constexpr int kUsage = 2;
+
+int run_program(int argc, char** argv) {
+  CLI::App app("kvlane keeps the KV cache of language models small and ships it between workers.",
+               "kvlane");
+  app.require_subcommand(1);
+  app.footer("Example: kvlane up models/kvlane-tiny-gqa");
+  kvlane::Run run;
+  for (const auto add : {kvlane::add_serve, kvlane::add_up, kvlane::add_prefill, kvlane::add_decode,
+                         kvlane::add_gateway, kvlane::add_version}) {
+    add(app, run);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsage;  // --help is no error
+  }
+  const kvlane::Status status = run();
+  if (status.ok()) return 0;
+  std::cerr << "kvlane: " << status.message() << '\n';
+  return kFailure;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run_program(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "kvlane: " << error.what() << '\n';
+    return kFailure;
+  }
+}

@@ -173,7 +173,8 @@ TEST_F(GatewayTest, AccountsAddUpToItsOwnTime) {
 
   begin = SteadyClock::now();
   const RawResponse streamed = complete(
-      R"({"prompt": "A", "max_tokens": 3, "stream": true, "stream_options": {"include_usage": true}})");
+      R"({"prompt": "A", "max_tokens": 3, "stream": true,
+          "stream_options": {"include_usage": true}})");
   const double measured = seconds_since(begin);
   SseSplitter splitter;
   splitter.add(streamed.body);

@@ -6,8 +6,6 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "format/shape.h"
-
 namespace kvlane {
 
 namespace {

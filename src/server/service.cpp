@@ -91,6 +91,7 @@ Result<std::unique_ptr<Service>> Service::start_worker(std::unique_ptr<Engine> e
   worker.model_name = std::move(options.model_name);
   worker.data_plane = std::move(options.data_plane);
   worker.engine_id = new_request_id();
+  worker.reservation_lease = options.reservation_lease;
   auto service = std::make_unique<WorkerService>(std::move(engine), prompter, std::move(worker));
   KVLANE_TRY(service->start(options.service));
   return std::unique_ptr<Service>(std::move(service));

@@ -12,6 +12,7 @@
 #include "kvlane/status.h"
 #include "server/http.h"
 #include "server/prompt.h"
+#include "server/worker_role.h"
 
 namespace kvlane {
 
@@ -21,13 +22,12 @@ struct ServiceOptions {
   std::string api_key;              // asked of clients (and workers) when not empty
 };
 
-enum class Role;
-
 struct WorkerServiceOptions {
   ServiceOptions service;
-  Role role{};
+  Role role = Role::kBoth;
   std::string model_name;
   std::optional<Address> data_plane;  // where peers reach the engine's endpoint; none with kBoth
+  Seconds reservation_lease{60};      // of a decode worker: for reservations nobody attaches to
 };
 
 struct GatewayServiceOptions {

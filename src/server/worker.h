@@ -11,15 +11,9 @@
 #include "server/event_loop.h"
 #include "server/prompt.h"
 #include "server/router.h"
+#include "server/worker_role.h"
 
 namespace kvlane {
-
-enum class Role {
-  kBoth,     // prefill and decode here; no transfers
-  kPrefill,  // prefills for others
-  kDecode,   // decodes what others prefilled; also serves plain requests alone
-};
-std::string_view role_name(Role role);  // "both", "prefill", "decode"
 
 struct WorkerOptions {
   Role role = Role::kBoth;

@@ -1,0 +1,23 @@
+// `kvlane decode`: a worker that continues what prefill workers computed.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/worker_command.h"
+
+namespace kvlane {
+
+void add_decode(CLI::App& app, Run& run) {
+  CLI::App* const command =
+      app.add_subcommand("decode", "Decode what prefill workers have computed");
+  command->footer("Example: kvlane decode models/kvlane-tiny-gqa --port 8002 --kv-memory 4GiB");
+  const auto flags = std::make_shared<WorkerFlags>();
+  add_model_flags(*command, flags->model);
+  add_server_flags(*command, flags->server);
+  add_data_plane_flags(*command, flags->data_plane);
+  add_parent_flag(*command, flags->parent);
+  command->callback([flags, &run] { run = [flags] { return run_worker(Role::kDecode, *flags); }; });
+}
+
+}  // namespace kvlane

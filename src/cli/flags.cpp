@@ -1,0 +1,93 @@
+// Names, help texts and ranges of the shared flags.
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/flags.h"
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+
+namespace kvlane {
+
+void add_model_flags(CLI::App& command, ModelFlags& flags) {
+  command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
+  command
+      .add_option("--kv-format,--kv-cache-dtype", flags.kv_format,
+                  "how the KV cache lies in memory: bf16")
+      ->capture_default_str();
+  command
+      .add_option("--kv-codec", flags.kv_codec,
+                  "lossless codec for the KV that this process sends: none, splitzip")
+      ->capture_default_str();
+  command
+      .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("1GiB");
+  command
+      .add_option("--max-model-len", flags.max_model_len,
+                  "most tokens of prompt and answer together (default: the model's own)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
+      ->check(CLI::Range(1, 1024));
+  command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx512")->capture_default_str();
+}
+
+void add_server_flags(CLI::App& command, ServerFlags& flags) {
+  command.add_option("--host", flags.host, "address to listen on")->capture_default_str();
+  command.add_option("--port", flags.port, "port to listen on; 0: any free one")
+      ->capture_default_str();
+  command.add_option("--served-model-name", flags.served_model_name,
+                     "what clients call the model (default: the directory's name)");
+  command
+      .add_option("--api-key", flags.api_key,
+                  "ask for 'Authorization: Bearer KEY'; the environment variable does not show in "
+                  "lists of processes")
+      ->envname("KVLANE_API_KEY");
+  command.add_option("--log-level", flags.log_level, "debug, info (requests), warning, error, off")
+      ->capture_default_str();
+  command.add_flag("--json", flags.json,
+                   "when ready, print one line of JSON instead of a sentence");
+}
+
+void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
+  command
+      .add_option("--kv-bind", flags.bind, "address where KV of other workers arrives or leaves")
+      ->capture_default_str();
+  command.add_option("--kv-port", flags.port, "its port; 0: any free one")->capture_default_str();
+  command.add_option("--kv-advertise-host", flags.advertise_host,
+                     "what other workers are told instead of --kv-bind");
+  command
+      .add_option("--lease", flags.lease,
+                  "seconds that parked KV and reservations wait for somebody")
+      ->check(CLI::Range(1.0, 3600.0))
+      ->capture_default_str();
+}
+
+void add_parent_flag(CLI::App& command, int& parent) {
+  command.add_option("--parent", parent)->group("");  // hidden
+}
+
+std::vector<std::string> to_arguments(const ModelFlags& flags) {
+  std::vector<std::string> arguments = {flags.directory,
+                                        "--kv-format",
+                                        flags.kv_format,
+                                        "--kv-codec",
+                                        flags.kv_codec,
+                                        "--kv-memory",
+                                        std::to_string(flags.kv_memory),
+                                        "--cpu",
+                                        flags.cpu};
+  const auto add = [&arguments](const char* name, int value) {
+    if (value > 0) arguments.insert(arguments.end(), {name, std::to_string(value)});
+  };
+  add("--max-model-len", flags.max_model_len);
+  add("--threads", flags.threads);
+  return arguments;
+}
+
+std::string model_name(const ModelFlags& model, const ServerFlags& server) {
+  if (!server.served_model_name.empty()) return server.served_model_name;
+  std::error_code ignored;
+  const auto path = std::filesystem::weakly_canonical(model.directory, ignored);
+  return (path.empty() ? std::filesystem::path(model.directory) : path).filename().string();
+}
+
+}  // namespace kvlane

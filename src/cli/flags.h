@@ -1,0 +1,54 @@
+// The flags that several subcommands share. They have vLLM's names where it has one.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+
+namespace kvlane {
+
+// Which model, and how it runs.
+struct ModelFlags {
+  std::string directory;
+  std::string kv_format = "bf16";
+  std::string kv_codec = "none";
+  std::uint64_t kv_memory = std::uint64_t{1} << 30;  // bytes
+  int max_model_len = 0;                             // 0: the model's own
+  int threads = 0;                                   // 0: as many as there are cores
+  std::string cpu = "auto";
+};
+
+// Where and how to serve HTTP.
+struct ServerFlags {
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 8000;
+  std::string served_model_name;  // empty: the directory's name
+  std::string api_key;
+  std::string log_level = "warning";
+  bool json = false;
+};
+
+// The data plane of prefill and decode workers.
+struct DataPlaneFlags {
+  std::string bind = "127.0.0.1";
+  std::uint16_t port = 0;  // any free one
+  std::string advertise_host;
+  double lease = 60;  // seconds
+};
+
+void add_model_flags(CLI::App& command, ModelFlags& flags);
+void add_server_flags(CLI::App& command, ServerFlags& flags);
+void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
+// Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
+void add_parent_flag(CLI::App& command, int& parent);
+
+// What gives a child process the same model, the directory first.
+std::vector<std::string> to_arguments(const ModelFlags& flags);
+
+// The name clients use: --served-model-name, else the directory's.
+std::string model_name(const ModelFlags& model, const ServerFlags& server);
+
+}  // namespace kvlane

@@ -1,0 +1,43 @@
+// Loading a model as the command line says.
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/loaded_model.h"
+
+#include "codec/codec.h"
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
+
+namespace kvlane {
+
+Result<LoadedModel> load_model(const ModelFlags& flags) {
+  if (flags.kv_format != "bf16") {
+    return unsupported("the KV format '" + flags.kv_format + "' is not known; known: bf16");
+  }
+  KVLANE_TRY(find_codec(flags.kv_codec).status());
+  ModelOptions options;
+  KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
+  options.context_max = flags.max_model_len;
+  if (flags.threads > 0) set_parallel_threads(flags.threads);
+
+  LoadedModel loaded;
+  // First what is quick to find missing, then the weights.
+  KVLANE_ASSIGN(Tokenizer tokenizer, Tokenizer::load(flags.directory));
+  loaded.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
+  Result<ChatTemplate> chat_template = ChatTemplate::load(flags.directory);
+  if (chat_template.ok()) {
+    loaded.chat_template = std::move(*chat_template);
+  } else if (chat_template.status().code() != Code::kNotFound) {
+    return chat_template.status();
+  }
+  KVLANE_ASSIGN(loaded.model, Model::load(flags.directory, options));
+  return loaded;
+}
+
+EngineOptions engine_options(const ModelFlags& flags) {
+  EngineOptions options;
+  options.kv_bytes = flags.kv_memory;
+  options.kv_codec = flags.kv_codec;
+  options.threads = flags.threads;
+  return options;
+}
+
+}  // namespace kvlane

@@ -1,0 +1,28 @@
+// A model with everything that belongs to it, as several subcommands need it.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "cli/flags.h"
+#include "engine/engine.h"
+#include "model/chat_template.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+
+namespace kvlane {
+
+struct LoadedModel {
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::optional<ChatTemplate> chat_template;  // not every checkpoint has one
+};
+
+// Checks the flags, then reads the directory. Takes as long as the weights are large.
+Result<LoadedModel> load_model(const ModelFlags& flags);
+
+// What the flags say about an engine.
+EngineOptions engine_options(const ModelFlags& flags);
+
+}  // namespace kvlane

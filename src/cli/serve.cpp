@@ -1,0 +1,22 @@
+// `kvlane serve`: one process that prefills and decodes.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/worker_command.h"
+
+namespace kvlane {
+
+void add_serve(CLI::App& app, Run& run) {
+  CLI::App* const command =
+      app.add_subcommand("serve", "Answer requests in one process: prefill and decode");
+  command->footer("Example: kvlane serve models/kvlane-tiny-gqa --port 8000");
+  const auto flags = std::make_shared<WorkerFlags>();
+  add_model_flags(*command, flags->model);
+  add_server_flags(*command, flags->server);
+  add_parent_flag(*command, flags->parent);
+  command->callback([flags, &run] { run = [flags] { return run_worker(Role::kBoth, *flags); }; });
+}
+
+}  // namespace kvlane

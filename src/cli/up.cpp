@@ -1,0 +1,126 @@
+// `kvlane up`: gateway, prefill worker and decode worker as three processes on this host.
+// SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/child_process.h"
+#include "cli/command.h"
+#include "cli/flags.h"
+#include "cli/run_service.h"
+#include "cli/signals.h"
+
+namespace kvlane {
+
+namespace {
+
+constexpr Seconds kStartPatience{900};  // large weights from a slow disk
+constexpr Seconds kStopPatience{6};     // longer than the grace children give their requests
+
+struct UpFlags {
+  ModelFlags model;
+  ServerFlags server;
+};
+
+// The children, in the order they are started; stopped together, whatever happens.
+class Family {
+ public:
+  Family(const UpFlags& flags, int stop_descriptor)
+      : flags_(flags), stop_descriptor_(stop_descriptor) {}
+  ~Family() {
+    for (const ChildProcess& child : children_) child.ask_to_stop();
+    for (ChildProcess& child : children_) child.wait(kStopPatience);
+  }
+  Family(const Family&) = delete;
+  Family& operator=(const Family&) = delete;
+
+  Status start(const std::string& role, std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), role);
+    arguments.insert(arguments.end(), {"--json", "--log-level", flags_.server.log_level, "--parent",
+                                       std::to_string(::getpid())});
+    // Two processes share the cores: threads that wait must not keep them busy.
+    std::vector<std::string> environment = {"OMP_WAIT_POLICY=passive"};
+    // Not as an argument: everybody can read those.
+    environment.push_back("KVLANE_API_KEY=" + flags_.server.api_key);
+    KVLANE_ASSIGN(ChildProcess child,
+                  ChildProcess::start(role + " process", std::move(arguments), environment));
+    children_.push_back(std::move(child));
+    return {};
+  }
+
+  // The URL at which child `index` is ready.
+  Result<std::string> url(std::size_t index) {
+    ChildProcess& child = children_[index];
+    KVLANE_ASSIGN(const std::string line, child.read_line(stop_descriptor_, kStartPatience));
+    const nlohmann::json ready = nlohmann::json::parse(line, nullptr, false);
+    if (!ready.is_object() || !ready.contains("url") || !ready["url"].is_string()) {
+      return internal_error("the " + child.name() + " did not say where it listens");
+    }
+    return ready["url"].get<std::string>();
+  }
+
+  // Waits for a signal (then all is well) or for the end of a child (then it is not).
+  Status wait() {
+    std::vector<pollfd> entries = {{stop_descriptor_, POLLIN, 0}};
+    for (const ChildProcess& child : children_) entries.push_back({child.descriptor(), POLLIN, 0});
+    while (::poll(entries.data(), entries.size(), -1) <= 0) {
+    }
+    if (entries[0].revents != 0) return {};
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      if (entries[i + 1].revents == 0) continue;
+      return unavailable("the " + children_[i].name() + " " + children_[i].wait(Seconds(0)) +
+                         "; the others were stopped");
+    }
+    return internal_error("woken by nothing");
+  }
+
+ private:
+  const UpFlags& flags_;
+  int stop_descriptor_;
+  std::vector<ChildProcess> children_;
+};
+
+std::vector<std::string> worker_arguments(const UpFlags& flags) {
+  std::vector<std::string> arguments = to_arguments(flags.model);
+  arguments.insert(arguments.end(),
+                   {"--port", "0", "--served-model-name", model_name(flags.model, flags.server)});
+  return arguments;
+}
+
+Status run_up(const UpFlags& flags) {
+  KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
+  Family family(flags, signals.descriptor());
+  KVLANE_TRY(family.start("prefill", worker_arguments(flags)));
+  KVLANE_TRY(family.start("decode", worker_arguments(flags)));
+  KVLANE_ASSIGN(const std::string prefill, family.url(0));
+  KVLANE_ASSIGN(const std::string decode, family.url(1));
+  KVLANE_TRY(
+      family.start("gateway", {"--prefill", prefill, "--decode", decode, "--host",
+                               flags.server.host, "--port", std::to_string(flags.server.port)}));
+  ReadyLine ready;
+  ready.role = "up";
+  KVLANE_ASSIGN(ready.url, family.url(2));
+  ready.model = model_name(flags.model, flags.server);
+  print_ready(ready, flags.server.json);
+  return family.wait();
+}
+
+}  // namespace
+
+void add_up(CLI::App& app, Run& run) {
+  CLI::App* const command = app.add_subcommand(
+      "up", "Start a gateway, a prefill worker and a decode worker on this host");
+  command->footer("Example: kvlane up models/kvlane-tiny-gqa --kv-codec splitzip");
+  const auto flags = std::make_shared<UpFlags>();
+  add_model_flags(*command, flags->model);
+  add_server_flags(*command, flags->server);
+  command->callback([flags, &run] { run = [flags] { return run_up(*flags); }; });
+}
+
+}  // namespace kvlane

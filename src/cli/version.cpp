@@ -1,0 +1,66 @@
+// `kvlane version`: what this program is, and which kernels it runs here.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench/figures.h"
+#include "cli/command.h"
+#include "codec/codec.h"
+#include "cpu/isa.h"
+
+namespace kvlane {
+
+namespace {
+
+struct VersionFlags {
+  bool verbose = false;
+  bool json = false;
+};
+
+nlohmann::json describe_build() {
+  nlohmann::json kernels = nlohmann::json::array();
+  const Result<Isa> chosen = select_isa("auto");
+  for (const Isa isa : kAllIsas) {
+    kernels.push_back({{"cpu", isa_name(isa)},
+                       {"supported", isa_supported(isa)},
+                       {"chosen", chosen.ok() && *chosen == isa}});
+  }
+  return {{"version", KVLANE_VERSION}, {"commit", build_commit()}, {"compiler", __VERSION__},
+          {"codecs", codec_names()},   {"kv_formats", "bf16"},     {"kernels", std::move(kernels)}};
+}
+
+Status print_version(const VersionFlags& flags) {
+  const nlohmann::json build = describe_build();
+  if (flags.json) {
+    std::cout << build.dump() << '\n';
+    return {};
+  }
+  std::cout << "kvlane " << KVLANE_VERSION << '\n';
+  if (!flags.verbose) return {};
+  for (const char* name : {"commit", "compiler", "codecs", "kv_formats"}) {
+    std::cout << name << ": " << build[name].get<std::string>() << '\n';
+  }
+  std::cout << "kernels:\n";
+  for (const nlohmann::json& tier : build["kernels"]) {
+    const char* const state = tier["chosen"].get<bool>()      ? "chosen by --cpu auto"
+                              : tier["supported"].get<bool>() ? "available"
+                                                              : "not on this processor";
+    std::cout << "  " << tier["cpu"].get<std::string>() << ": " << state << '\n';
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_version(CLI::App& app, Run& run) {
+  CLI::App* const command = app.add_subcommand("version", "Print the version and the kernels");
+  command->footer("Example: kvlane version --verbose");
+  const auto flags = std::make_shared<VersionFlags>();
+  command->add_flag("--verbose,-v", flags->verbose, "build, codecs and the table of CPU kernels");
+  command->add_flag("--json", flags->json, "all of it as one JSON object");
+  command->callback([flags, &run] { run = [flags] { return print_version(*flags); }; });
+}
+
+}  // namespace kvlane

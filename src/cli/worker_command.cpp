@@ -1,0 +1,72 @@
+// From flags to a running worker.
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/worker_command.h"
+
+#include <algorithm>
+
+#include "cli/loaded_model.h"
+#include "cli/run_service.h"
+#include "cli/signals.h"
+#include "codec/codec.h"
+#include "server/log.h"
+#include "server/service.h"
+#include "transfer/tcp.h"
+
+namespace kvlane {
+
+namespace {
+
+Result<std::unique_ptr<Endpoint>> start_endpoint(Network& network, const WorkerFlags& flags,
+                                                 const Model& model) {
+  EndpointOptions options;
+  options.bind = {flags.data_plane.bind, flags.data_plane.port};
+  options.advertised_host = flags.data_plane.advertise_host;
+  options.model = model.identity();
+  options.format = flags.model.kv_format;
+  options.codecs = codec_names();
+  options.lease = Seconds(flags.data_plane.lease);
+  options.on_refused = [](const std::string& peer, const Status& why) {
+    log_warning("turned " + peer + " away: " + why.message());
+  };
+  return Endpoint::start(network, std::move(options));
+}
+
+}  // namespace
+
+Status run_worker(Role role, const WorkerFlags& flags) {
+  if (flags.parent != 0) end_with_parent(flags.parent);
+  KVLANE_TRY(set_log_level(flags.server.log_level));
+  KVLANE_ASSIGN(const LoadedModel loaded, load_model(flags.model));
+
+  // In this order, so that they end in the other: the engine before its endpoint, that before its
+  // network.
+  std::unique_ptr<Network> network;
+  std::unique_ptr<Endpoint> endpoint;
+  WorkerServiceOptions options;
+  if (role != Role::kBoth) {
+    KVLANE_ASSIGN(network, make_tcp_network());
+    KVLANE_ASSIGN(endpoint, start_endpoint(*network, flags, *loaded.model));
+    options.data_plane = endpoint->address();
+  }
+  KVLANE_ASSIGN(std::unique_ptr<Engine> engine,
+                Engine::create(*loaded.model, *loaded.tokenizer, endpoint.get(),
+                               engine_options(flags.model)));
+  const ModelPrompter prompter(*loaded.tokenizer,
+                               loaded.chat_template ? &*loaded.chat_template : nullptr,
+                               loaded.model->config(), loaded.model->context());
+  options.service.bind = {flags.server.host, flags.server.port};
+  options.service.api_key = flags.server.api_key;
+  options.role = role;
+  options.model_name = model_name(flags.model, flags.server);
+  options.reservation_lease = Seconds(flags.data_plane.lease);
+  ReadyLine ready;
+  ready.role = role == Role::kBoth ? "serve" : role_name(role);
+  ready.model = options.model_name;
+  ready.data_plane = options.data_plane;
+  KVLANE_ASSIGN(const std::unique_ptr<Service> service,
+                Service::start_worker(std::move(engine), prompter, std::move(options)));
+  ready.url = "http://" + to_string(service->address());
+  return run_until_signal(*service, ready, flags.server.json);
+}
+
+}  // namespace kvlane
