@@ -13,6 +13,20 @@ inline void set_parallel_threads(int threads) { omp_set_num_threads(threads); }
 inline int parallel_threads() { return omp_get_max_threads(); }
 inline int parallel_thread_index() { return omp_get_thread_num(); }
 
+// Until the end of its scope the calling thread's parallel loops use `threads` threads.
+class ParallelScope {
+ public:
+  explicit ParallelScope(int threads) : before_(parallel_threads()) {
+    set_parallel_threads(threads);
+  }
+  ParallelScope(const ParallelScope&) = delete;
+  ParallelScope& operator=(const ParallelScope&) = delete;
+  ~ParallelScope() { set_parallel_threads(before_); }
+
+ private:
+  const int before_;
+};
+
 // Calls body(i) for every i in [0, count), in any order, on several threads; returns when all are
 // done. `body` must not throw. Each i should be worth a few microseconds.
 template <class Body>

@@ -151,10 +151,11 @@ class Prefilled {
 
 // An engine with its door to a network.
 struct Worker {
-  Worker(Network& network, const Model& model, EngineOptions options = {}) {
+  Worker(Network& network, const Model& model, EngineOptions options = {},
+         Seconds idle_timeout = Seconds(5)) {
     EndpointOptions door;
     door.model = model.identity();
-    door.idle_timeout = Seconds(2);
+    door.idle_timeout = idle_timeout;
     endpoint = take(Endpoint::start(network, door));
     options.kv_bytes = std::size_t{1} << 24;
     engine = take(Engine::create(model, fixture_tokenizer(), endpoint.get(), std::move(options)));

@@ -17,6 +17,10 @@ namespace {
 // Rows that one thread takes at a time in row operations.
 constexpr int kRowGrain = 4;
 
+// A pass with less work than this many multiplications is faster on one thread: waking the others
+// for each of its dozens of parallel loops costs more than they save.
+constexpr double kSerialWorkMax = 32e6;
+
 // Adds the time until the end of its scope to `total`.
 class ScopedTimer {
  public:
@@ -72,6 +76,12 @@ Status Forward::allocate() {
   q_ = reinterpret_cast<std::uint16_t*>(take(sizes[3]));
   wide_ = take(sizes[4]);
   logits_ = reinterpret_cast<float*>(take(sizes[5]));
+  for (const LayerWeights& layer : model_.layers()) {
+    for (const Linear* product :
+         {layer.qkv.get(), layer.attention_out.get(), layer.gate_up.get(), layer.down.get()}) {
+      work_per_row_ += static_cast<double>(product->inputs()) * product->outputs();
+    }
+  }
   row_places_.reserve(rows);
   attention_spans_.reserve(rows);
   return {};
@@ -94,6 +104,8 @@ Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer)
   if (rows_ == 0 || rows_ > rows_max_ || logits_rows > logits_max_) {
     return internal_error("a pass of " + std::to_string(rows_) + " rows does not fit its buffers");
   }
+  // Thread counts do not change bits, so they may follow the work.
+  const ParallelScope threads(rows_ * work_per_row_ < kSerialWorkMax ? 1 : parallel_threads());
   embed(spans);
   const auto& layers = model_.layers();
   for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {

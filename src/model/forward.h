@@ -63,7 +63,8 @@ class Forward {
   Attention attention_;
   const int rows_max_;
   const int logits_max_;
-  int q_parts_ = 1;  // see PageQuery
+  int q_parts_ = 1;          // see PageQuery
+  double work_per_row_ = 0;  // multiplications in products
   int rows_ = 0;
   ForwardTimes times_;
 

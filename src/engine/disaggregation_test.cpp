@@ -1,0 +1,275 @@
+// Prefill on one engine, decode on another: the same tokens as on one, whatever the codec, the way
+// and the network; errors in bounded time where the network fails; nothing leaks.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "engine/engine_fixture.h"
+#include "transfer/tcp.h"
+
+namespace kvlane {
+namespace {
+
+GenerationRequest make_request(int prompt_tokens, int max_tokens, std::uint32_t seed) {
+  GenerationRequest request;
+  request.prompt = random_prompt(prompt_tokens, seed);
+  request.max_tokens = max_tokens;
+  request.sampling = {.temperature = seed % 2 == 0 ? 0.0F : 1.0F, .seed = seed};
+  request.ignore_eos = true;
+  return request;
+}
+
+std::unique_ptr<TestNetwork> make_network(TestFaults faults = {}) {
+  return TestNetwork::create({.drive = TestNetwork::Drive::kThread, .faults = faults});
+}
+
+// One request pushed from `prefill` to `decode`.
+struct Push {
+  Push(Worker& prefill, Worker& decode, const GenerationRequest& request) {
+    const TransferId transfer = random_transfer_id();
+    const auto reserved = decode.engine->reserve(request, transfer);
+    EXPECT_TRUE(reserved.ok()) << reserved.status().message();
+    if (!reserved.ok()) return;
+    decode_id = *reserved;
+    EXPECT_TRUE(decode.engine->attach(decode_id, answer.on_update()).ok());
+    prefill_id = take(prefill.engine->prefill_and_push(request, decode.endpoint->address(),
+                                                       transfer, prefilled.on_prefilled()));
+  }
+  RequestId decode_id = 0;
+  RequestId prefill_id = 0;
+  Answer answer;
+  Prefilled prefilled;
+};
+
+TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
+  for (const char* name : {"llama-mha-bf16-tied", "llama-gqa-bf16-llama3-sharded", "qwen3-gqa-bf16",
+                           "llama-mqa-f32"}) {
+    const Model& model = fixture_model(name);
+    for (const char* codec : {"none", "splitzip"}) {
+      const auto network = make_network();
+      Worker prefill(*network, model, {.chunk_tokens = 100, .kv_codec = codec});
+      Worker decode(*network, model);
+      for (const int prompt : {1, 2, 63, 64, 65, 127, 128, 129, 300}) {
+        const GenerationRequest request = make_request(prompt, 20, prompt);
+        Push push(prefill, decode, request);
+        const Finish& finish = push.answer.wait();
+        ASSERT_TRUE(finish.error.ok()) << finish.error.message();
+        EXPECT_EQ(push.answer.tokens(), alone(model, request))
+            << name << " " << codec << " " << prompt;
+        const PrefillOutcome& outcome = push.prefilled.wait();
+        EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
+        EXPECT_EQ(outcome.first_token, push.answer.tokens()[0]);
+
+        const KvShape shape = model.config().kv_shape();
+        const std::size_t raw =
+            std::size_t(prompt) * shape.layers * shape.kv_heads * shape.head_dim * 4;
+        EXPECT_EQ(finish.kv.raw, raw);
+        EXPECT_EQ(outcome.finish.kv.raw, raw);
+        EXPECT_EQ(outcome.finish.kv.shipped, finish.kv.shipped);
+        const std::size_t headers = kFrameHeaderBytes * shape.layers * blocks_for(prompt);
+        if (std::string(codec) == "none") {
+          EXPECT_EQ(finish.kv.shipped, raw + headers);
+        } else {
+          EXPECT_LE(finish.kv.shipped, raw + headers + 64 * shape.layers * blocks_for(prompt));
+        }
+      }
+      prefill.expect_clean();
+      decode.expect_clean();
+    }
+  }
+}
+
+TEST(Disaggregation, ParkedAnswersEqualOneProcess) {
+  const Model& model = fixture_model();
+  const auto network = make_network();
+  Worker prefill(*network, model, {.kv_codec = "splitzip"});
+  Worker decode(*network, model);
+  for (const int prompt : {1, 64, 200}) {
+    const GenerationRequest request = make_request(prompt, 15, prompt);
+    const TransferId transfer = random_transfer_id();
+    GenerationRequest first = request;
+    first.max_tokens = 1;  // what routers of vLLM's protocol send
+    Prefilled prefilled;
+    ASSERT_TRUE(prefill.engine->prefill_and_park(first, transfer, prefilled.on_prefilled()).ok());
+    ASSERT_TRUE(prefilled.wait().status.ok()) << prefilled.wait().status.message();
+    prefill.expect_clean();  // parked frames hold no blocks
+    Answer answer;
+    ASSERT_TRUE(
+        decode.engine
+            ->fetch_and_decode(request, prefill.endpoint->address(), transfer, answer.on_update())
+            .ok());
+    EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+    EXPECT_EQ(answer.tokens(), alone(model, request));
+  }
+  decode.expect_clean();
+}
+
+TEST(Disaggregation, ManyAtOnceOverTcpEqualOneProcess) {
+  const Model& model = fixture_model();
+  const auto network = take(make_tcp_network());
+  Worker prefill(*network, model, {.chunk_tokens = 64, .sequences_max = 8, .kv_codec = "splitzip"});
+  Worker decode(*network, model, {.sequences_max = 16});
+  std::vector<GenerationRequest> requests;
+  std::vector<std::unique_ptr<Push>> pushes;
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    requests.push_back(make_request(1 + static_cast<int>(i * 17 % 250), 30, i));
+    pushes.push_back(std::make_unique<Push>(prefill, decode, requests.back()));
+  }
+  for (std::size_t i = 0; i < pushes.size(); ++i) {
+    EXPECT_TRUE(pushes[i]->answer.wait().error.ok()) << pushes[i]->answer.wait().error.message();
+    EXPECT_EQ(pushes[i]->answer.tokens(), alone(model, requests[i]));
+    EXPECT_TRUE(pushes[i]->prefilled.wait().status.ok());
+  }
+  prefill.expect_clean();
+  decode.expect_clean();
+}
+
+TEST(Disaggregation, DelayAndReorderingChangeNothing) {
+  const Model& model = fixture_model();
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    const auto network = make_network({.seed = seed, .delay_max = Seconds(0.005), .reorder = 0.3});
+    Worker prefill(*network, model, {.kv_codec = "splitzip"});
+    Worker decode(*network, model);
+    const GenerationRequest request = make_request(250, 10, static_cast<std::uint32_t>(seed));
+    Push push(prefill, decode, request);
+    EXPECT_TRUE(push.answer.wait().error.ok()) << push.answer.wait().error.message();
+    EXPECT_EQ(push.answer.tokens(), alone(model, request));
+  }
+}
+
+TEST(Disaggregation, LossIsRepairedOrAnErrorNeverAWrongAnswer) {
+  const Model& model = fixture_model();
+  const GenerationRequest request = make_request(250, 10, 1);
+  const std::vector<std::int32_t> expected = alone(model, request);
+  int repaired = 0;
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    const auto network = make_network({.seed = seed, .loss = 0.1});
+    Worker prefill(*network, model, {}, Seconds(0.5));
+    Worker decode(*network, model, {}, Seconds(0.5));
+    Push push(prefill, decode, request);
+    const bool delivered = push.prefilled.wait().status.ok();
+    if (!delivered) decode.engine->abort(push.decode_id);
+    if (push.answer.wait().error.ok()) {
+      EXPECT_EQ(push.answer.tokens(), expected) << "seed " << seed;
+      ++repaired;
+    }
+    prefill.expect_clean();
+    decode.expect_clean();
+  }
+  EXPECT_GT(repaired, 0);
+}
+
+TEST(Disaggregation, ACutLinkIsAnErrorOnBothSidesAndLeavesNothingBehind) {
+  const Model& model = fixture_model();
+  for (const std::uint64_t cut : {0, 1, 2, 3, 4, 5, 8, 11}) {
+    for (const bool silent : {false, true}) {
+      const auto network = make_network({.cut_after_messages = cut, .silent_cut = silent});
+      Worker prefill(*network, model, {}, Seconds(0.3));
+      Worker decode(*network, model, {}, Seconds(0.3));
+      Push push(prefill, decode, make_request(250, 10, 1));
+      // A link that never carried anything only ends the reservation when its lease does; the
+      // router that hears of the failed prefill aborts it.
+      EXPECT_FALSE(push.prefilled.wait().status.ok()) << "cut after " << cut;
+      decode.engine->abort(push.decode_id);
+      EXPECT_EQ(push.answer.wait().reason, FinishReason::kFailed);
+      prefill.expect_clean();
+      decode.expect_clean();
+    }
+  }
+}
+
+TEST(Disaggregation, APeerThatIsNotThereIsAnError) {
+  const Model& model = fixture_model();
+  const auto network = make_network();
+  Worker prefill(*network, model);
+  Prefilled prefilled;
+  ASSERT_TRUE(prefill.engine
+                  ->prefill_and_push(make_request(100, 5, 1), {"127.0.0.1", 9},
+                                     random_transfer_id(), prefilled.on_prefilled())
+                  .ok());
+  EXPECT_EQ(prefilled.wait().status.code(), Code::kUnavailable);
+  Answer answer;
+  const auto fetched = prefill.engine->fetch_and_decode(make_request(100, 5, 1), {"127.0.0.1", 9},
+                                                        random_transfer_id(), answer.on_update());
+  if (fetched.ok()) {
+    EXPECT_FALSE(answer.wait().error.ok());
+  }
+  prefill.expect_clean();
+}
+
+TEST(Disaggregation, AnotherModelIsRefusedByName) {
+  const auto network = make_network();
+  Worker prefill(*network, fixture_model("llama-mha-bf16-tied"));
+  Worker decode(*network, fixture_model());
+  Push push(prefill, decode, make_request(100, 5, 1));
+  EXPECT_FALSE(push.prefilled.wait().status.ok());
+  EXPECT_THAT(push.prefilled.wait().status.message(), testing::HasSubstr("model"));
+  decode.engine->abort(push.decode_id);
+  EXPECT_FALSE(push.answer.wait().error.ok());
+}
+
+TEST(Disaggregation, AnotherPromptOnTheOtherSideIsRefused) {
+  const Model& model = fixture_model();
+  const auto network = make_network();
+  Worker prefill(*network, model);
+  Worker decode(*network, model);
+  const TransferId transfer = random_transfer_id();
+  Answer answer;
+  const RequestId id = take(decode.engine->reserve(make_request(99, 5, 1), transfer));
+  ASSERT_TRUE(decode.engine->attach(id, answer.on_update()).ok());
+  Prefilled prefilled;
+  ASSERT_TRUE(prefill.engine
+                  ->prefill_and_push(make_request(100, 5, 1), decode.endpoint->address(), transfer,
+                                     prefilled.on_prefilled())
+                  .ok());
+  EXPECT_THAT(answer.wait().error.message(), testing::HasSubstr("99"));
+  EXPECT_FALSE(prefilled.wait().status.ok());
+  prefill.expect_clean();
+  decode.expect_clean();
+}
+
+TEST(Disaggregation, AbortOnEitherSideAtAnyMomentReturnsEveryBlock) {
+  const Model& model = fixture_model();
+  const auto network = make_network();
+  Worker prefill(*network, model, {.chunk_tokens = 32});
+  Worker decode(*network, model);
+  std::minstd_rand random(7);
+  for (int round = 0; round < 30; ++round) {
+    Push push(prefill, decode, make_request(250, 60, round));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 12000));
+    if (round % 2 == 0) {
+      prefill.engine->abort(push.prefill_id);
+      push.prefilled.wait();
+      decode.engine->abort(push.decode_id);
+    } else {
+      decode.engine->abort(push.decode_id);
+    }
+    push.answer.wait();
+    push.prefilled.wait();
+    prefill.expect_clean();
+    decode.expect_clean();
+  }
+}
+
+TEST(Disaggregation, ReservationsTakePlacesAndBlocks) {
+  const Model& model = fixture_model();
+  const auto network = make_network();
+  Worker decode(*network, model, {.sequences_max = 2});
+  const RequestId first =
+      take(decode.engine->reserve(make_request(10, 5, 1), random_transfer_id()));
+  ASSERT_TRUE(decode.engine->reserve(make_request(10, 5, 2), random_transfer_id()).ok());
+  const auto third = decode.engine->reserve(make_request(10, 5, 3), random_transfer_id());
+  ASSERT_FALSE(third.ok());
+  EXPECT_EQ(third.status().code(), Code::kExhausted);
+  decode.engine->abort(first);
+  Answer answer;
+  ASSERT_TRUE(decode.engine->attach(first, answer.on_update()).ok());
+  EXPECT_EQ(answer.wait().error.code(), Code::kAborted);
+  EXPECT_TRUE(decode.engine->reserve(make_request(10, 5, 3), random_transfer_id()).ok());
+}
+
+}  // namespace
+}  // namespace kvlane
