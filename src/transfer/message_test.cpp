@@ -352,7 +352,8 @@ TEST(Message, ErrorsComeBackWithTheirCode) {
 
 TEST(Message, ErrorsFromFarAwayAreTamed) {
   Status reported;
-  const Bytes unknown = json_body(nlohmann::json::parse(R"({"code": "gone_fishing", "message": "away"})"));
+  const Bytes unknown =
+      json_body(nlohmann::json::parse(R"({"code": "gone_fishing", "message": "away"})"));
   ASSERT_TRUE(decode_error(unknown, &reported).ok());
   EXPECT_EQ(reported.code(), Code::kInternal);
 
