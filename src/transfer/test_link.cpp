@@ -288,7 +288,7 @@ void TestNetworkImpl::accept(const std::shared_ptr<Wire>& wire, std::uint16_t po
   Acceptor acceptor;
   {
     const Lock lock(events_->mutex);
-    if (wire->dead) return;
+    if (wire->dead && wire->silent) return;
     const auto found = events_->listeners.find(port);
     if (found == events_->listeners.end()) {
       wire->dead = true;

@@ -1,0 +1,305 @@
+// Endpoints over real TCP on loopback, with real threads: the whole path, strangers at the port,
+// deaths, and cancelling from other threads.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "transfer/tcp.h"
+#include "transfer/test_link.h"
+#include "transfer/test_support.h"
+
+namespace kvlane {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace testing;  // NOLINT: the helpers of transfers
+
+// Two workers in two networks, as two processes have them.
+class EndpointTcp : public ::testing::Test {
+ protected:
+  EndpointTcp() { start(options_for_test(), options_for_test()); }
+  ~EndpointTcp() override {
+    sender_.reset();
+    receiver_.reset();
+  }
+  void start(const EndpointOptions& sender, const EndpointOptions& receiver) {
+    sender_.reset();
+    receiver_.reset();
+    sender_network_ = std::move(*make_tcp_network());
+    receiver_network_ = std::move(*make_tcp_network());
+    sender_ = std::move(*Endpoint::start(*sender_network_, sender));
+    receiver_ = std::move(*Endpoint::start(*receiver_network_, receiver));
+  }
+
+  std::unique_ptr<Network> sender_network_;
+  std::unique_ptr<Network> receiver_network_;
+  std::unique_ptr<Endpoint> sender_;
+  std::unique_ptr<Endpoint> receiver_;
+};
+
+TEST_F(EndpointTcp, PushArrives) {
+  const auto sink = std::make_shared<CheckingSink>();
+  Delivery delivery;
+  const TransferBegin begin = begin_of(1000, 8);
+  ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(5), sink).ok());
+  auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, delivery.callback());
+  ASSERT_TRUE(send_all(*outgoing, begin, 3).ok());
+  ASSERT_TRUE(delivery.wait());
+  ASSERT_TRUE(delivery.ok()) << delivery.status().message();
+  EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));
+  EXPECT_EQ(sink->end()->first_token, 3);
+  EXPECT_EQ(sink->slabs(), 8U * 16U);
+}
+
+TEST_F(EndpointTcp, ParkedFramesAreFetched) {
+  const auto sink = std::make_shared<CheckingSink>();
+  Delivery delivery;
+  const TransferBegin begin = begin_of(200, 4);
+  auto outgoing = *sender_->park(id_of(1), begin, delivery.callback());
+  ASSERT_TRUE(send_all(*outgoing, begin, 3).ok());
+  ASSERT_TRUE(receiver_->fetch(sender_->address(), id_of(1), sink).ok());
+  ASSERT_TRUE(delivery.wait());
+  EXPECT_TRUE(delivery.ok()) << delivery.status().message();
+  EXPECT_TRUE(sink->end().has_value());
+}
+
+TEST_F(EndpointTcp, ManyTransfersAtOnce) {
+  constexpr std::uint32_t kTransfers = 60;
+  const TransferBegin begin = begin_of(130, 3);
+  std::vector<std::shared_ptr<CheckingSink>> sinks(kTransfers);
+  std::vector<Delivery> deliveries(kTransfers);
+  for (std::uint32_t i = 0; i < kTransfers; ++i) {
+    sinks[i] = std::make_shared<CheckingSink>();
+    ASSERT_TRUE(receiver_->expect(id_of(i), Seconds(10), sinks[i]).ok());
+  }
+  std::vector<std::thread> threads;
+  for (std::uint32_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (std::uint32_t i = t; i < kTransfers; i += 4) {
+        auto outgoing =
+            *sender_->push(receiver_->address(), id_of(i), begin, deliveries[i].callback());
+        EXPECT_TRUE(send_all(*outgoing, begin, std::int32_t(i)).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::uint32_t i = 0; i < kTransfers; ++i) {
+    ASSERT_TRUE(deliveries[i].wait());
+    EXPECT_TRUE(deliveries[i].ok()) << deliveries[i].status().message();
+    EXPECT_EQ(sinks[i]->end()->first_token, std::int32_t(i));
+  }
+}
+
+TEST_F(EndpointTcp, OtherModelsAreRefused) {
+  EndpointOptions other = options_for_test();
+  other.model = model_named('x');
+  start(options_for_test(), other);
+  Delivery delivery;
+  auto outgoing =
+      *sender_->push(receiver_->address(), id_of(1), begin_of(1, 1), delivery.callback());
+  ASSERT_TRUE(delivery.wait());
+  EXPECT_EQ(delivery.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(delivery.status().message(), HasSubstr("6d6d6d6d"));
+  EXPECT_THAT(delivery.status().message(), HasSubstr("78787878"));
+}
+
+TEST_F(EndpointTcp, NobodyThere) {
+  const Address gone = receiver_->address();
+  receiver_.reset();
+  receiver_network_.reset();
+  Delivery delivery;
+  auto outgoing = *sender_->push(gone, id_of(1), begin_of(1, 1), delivery.callback());
+  ASSERT_TRUE(delivery.wait());
+  EXPECT_EQ(delivery.status().code(), Code::kUnavailable);
+}
+
+// A listener that is no worker: it answers the greeting like an HTTP server.
+TEST_F(EndpointTcp, APeerThatIsNoWorkerFailsThePush) {
+  auto raw = std::move(*make_tcp_network());
+  const auto events = std::make_shared<RecordingEvents>();
+  std::shared_ptr<Link> link;
+  const Address address = *raw->listen({"127.0.0.1", 0}, [&](std::shared_ptr<Link> accepted) {
+    link = std::move(accepted);
+    const std::string_view text = "HTTP/1.1 400 Bad Request\r\n\r\n";
+    const ByteView bytes = as_byte_view(text);
+    EXPECT_TRUE(link->post(share(Bytes(bytes.begin(), bytes.end()))).ok());
+    return events;
+  });
+  Delivery delivery;
+  auto outgoing = *sender_->push(address, id_of(1), begin_of(1, 1), delivery.callback());
+  ASSERT_TRUE(delivery.wait());
+  EXPECT_EQ(delivery.status().code(), Code::kCorrupt);
+  EXPECT_THAT(delivery.status().message(), HasSubstr("does not speak the transfer protocol"));
+  raw.reset();
+}
+
+TEST_F(EndpointTcp, GarbageAtThePortDisturbsNobody) {
+  std::mutex mutex;
+  std::vector<Status> refused;
+  EndpointOptions options = options_for_test();
+  options.on_refused = [&](const std::string& peer, const Status& why) {
+    const std::lock_guard lock(mutex);
+    EXPECT_THAT(peer, HasSubstr("127.0.0.1"));
+    refused.push_back(why);
+  };
+  start(options_for_test(), options);
+  const auto sink = std::make_shared<CheckingSink>();
+  Delivery delivery;
+  const TransferBegin begin = begin_of(100, 2);
+  ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(10), sink).ok());
+  auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, delivery.callback());
+
+  auto raw = std::move(*make_tcp_network());
+  for (const std::string_view text : {"GET / HTTP/1.1\r\n\r\n", "\r\n", "SSH-2.0-OpenSSH\r\n"}) {
+    const auto events = std::make_shared<RecordingEvents>();
+    const auto link = *raw->connect(receiver_->address(), events);
+    const ByteView bytes = as_byte_view(text);
+    ASSERT_TRUE(link->post(share(Bytes(bytes.begin(), bytes.end()))).ok());
+    ASSERT_TRUE(events->wait_closed());
+  }
+  ASSERT_TRUE(send_all(*outgoing, begin, 3).ok());
+  ASSERT_TRUE(delivery.wait());
+  EXPECT_TRUE(delivery.ok()) << delivery.status().message();
+  const std::lock_guard lock(mutex);
+  ASSERT_EQ(refused.size(), 3U);
+  EXPECT_THAT(refused[0].message(), HasSubstr("HTTP"));
+}
+
+TEST_F(EndpointTcp, AWorkerThatDiesFailsItsTransfersOnTheOtherSide) {
+  for (const bool sender_dies : {true, false}) {
+    start(options_for_test(), options_for_test());
+    const auto sink = std::make_shared<CheckingSink>();
+    Delivery delivery;
+    const TransferBegin begin = begin_of(100, 2);
+    std::atomic<bool> arrived = false;
+    sink->hook = [&](const char*) {
+      arrived = true;
+      return Status();
+    };
+    ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(10), sink).ok());
+    auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, delivery.callback());
+    while (!arrived) std::this_thread::yield();
+    if (sender_dies) {
+      sender_.reset();
+      sender_network_.reset();
+    } else {
+      receiver_.reset();
+      receiver_network_.reset();
+    }
+    ASSERT_TRUE(sink->wait() && delivery.wait());
+    EXPECT_EQ(sink->failure().code(), sender_dies ? Code::kUnavailable : Code::kAborted);
+    EXPECT_EQ(delivery.status().code(), sender_dies ? Code::kAborted : Code::kUnavailable);
+  }
+}
+
+// From a thread of its own, at a random time: when cancel() has returned, the sink is untouched.
+TEST_F(EndpointTcp, CancelAtRandomTimesKeepsItsPromise) {
+  const TransferBegin begin = begin_of(64 * 8, 4);
+  for (std::uint32_t i = 0; i < 150; ++i) {
+    const auto sink = std::make_shared<CheckingSink>();
+    Delivery delivery;
+    ASSERT_TRUE(receiver_->expect(id_of(i), Seconds(10), sink).ok());
+    auto outgoing = *sender_->push(receiver_->address(), id_of(i), begin, delivery.callback());
+    std::thread sending([&] { (void)send_all(*outgoing, begin, 1); });
+    const std::uint32_t pause = philox4x32(11, {i, 0, 0, 0})[0] % 1500;
+    std::this_thread::sleep_for(std::chrono::microseconds(pause));
+    (i % 3 == 0 ? sender_ : receiver_)->cancel(id_of(i));
+    if (i % 3 != 0) {
+      EXPECT_EQ(sink.use_count(), 1);
+      sink->hook = [](const char* call) {
+        ADD_FAILURE() << call << " after cancel()";
+        return Status();
+      };
+    }
+    sending.join();
+    ASSERT_TRUE(delivery.wait());
+    if (i % 3 == 0) {
+      ASSERT_TRUE(sink->wait());
+    }
+  }
+}
+
+TEST_F(EndpointTcp, DestructorsAtRandomTimes) {
+  const TransferBegin begin = begin_of(64 * 8, 4);
+  for (std::uint32_t i = 0; i < 30; ++i) {
+    start(options_for_test(), options_for_test());
+    const auto sink = std::make_shared<CheckingSink>();
+    Delivery delivery;
+    // A sender may be gone before its BEGIN has come; then this wait ends the transfer.
+    ASSERT_TRUE(receiver_->expect(id_of(i), Seconds(0.3), sink).ok());
+    auto outgoing = *sender_->push(receiver_->address(), id_of(i), begin, delivery.callback());
+    std::thread sending([&] { (void)send_all(*outgoing, begin, 1); });
+    const std::uint32_t pause = philox4x32(12, {i, 0, 0, 0})[0] % 2000;
+    std::this_thread::sleep_for(std::chrono::microseconds(pause));
+    (i % 2 == 0 ? sender_ : receiver_).reset();
+    sending.join();
+    EXPECT_TRUE((i % 2 == 0) ? delivery.over() : sink->over()) << "the last call of this side";
+    ASSERT_TRUE(delivery.wait() && sink->wait());
+  }
+}
+
+// The test double with its own thread, as tests of engines use it.
+TEST(EndpointOnAThread, PushArrives) {
+  TestFaults faults;
+  faults.loss = 0.05;
+  faults.reorder = 0.2;
+  auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread, .faults = faults});
+  EndpointOptions options = options_for_test();
+  options.idle_timeout = Seconds(0.5);
+  auto sender = std::move(*Endpoint::start(*network, options));
+  auto receiver = std::move(*Endpoint::start(*network, options));
+  const auto sink = std::make_shared<CheckingSink>();
+  Delivery delivery;
+  const TransferBegin begin = begin_of(500, 4);
+  ASSERT_TRUE(receiver->expect(id_of(1), Seconds(5), sink).ok());
+  auto outgoing = *sender->push(receiver->address(), id_of(1), begin, delivery.callback());
+  ASSERT_TRUE(send_all(*outgoing, begin, 3).ok());
+  ASSERT_TRUE(delivery.wait());
+  EXPECT_TRUE(delivery.ok()) << delivery.status().message();
+  sender.reset();
+  receiver.reset();
+}
+
+// Frames of 1 MiB from one endpoint to another, checksums and all; the figure goes into the test's
+// log.
+TEST_F(EndpointTcp, Throughput) {
+  struct Sink : TransferSink {
+    Status on_begin(const TransferBegin&) override { return {}; }
+    Status on_slab(const Frame& frame) override {
+      bytes += frame.header.body_bytes();
+      return {};
+    }
+    Durations on_end(const TransferEnd&) override { return {}; }
+    void on_failed(const Status& why) override { ADD_FAILURE() << why.message(); }
+    std::size_t bytes = 0;
+  };
+  const auto sink = std::make_shared<Sink>();
+  Delivery delivery;
+  const TransferBegin begin = begin_of(64 * 32, 16);  // 512 slabs
+  FrameHeader header = frame_header_of(begin, {0, 0});
+  header.head_dim = 64;
+  header.kv_heads = 64;
+  const Bytes plane(std::size_t{64} * 64 * 64 * 2, std::byte{0x3C});
+  std::vector<Bytes> frames;
+  for (std::uint32_t i = 0; i < 512; ++i) {
+    header.layer = static_cast<int>(i / 32);
+    header.position = std::int64_t{i % 32} * 64;
+    frames.push_back(*build_frame(header, plane, plane));
+  }
+  ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(5), sink).ok());
+  auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, delivery.callback());
+  const TimePoint start = SteadyClock::now();
+  for (Bytes& frame : frames) ASSERT_TRUE(outgoing->add_frame(std::move(frame)).ok());
+  outgoing->finish({});
+  ASSERT_TRUE(delivery.wait(60));
+  const double seconds = seconds_since(start);
+  ASSERT_TRUE(delivery.ok()) << delivery.status().message();
+  EXPECT_EQ(sink->bytes, std::size_t{512} << 20);
+  RecordProperty("gigabytes_per_second", std::to_string(double(sink->bytes) / seconds * 1e-9));
+}
+
+}  // namespace
+}  // namespace kvlane
