@@ -36,4 +36,9 @@ inline PageKernel page_kernel(Isa isa) {
   return isa == Isa::kAvx512 ? attend_page_avx512 : attend_page_scalar;
 }
 
+// What it uses, for people.
+inline const char* page_kernel_description(Isa isa) {
+  return isa == Isa::kAvx512 ? "AVX-512 with BF16 dot product" : "scalar loop";
+}
+
 }  // namespace kvlane

@@ -24,5 +24,9 @@ void add_prefill(CLI::App& app, Run& run);
 void add_decode(CLI::App& app, Run& run);
 void add_gateway(CLI::App& app, Run& run);
 void add_version(CLI::App& app, Run& run);
+void add_generate(CLI::App& app, Run& run);
+void add_inspect(CLI::App& app, Run& run);
+void add_synth(CLI::App& app, Run& run);
+void add_bench(CLI::App& app, Run& run);
 
 }  // namespace kvlane

@@ -1,6 +1,9 @@
 // The program kvlane: parses the command line and runs one subcommand.
 // SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 
@@ -18,7 +21,8 @@ int run_program(int argc, char** argv) {
   app.footer("Example: kvlane up models/kvlane-tiny-gqa");
   kvlane::Run run;
   for (const auto add : {kvlane::add_serve, kvlane::add_up, kvlane::add_prefill, kvlane::add_decode,
-                         kvlane::add_gateway, kvlane::add_version}) {
+                         kvlane::add_gateway, kvlane::add_generate, kvlane::add_inspect,
+                         kvlane::add_synth, kvlane::add_bench, kvlane::add_version}) {
     add(app, run);
   }
   try {
@@ -32,9 +36,19 @@ int run_program(int argc, char** argv) {
   return kFailure;
 }
 
+// Threads of parallel loops that spin while they wait take the cores from those they wait for, most
+// of all when several workers share a machine: 10 times slower was seen. The OpenMP library reads
+// this once, before main(), so the program starts itself again with it set.
+void wait_without_spinning(char** argv) {
+  if (::setenv("OMP_WAIT_POLICY", "passive", 0) != 0) return;
+  ::execv("/proc/self/exe",
+          argv);  // only returns where that is not possible: then it is merely slow
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) wait_without_spinning(argv);
   try {
     return run_program(argc, argv);
   } catch (const std::exception& error) {

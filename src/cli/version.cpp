@@ -5,10 +5,12 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "attention/page_kernel.h"
 #include "bench/figures.h"
 #include "cli/command.h"
 #include "codec/codec.h"
 #include "cpu/isa.h"
+#include "ops/linear.h"
 
 namespace kvlane {
 
@@ -25,6 +27,8 @@ nlohmann::json describe_build() {
   for (const Isa isa : kAllIsas) {
     kernels.push_back({{"cpu", isa_name(isa)},
                        {"supported", isa_supported(isa)},
+                       {"products", linear_description(isa)},
+                       {"attention", page_kernel_description(isa)},
                        {"chosen", chosen.ok() && *chosen == isa}});
   }
   return {{"version", KVLANE_VERSION}, {"commit", build_commit()}, {"compiler", __VERSION__},
@@ -48,6 +52,9 @@ Status print_version(const VersionFlags& flags) {
                               : tier["supported"].get<bool>() ? "available"
                                                               : "not on this processor";
     std::cout << "  " << tier["cpu"].get<std::string>() << ": " << state << '\n';
+    for (const char* operation : {"products", "attention"}) {
+      std::cout << "    " << operation << ": " << tier[operation].get<std::string>() << '\n';
+    }
   }
   return {};
 }

@@ -1,0 +1,71 @@
+// `kvlane inspect`: what is in this checkpoint, or in this file of frames?
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "cli/command.h"
+#include "cli/progress.h"
+#include "format/describe.h"
+#include "model/describe.h"
+
+namespace kvlane {
+namespace {
+
+struct InspectFlags {
+  std::string path;
+  bool json = false;
+};
+
+Result<std::string> describe(const std::string& path) {
+  if (std::filesystem::is_directory(path)) {
+    Progress progress("reading " + path);
+    return describe_checkpoint_json(path, progress.counter());
+  }
+  KVLANE_ASSIGN(const MappedFile file, MappedFile::open(path));
+  auto description = describe_frame_json(file.bytes());
+  if (!description.ok()) return description.status().with_context(path);
+  return description;
+}
+
+// "name: value" lines, indented by depth.
+void print_lines(const nlohmann::ordered_json& value, int depth) {
+  for (const auto& [name, member] : value.items()) {
+    std::cout << std::string(2 * depth, ' ') << name << ":";
+    const bool nested = member.is_object() || (member.is_array() && !member.empty() &&
+                                               (member[0].is_object() || member[0].is_array()));
+    if (nested) {
+      std::cout << '\n';
+      print_lines(member, depth + 1);
+    } else {
+      std::cout << ' ' << (member.is_string() ? member.get<std::string>() : member.dump()) << '\n';
+    }
+  }
+}
+
+Status inspect(const InspectFlags& flags) {
+  KVLANE_ASSIGN(const std::string text, describe(flags.path));
+  if (flags.json) {
+    std::cout << text << '\n';
+  } else {
+    print_lines(nlohmann::ordered_json::parse(text), 0);
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Run& run) {
+  CLI::App* const command =
+      app.add_subcommand("inspect", "Tell what is in a checkpoint directory or a file of frames");
+  command->footer("Example: kvlane inspect models/kvlane-tiny-gqa");
+  const auto flags = std::make_shared<InspectFlags>();
+  command->add_option("PATH", flags->path, "model directory, or file of KV frames")->required();
+  command->add_flag("--json", flags->json, "one JSON object");
+  command->callback([flags, &run] { run = [flags] { return inspect(*flags); }; });
+}
+
+}  // namespace kvlane
