@@ -10,6 +10,7 @@
 #include <system_error>
 #include <utility>
 
+#include "model/json_depth.h"
 #include "model/layout.h"
 
 namespace kvlane {
@@ -55,6 +56,9 @@ bool is_plain_file_name(const std::string& name) {
 }
 
 Result<WeightMap> parse_index(const std::string& text) {
+  if (json_depth(text) > kJsonDepthMax) {
+    return corrupt("it nests deeper than " + std::to_string(kJsonDepthMax) + " levels");
+  }
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return corrupt("it is not valid JSON");
   const auto map = json.is_object() ? json.find("weight_map") : json.end();

@@ -253,6 +253,8 @@ TEST_F(CheckpointTest, ABadIndexIsNamed) {
     write("model.safetensors.index.json", text);
     expect_error(Code::kCorrupt, {"model.safetensors.index.json: "});
   }
+  write("model.safetensors.index.json", std::string(std::size_t{1} << 20, '['));
+  expect_error(Code::kCorrupt, {"model.safetensors.index.json: it nests deeper"});
   for (const char* name : {"", "../a.safetensors", "/etc/passwd", ".hidden", "x/y", "x\\y"}) {
     Json map = good;
     map["model.norm.weight"] = name;

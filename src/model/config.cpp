@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "model/json_depth.h"
+
 namespace kvlane {
 namespace {
 
@@ -111,6 +113,9 @@ std::string in_quotes(const std::string& text) {
 }
 
 Result<Json> parse_object(std::string_view text) {
+  if (json_depth(text) > kJsonDepthMax) {
+    return invalid_argument("it nests deeper than " + std::to_string(kJsonDepthMax) + " levels");
+  }
   Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) return invalid_argument("it is not valid JSON");
   if (!json.is_object()) return invalid_argument("it is not a JSON object");

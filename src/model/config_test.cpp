@@ -256,6 +256,8 @@ TEST(ModelConfig, TextThatIsNoConfigurationIsAnError) {
   for (const char* text : {"", "{", "[]", "null", "{} {}", "\xff"}) {
     EXPECT_EQ(parse_model_config(text).status().code(), Code::kInvalidArgument) << text;
   }
+  EXPECT_EQ(parse_model_config(std::string(1 << 20, '[')).status().message(),
+            "it nests deeper than 32 levels");
   for (const char* name : {"hidden_size", "num_hidden_layers", "num_attention_heads",
                            "intermediate_size", "vocab_size"}) {
     Json json = small_llama();

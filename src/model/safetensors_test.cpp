@@ -151,18 +151,23 @@ TEST(Safetensors, RangesMustMatchShapesAndTileTheData) {
     return std::string("\"") + name + R"(":{"dtype":"F16","shape":)" + shape +
            R"(,"data_offsets":)" + offsets + "}";
   };
-  expect_corrupt("{" + tensor("a", "[3]", "[0,4]") + "}", 4, "needs 6 bytes");
-  expect_corrupt("{" + tensor("a", "[2]", "[4,0]") + "}", 4, "[4, 0)");
-  expect_corrupt("{" + tensor("a", "[2]", "[0,4]") + "}", 3, "truncated");
-  expect_corrupt("{" + tensor("a", "[2]", "[0]") + "}", 4, "1 data_offsets instead of 2");
-  expect_corrupt("{" + tensor("a", "[2]", "[0,4,8]") + "}", 4, "more than 2 numbers");
-  expect_corrupt("{" + tensor("a", "[1,1,1,1,1,1,1,1,1]", "[0,2]") + "}", 2, "more than 8 numbers");
-  expect_corrupt("{" + tensor("a", "[2]", "[2,6]") + "}", 6, "bytes [0, 2) before tensor \"a\"");
-  expect_corrupt("{" + tensor("a", "[2]", "[0,4]") + "}", 6, "the last 2 bytes");
-  expect_corrupt("{" + tensor("a", "[2]", "[0,4]") + "," + tensor("b", "[2]", "[2,6]") + "}", 6,
+  const auto header = [](std::initializer_list<std::string> tensors) {
+    std::string text = "{";
+    for (const std::string& one : tensors) text += (text.size() > 1 ? "," : "") + one;
+    return text + "}";
+  };
+  expect_corrupt(header({tensor("a", "[3]", "[0,4]")}), 4, "needs 6 bytes");
+  expect_corrupt(header({tensor("a", "[2]", "[4,0]")}), 4, "[4, 0)");
+  expect_corrupt(header({tensor("a", "[2]", "[0,4]")}), 3, "truncated");
+  expect_corrupt(header({tensor("a", "[2]", "[0]")}), 4, "1 data_offsets instead of 2");
+  expect_corrupt(header({tensor("a", "[2]", "[0,4,8]")}), 4, "more than 2 numbers");
+  expect_corrupt(header({tensor("a", "[1,1,1,1,1,1,1,1,1]", "[0,2]")}), 2, "more than 8 numbers");
+  expect_corrupt(header({tensor("a", "[2]", "[2,6]")}), 6, "bytes [0, 2) before tensor \"a\"");
+  expect_corrupt(header({tensor("a", "[2]", "[0,4]")}), 6, "the last 2 bytes");
+  expect_corrupt(header({tensor("a", "[2]", "[0,4]"), tensor("b", "[2]", "[2,6]")}), 6,
                  "\"b\" begins at byte 2, inside the one before it");
-  expect_corrupt("{" + tensor("a", "[4294967296,4294967296]", "[0,0]") + "}", 0, "overflows");
-  expect_corrupt("{" + tensor("a", "[0,18446744073709551615]", "[0,0]") + "}", 0, "overflows");
+  expect_corrupt(header({tensor("a", "[4294967296,4294967296]", "[0,0]")}), 0, "overflows");
+  expect_corrupt(header({tensor("a", "[0,18446744073709551615]", "[0,0]")}), 0, "overflows");
 }
 
 TEST(Safetensors, OtherTypesAreUnsupportedByName) {
