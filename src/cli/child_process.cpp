@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
-#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +13,10 @@
 #include <csignal>
 #include <cstring>
 #include <utility>
+
+extern "C" {
+#include <sys/pidfd.h>  // glibc 2.36 forgets to say that these are C functions
+}
 
 namespace kvlane {
 
