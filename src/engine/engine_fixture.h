@@ -5,10 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
-#include <filesystem>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,54 +24,12 @@ T take(Result<T> result) {
 }
 
 // tests/fixtures/models/NAME, loaded once for each name and tier.
-inline const Model& fixture_model(const std::string& name = "llama-gqa-bf16-llama3-sharded",
-                                  const std::string& tier = "auto") {
-  static std::map<std::pair<std::string, std::string>, std::unique_ptr<Model>> models;
-  auto& model = models[{name, tier}];
-  if (!model) {
-    const auto directory =
-        std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / name;
-    model = take(Model::load(directory, {.isa = take(select_isa(tier))}));
-  }
-  return *model;
-}
+const Model& fixture_model(const std::string& name = "llama-gqa-bf16-llama3-sharded",
+                           const std::string& tier = "auto");
 
 // A token for each byte: the printable ones have the ids that the fixtures' models know, 0 ... 95,
 // of which 2 is their end of sequence; the others follow.
-inline const Tokenizer& fixture_tokenizer() {
-  static const Tokenizer tokenizer = [] {
-    nlohmann::json vocab = {{"<eos>", 2}};
-    int printable_id = 0;
-    int other_id = 96;
-    int renamed = 0;  // bytes without a glyph of their own are named U+0100 and up
-    for (int byte = 0; byte < 256; ++byte) {
-      const bool glyph = (byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173);
-      const int name = glyph ? byte : 256 + renamed++;
-      const std::string key = name < 128 ? std::string(1, static_cast<char>(name))
-                                         : std::string{static_cast<char>(0xc0 | name >> 6),
-                                                       static_cast<char>(0x80 | (name & 0x3f))};
-      if (printable_id == 2) ++printable_id;
-      vocab[key] = byte >= 32 && byte <= 126 ? printable_id++ : other_id++;
-    }
-    const nlohmann::json json = {
-        {"added_tokens",
-         {{{"id", 2},
-           {"content", "<eos>"},
-           {"single_word", false},
-           {"lstrip", false},
-           {"rstrip", false},
-           {"normalized", false},
-           {"special", true}}}},
-        {"normalizer", nullptr},
-        {"pre_tokenizer",
-         {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
-        {"post_processor", nullptr},
-        {"decoder", {{"type", "ByteLevel"}}},
-        {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
-    return take(Tokenizer::parse(json.dump()));
-  }();
-  return tokenizer;
-}
+const Tokenizer& fixture_tokenizer();
 
 inline std::vector<std::int32_t> random_prompt(int tokens, std::uint32_t seed) {
   std::vector<std::int32_t> prompt(tokens);
