@@ -1,13 +1,11 @@
 // The program kvlane: parses the command line and runs one subcommand.
 // SPDX-License-Identifier: Apache-2.0
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 #include <exception>
 #include <iostream>
 
 #include "cli/command.h"
+#include "cli/environment.h"
 
 namespace {
 
@@ -36,19 +34,10 @@ int run_program(int argc, char** argv) {
   return kFailure;
 }
 
-// Threads of parallel loops that spin while they wait take the cores from those they wait for, most
-// of all when several workers share a machine: 10 times slower was seen. The OpenMP library reads
-// this once, before main(), so the program starts itself again with it set.
-void wait_without_spinning(char** argv) {
-  if (::setenv("OMP_WAIT_POLICY", "passive", 0) != 0) return;
-  ::execv("/proc/self/exe",
-          argv);  // only returns where that is not possible: then it is merely slow
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (std::getenv("OMP_WAIT_POLICY") == nullptr) wait_without_spinning(argv);
+  kvlane::wait_without_spinning(argv);
   try {
     return run_program(argc, argv);
   } catch (const std::exception& error) {

@@ -1,0 +1,13 @@
+// What the program takes from the environment besides the flags that name a variable.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace kvlane {
+
+// Threads of parallel loops that spin while they wait take the cores from those they wait for, most
+// of all when several workers share a machine (ten times slower was seen). The OpenMP library reads
+// its policy once, before main(), so a program that was started without OMP_WAIT_POLICY starts
+// itself again with "passive". Returns where that is not needed, or not possible.
+void wait_without_spinning(char** argv);
+
+}  // namespace kvlane
