@@ -6,8 +6,8 @@
 
 namespace kvlane {
 
-// Deeper than any document of a checkpoint. Each level of a tree costs some 60 bytes for one bracket
-// of text, so the limit keeps a file of a few MB from taking a GB.
+// Deeper than any document of a checkpoint. Each level of a tree costs some 60 bytes for one
+// bracket of text, so the limit keeps a file of a few MB from taking a GB.
 inline constexpr int kJsonDepthMax = 32;
 
 // The greatest number of brackets and braces open at once, those inside strings left out. Says
