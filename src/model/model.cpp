@@ -12,20 +12,16 @@
 namespace kvlane {
 namespace {
 
-// `count` elements of any type as F32.
+// `count` elements of any type as F32. Tensors of a file need not be aligned to their type.
 void widen(ElementType type, const std::byte* source, std::size_t count, float* out) {
-  switch (type) {
-    case ElementType::kF32: std::memcpy(out, source, count * sizeof(float)); return;
-    case ElementType::kBf16:
-      for (std::size_t i = 0; i < count; ++i) {
-        out[i] = to_float(reinterpret_cast<const bf16*>(source)[i]);
-      }
-      return;
-    case ElementType::kFp16:
-      for (std::size_t i = 0; i < count; ++i) {
-        out[i] = to_float(reinterpret_cast<const fp16*>(source)[i]);
-      }
-      return;
+  if (type == ElementType::kF32) {
+    std::memcpy(out, source, count * sizeof(float));
+    return;
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, source + i * sizeof(bits), sizeof(bits));
+    out[i] = type == ElementType::kBf16 ? to_float(bf16{bits}) : to_float(fp16{bits});
   }
 }
 

@@ -132,9 +132,12 @@ void stack_weights(const LinearWeights& weights, std::byte* stacked) {
       continue;
     }
     auto* wide = reinterpret_cast<float*>(stacked);
-    const auto* narrow = reinterpret_cast<const fp16*>(part.data());
     const std::size_t count = part.size() / sizeof(fp16);
-    for (std::size_t i = 0; i < count; ++i) wide[i] = to_float(narrow[i]);
+    for (std::size_t i = 0; i < count; ++i) {
+      fp16 narrow;
+      std::memcpy(&narrow, part.data() + i * sizeof(fp16), sizeof(fp16));
+      wide[i] = to_float(narrow);
+    }
     stacked += count * sizeof(float);
   }
 }
@@ -148,10 +151,11 @@ Result<std::unique_ptr<Linear>> pack_linear_onednn(const LinearWeights& weights,
   const auto product = find_product(n, weights.k, type);
 
   KVLANE_ASSIGN(PageBuffer packed, PageBuffer::allocate(product->weights().get_size()));
-  // A single matrix that needs no widening is packed from where it lies.
+  // A single aligned matrix that needs no widening is packed from where it lies.
   PageBuffer stacked;
   void* source = const_cast<std::byte*>(weights.parts[0].data());
-  if (weights.parts.size() > 1 || weights.type == ElementType::kFp16) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(source) % element_bytes(weights.type) == 0;
+  if (weights.parts.size() > 1 || weights.type == ElementType::kFp16 || !aligned) {
     KVLANE_ASSIGN(stacked, PageBuffer::allocate(plain.get_size()));
     stack_weights(weights, stacked.data());
     source = stacked.data();
