@@ -94,8 +94,14 @@ def three_processes(program, model, codec):
     servers = []
 
     def start(role, *arguments):
-        command = [program, role, *arguments, "--host", "127.0.0.1", "--port", "0", "--json"]
-        servers.append(Server(f"{role} process", command))
+        # --parent: they end by themselves should this process be killed.
+        servers.append(
+            Server(
+                f"{role} process",
+                [program, role, *arguments, "--host", "127.0.0.1", "--port", "0", "--json"]
+                + ["--log-level", "warning", "--parent", str(os.getpid())],
+            )
+        )
         return servers[-1]
 
     try:

@@ -76,13 +76,13 @@ class Forward {
   std::vector<Row> row_places_;
   std::vector<AttentionSpan> attention_spans_;
 
-  PageBuffer memory_;  // all that follows
-  float* residual_;    // [rows][hidden]
-  std::byte* normed_;  // [rows][hidden], input type of the products
-  float* product_;     // [rows][widest product]
-  std::uint16_t* q_;   // [rows][heads][head_dim], BF16
-  std::byte* wide_;    // [rows][max(heads * head_dim, ffn)], input type of the products
-  float* logits_;      // [logits_max][vocab]
+  PageBuffer memory_;            // all that follows
+  float* residual_ = nullptr;    // [rows][hidden]
+  std::byte* normed_ = nullptr;  // [rows][hidden], input type of the products
+  float* product_ = nullptr;     // [rows][widest product]
+  std::uint16_t* q_ = nullptr;   // [rows][heads][head_dim], BF16
+  std::byte* wide_ = nullptr;    // [rows][max(heads * head_dim, ffn)], input type of the products
+  float* logits_ = nullptr;      // [logits_max][vocab]
 };
 
 }  // namespace kvlane

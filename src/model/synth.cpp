@@ -17,6 +17,7 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -97,7 +98,8 @@ void fill_bell(const Piece& piece, std::uint64_t seed, std::span<T> values) {
 
 // `buffer` has room for kPieceElements of any type; returns the bytes of the piece inside it.
 ByteView fill(const Piece& piece, std::uint64_t seed, std::span<std::byte> buffer) {
-  const auto make = [&]<class T>(T*) {
+  const auto make = [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
     const std::span<T> values(reinterpret_cast<T*>(buffer.data()), piece.count);
     if (piece.target->deviation > 0) {
       fill_bell(piece, seed, values);

@@ -24,7 +24,7 @@ ApiError wrong(std::string_view name, const std::string& what) {
 std::string quoted(const json& value) {
   constexpr std::size_t kQuoteBytesMax = 60;
   std::string text = to_text(value);
-  if (text.size() > kQuoteBytesMax) text = text.substr(0, kQuoteBytesMax) + "...";
+  if (text.size() > kQuoteBytesMax) text.replace(kQuoteBytesMax, std::string::npos, "...");
   return text;
 }
 

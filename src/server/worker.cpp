@@ -214,6 +214,7 @@ asio::awaitable<void> Worker::prefill(Job job, HttpReply& reply) {
       park ? engine_.prefill_and_park(std::move(job.generation), transfer.id,
                                       std::move(on_prefilled))
            : engine_.prefill_and_push(std::move(job.generation), transfer.peer, transfer.id,
+                                      // cppcheck-suppress accessMoved ; only one branch runs
                                       std::move(on_prefilled));
   Status failure = request.status();
   PrefillOutcome outcome;

@@ -96,7 +96,7 @@ class TestLink : public Link {
  public:
   TestLink(std::shared_ptr<Events> events, std::shared_ptr<Wire> wire, int side)
       : events_(std::move(events)), wire_(std::move(wire)), side_(side) {}
-  ~TestLink() override { close(); }
+  ~TestLink() override { TestLink::close(); }
 
   Status post(std::shared_ptr<const Bytes> message) override;
   void close() override;
