@@ -1,0 +1,38 @@
+"""Tests of bench/results.csv: every line has the documented columns, names and units."""
+# SPDX-License-Identifier: Apache-2.0
+import csv
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COLUMNS = ["date", "commit", "machine", "command", "name", "value", "unit", "ratio", "goal", "met"]
+
+
+class ResultsTest(unittest.TestCase):
+    def setUp(self):
+        with open(ROOT / "bench" / "results.csv", encoding="utf-8", newline="") as file:
+            self.columns, *self.rows = csv.reader(file)
+        page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
+        self.units = dict(re.findall(r"^\| `(\w+)` \| ([^ |]+) \|", page, re.MULTILINE))
+
+    def test_columns(self):
+        self.assertEqual(self.columns, COLUMNS)
+
+    def test_lines(self):
+        for number, row in enumerate(self.rows, 2):
+            with self.subTest(line=number):
+                self.assertEqual(len(row), len(COLUMNS))
+                line = dict(zip(COLUMNS, row))
+                self.assertRegex(line["date"], r"^\d{4}-\d\d-\d\d$")
+                self.assertRegex(line["commit"], r"^[0-9a-f]{7,40}$")  # of a committed tree
+                self.assertNotEqual(line["machine"], "")
+                self.assertTrue(line["command"].startswith("kvlane bench "), line["command"])
+                self.assertEqual(self.units.get(line["name"]), line["unit"])
+                self.assertGreaterEqual(float(line["value"]), 0)
+                self.assertEqual(line["goal"] == "", line["met"] == "")
+                self.assertIn(line["met"], ("", "true", "false"))
+
+
+if __name__ == "__main__":
+    unittest.main()
