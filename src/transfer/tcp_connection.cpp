@@ -142,12 +142,8 @@ void TcpConnection::established() {
   if (is_closing()) return end();
   tune(socket_, loop_->options.user_timeout);
   connected_ = true;
-  {
-    const Lock lock(mutex_);
-    writing_ = true;
-  }
   read_header();
-  start_write();
+  wake_writer();
 }
 
 // Reading.
@@ -239,6 +235,16 @@ Status TcpConnection::post(std::shared_ptr<const Bytes> message) {
   return {};
 }
 
+// Unless a write is under way, or start_write() is already on its way: two writes at once would mix
+// their messages.
+void TcpConnection::wake_writer() {
+  {
+    const Lock lock(mutex_);
+    if (std::exchange(writing_, true)) return;
+  }
+  start_write();
+}
+
 void TcpConnection::start_write() {
   bool flushed = false;
   {
@@ -311,12 +317,7 @@ void TcpConnection::begin_closing(Seconds limit) {
   events_.reset();
   if (!connected_) return end();
   end_after(limit, {});
-  bool idle = false;
-  {
-    const Lock lock(mutex_);
-    idle = !std::exchange(writing_, true);
-  }
-  if (idle) start_write();
+  wake_writer();
 }
 
 // The peer broke the protocol: tells the user and, with `answer`, the peer.

@@ -57,6 +57,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   void on_header(const Error& error, std::size_t bytes);
   void on_body(const Error& error);
   void discard();
+  void wake_writer();
   void start_write();
   void on_written(const Error& error);
   void begin_closing(Seconds limit);

@@ -79,6 +79,11 @@ class Tcp : public ::testing::Test {
   ~Tcp() override { network_.reset(); }
 
   void connect() { link_ = *network_->connect(address_, here_); }
+  // Who listens to the links accepted from now on.
+  void listen_anew() {
+    const std::lock_guard lock(mutex_);
+    there_ = std::make_shared<RecordingEvents>();
+  }
   std::shared_ptr<Link> accepted() {
     const std::lock_guard lock(mutex_);
     return accepted_.empty() ? nullptr : accepted_.back();
@@ -108,7 +113,7 @@ TEST_F(Tcp, MessagesArriveWholeAndInOrderBothWays) {
     ASSERT_TRUE(link_->post(share(sent.back())).ok());
   }
   ASSERT_TRUE(there_->wait_messages(sent.size()));
-  EXPECT_EQ(there_->messages(), sent);
+  EXPECT_TRUE(there_->messages() == sent);
   ASSERT_TRUE(accepted()->post(share(small(7))).ok());
   ASSERT_TRUE(here_->wait_messages(1));
   EXPECT_EQ(here_->messages()[0], small(7));
@@ -232,7 +237,7 @@ TEST_F(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
       {flipped, Code::kCorrupt, "checksum"},
   };
   for (const Case& wrong : cases) {
-    there_ = std::make_shared<RecordingEvents>();
+    listen_anew();
     Stranger client(address_.port);
     client.send(wrong.header);
     const std::string answer = client.receive_all();
@@ -251,7 +256,7 @@ TEST_F(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
 TEST_F(Tcp, EveryCutMessageIsAnError) {
   const Bytes message = small(1);
   for (std::size_t size = 0; size < message.size(); ++size) {
-    there_ = std::make_shared<RecordingEvents>();
+    listen_anew();
     {
       Stranger client(address_.port);
       client.send(message);
@@ -347,10 +352,12 @@ TEST_F(TcpWithLimits, TheQueueHasALimitAndTellsWhenThereIsRoom) {
 
 TEST_F(TcpWithLimits, TooManyLinksAreClosedAtOnce) {
   Stranger first(address_.port);
-  Stranger second(address_.port);
   first.send(small(1));
+  ASSERT_TRUE(there_->wait_messages(1));
+  listen_anew();
+  Stranger second(address_.port);
   second.send(small(1));
-  ASSERT_TRUE(there_->wait_messages(2));
+  ASSERT_TRUE(there_->wait_messages(1));
   Stranger third(address_.port);
   EXPECT_EQ(third.receive_all(), "");
   EXPECT_EQ(accepted_.size(), 2U);
@@ -375,7 +382,7 @@ TEST_F(Tcp, ThroughputOverLoopback) {
   link_ = *network_->connect(address, here_);
   ASSERT_TRUE(link_->post(share(small(1))).ok());
   while (counter->bytes == 0) std::this_thread::yield();
-  constexpr std::size_t kMessages = 1024;
+  constexpr std::size_t kMessages = testing::kSanitized ? 64 : 1024;
   const auto message = share(large((1 << 20) - kMessageHeaderBytes));
   const TimePoint start = SteadyClock::now();
   for (std::size_t sent = 0; sent < kMessages;) {

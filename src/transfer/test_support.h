@@ -25,6 +25,14 @@ namespace kvlane::testing {
 
 constexpr int kHeadDim = 4;
 
+// Sanitizers make copies twenty times slower; a measurement is pointless there, a smaller run is
+// not.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 inline ModelIdentity model_named(unsigned char letter) {
   ModelIdentity model;
   model.fill(std::byte{letter});
