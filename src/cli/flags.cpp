@@ -7,8 +7,31 @@
 
 namespace kvlane {
 
+namespace {
+
+// For values that end up in headers, logs and JSON.
+std::string check_printable(const std::string& value) {
+  constexpr std::size_t kBytesMax = 200;
+  for (const char c : value) {
+    if (c < ' ' || c > '~') return "must be printable ASCII";
+  }
+  if (value.size() > kBytesMax) return "is longer than " + std::to_string(kBytesMax) + " bytes";
+  return value.empty() ? "is empty" : std::string();
+}
+
+// Range checks of CLI11 let "nan" through.
+std::string check_lease(const std::string& value) {
+  constexpr double kSecondsMax = 3600;
+  double seconds = 0;
+  const bool is_number = CLI::detail::lexical_cast(value, seconds);
+  return is_number && seconds >= 1 && seconds <= kSecondsMax ? std::string()
+                                                             : "must be from 1 to 3600 seconds";
+}
+
+}  // namespace
+
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
-  command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
+  command.add_option("DIR", flags.directory, "Hugging Face model directory")->required();
   command
       .add_option("--kv-format,--kv-cache-dtype", flags.kv_format,
                   "how the KV cache lies in memory: bf16")
@@ -31,15 +54,20 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
 }
 
 void add_server_flags(CLI::App& command, ServerFlags& flags) {
-  command.add_option("--host", flags.host, "address to listen on")->capture_default_str();
+  command.add_option("--host", flags.host, "address to listen on")
+      ->check(check_printable)
+      ->capture_default_str();
   command.add_option("--port", flags.port, "port to listen on; 0: any free one")
       ->capture_default_str();
-  command.add_option("--served-model-name", flags.served_model_name,
-                     "what clients call the model (default: the directory's name)");
+  command
+      .add_option("--served-model-name", flags.served_model_name,
+                  "what clients call the model (default: the directory's name)")
+      ->check(check_printable);
   command
       .add_option("--api-key", flags.api_key,
                   "ask for 'Authorization: Bearer KEY'; the environment variable does not show in "
                   "lists of processes")
+      ->check(check_printable)
       ->envname("KVLANE_API_KEY");
   command.add_option("--log-level", flags.log_level, "debug, info (requests), warning, error, off")
       ->capture_default_str();
@@ -52,12 +80,14 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
       .add_option("--kv-bind", flags.bind, "address where KV of other workers arrives or leaves")
       ->capture_default_str();
   command.add_option("--kv-port", flags.port, "its port; 0: any free one")->capture_default_str();
-  command.add_option("--kv-advertise-host", flags.advertise_host,
-                     "what other workers are told instead of --kv-bind");
+  command
+      .add_option("--kv-advertise-host", flags.advertise_host,
+                  "what other workers are told instead of --kv-bind")
+      ->check(check_printable);
   command
       .add_option("--lease", flags.lease,
                   "seconds that parked KV and reservations wait for somebody")
-      ->check(CLI::Range(1.0, 3600.0))
+      ->check(check_lease)
       ->capture_default_str();
 }
 

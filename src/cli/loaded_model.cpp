@@ -8,11 +8,17 @@
 
 namespace kvlane {
 
-Result<LoadedModel> load_model(const ModelFlags& flags) {
+Status check_model(const ModelFlags& flags) {
   if (flags.kv_format != "bf16") {
     return unsupported("the KV format '" + flags.kv_format + "' is not known; known: bf16");
   }
   KVLANE_TRY(find_codec(flags.kv_codec).status());
+  KVLANE_TRY(select_isa(flags.cpu).status());
+  return Checkpoint::open(flags.directory).status();
+}
+
+Result<LoadedModel> load_model(const ModelFlags& flags) {
+  KVLANE_TRY(check_model(flags));
   ModelOptions options;
   KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
   options.context_max = flags.max_model_len;

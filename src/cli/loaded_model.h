@@ -19,7 +19,11 @@ struct LoadedModel {
   std::optional<ChatTemplate> chat_template;  // not every checkpoint has one
 };
 
-// Checks the flags, then reads the directory. Takes as long as the weights are large.
+// What can be found wrong without reading weights: the flags, and that the directory holds a
+// checkpoint kvlane knows.
+Status check_model(const ModelFlags& flags);
+
+// Checks the same, then reads the directory. Takes as long as the weights are large.
 Result<LoadedModel> load_model(const ModelFlags& flags);
 
 // What the flags say about an engine.

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <iostream>
+#include <string>
 
 #include "cli/command.h"
 #include "cli/environment.h"
@@ -11,6 +12,16 @@ namespace {
 
 constexpr int kFailure = 1;
 constexpr int kUsage = 2;
+
+// Messages quote what was typed, which may be anything.
+std::string one_line(std::string text) {
+  constexpr std::size_t kBytesMax = 200;
+  if (text.size() > kBytesMax) text = text.substr(0, kBytesMax) + "...";
+  for (char& c : text) {
+    if (c >= 0 && c < ' ') c = ' ';
+  }
+  return text;
+}
 
 int run_program(int argc, char** argv) {
   CLI::App app("kvlane keeps the KV cache of language models small and ships it between workers.",
@@ -26,7 +37,13 @@ int run_program(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsage;  // --help is no error
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    // CLI11 only sees that no command it knows was given.
+    const bool unknown = app.get_subcommands().empty() && argc > 1 && argv[1][0] != '-';
+    const std::string message =
+        unknown ? "there is no command '" + std::string(argv[1]) + "'" : error.what();
+    std::cerr << "kvlane: " << one_line(message) << '\n';
+    return kUsage;
   }
   const kvlane::Status status = run();
   if (status.ok()) return 0;

@@ -13,8 +13,10 @@
 #include "cli/child_process.h"
 #include "cli/command.h"
 #include "cli/flags.h"
+#include "cli/loaded_model.h"
 #include "cli/run_service.h"
 #include "cli/signals.h"
+#include "server/log.h"
 
 namespace kvlane {
 
@@ -44,10 +46,11 @@ class Family {
     arguments.insert(arguments.begin(), role);
     arguments.insert(arguments.end(), {"--json", "--log-level", flags_.server.log_level, "--parent",
                                        std::to_string(::getpid())});
-    // Two processes share the cores: threads that wait must not keep them busy.
-    std::vector<std::string> environment = {"OMP_WAIT_POLICY=passive"};
     // Not as an argument: everybody can read those.
-    environment.push_back("KVLANE_API_KEY=" + flags_.server.api_key);
+    std::vector<std::string> environment;
+    if (!flags_.server.api_key.empty()) {
+      environment.push_back("KVLANE_API_KEY=" + flags_.server.api_key);
+    }
     KVLANE_ASSIGN(ChildProcess child,
                   ChildProcess::start(role + " process", std::move(arguments), environment));
     children_.push_back(std::move(child));
@@ -94,6 +97,9 @@ std::vector<std::string> worker_arguments(const UpFlags& flags) {
 }
 
 Status run_up(const UpFlags& flags) {
+  // Here, because each child would say it again.
+  KVLANE_TRY(set_log_level(flags.server.log_level));
+  KVLANE_TRY(check_model(flags.model));
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   Family family(flags, signals.descriptor());
   KVLANE_TRY(family.start("prefill", worker_arguments(flags)));
