@@ -19,7 +19,6 @@ Status EngineImpl::depart(Sequence& sequence) {
     sequence.journey_status = outgoing.status();
     return outgoing.status();
   }
-  sequence.sending_since = SteadyClock::now();
   sequence.job = std::make_shared<KvSender::Job>(std::move(*outgoing), sequence.table,
                                                  sequence.prompt_tokens());
   return {};
@@ -34,7 +33,7 @@ void EngineImpl::finish_sending(Sequence& sequence) {
   end.durations = {{"queue", sequence.account.queue},
                    {"prefill", sequence.account.prefill},
                    {"prefill_attention", sequence.account.prefill_attention}};
-  sender_->finish(sequence.job, std::move(end), sequence.sending_since,
+  sender_->finish(sequence.job, std::move(end),
                   later(sequence.id, [this](Sequence& s, const SentKv& sent) {
                     s.encoded = true;
                     s.kv = sent.kv;
@@ -85,7 +84,7 @@ void EngineImpl::arrive(Sequence& sequence, const Result<ReceivedKv>& received) 
     const auto found = received->end.durations.find(std::string(field.name));
     if (found != received->end.durations.end()) account.*field.seconds = found->second;
   }
-  account.transfer = received->transfer;
+  account.transfer += received->transfer;  // to what the sender waited for its link
   account.decode_codec = received->decode_codec;
   sequence.kv = received->kv;
   sequence.sampler.seed = received->end.seed;

@@ -75,7 +75,10 @@ Durations KvReceiver::on_end(const TransferEnd& end) {
         std::max(0.0, seconds_between(std::max(decoding.start, window), decoding.end));
   }
   received.transfer = std::max(0.0, exposed - received.decode_codec);
-  const Durations told = {{"decode_codec", received.decode_codec}, {"transfer", received.transfer}};
+  const auto waited = end.durations.find("transfer");
+  const double waited_seconds = waited == end.durations.end() ? 0 : waited->second;
+  const Durations told = {{"decode_codec", received.decode_codec},
+                          {"transfer", received.transfer + waited_seconds}};
   on_received_(std::move(received));
   return told;
 }

@@ -34,17 +34,16 @@ void KvSender::add(const std::shared_ptr<Job>& job, int layer, int first_block, 
   });
 }
 
-void KvSender::finish(const std::shared_ptr<Job>& job, TransferEnd end, TimePoint begun,
+void KvSender::finish(const std::shared_ptr<Job>& job, TransferEnd end,
                       std::function<void(SentKv)> on_encoded) {
   const TimePoint computed = SteadyClock::now();
-  post([job, end = std::move(end), begun, computed, on_encoded = std::move(on_encoded)]() mutable {
+  post([job, end = std::move(end), computed, on_encoded = std::move(on_encoded)]() mutable {
     if (job->cancelled_ && job->status_.ok()) job->status_ = aborted("the request was aborted");
     const double encode = seconds_since(computed);
     if (job->status_.ok()) {
       end.raw_bytes = job->kv_.raw;
       end.shipped_bytes = job->kv_.shipped;
       end.durations["encode"] = encode;
-      end.since_begin = seconds_since(begun);
       job->outgoing_->finish(std::move(end));
     } else {
       job->outgoing_->fail(job->status_);

@@ -56,7 +56,7 @@ class KvSender {
   // Blocks [first_block, last_block) of `layer` are final for this job.
   void add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block);
   // Everything was added. `end` is completed with bytes and the duration "encode" and sent.
-  void finish(const std::shared_ptr<Job>& job, TransferEnd end, TimePoint begun,
+  void finish(const std::shared_ptr<Job>& job, TransferEnd end,
               std::function<void(SentKv)> on_encoded);
 
  private:

@@ -64,7 +64,6 @@ struct Sequence {
   Address peer;
   std::shared_ptr<KvReceiver> receiver;
   std::shared_ptr<KvSender::Job> job;
-  TimePoint sending_since;
   int blocks_sent = 0;     // complete blocks handed to the sender, the same for every layer
   bool encoded = false;    // the sender is done with the blocks
   bool delivered = false;  // the peer has all of it, or the transfer failed

@@ -245,7 +245,7 @@ Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
 void EndpointCore::finish(const OutgoingPtr& outgoing, TransferEnd end) {
   const Lock lock(mutex_);
   if (outgoing->outcome || stopped_) return;
-  if (Status status = outgoing->finish(std::move(end)); !status.ok()) {
+  if (Status status = outgoing->finish(std::move(end), network_.now()); !status.ok()) {
     return end_outgoing(outgoing, std::move(status), true);
   }
   outgoing->lease_start = clock_;
@@ -327,14 +327,14 @@ void EndpointCore::cancel(const TransferId& id) {
   // Within a call of the sink, the caller lets go of it afterwards.
   if (called_ == incoming.get() && caller_ == std::this_thread::get_id()) return;
   call_over_.wait(lock, [&] { return called_ != incoming.get(); });
-  sink = take_out(incoming);
+  sink = std::move(incoming->sink);
+  forget(incoming);
 }
 
-std::shared_ptr<TransferSink> EndpointCore::take_out(const IncomingPtr& incoming) {
+void EndpointCore::forget(const IncomingPtr& incoming) {
   const auto at = incoming_.find(incoming->id);
   if (at != incoming_.end() && at->second == incoming) incoming_.erase(at);
   incoming->session.reset();
-  return std::move(incoming->sink);
 }
 
 }  // namespace kvlane

@@ -55,8 +55,10 @@ struct TransferEnd {
   std::uint64_t seed = 0;           // of the sampler, so that decode draws on as one process would
   std::uint64_t raw_bytes = 0;      // valid rows x 2 bytes
   std::uint64_t shipped_bytes = 0;  // frames, headers included
-  Durations durations;              // the prefill worker's account up to here
-  double since_begin = 0;           // seconds from TransferBegin to here, on the sender's clock
+  // The prefill worker's account up to here. The endpoint adds to "transfer" what a pushed sequence
+  // waited for its link after it was complete.
+  Durations durations;
+  double since_begin = 0;  // filled in by the sending endpoint: seconds from BEGIN to here
 };
 
 // Where a received sequence goes. Calls come one at a time, in the order below, from the network's

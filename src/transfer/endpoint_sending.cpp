@@ -9,7 +9,7 @@ namespace kvlane {
 // The transfer has a ready link: everything that is there goes out.
 void EndpointCore::begin_sending(const OutgoingPtr& outgoing) {
   outgoing->last_heard = outgoing->last_repeat = clock_;
-  outgoing->start();
+  outgoing->start(network_.now());
   enlist(outgoing);
 }
 

@@ -56,7 +56,9 @@ struct Journey {
     ASSERT_TRUE(sink->end().has_value()) << sink->failure().message();
     EXPECT_EQ(sink->end()->first_token, 17);
     EXPECT_EQ(sink->end()->seed, end_of(17).seed);
-    EXPECT_EQ(sink->end()->durations, end_of(17).durations);
+    Durations durations = sink->end()->durations;
+    durations.erase("transfer");  // what the endpoint itself adds, see TheTimeOfALateLinkIsTold
+    EXPECT_EQ(durations, end_of(17).durations);
     ASSERT_TRUE(delivery.over() && delivery.ok()) << delivery.status().message();
     EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));
   }
@@ -75,6 +77,34 @@ TEST(Endpoint, PushArrives) {
   ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
   journey.expect_success();
   EXPECT_EQ(journey.sink->slabs(), 12U);
+  // All was there before the link: connecting and greeting, a millisecond each way, held it up.
+  EXPECT_EQ(journey.sink->end()->since_begin, 0);
+  EXPECT_NEAR(journey.sink->end()->durations.at("transfer"), 0.003, 0.0015);
+}
+
+// A message takes a millisecond: HELLO and its answer two.
+TEST(Endpoint, TheTimeOfALateLinkIsTold) {
+  Pair pair;
+  Journey late(pair, 1, begin_of(64, 1));
+  ASSERT_TRUE(late.send().ok());
+  ASSERT_TRUE(pair.run(*late.sink, late.delivery));
+  EXPECT_NEAR(late.sink->end()->durations.at("transfer"), 0.002, 1e-9);
+  EXPECT_EQ(late.sink->end()->since_begin, 0);
+
+  Journey in_time(pair, 2, begin_of(64, 1));  // the link stands
+  pair.network->run_for(Seconds(3));
+  ASSERT_TRUE(in_time.send().ok());
+  ASSERT_TRUE(pair.run(*in_time.sink, in_time.delivery));
+  EXPECT_EQ(in_time.sink->end()->durations.count("transfer"), 0U);
+  EXPECT_NEAR(in_time.sink->end()->since_begin, 3, 1e-9);
+
+  Journey parked(pair, 3, begin_of(64, 1), /*parked=*/true);
+  ASSERT_TRUE(parked.send().ok());
+  pair.network->run_for(Seconds(5));  // a router's time, not the network's
+  ASSERT_TRUE(pair.b->fetch(pair.a->address(), parked.id, parked.sink).ok());
+  ASSERT_TRUE(pair.run(*parked.sink, parked.delivery));
+  EXPECT_EQ(parked.sink->end()->durations.count("transfer"), 0U);
+  EXPECT_EQ(parked.sink->end()->since_begin, 0);
 }
 
 TEST(Endpoint, SlabsLeaveWhileMoreAreComputed) {
@@ -91,6 +121,8 @@ TEST(Endpoint, SlabsLeaveWhileMoreAreComputed) {
   journey.outgoing->finish(end_of(17));
   ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
   journey.expect_success();
+  EXPECT_NEAR(journey.sink->end()->since_begin, 90, 0.01);
+  EXPECT_FALSE(journey.sink->end()->durations.contains("transfer"));
 }
 
 TEST(Endpoint, ParkedFramesAreFetched) {
@@ -101,6 +133,8 @@ TEST(Endpoint, ParkedFramesAreFetched) {
   ASSERT_TRUE(pair.b->fetch(pair.a->address(), journey.id, journey.sink).ok());
   ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
   journey.expect_success();
+  // Waiting to be fetched is no transfer.
+  EXPECT_FALSE(journey.sink->end()->durations.contains("transfer"));
 }
 
 TEST(Endpoint, ParkedFramesAreFetchedBeforeTheLastIsThere) {

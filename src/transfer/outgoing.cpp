@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/outgoing.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "transfer/slab_check.h"
@@ -30,23 +31,36 @@ Status Outgoing::add(const SlabName& slab, std::shared_ptr<const Bytes> message)
   place = std::move(message);
   ++added_;
   kept_bytes_ += place->size();
-  if (started_) queue_.push_back(place);
+  if (started()) queue_.push_back(place);
   return {};
 }
 
-Status Outgoing::finish(TransferEnd end) {
+Status Outgoing::finish(TransferEnd end, TimePoint now) {
   if (finished()) return invalid_argument("the end of a transfer was told twice");
   if (added_ != slabs_.size()) {
     return invalid_argument("the transfer ended after " + std::to_string(added_) + " of " +
                             std::to_string(slabs_.size()) + " slabs");
   }
   end_ = std::move(end);
-  if (started_) queue_end();
+  finished_ = now;
+  if (!started()) return {};
+  measure();
+  queue_end();
   return {};
 }
 
-void Outgoing::start() {
-  started_ = true;
+// When both the first BEGIN and the end are known: what the receiver needs to tell the network's
+// time from the prefill worker's. A link that came up after everything was there has kept all
+// waiting.
+void Outgoing::measure() {
+  end_->since_begin = std::max(0.0, seconds_between(*started_, *finished_));
+  const double late = seconds_between(*finished_, *started_);
+  if (late > 0 && !parked) end_->durations["transfer"] += late;
+}
+
+void Outgoing::start(TimePoint now) {
+  started_ = now;
+  if (finished()) measure();
   queue_.push_back(share(encode_begin(id, begin)));
   for (const auto& slab : slabs_) {
     if (slab) queue_.push_back(slab);

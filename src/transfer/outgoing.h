@@ -27,12 +27,12 @@ class Outgoing {
   // kInvalidArgument when that slab came before, or after finish().
   Status add(const SlabName& slab, std::shared_ptr<const Bytes> message);
   // kInvalidArgument when slabs lack or when it was called before.
-  Status finish(TransferEnd end);
+  Status finish(TransferEnd end, TimePoint now);
   bool finished() const { return end_.has_value(); }
 
   // The peer is there: queues BEGIN and all that was added so far.
-  void start();
-  bool started() const { return started_; }
+  void start(TimePoint now);
+  bool started() const { return started_.has_value(); }
   // The receiver may not have got the last messages: queues BEGIN and, once finished, END again.
   void repeat();
   // Queues what the receiver asks for. kCorrupt when it may not ask for that.
@@ -59,13 +59,15 @@ class Outgoing {
 
  private:
   void queue_end();
+  void measure();
 
   std::vector<std::shared_ptr<const Bytes>> slabs_;  // by slab_index; null until added
   std::size_t added_ = 0;
   std::size_t kept_bytes_ = 0;
   std::optional<TransferEnd> end_;
   std::uint32_t round_ = 0;
-  bool started_ = false;
+  std::optional<TimePoint> started_;
+  std::optional<TimePoint> finished_;
   std::deque<std::shared_ptr<const Bytes>> queue_;
 };
 
