@@ -81,8 +81,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   Status check_new_incoming(const TransferId& id, const TransferSink* sink) const;
   template <class Call>
   void call_out(Lock& lock, const void* whom, Call call);
-  // Forgets a transfer that is over, and returns its sink to be destroyed without the lock.
-  std::shared_ptr<TransferSink> take_out(const IncomingPtr& incoming);
+  void forget(const IncomingPtr& incoming);
 
   // endpoint_links.cpp
   std::shared_ptr<LinkEvents> accept(std::shared_ptr<Link> link);

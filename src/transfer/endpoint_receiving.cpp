@@ -37,11 +37,13 @@ EndpointCore::IncomingPtr EndpointCore::find_running(const SessionPtr& session,
   return at->second->state == Incoming::State::kRunning ? at->second : nullptr;
 }
 
-// After the sink's last call. That it is destroyed counts as a call, so that stop() waits for it.
+// After the sink's last call. That it is destroyed counts as a call: cancel() and stop() wait for
+// it.
 void EndpointCore::let_go(Lock& lock, const IncomingPtr& incoming) {
   if (stopped_) return;  // stop() has it
-  std::shared_ptr<TransferSink> sink = take_out(incoming);
+  std::shared_ptr<TransferSink> sink = std::move(incoming->sink);
   call_out(lock, incoming.get(), [&] { sink.reset(); });
+  forget(incoming);
 }
 
 bool EndpointCore::still_running(Lock& lock, const IncomingPtr& incoming) {
