@@ -1,5 +1,5 @@
-"""Tests of scripts/demo.py against a stand-in for the program kvlane: what it prints, and that it
-leaves no process behind however it ends.
+"""Tests of scripts/demo.py: against a stand-in for the program kvlane what it prints, and that it leaves
+no process behind however it ends; against the program itself that splitting changes nothing.
 """
 # SPDX-License-Identifier: Apache-2.0
 import json
@@ -12,7 +12,9 @@ import tempfile
 import time
 import unittest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import program
+from program import GQA, PROGRAM, ROOT
+
 DEMO = ROOT / "scripts" / "demo.py"
 
 # Speaks as much of kvlane's command line and API as the demo needs. Its behaviour is chosen by
@@ -168,6 +170,40 @@ class DemoTest(unittest.TestCase):
                 out, _ = process.communicate(timeout=30)
                 self.assertEqual((process.returncode, out), (expected, ""))
                 self.assert_nothing_left()
+
+
+@program.needs_program
+class RealDemoTest(unittest.TestCase):
+    PROMPT = "The old sailor sat down by the fire and looked at the children."
+
+    def demo(self, codec):
+        command = [
+            sys.executable, DEMO, "--program", PROGRAM, "--model", GQA, "--prompt", self.PROMPT,
+            "--max-tokens", "24", "--kv-codec", codec, "--json",
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        return json.loads(result.stdout)
+
+    def test_three_processes_answer_as_one_with_every_codec(self):
+        alone = program.run(
+            "generate", GQA, "--prompt", self.PROMPT, "--max-tokens", 24, "--temperature", 0, "--json"
+        ).json()
+        plain, coded = self.demo("none"), self.demo("splitzip")
+        self.assertEqual(plain["text"], alone["text"])
+        self.assertEqual(coded["text"], alone["text"])
+        self.assertEqual(plain["kv"]["raw_bytes"], coded["kv"]["raw_bytes"])
+        # Headers cost something; the codec saves more.
+        self.assertGreater(plain["kv"]["shipped_bytes"], plain["kv"]["raw_bytes"])
+        self.assertLess(coded["kv"]["shipped_bytes"], plain["kv"]["shipped_bytes"])
+
+    def test_time_account_adds_up(self):
+        account = self.demo("splitzip")["account"]
+        total = sum(account[name] for name in program.EXCLUSIVE)
+        self.assertAlmostEqual(total, account["total"], places=6)
+        for name in ("prefill", "decode"):
+            self.assertGreater(account[name], 0, name)
+        self.assertTrue(all(seconds >= 0 for seconds in account.values()), account)
 
 
 if __name__ == "__main__":
