@@ -58,8 +58,7 @@ Result<std::int32_t> token_id(const Json& value) {
   return value.get<std::int32_t>();
 }
 
-// ---- model
-// ----------------------------------------------------------------------------------------
+// ---- model ----
 
 Result<IdsByText> parse_vocabulary(const Json& model, TokenizerSpec& spec) {
   const Json& vocabulary = field(model, "vocab");
@@ -139,8 +138,7 @@ Result<IdsByText> parse_model(const Json& model, TokenizerSpec& spec) {
   return ids;
 }
 
-// ---- added tokens
-// ---------------------------------------------------------------------------------
+// ---- added tokens ----
 
 Result<AddedToken> parse_added_token(const Json& item, bool nfc) {
   AddedToken token;
@@ -206,8 +204,7 @@ Status parse_added_tokens(const Json& items, IdsByText& ids, TokenizerSpec& spec
   return {};
 }
 
-// ---- normaliser, pre-tokeniser, post-processor, decoder
-// -------------------------------------------
+// ---- normaliser, pre-tokeniser, post-processor, decoder ----
 
 Status parse_normalizer(const Json& normalizer, TokenizerSpec& spec) {
   if (normalizer.is_null()) return {};

@@ -1,0 +1,150 @@
+// Chat templates as transformers renders them: where they are found, and what they are given.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/chat_template.h"
+
+#include <ctime>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "model/jinja_interpreter.h"
+#include "model/jinja_lexer.h"
+#include "model/jinja_parser.h"
+#include "model/utf8.h"
+
+namespace kvlane {
+namespace {
+
+using Json = nlohmann::json;
+using jinja::Value;
+
+// tokenizer_config.json lists every added token: some 100 KB for known models.
+constexpr std::size_t kConfigBytesMax = 16U << 20;
+
+std::tm local_time() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  return local;
+}
+
+// The text of a special token: "..." or {"content": "..."}; empty when the model has none.
+Result<std::string> special_token(const Json& config, const char* name) {
+  const auto at = config.find(name);
+  if (at == config.end() || at->is_null()) return std::string();
+  if (at->is_string()) return at->get<std::string>();
+  if (at->is_object() && at->contains("content") && (*at)["content"].is_string()) {
+    return (*at)["content"].get<std::string>();
+  }
+  return corrupt(std::string("'") + name + "' is not the text of a token");
+}
+
+// "chat_template": one template, or several with names, of which "default" is taken.
+Result<std::string> template_of(const Json& config) {
+  const auto at = config.find("chat_template");
+  if (at != config.end() && at->is_string()) return at->get<std::string>();
+  if (at == config.end() || at->is_null()) return not_found("the model has no chat template");
+  if (!at->is_array()) return corrupt("'chat_template' is neither a template nor a list of them");
+  for (const Json& item : *at) {
+    if (item.is_object() && item.value("name", Json()) == "default" &&
+        item.value("template", Json()).is_string()) {
+      return item["template"].get<std::string>();
+    }
+  }
+  return not_found("none of the model's chat templates has the name 'default'");
+}
+
+Result<Json> read_config(const std::filesystem::path& path) {
+  KVLANE_ASSIGN(const std::string text, read_text_file(path, kConfigBytesMax));
+  Json config = Json::parse(text, nullptr, false);
+  if (!config.is_object()) return corrupt(path.string() + " is not a JSON object");
+  return config;
+}
+
+Value list_of(std::span<const ChatMessage> messages) {
+  std::vector<Value> items;
+  items.reserve(messages.size());
+  for (const ChatMessage& message : messages) {
+    items.push_back(Value::dict(
+        {{"role", Value::text(message.role)}, {"content", Value::text(message.content)}}));
+  }
+  return Value::list(std::move(items));
+}
+
+}  // namespace
+
+struct ChatTemplate::Impl {
+  jinja::Block block;
+  std::string bos;
+  std::string eos;
+};
+
+ChatTemplate::ChatTemplate(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+ChatTemplate::~ChatTemplate() = default;
+
+Result<ChatTemplate> ChatTemplate::load(const std::filesystem::path& directory) {
+  const std::filesystem::path config_path = directory / "tokenizer_config.json";
+  Result<Json> config = read_config(config_path);
+  // A model may have its template in a file of its own and no configuration of its tokenizer.
+  if (!config.ok() && config.status().code() != Code::kNotFound) return config.status();
+  const Json fields = config.ok() ? std::move(*config) : Json::object();
+
+  std::filesystem::path path = directory / "chat_template.jinja";
+  Result<std::string> source = read_text_file(path, jinja::kTemplateBytesMax);
+  if (!source.ok() && source.status().code() == Code::kNotFound) {
+    path = config_path;
+    source = template_of(fields);
+  }
+  if (!source.ok()) return source.status();
+  Result<std::string> bos = special_token(fields, "bos_token");
+  if (!bos.ok()) return bos.status().with_context(config_path.string());
+  Result<std::string> eos = special_token(fields, "eos_token");
+  if (!eos.ok()) return eos.status().with_context(config_path.string());
+  Result<ChatTemplate> parsed = parse(*source, std::move(*bos), std::move(*eos));
+  if (!parsed.ok()) return parsed.status().with_context(path.string());
+  return parsed;
+}
+
+Result<ChatTemplate> ChatTemplate::parse(std::string_view source, std::string bos,
+                                         std::string eos) {
+  KVLANE_ASSIGN(jinja::Block block, jinja::parse(source));
+  return ChatTemplate(
+      std::make_unique<const Impl>(Impl{std::move(block), std::move(bos), std::move(eos)}));
+}
+
+Result<std::string> ChatTemplate::render(std::span<const ChatMessage> messages,
+                                         bool add_generation_prompt) const {
+  std::size_t bytes = 0;
+  for (const ChatMessage& message : messages) {
+    if (find_invalid_utf8(message.role) || find_invalid_utf8(message.content)) {
+      return invalid_argument("message " + std::to_string(&message - messages.data()) +
+                              " is not valid UTF-8");
+    }
+    bytes += message.role.size() + message.content.size();
+  }
+  if (bytes > jinja::kRenderedBytesMax) {
+    return invalid_argument("the messages have " + std::to_string(bytes) +
+                            " bytes; kvlane takes up to " +
+                            std::to_string(jinja::kRenderedBytesMax));
+  }
+  jinja::Variables variables = {
+      {"messages", list_of(messages)},
+      {"add_generation_prompt", Value::boolean(add_generation_prompt)},
+      // transformers passes these always, and None where there is nothing.
+      {"tools", Value::none()},
+      {"documents", Value::none()}};
+  // Tokens that a model does not have are undefined.
+  if (!impl_->bos.empty()) variables.emplace_back("bos_token", Value::text(impl_->bos));
+  if (!impl_->eos.empty()) variables.emplace_back("eos_token", Value::text(impl_->eos));
+  try {
+    Result<std::string> prompt = jinja::render(impl_->block, std::move(variables), local_time);
+    if (!prompt.ok()) return prompt.status().with_context("chat template");
+    return prompt;
+  } catch (const std::bad_alloc&) {
+    return exhausted("not enough memory to render the chat template");
+  }
+}
+
+}  // namespace kvlane

@@ -1,0 +1,151 @@
+// The filters of chat templates: value|name(...).
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "model/jinja_arguments.h"
+#include "model/jinja_builtins.h"
+#include "model/jinja_json.h"
+#include "model/python_text.h"
+
+namespace kvlane::jinja {
+namespace {
+
+// Jinja makes text of what a text filter gets.
+Result<std::string> input_text(const Call& call) {
+  Result<std::string> text = to_text(call.input);
+  if (text.ok()) KVLANE_TRY(call.budget.spend_bytes(text->size()));
+  return text;
+}
+
+Result<Value> filter_trim(const Call& call) {
+  KVLANE_ASSIGN(const std::string text, input_text(call));
+  if (call.arguments[0] == nullptr || call.arguments[0]->is_none()) {
+    return make_text(std::string(strip(text, Side::kBoth, std::nullopt)), call.budget);
+  }
+  KVLANE_ASSIGN(const std::string_view set, call.text(0));
+  KVLANE_TRY(call.budget.spend_search(text.size(), set.size()));
+  return make_text(std::string(strip(text, Side::kBoth, set)), call.budget);
+}
+
+Result<Value> filter_length(const Call& call) {
+  const Value& input = call.input;
+  std::size_t count = 0;
+  if (const std::string* text = input.as_text()) {
+    KVLANE_TRY(call.budget.spend_bytes(text->size()));
+    count = count_characters(*text);
+  } else if (const List* list = input.as_list()) {
+    count = list->items.size();
+  } else if (const Dict* dict = input.as_dict()) {
+    count = dict->items.size();
+  } else if (!input.is_undefined()) {
+    return call.wrong("does not work on " + std::string(input.kind()));
+  }
+  return Value::integer(static_cast<std::int64_t>(count));
+}
+
+Result<Value> filter_default(const Call& call) {
+  if (!call.input.is_undefined() && (!call.truthy(1) || call.input.truthy())) return call.input;
+  return call.arguments[0] != nullptr ? *call.arguments[0] : Value::text("");
+}
+
+Result<Value> filter_join(const Call& call) {
+  if (call.arguments[1] != nullptr)
+    return unsupported(std::string(call.title) + " with 'attribute'");
+  std::string separator;
+  if (call.arguments[0] != nullptr) {
+    KVLANE_ASSIGN(separator, to_text(*call.arguments[0]));
+  }
+  KVLANE_ASSIGN(const Value items, to_list(call.input, call.budget));
+  std::string joined;
+  for (const Value& item : items.as_list()->items) {
+    KVLANE_ASSIGN(const std::string text, to_text(item));
+    if (&item != &items.as_list()->items.front()) joined.append(separator);
+    KVLANE_TRY(call.budget.spend_bytes(separator.size() + text.size()));
+    joined.append(text);
+    if (joined.size() > kRenderedBytesMax) break;  // make_text says so
+  }
+  return make_text(std::move(joined), call.budget);
+}
+
+Result<Value> filter_items(const Call& call) {
+  if (call.input.is_undefined()) return make_list({}, call.budget);
+  if (call.input.as_dict() == nullptr) {
+    return call.wrong("works on a dict, not on " + std::string(call.input.kind()));
+  }
+  return call_method("items", call.input, {}, call.budget);
+}
+
+Result<Value> filter_list(const Call& call) { return to_list(call.input, call.budget); }
+
+Result<Value> filter_string(const Call& call) {
+  KVLANE_ASSIGN(std::string text, input_text(call));
+  return make_text(std::move(text), call.budget);
+}
+
+Result<Value> end_of(const Call& call, bool first) {
+  KVLANE_ASSIGN(const Value items, to_list(call.input, call.budget));
+  const std::vector<Value>& held = items.as_list()->items;
+  if (held.empty()) return Value();
+  return first ? held.front() : held.back();
+}
+
+Result<Value> filter_first(const Call& call) { return end_of(call, true); }
+Result<Value> filter_last(const Call& call) { return end_of(call, false); }
+
+Result<Value> as_method(std::string_view name, const Call& call, const Values& arguments) {
+  KVLANE_ASSIGN(std::string text, input_text(call));
+  return call_method(name, Value::text(std::move(text)), arguments, call.budget);
+}
+
+Result<Value> filter_upper(const Call& call) { return as_method("upper", call, {}); }
+Result<Value> filter_lower(const Call& call) { return as_method("lower", call, {}); }
+Result<Value> filter_replace(const Call& call) {
+  Values arguments;
+  for (std::size_t index = 0; index < 2; ++index) {
+    if (call.arguments[index] == nullptr) return call.wrong("lacks an argument");
+    KVLANE_ASSIGN(std::string text, to_text(*call.arguments[index]));
+    arguments.positional.push_back(Value::text(std::move(text)));
+  }
+  if (call.arguments[2] != nullptr) arguments.positional.push_back(*call.arguments[2]);
+  return as_method("replace", call, arguments);
+}
+
+// As transformers defines it: json.dumps with ensure_ascii=False.
+Result<Value> filter_tojson(const Call& call) {
+  const bool separators = call.arguments[2] != nullptr && !call.arguments[2]->is_none();
+  if (call.truthy(0) || separators || call.truthy(3)) {
+    return unsupported(std::string(call.title) +
+                       " with other arguments than 'indent' is not supported");
+  }
+  KVLANE_ASSIGN(const std::int64_t indent, call.integer(1, -1));
+  KVLANE_TRY(call.budget.spend(call.input.weight()));
+  KVLANE_ASSIGN(std::string json, to_json(call.input, indent));
+  return make_text(std::move(json), call.budget);
+}
+
+constexpr std::array<Builtin, 15> kFilters = {{
+    {"count", {}, filter_length},
+    {"d", {"default_value", "boolean"}, filter_default},
+    {"default", {"default_value", "boolean"}, filter_default},
+    {"first", {}, filter_first},
+    {"items", {}, filter_items},
+    {"join", {"d", "attribute"}, filter_join},
+    {"last", {}, filter_last},
+    {"length", {}, filter_length},
+    {"list", {}, filter_list},
+    {"lower", {}, filter_lower},
+    {"replace", {"old", "new", "count"}, filter_replace},
+    {"string", {}, filter_string},
+    {"tojson", {"ensure_ascii", "indent", "separators", "sort_keys"}, filter_tojson},
+    {"trim", {"chars"}, filter_trim},
+    {"upper", {}, filter_upper},
+}};
+
+}  // namespace
+
+Result<Value> call_filter(std::string_view name, const Value& input, const Values& arguments,
+                          Budget& budget) {
+  return run_builtin(kFilters, "filter", name, input, arguments, budget);
+}
+
+}  // namespace kvlane::jinja
