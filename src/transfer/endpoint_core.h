@@ -123,7 +123,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
 
   // endpoint_receiving.cpp
   void ask_again(const IncomingPtr& incoming);
-  void tell_missing(const IncomingPtr& incoming, Missing missing);
+  void tell_missing(const IncomingPtr& incoming, const Missing& missing);
   void on_begin(Lock& lock, const SessionPtr& session, const Message& message);
   void on_slab(Lock& lock, const SessionPtr& session, const Message& message);
   void on_end(Lock& lock, const SessionPtr& session, const Message& message);

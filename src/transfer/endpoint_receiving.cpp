@@ -17,7 +17,7 @@ void EndpointCore::ask_again(const IncomingPtr& incoming) {
   send(incoming->session, encode_fetch(incoming->id));
 }
 
-void EndpointCore::tell_missing(const IncomingPtr& incoming, Missing missing) {
+void EndpointCore::tell_missing(const IncomingPtr& incoming, const Missing& missing) {
   incoming->last_told = clock_;
   send(incoming->session, encode_missing(incoming->id, missing));
 }

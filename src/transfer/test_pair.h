@@ -1,0 +1,69 @@
+// Two endpoints on one test network, and a transfer between them, for the tests of endpoints.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "transfer/test_link.h"
+#include "transfer/test_support.h"
+
+namespace kvlane::testing {
+
+// Two workers on one network; `a` sends, `b` receives.
+struct Pair {
+  explicit Pair(const TestFaults& faults = {}, EndpointOptions for_a = options_for_test(),
+                EndpointOptions for_b = options_for_test())
+      : network(TestNetwork::create({.drive = TestNetwork::Drive::kManual, .faults = faults})) {
+    a = std::move(*Endpoint::start(*network, std::move(for_a)));
+    b = std::move(*Endpoint::start(*network, std::move(for_b)));
+  }
+
+  // Until the sink, the callback or both are over; false when they take longer than a minute.
+  bool run(const CheckingSink& sink) {
+    return network->run_until([&] { return sink.over(); }, Seconds(60));
+  }
+  bool run(const Delivery& delivery) {
+    return network->run_until([&] { return delivery.over(); }, Seconds(60));
+  }
+  bool run(const CheckingSink& sink, const Delivery& delivery) {
+    return run(sink) && run(delivery);
+  }
+
+  std::unique_ptr<TestNetwork> network;
+  std::unique_ptr<Endpoint> a;
+  std::unique_ptr<Endpoint> b;
+};
+
+// A transfer that was offered and is expected.
+struct Journey {
+  Journey(Pair& pair, std::uint32_t number, const TransferBegin& what, bool parked = false)
+      : id(id_of(number)), begin(what) {
+    if (parked) {
+      outgoing = *pair.a->park(id, begin, delivery.callback());
+    } else {
+      EXPECT_TRUE(pair.b->expect(id, Seconds(30), sink).ok());
+      outgoing = *pair.a->push(pair.b->address(), id, begin, delivery.callback());
+    }
+  }
+  Status send() { return send_all(*outgoing, begin, 17); }
+  void expect_success() const {
+    ASSERT_TRUE(sink->end().has_value()) << sink->failure().message();
+    EXPECT_EQ(sink->end()->first_token, 17);
+    EXPECT_EQ(sink->end()->seed, end_of(17).seed);
+    Durations durations = sink->end()->durations;
+    durations.erase("transfer");  // what the endpoint itself adds, see TheTimeOfALateLinkIsTold
+    EXPECT_EQ(durations, end_of(17).durations);
+    ASSERT_TRUE(delivery.over() && delivery.ok()) << delivery.status().message();
+    EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));
+  }
+
+  TransferId id;
+  TransferBegin begin;
+  std::shared_ptr<CheckingSink> sink = std::make_shared<CheckingSink>();
+  Delivery delivery;
+  std::shared_ptr<OutgoingTransfer> outgoing;
+};
+
+}  // namespace kvlane::testing
