@@ -267,7 +267,7 @@ TEST(Disaggregation, ReservationsTakePlacesAndBlocks) {
   decode.engine->abort(first);
   Answer answer;
   ASSERT_TRUE(decode.engine->attach(first, answer.on_update()).ok());
-  EXPECT_EQ(answer.wait().error.code(), Code::kAborted);
+  EXPECT_EQ(answer.wait().error.code(), Code::kNotFound);
   EXPECT_TRUE(decode.engine->reserve(make_request(10, 5, 3), random_transfer_id()).ok());
 }
 

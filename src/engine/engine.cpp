@@ -245,7 +245,12 @@ Status EngineImpl::attach(RequestId request, OnUpdate on_update) {
 }
 
 void EngineImpl::abort(RequestId request) {
-  later(request, [this](Sequence& s) { fail(s, aborted("the request was aborted")); })();
+  later(request, [this, request](Sequence& s) {
+    fail(s, aborted("the request was aborted"));
+    // Whoever gave a reservation up will not come to hear of it.
+    const auto found = live_.find(request);
+    if (found != live_.end() && found->second->unheard.finish) live_.erase(found);
+  })();
 }
 
 EngineLoad EngineImpl::load() const {

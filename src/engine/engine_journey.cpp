@@ -76,7 +76,8 @@ void EngineImpl::settle(Sequence& sequence) {
 void EngineImpl::arrive(Sequence& sequence, const Result<ReceivedKv>& received) {
   sequence.receiver.reset();
   if (!received.ok()) {
-    conclude(sequence, FinishReason::kFailed, received.status());
+    conclude(sequence, FinishReason::kFailed,
+             received.status().with_context("The prompt's KV did not arrive"));
     return;
   }
   TimeAccount& account = sequence.account;
