@@ -1,6 +1,7 @@
 // `kvlane bench`: measurements in one form; docs/bench.md lists the figures.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <iostream>
 #include <memory>
 
@@ -58,13 +59,13 @@ void add_bench(CLI::App& app, Run& run) {
   const auto flags = std::make_shared<BenchModelFlags>();
   model->add_option("DIR,--model", flags->directory, "Hugging Face model directory")->required();
   model->add_option("--prompt", flags->prompt, "prompt tokens, computed in one pass")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, INT32_MAX))
       ->capture_default_str();
   model->add_option("--decode", flags->decode, "tokens generated after it, one by one")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, INT32_MAX))
       ->capture_default_str();
   model->add_option("--repeats", flags->repeats, "medians are over so many runs")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, INT32_MAX))
       ->capture_default_str();
   model->add_option("--threads", flags->threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));

@@ -1,6 +1,7 @@
 // `kvlane generate`: one answer on the terminal, without a server.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <future>
 #include <iostream>
 #include <memory>
@@ -112,7 +113,7 @@ void add_generate(CLI::App& app, Run& run) {
   command->add_option("--prompt,-p", flags->prompt, "text to continue (default: from BOS)");
   command->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
   command->add_option("--max-tokens,-n", flags->max_tokens, "length of the answer")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, INT32_MAX))
       ->capture_default_str();
   command->add_option("--temperature", flags->temperature, "0: always the most likely token")
       ->capture_default_str();
@@ -121,7 +122,8 @@ void add_generate(CLI::App& app, Run& run) {
   command->add_option("--top-p", flags->top_p, "draw from the most likely tokens that make up p")
       ->capture_default_str();
   command->add_option("--seed", flags->seed, "same seed, same answer")->capture_default_str();
-  command->add_option("--stop", flags->stop, "end before this text; may be repeated");
+  command->add_option("--stop", flags->stop, "end before this text; may be repeated")
+      ->allow_extra_args(false);  // or it would take DIR for a second text
   command->add_flag("--ignore-eos", flags->ignore_eos, "go on after the end-of-sequence token");
   command->add_flag("--json", flags->json, "one JSON object with text, tokens and time account");
   command->callback([flags, &run] { run = [flags] { return generate(*flags); }; });

@@ -1,6 +1,7 @@
 // `kvlane synth`: random weights in a real model's shape, for benchmarks.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -64,7 +65,7 @@ void add_synth(CLI::App& app, Run& run) {
   command->add_option("--config", flags->config, "config.json of the model to imitate")->required();
   command->add_option("--out", flags->out, "directory to write")->required();
   command->add_option("--layers", flags->layers, "layers instead of the configuration's")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, INT32_MAX));
   command->add_option("--dtype", flags->type, "bf16, fp16 or f32 instead of the configuration's")
       ->check(CLI::IsMember({"bf16", "fp16", "f32"}));
   command->add_option("--seed", flags->seed, "same seed, same weights")->capture_default_str();
