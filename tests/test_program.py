@@ -236,7 +236,8 @@ class Synth(program.ProgramTest):
         folder = self.folder()
 
         def identity(name, *flags):
-            made = run("synth", "--config", GQA / "config.json", "--layers", 1, "--out", folder / name, *flags, "--json")
+            command = ("synth", "--config", GQA / "config.json", "--layers", 1, "--out", folder / name)
+            made = run(*command, *flags, "--json")
             self.assertGreater(made.json()["weight_bytes"], 0)
             return run("inspect", folder / name, "--json").json()["identity"]
 

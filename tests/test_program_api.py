@@ -246,7 +246,8 @@ class BadRequests(program.ProgramTest):
 
     def test_peer_that_speaks_another_protocol(self):
         for server in self.each():
-            for noise in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"SSH-2.0-x\r\n\r\n", bytes(range(256)) * 64):
+            hello_of_tls = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+            for noise in (hello_of_tls, b"SSH-2.0-x\r\n\r\n", bytes(range(256)) * 64):
                 said = raw_exchange(server.address(), noise)
                 self.assertTrue(said == b"" or said.startswith(b"HTTP/1.1 400 "), said[:100])
             self.assertEqual(complete(server.url, "a", 2).status, 200)
