@@ -1,4 +1,5 @@
-"""What scripts/demo runs once everything is built: three processes, one prompt, one report.
+"""What scripts/demo runs once the system is set up: builds kvlane, then three processes, one prompt,
+one report.
 
 Standard library only. Diagnostics go to stderr; with --json, stdout holds exactly one JSON object.
 """
@@ -16,6 +17,7 @@ import sys
 import time
 import urllib.parse
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROMPT = (
     "The old sailor sat down by the fire and looked at the children. Outside the wind was rising, and "
     "the rain beat against the windows of the little house. He had been silent for a long time, but "
@@ -214,10 +216,22 @@ def show_json(options, codec):
         print(json.dumps(ask(url, options, lambda text: None), ensure_ascii=False))
 
 
+def build():
+    """Brings the release build of the program up to date; gives its path."""
+    built = subprocess.run([ROOT / "scripts" / "build", "release", "kvlane"], stdout=sys.stderr, check=False)
+    if built.returncode != 0:
+        raise DemoError("kvlane could not be built")
+    return ROOT / "build" / "release" / "kvlane"
+
+
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="scripts/demo", add_help=False)
-    parser.add_argument("--program", required=True)
-    parser.add_argument("--model", required=True)
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo",
+        add_help=False,
+        usage="scripts/demo [--prompt TEXT] [--max-tokens N] [--kv-codec none|splitzip] [--model DIR] [--json]",
+    )
+    parser.add_argument("--program", help=argparse.SUPPRESS)  # a kvlane that need not be built
+    parser.add_argument("--model", default=ROOT / "models" / "kvlane-tiny-gqa")
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--kv-codec", choices=("none", "splitzip"))
@@ -231,6 +245,7 @@ def main():
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
+        options.program = options.program or build()
         if options.json:
             show_json(options, options.kv_codec or "splitzip")
         else:

@@ -16,7 +16,7 @@ constexpr int kUsage = 2;
 // Messages quote what was typed, which may be anything.
 std::string one_line(std::string text) {
   constexpr std::size_t kBytesMax = 200;
-  if (text.size() > kBytesMax) text = text.substr(0, kBytesMax) + "...";
+  if (text.size() > kBytesMax) text.replace(kBytesMax, std::string::npos, "...");
   for (char& c : text) {
     if (c >= 0 && c < ' ') c = ' ';
   }
