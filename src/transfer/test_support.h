@@ -276,9 +276,9 @@ class RecordingEvents : public LinkEvents {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, Seconds(seconds), [&] { return messages_.size() >= count; });
   }
-  bool wait_writable(double seconds = 10) {
+  bool wait_writable(int count, double seconds = 10) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, Seconds(seconds), [&] { return writable_ > 0; });
+    return changed_.wait_for(lock, Seconds(seconds), [&] { return writable_ >= count; });
   }
   bool wait_closed(double seconds = 10) {
     std::unique_lock lock(mutex_);
