@@ -9,6 +9,10 @@ namespace kvlane {
 
 namespace {
 
+// Below the least, no block fits; above the most, somebody slipped.
+constexpr std::uint64_t kKvMemoryMin = std::uint64_t{1} << 10;
+constexpr std::uint64_t kKvMemoryMax = std::uint64_t{1} << 60;
+
 // For values that end up in headers, logs and JSON.
 std::string check_printable(const std::string& value) {
   constexpr std::size_t kBytesMax = 200;
@@ -31,7 +35,7 @@ std::string check_lease(const std::string& value) {
 }  // namespace
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
-  command.add_option("DIR", flags.directory, "Hugging Face model directory")->required();
+  command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
   command
       .add_option("--kv-format,--kv-cache-dtype", flags.kv_format,
                   "how the KV cache lies in memory: bf16")
@@ -43,6 +47,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")
       ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(kKvMemoryMin, kKvMemoryMax))
       ->default_str("1GiB");
   command
       .add_option("--max-model-len", flags.max_model_len,

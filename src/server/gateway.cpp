@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/gateway.h"
 
+#include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
 
 #include "server/coroutine.h"
@@ -9,6 +10,7 @@
 #include "server/log.h"
 #include "server/openai_response.h"
 #include "server/sse.h"
+#include "server/tcp_stream.h"
 
 namespace kvlane {
 
@@ -19,6 +21,9 @@ namespace {
 // Of answers that are not streamed: a whole context of tokens, their ids included.
 constexpr std::size_t kAnswerBytesMax = 64 << 20;
 constexpr std::size_t kSmallAnswerBytesMax = 1 << 20;
+
+// How long a failure of the decode worker waits for one of the prefill worker that explains it.
+constexpr Seconds kSettleTime{1};
 
 // Roughly the prompt's tokens: enough to weigh requests against each other.
 std::int64_t estimate_tokens(const CompletionRequest& request) {
@@ -112,9 +117,20 @@ struct Gateway::Outcome {
 struct Gateway::PrefillTask {
   PrefillTask(const asio::any_io_executor& executor, HttpCallLimits limits, const WorkerPool& pool,
               std::size_t index, std::int64_t tokens)
-      : call(executor, limits), visit(pool, index, tokens) {}
+      : call(executor, limits), visit(pool, index, tokens), end(executor) {}
+
+  // Returns when the prefill worker has answered or failed, after `patience` at the latest.
+  static asio::awaitable<void> settle(std::shared_ptr<PrefillTask> task, Seconds patience) {
+    boost::system::error_code error;
+    auto token = asio::redirect_error(asio::use_awaitable, error);
+    task->end.expires_at(deadline_after(patience));
+    if (!task->ended) co_await task->end.async_wait(token);
+  }
+
   HttpCall call;
   WorkerPool::Visit visit;
+  asio::steady_timer end;  // cancelled when it has ended
+  bool ended = false;
   std::optional<Outcome> failure;
   bool unreachable = false;          // no answer at all, as opposed to a bad one
   std::function<void()> on_failure;  // cleared when nobody wants to know any more
@@ -302,7 +318,30 @@ asio::awaitable<void> Gateway::run_prefill(std::shared_ptr<PrefillTask> task, Ur
   } else if (response->status != 200) {
     task->failure = Outcome::refused(Outcome::Kind::kPrefillFailed, url, *response);
   }
+  task->ended = true;
+  task->end.cancel();
   if (task->failure && task->on_failure) task->on_failure();
+}
+
+// Sends the prompt off. What becomes of it is in the task.
+std::shared_ptr<Gateway::PrefillTask> Gateway::start_prefill(const Client& client,
+                                                             std::size_t prefill,
+                                                             const TransferId& id,
+                                                             const Address& data_plane) const {
+  auto task =
+      std::make_shared<PrefillTask>(executor_, options_.calls, prefill_, prefill, client.tokens);
+  json prompt = client.body;
+  prompt["stream"] = false;
+  prompt["max_tokens"] = 1;
+  prompt.erase("stream_options");
+  prompt.erase("max_completion_tokens");
+  prompt["kv_transfer_params"] = push_params(id, data_plane);
+  asio::co_spawn(
+      executor_,
+      run_prefill(task, prefill_.worker(prefill).url,
+                  call(std::string(api_path(client.api)), client.http.id, to_text(prompt))),
+      asio::detached);
+  return task;
 }
 
 asio::awaitable<Gateway::Outcome> Gateway::attempt(const Client& client, std::size_t prefill,
@@ -318,32 +357,26 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(const Client& client, std::si
   ReservationGuard reservation(executor_, decode_url,
                                call("/kvlane/v1/release", client.http.id, ticket));
   HttpCall answer(executor_, options_.calls);
-  const auto task =
-      std::make_shared<PrefillTask>(executor_, options_.calls, prefill_, prefill, client.tokens);
+  const std::shared_ptr<PrefillTask> task = start_prefill(client, prefill, id, data_plane);
   PrefillGuard guard(task);
   task->on_failure = [&answer] { answer.cancel(); };
-  json prompt = client.body;
-  prompt["stream"] = false;
-  prompt["max_tokens"] = 1;
-  prompt.erase("stream_options");
-  prompt.erase("max_completion_tokens");
-  prompt["kv_transfer_params"] = push_params(id, data_plane);
-  asio::co_spawn(
-      executor_,
-      run_prefill(task, prefill_.worker(prefill).url,
-                  call(std::string(api_path(client.api)), client.http.id, to_text(prompt))),
-      asio::detached);
 
   const HttpCallRequest attach = call("/kvlane/v1/attach", client.http.id, ticket);
   const Result<HttpResponse> head = co_await answer.open(decode_url, attach);
+  const bool decode_broke = !head.ok() && head.status().code() != Code::kAborted;
+  if (decode_broke) {
+    decode_.report_failure(decode, head.status().message());
+    co_return Outcome::failed(Outcome::Kind::kDecodeFailed, decode_url, head.status());
+  }
+  // A prefill worker that dies is noticed by its decode worker too, and whose news comes first is
+  // chance. Tell the cause, not the consequence.
+  if (head.ok() && head->status >= 500) co_await PrefillTask::settle(task, kSettleTime);
   if (task->failure && !(head.ok() && head->status == 200)) {
     if (task->unreachable) prefill_.report_failure(prefill, "it broke a request off");
     co_return *task->failure;
   }
-  if (!head.ok()) {
-    decode_.report_failure(decode, head.status().message());
+  if (!head.ok())
     co_return Outcome::failed(Outcome::Kind::kDecodeFailed, decode_url, head.status());
-  }
   // The first token is there, so all KV is: from here the prefill worker does not matter.
   task->on_failure = nullptr;
   reservation.answered();
