@@ -20,18 +20,25 @@ struct ChatMessage {
 // Immutable, thread-safe. Movable.
 class ChatTemplate {
  public:
-  // From chat_template.jinja, else from "chat_template" of tokenizer_config.json. kNotFound when the
-  // checkpoint has none; kUnsupported names the construct that kvlane does not do.
+  // From chat_template.jinja, else from "chat_template" of tokenizer_config.json. kNotFound when
+  // the checkpoint has none; kCorrupt for what is no template; kUnsupported names the construct
+  // that kvlane does not do, with its line.
   static Result<ChatTemplate> load(const std::filesystem::path& directory);
+  // `bos` and `eos` are the texts of the special tokens; empty where the model has none.
   static Result<ChatTemplate> parse(std::string_view source, std::string bos, std::string eos);
 
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
-  // The prompt text, ready for Tokenizer::encode(text, false). raise_exception() of the template is
-  // kInvalidArgument with its words.
-  Result<std::string> render(std::span<const ChatMessage> messages, bool add_generation_prompt) const;
+  // The prompt text, ready for Tokenizer::encode(text, false): what transformers renders without
+  // tools and documents, the date of today included where the template asks for it.
+  // kInvalidArgument for messages that are not UTF-8, where the template raises an exception (with
+  // its words), and where Jinja would; kUnsupported for filters, tests, functions and methods that
+  // kvlane does not do, which come to light only when they are used; kExhausted beyond the limits
+  // on size and work.
+  Result<std::string> render(std::span<const ChatMessage> messages,
+                             bool add_generation_prompt) const;
 
  private:
   struct Impl;

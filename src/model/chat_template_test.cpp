@@ -315,9 +315,9 @@ TEST_F(ChatTemplateLoadTest, AFileAloneIsEnough) {
 }
 
 TEST_F(ChatTemplateLoadTest, OfSeveralTheDefault) {
-  write(
-      "tokenizer_config.json",
-      R"({"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]})");
+  write("tokenizer_config.json",
+        R"({"chat_template": [{"name": "rag", "template": "r"},
+                                {"name": "default", "template": "d"}]})");
   const Result<std::string> output = render_loaded();
   ASSERT_TRUE(output.ok()) << output.status().message();
   EXPECT_EQ(*output, "d");

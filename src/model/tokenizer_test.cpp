@@ -164,20 +164,16 @@ TEST(TokenizerTest, RefusesTooLongATextUnread) {
   EXPECT_NE(ids.status().message().find("33554433 bytes"), std::string::npos);
 }
 
-// The runs that made PCRE2 give up (MATCHLIMIT) or loop: 20 MB of one kind of character.
+// Words as long as the text. That split rules bear them is tested in split_rule_test.cpp.
 TEST(TokenizerTest, EncodesLongRuns) {
   const Tokenizer tokenizer = llama3();
   for (const char* unit : {" ", "\n", "\t ", "a", "!", "\xE3\x80\x80", "\xCC\x81", "7"}) {
     std::string text;
-    while (text.size() < (2U << 20)) text += unit;
+    while (text.size() < 300'000) text += unit;
     const Result<Ids> ids = tokenizer.encode(text, false);
     ASSERT_TRUE(ids.ok()) << ids.status().message();
     EXPECT_EQ(tokenizer.decode(*ids), text);
   }
-  const std::string text = std::string(20'000'000, ' ') + "x";
-  const Result<Ids> ids = tokenizer.encode(text, false);
-  ASSERT_TRUE(ids.ok()) << ids.status().message();
-  EXPECT_EQ(tokenizer.decode(*ids), text);
 }
 
 TEST(TokenizerTest, EncodesFromSeveralThreads) {
