@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/run_service.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -15,6 +16,14 @@ namespace {
 
 // Shorter than what service managers and our own scripts wait before they kill.
 constexpr Seconds kGrace{3};
+
+// Shells allow 1,024 open files by default, which is less than the connections a server takes.
+void allow_many_connections() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // if it is refused, connections beyond it wait
+}
 
 }  // namespace
 
@@ -35,6 +44,7 @@ void print_ready(const ReadyLine& ready, bool json) {
 }
 
 Status run_until_signal(Service& service, const ReadyLine& ready, bool json) {
+  allow_many_connections();
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   print_ready(ready, json);
   signals.wait();

@@ -38,8 +38,9 @@ ApiError refused(Api api, std::string_view body) {
 TEST(CompletionRequestTest, ReadsEveryField) {
   const CompletionRequest request = accepted(Api::kCompletions, R"({
       "model": "m", "prompt": "Once", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9,
-      "top_k": 40, "seed": 18446744073709551615, "stop": ["a", "b"], "ignore_eos": true,
-      "stream": true, "stream_options": {"include_usage": true}, "return_token_ids": true, "user": "me"})");
+      "top_k": 40, "seed": 18446744073709551615, "stop": ["a", "b"],
+      "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true},
+      "return_token_ids": true, "user": "me"})");
   EXPECT_EQ(request.model, "m");
   EXPECT_EQ(request.prompt_text, "Once");
   EXPECT_EQ(request.max_tokens, 5);

@@ -20,6 +20,10 @@ using nlohmann::json;
 // Each holds a prompt and a promise of memory; the engine's own limit is usually reached before.
 constexpr std::size_t kReservationsMax = 1024;
 
+// Longer bodies are read on another thread, so that streams do not stutter. Shorter ones take less
+// than a millisecond or so.
+constexpr std::size_t kReadHereBytesMax = 16 << 10;
+
 std::int64_t seconds_since_1970() {
   return std::chrono::duration_cast<std::chrono::seconds>(
              std::chrono::system_clock::now().time_since_epoch())
@@ -176,8 +180,22 @@ ApiResult<Worker::Job> Worker::make_job(ApiResult<CompletionRequest> parsed,
   return job;
 }
 
+template <class T>
+asio::awaitable<ApiResult<T>> Worker::read_request(std::function<ApiResult<T>()> read,
+                                                   std::size_t body_bytes) {
+  if (body_bytes <= kReadHereBytesMax) co_return read();
+  const auto mailbox = std::make_shared<Mailbox<ApiResult<T>>>(executor_);
+  asio::post(reader_, [mailbox, read] { mailbox->push(read()); });
+  ApiResult<T> result = co_await mailbox->take();
+  co_return result;
+}
+
 asio::awaitable<void> Worker::complete(Api api, const HttpRequest& http, HttpReply& reply) {
-  ApiResult<Job> made = make_job(parse_completion_request(api, http.body), http);
+  // A copy of the request, because the reader may still be at it when the client has left.
+  const std::function<ApiResult<Job>()> read = [this, api, copy = http] {
+    return make_job(parse_completion_request(api, copy.body), copy);
+  };
+  ApiResult<Job> made = co_await read_request<Job>(read, http.body.size());
   if (const ApiError* error = std::get_if<ApiError>(&made)) {
     const HttpResponse response = to_response(*error);
     co_await reply.send(response);
@@ -305,7 +323,7 @@ void Worker::forget_expired_reservations() {
 }
 
 // Body: {"api": "/v1/completions", "transfer_id": "...", "request": {...}}.
-ApiResult<Address> Worker::make_reservation(const HttpRequest& http) {
+ApiResult<Worker::ReservationRequest> Worker::read_reservation(const HttpRequest& http) const {
   const Result<json> body = parse_json(http.body);
   if (!body.ok()) return ApiError{400, "The body is " + body.status().message() + ".", "", ""};
   const bool complete = body->is_object() && body->size() == 3 && body->contains("api") &&
@@ -321,37 +339,52 @@ ApiResult<Address> Worker::make_reservation(const HttpRequest& http) {
   const Result<TransferId> id =
       parse_transfer_id(id_text.is_string() ? id_text.get<std::string>() : std::string());
   if (!id.ok()) return ApiError{400, "'transfer_id' is not a transfer id.", "transfer_id", ""};
+  const Api api = path == api_path(Api::kChat) ? Api::kChat : Api::kCompletions;
+  ApiResult<Job> made = make_job(read_completion_request(api, (*body)["request"]), http);
+  if (ApiError* error = std::get_if<ApiError>(&made)) return std::move(*error);
+  ReservationRequest wanted{*id, std::get<Job>(std::move(made))};
+  if (wanted.job.request.kv_transfer) {
+    return ApiError{400, "A reservation takes no 'kv_transfer_params'.", "kv_transfer_params", ""};
+  }
+  return wanted;
+}
+
+ApiResult<Address> Worker::make_reservation(ReservationRequest wanted) {
   forget_expired_reservations();
-  if (reservations_.contains(*id)) {
+  if (reservations_.contains(wanted.id)) {
     return ApiError{400, "'transfer_id' is in use.", "transfer_id", ""};
   }
   if (reservations_.size() >= kReservationsMax) {
     return to_api_error(exhausted("There are " + std::to_string(kReservationsMax) +
                                   " reservations that nobody has attached to."));
   }
-  const Api api = path == api_path(Api::kChat) ? Api::kChat : Api::kCompletions;
-  ApiResult<Job> made = make_job(read_completion_request(api, (*body)["request"]), http);
-  if (ApiError* error = std::get_if<ApiError>(&made)) return std::move(*error);
-  Job job = std::get<Job>(std::move(made));
-  if (job.request.kv_transfer) {
-    return ApiError{400, "A reservation takes no 'kv_transfer_params'.", "kv_transfer_params", ""};
-  }
-  const Result<RequestId> request = engine_.reserve(std::move(job.generation), *id);
+  const Result<RequestId> request = engine_.reserve(std::move(wanted.job.generation), wanted.id);
   if (!request.ok()) return to_api_error(request.status());
   const auto lease = std::chrono::duration_cast<SteadyClock::duration>(options_.reservation_lease);
-  reservations_.emplace(*id, Reservation{std::move(job), *request, SteadyClock::now() + lease});
+  reservations_.emplace(wanted.id,
+                        Reservation{std::move(wanted.job), *request, SteadyClock::now() + lease});
   return *options_.data_plane;
 }
 
 asio::awaitable<void> Worker::reserve(const HttpRequest& http, HttpReply& reply) {
-  const ApiResult<Address> reserved = make_reservation(http);
+  const std::function<ApiResult<ReservationRequest>()> read = [this, copy = http] {
+    return read_reservation(copy);
+  };
+  ApiResult<ReservationRequest> wanted =
+      co_await read_request<ReservationRequest>(read, http.body.size());
   HttpResponse response;
-  if (const ApiError* error = std::get_if<ApiError>(&reserved)) {
-    response = to_response(*error);
+  if (const ApiError* unreadable = std::get_if<ApiError>(&wanted)) {
+    response = to_response(*unreadable);
   } else {
-    const Address& data_plane = std::get<Address>(reserved);
-    const json body = {{"host", data_plane.host}, {"port", data_plane.port}};
-    response = json_response(to_text(body));
+    const ApiResult<Address> reserved =
+        make_reservation(std::get<ReservationRequest>(std::move(wanted)));
+    if (const ApiError* error = std::get_if<ApiError>(&reserved)) {
+      response = to_response(*error);
+    } else {
+      const Address& data_plane = std::get<Address>(reserved);
+      const json body = {{"host", data_plane.host}, {"port", data_plane.port}};
+      response = json_response(to_text(body));
+    }
   }
   co_await reply.send(response);
 }

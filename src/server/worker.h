@@ -3,6 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <boost/asio/thread_pool.hpp>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -43,6 +45,10 @@ class Worker {
     RequestId engine_request = 0;
     TimePoint expires;
   };
+  struct ReservationRequest {
+    TransferId id;
+    Job job;
+  };
   class Updates;
 
   asio::awaitable<void> complete(Api api, const HttpRequest& http, HttpReply& reply);
@@ -55,9 +61,16 @@ class Worker {
   asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> models(const HttpRequest& http, HttpReply& reply);
 
+  // On any thread.
   ApiResult<Job> make_job(ApiResult<CompletionRequest> parsed, const HttpRequest& http) const;
+  ApiResult<ReservationRequest> read_reservation(const HttpRequest& http) const;
+  // Runs `read` elsewhere when it has much to read: a long prompt takes a while to tokenise.
+  template <class T>
+  asio::awaitable<ApiResult<T>> read_request(std::function<ApiResult<T>()> read,
+                                             std::size_t body_bytes);
+
   std::optional<ApiError> check_role(const CompletionRequest& request) const;
-  ApiResult<Address> make_reservation(const HttpRequest& http);
+  ApiResult<Address> make_reservation(ReservationRequest wanted);
   std::optional<Reservation> take_reservation(const HttpRequest& http);
   void forget_expired_reservations();
 
@@ -67,6 +80,7 @@ class Worker {
   WorkerOptions options_;
   std::int64_t started_;  // seconds since 1970
   std::map<TransferId, Reservation> reservations_;
+  asio::thread_pool reader_{1};  // its thread ends before anything above goes
 };
 
 }  // namespace kvlane

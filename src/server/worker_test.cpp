@@ -254,6 +254,19 @@ TEST_F(WorkerTest, ALeavingClientAbortsItsRequest) {
   }
 }
 
+TEST_F(WorkerTest, LongRequestsAreReadOffTheLoop) {
+  const Running worker = start();
+  // Far beyond what is read on the loop's thread; refused with the number of its tokens.
+  const std::string longer(100000, 'x');
+  const RawResponse refused = complete(worker, R"({"prompt": ")" + longer + "\"}");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr("100000 input tokens"));
+  std::string ids = "65";
+  for (int i = 0; i < 50; ++i) ids += "," + std::string(1000, ' ') + "66";
+  const RawResponse answer = complete(worker, R"({"prompt": [)" + ids + R"(], "max_tokens": 1})");
+  EXPECT_EQ(json::parse(answer.body)["choices"][0]["text"], "65 ");
+}
+
 TEST_F(WorkerTest, FinishedRequestsAreNotAborted) {
   const Running worker = start();
   EXPECT_EQ(complete(worker, R"({"prompt": "A"})").status, 200);
