@@ -48,9 +48,10 @@ Status run_worker(Role role, const WorkerFlags& flags) {
     KVLANE_ASSIGN(endpoint, start_endpoint(*network, flags, *loaded.model));
     options.data_plane = endpoint->address();
   }
+  EngineOptions engine_settings = engine_options(flags.model);
+  engine_settings.reservation_lease = Seconds(flags.data_plane.lease);
   KVLANE_ASSIGN(std::unique_ptr<Engine> engine,
-                Engine::create(*loaded.model, *loaded.tokenizer, endpoint.get(),
-                               engine_options(flags.model)));
+                Engine::create(*loaded.model, *loaded.tokenizer, endpoint.get(), engine_settings));
   const ModelPrompter prompter(*loaded.tokenizer,
                                loaded.chat_template ? &*loaded.chat_template : nullptr,
                                loaded.model->config(), loaded.model->context());

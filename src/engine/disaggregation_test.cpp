@@ -271,5 +271,17 @@ TEST(Disaggregation, ReservationsTakePlacesAndBlocks) {
   EXPECT_TRUE(decode.engine->reserve(make_request(10, 5, 3), random_transfer_id()).ok());
 }
 
+TEST(Disaggregation, AReservationThatNobodyUsesEndsWithItsLease) {
+  const Model& model = fixture_model();
+  const auto network = make_network();
+  Worker decode(*network, model, {.reservation_lease = Seconds(0.1)});
+  const RequestId reserved =
+      take(decode.engine->reserve(make_request(10, 5, 1), random_transfer_id()));
+  decode.expect_clean();  // waits until the engine is idle
+  Answer answer;
+  ASSERT_TRUE(decode.engine->attach(reserved, answer.on_update()).ok());
+  EXPECT_EQ(answer.wait().error.code(), Code::kNotFound);
+}
+
 }  // namespace
 }  // namespace kvlane

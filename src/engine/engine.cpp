@@ -13,9 +13,6 @@
 namespace kvlane {
 namespace {
 
-// How long a reservation waits for the push to begin, and an answer for somebody to attach.
-constexpr Seconds kReservationLease{60};
-
 std::uint64_t random_seed() {
   std::random_device device;
   return std::uint64_t{device()} << 32 | device();
@@ -161,7 +158,8 @@ Result<RequestId> EngineImpl::receive(
   sequence->journey = Sequence::Journey::kReceive;
   sequence->state = Sequence::State::kReceiving;
   sequence->attach_deadline =
-      SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(kReservationLease);
+      SteadyClock::now() +
+      std::chrono::duration_cast<SteadyClock::duration>(options_.reservation_lease);
   auto receiver = std::make_shared<KvReceiver>(
       sequence->table, sequence->prompt_tokens(),
       later(id, [this](Sequence& s, const Result<ReceivedKv>& received) { arrive(s, received); }));
@@ -206,7 +204,7 @@ Result<RequestId> EngineImpl::reserve(GenerationRequest request, const TransferI
   KVLANE_ASSIGN(SequencePtr sequence, new_sequence(std::move(request)));
   sequence->transfer = transfer;
   return receive(std::move(sequence), [&](std::shared_ptr<TransferSink> sink) {
-    return endpoint_->expect(transfer, kReservationLease, std::move(sink));
+    return endpoint_->expect(transfer, options_.reservation_lease, std::move(sink));
   });
 }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "engine/account.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
@@ -84,6 +85,8 @@ struct EngineOptions {
   int sequences_max = 64;                       // running at once
   int queued_max = 256;                         // waiting at most; beyond: kExhausted
   std::string kv_codec = "none";                // for transfers this worker sends
+  // How long a reservation waits for the push to begin, and its answer for somebody to attach.
+  Seconds reservation_lease{60};
   int threads = 0;  // of parallel loops; 0: as many as OpenMP would take
 };
 
