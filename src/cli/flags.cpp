@@ -38,7 +38,8 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
   command
       .add_option("--kv-format,--kv-cache-dtype", flags.kv_format,
-                  "how the KV cache lies in memory: bf16")
+                  "how the KV cache lies in memory: bf16, or auto (which is bf16)")
+      ->transform([](const std::string& name) { return name == "auto" ? "bf16" : name; })
       ->capture_default_str();
   command
       .add_option("--kv-codec", flags.kv_codec,
