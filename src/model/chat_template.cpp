@@ -10,6 +10,7 @@
 #include "model/jinja_interpreter.h"
 #include "model/jinja_lexer.h"
 #include "model/jinja_parser.h"
+#include "model/tokenizer.h"
 #include "model/utf8.h"
 
 namespace kvlane {
@@ -20,6 +21,8 @@ using jinja::Value;
 
 // tokenizer_config.json lists every added token: some 100 KB for known models.
 constexpr std::size_t kConfigBytesMax = 16U << 20;
+
+static_assert(jinja::kRenderedBytesMax <= kTextBytesMax, "a prompt can be encoded");
 
 std::tm local_time() {
   const std::time_t now = std::time(nullptr);

@@ -151,7 +151,7 @@ Result<bool> Interpreter::run_turns(const For& statement, const std::shared_ptr<
     KVLANE_TRY(budget_.spend(1));
     // What a turn assigns is gone after it.
     scopes_.emplace_back();
-    assign("loop", Value::Data(std::shared_ptr<const Loop>(loop)));
+    assign("loop", Value::of(std::shared_ptr<const Loop>(loop)));
     KVLANE_TRY(assign_targets(statement.targets, loop->items->items[loop->index]));
     KVLANE_ASSIGN(const Flow flow, run_block(statement.body));
     scopes_.pop_back();
@@ -233,7 +233,7 @@ Result<Value> Interpreter::make_namespace(Values arguments) {
   for (auto& [name, value] : arguments.named) {
     namespaces_.back()->attributes.insert_or_assign(std::move(name), std::move(value));
   }
-  return Value(Value::Data(namespaces_.back()));
+  return Value::of(namespaces_.back());
 }
 
 Result<Value> Interpreter::evaluate(const Negation& negation) {
@@ -349,8 +349,8 @@ const Value* Interpreter::find(std::string_view name) const {
 
 Value Interpreter::look_up(std::string_view name) const {
   if (const Value* value = find(name)) return *value;
-  if (is_function(name)) return Value::Data(Function{name});
-  return Value::Data(Undefined{name});
+  if (is_function(name)) return Value::of(Function{name});
+  return Value::of(Undefined{name});
 }
 
 void Interpreter::assign(std::string_view name, Value value) {

@@ -103,7 +103,7 @@ Value loop_attribute(const Loop& loop, std::string_view name) {
   if (name == "last") return Value::boolean(index + 1 == length);
   if (name == "previtem" && index > 0) return loop.items->items[loop.index - 1];
   if (name == "nextitem" && index + 1 < length) return loop.items->items[loop.index + 1];
-  return Value::Data(Undefined{name});
+  return Value::of(Undefined{name});
 }
 
 // The item at `at`, from the end if negative; undefined outside.
@@ -181,7 +181,7 @@ Result<Value> get_attribute(const Value& object, std::string_view name) {
   if (object.is_undefined()) return undefined_error(object);
   if (const Namespace* space = object.as_namespace()) {
     const auto at = space->attributes.find(name);
-    return at != space->attributes.end() ? at->second : Value(Value::Data(Undefined{name}));
+    return at != space->attributes.end() ? at->second : Value::of(Undefined{name});
   }
   if (const Loop* loop = object.as_loop()) return loop_attribute(*loop, name);
   // Python finds the method before the key.
@@ -191,7 +191,7 @@ Result<Value> get_attribute(const Value& object, std::string_view name) {
   if (const Dict* dict = object.as_dict()) {
     if (const Value* value = dict->find(name)) return *value;
   }
-  return Value(Value::Data(Undefined{name}));
+  return Value::of(Undefined{name});
 }
 
 Result<Value> get_item(const Value& object, const Value& index, Budget& budget) {

@@ -42,7 +42,7 @@ Value Value::list(std::vector<Value> items, List::Kind kind) {
     list->weight += item.weight();
   }
   list->items = std::move(items);
-  return Data(std::shared_ptr<const List>(std::move(list)));
+  return of(std::shared_ptr<const List>(std::move(list)));
 }
 
 Value Value::dict(std::vector<std::pair<std::string, Value>> items) {
@@ -52,7 +52,7 @@ Value Value::dict(std::vector<std::pair<std::string, Value>> items) {
     dict->weight += weight_of(item.first) + item.second.weight();
   }
   dict->items = std::move(items);
-  return Data(std::shared_ptr<const Dict>(std::move(dict)));
+  return of(std::shared_ptr<const Dict>(std::move(dict)));
 }
 
 const std::int64_t* Value::as_integer(std::int64_t& buffer) const {
