@@ -88,7 +88,7 @@ function(kvlane_simd)
   set(avx512_options
     -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vbmi2 -mavx512vnni
     -mavx512bf16 -mfma -mf16c -mavx2 -mprefer-vector-width=512 -Wno-uninitialized
-    -Wno-maybe-uninitialized)
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   foreach(name ${ARGN})
     file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx512.cpp)
     set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "${avx512_options}")
