@@ -52,8 +52,9 @@ class FakeWire {
 struct FakeEnginePlan {
   std::chrono::milliseconds token_delay{0};
   std::chrono::milliseconds prefill_delay{0};
-  Status refuse;        // what every submit returns, unless ok
-  int fail_after = -1;  // tokens after which generation fails
+  Status refuse;              // what every submit returns, unless ok
+  int running_max = 1 << 30;  // reserved requests not yet over; beyond: kExhausted
+  int fail_after = -1;        // tokens after which generation fails
   Status failure = corrupt("a slab failed its checksum");
 };
 
@@ -86,6 +87,10 @@ class FakeEngine : public Engine {
   Result<RequestId> reserve(GenerationRequest request, const TransferId& transfer) override {
     KVLANE_TRY(plan_.refuse);
     const std::lock_guard lock(mutex_);
+    if (static_cast<int>(reserved_.size()) + decoding_ >= plan_.running_max) {
+      ++refused_;
+      return exhausted("all places are taken");
+    }
     const RequestId id = ++last_id_;
     reserved_[id] = {std::move(request), transfer};
     return id;
@@ -120,6 +125,10 @@ class FakeEngine : public Engine {
     const std::lock_guard lock(mutex_);
     return aborted_;
   }
+  int refused() const {
+    const std::lock_guard lock(mutex_);
+    return refused_;
+  }
   Address last_peer() const {
     const std::lock_guard lock(mutex_);
     return last_peer_;
@@ -140,6 +149,7 @@ class FakeEngine : public Engine {
   }
   void decode(RequestId id, const GenerationRequest& request, const TransferId& transfer,
               OnUpdate on_update) {
+    ++decoding_;
     threads_.emplace_back([this, id, request, transfer, on_update] {
       const Status arrived = wire_->wait(transfer, [&] { return given_up(id); });
       if (arrived.ok()) {
@@ -147,6 +157,8 @@ class FakeEngine : public Engine {
       } else {
         finish(request, 0, on_update, arrived);
       }
+      const std::lock_guard lock(mutex_);
+      --decoding_;
     });
   }
   Result<RequestId> prefill(GenerationRequest request, const TransferId& transfer,
@@ -209,6 +221,8 @@ class FakeEngine : public Engine {
   std::set<RequestId> aborted_;
   std::map<RequestId, std::pair<GenerationRequest, TransferId>> reserved_;
   std::vector<GenerationRequest> seen_;
+  int decoding_ = 0;
+  int refused_ = 0;
   Address last_peer_;
   std::atomic<bool> stopping_ = false;
   std::vector<std::thread> threads_;

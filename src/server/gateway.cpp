@@ -25,6 +25,10 @@ constexpr std::size_t kSmallAnswerBytesMax = 1 << 20;
 // How long a failure of the decode worker waits for one of the prefill worker that explains it.
 constexpr Seconds kSettleTime{1};
 
+// How often the first in the line asks whether there is room: often enough to keep workers busy,
+// seldom enough to cost them nothing.
+constexpr Seconds kAskAgain{0.02};
+
 // Roughly the prompt's tokens: enough to weigh requests against each other.
 std::int64_t estimate_tokens(const CompletionRequest& request) {
   constexpr std::size_t kBytesPerToken = 4;
@@ -49,12 +53,14 @@ bool is_final(const HttpResponse& response) {
          (response.status == 404 && response.body.find("model_not_found") != std::string::npos);
 }
 
-// Makes the account of `object`, if it has one, add up to the time measured here.
-bool complete_account(json& object, TimePoint received) {
+// Makes the account of `object`, if it has one, add up to the time measured here, of which the
+// request spent `waited` seconds in line.
+bool complete_account(json& object, TimePoint received, double waited) {
   if (!object.is_object() || !object.contains("kvlane")) return false;
   json& extension = object["kvlane"];
   if (!extension.is_object() || !extension.contains("account")) return false;
   TimeAccount account = account_from_json(extension["account"]);
+  account.queue += waited;
   close_account(account, seconds_since(received));
   extension["account"] = account_json(account);
   return true;
@@ -62,12 +68,12 @@ bool complete_account(json& object, TimePoint received) {
 
 // The event as it came, or with its account completed. Quotes inside of strings are escaped in
 // JSON, so the text of an answer cannot look like the field.
-std::string complete_event(std::string event, TimePoint received) {
+std::string complete_event(std::string event, TimePoint received, double waited) {
   constexpr std::string_view kPrefix = "data: ";
   if (!event.starts_with(kPrefix) || event.find("\"kvlane\":") == std::string::npos) return event;
   const std::string_view payload(event.data() + kPrefix.size(), event.size() - kPrefix.size());
   Result<json> object = parse_json(payload);
-  if (!object.ok() || !complete_account(*object, received)) return event;
+  if (!object.ok() || !complete_account(*object, received, waited)) return event;
   return sse_event(to_text(*object));
 }
 
@@ -75,11 +81,14 @@ std::string complete_event(std::string event, TimePoint received) {
 
 // What the gateway knows of one client's request.
 struct Gateway::Client {
-  Api api = Api::kCompletions;
+  Client(Api client_api, const HttpRequest& request) : api(client_api), http(request) {}
+  Api api;
   const HttpRequest& http;
   json body;
   bool stream = false;
   std::int64_t tokens = 0;
+  std::optional<WaitingLine::Place> place;  // while it waits for room
+  double waited = 0;                        // seconds
 };
 
 // How an attempt with two workers ended.
@@ -228,53 +237,82 @@ HttpCallRequest Gateway::call(const std::string& path, const std::string& reques
   return request;
 }
 
-asio::awaitable<void> Gateway::complete(Api api, const HttpRequest& http, HttpReply& reply) {
-  Client client{api, http, json(), false, 0};
-  std::optional<ApiError> error;
-  Result<json> body = parse_json(http.body);
-  if (!body.ok()) {
-    error = ApiError{400, "The body is " + body.status().message() + ".", "", ""};
-  } else {
-    // Checked here too, so that bad requests cost the workers nothing.
-    const ApiResult<CompletionRequest> read = read_completion_request(api, *body);
-    if (const ApiError* wrong = std::get_if<ApiError>(&read)) {
-      error = *wrong;
-    } else if (std::get<CompletionRequest>(read).kv_transfer) {
-      error = ApiError{400, "The gateway chooses 'kv_transfer_params' itself.",
-                       "kv_transfer_params", ""};
-    } else {
-      client.stream = std::get<CompletionRequest>(read).stream;
-      client.tokens = estimate_tokens(std::get<CompletionRequest>(read));
-      client.body = std::move(*body);
-      client.body.erase("kv_transfer_params");
-    }
+// Checked here too, so that bad requests cost the workers nothing.
+std::optional<ApiError> Gateway::read_client(Client& client) {
+  Result<json> body = parse_json(client.http.body);
+  if (!body.ok()) return ApiError{400, "The body is " + body.status().message() + ".", "", ""};
+  const ApiResult<CompletionRequest> read = read_completion_request(client.api, *body);
+  if (const ApiError* wrong = std::get_if<ApiError>(&read)) return *wrong;
+  const CompletionRequest& request = std::get<CompletionRequest>(read);
+  if (request.kv_transfer) {
+    return ApiError{400, "The gateway chooses 'kv_transfer_params' itself.", "kv_transfer_params",
+                    ""};
   }
-  if (error) {
-    const HttpResponse response = to_response(*error);
-    co_await reply.send(response);
-    co_return;
-  }
+  client.stream = request.stream;
+  client.tokens = estimate_tokens(request);
+  client.body = std::move(*body);
+  client.body.erase("kv_transfer_params");
+  return std::nullopt;
+}
 
+asio::awaitable<void> Gateway::complete(Api api, const HttpRequest& http, HttpReply& reply) {
+  Client client(api, http);
+  HttpResponse response;
+  if (const std::optional<ApiError> error = read_client(client)) {
+    response = to_response(*error);
+  } else {
+    Outcome outcome = co_await answer_when_possible(client, reply);
+    if (outcome.kind == Outcome::Kind::kAnswered) co_return;
+    response = std::move(outcome.response);
+  }
+  co_await reply.send(response);
+}
+
+asio::awaitable<Gateway::Outcome> Gateway::answer_when_possible(Client& client, HttpReply& reply) {
+  const TimePoint start = SteadyClock::now();
+  const TimePoint deadline = deadline_after(options_.patience);
+  if (line_.size() > 0 && line_.size() < options_.waiting_max) {
+    client.place.emplace(line_, executor_);
+  }
+  for (;;) {
+    while (client.place && !client.place->first() && SteadyClock::now() < deadline) {
+      co_await client.place->wait(deadline);
+    }
+    if (client.place) client.waited = seconds_since(start);
+    Outcome outcome = co_await try_workers(client, reply);
+    const bool full = outcome.kind != Outcome::Kind::kAnswered && outcome.response.status == 429;
+    const TimePoint again = deadline_after(kAskAgain);
+    if (!full || again > deadline) co_return outcome;
+    if (!client.place) {
+      if (line_.size() >= options_.waiting_max) co_return outcome;
+      client.place.emplace(line_, executor_);
+    }
+    if (client.place->first()) co_await client.place->wait(again);
+  }
+}
+
+// Up to attempts_max pairs of workers.
+asio::awaitable<Gateway::Outcome> Gateway::try_workers(Client& client, HttpReply& reply) {
   std::set<std::size_t> tried_prefill;
   std::set<std::size_t> tried_decode;
-  HttpResponse answer;
-  for (int attempts = 1;; ++attempts) {
+  Outcome outcome;
+  for (int attempts = 1; attempts <= options_.attempts_max; ++attempts) {
     // A worker that was in a failed attempt is taken again only beside one that was not.
     auto prefill = prefill_.pick(tried_prefill);
     auto decode = decode_.pick(tried_decode);
     if (!prefill && !decode) break;
     if (!prefill) prefill = prefill_.pick({});
     if (!decode) decode = decode_.pick({});
-    Outcome outcome = co_await attempt(client, *prefill, *decode, reply);
-    if (outcome.kind == Outcome::Kind::kAnswered) co_return;
-    answer = std::move(outcome.response);
-    if (outcome.kind == Outcome::Kind::kFinal || attempts >= options_.attempts_max) break;
-    log_warning("request " + http.id + ": attempt " + std::to_string(attempts) + " failed with " +
-                std::to_string(answer.status));
+    outcome = co_await attempt(client, *prefill, *decode, reply);
+    if (outcome.kind == Outcome::Kind::kAnswered || outcome.kind == Outcome::Kind::kFinal) break;
+    const std::string news = "request " + client.http.id + ": attempt " + std::to_string(attempts) +
+                             " failed with " + std::to_string(outcome.response.status);
+    if (outcome.response.status == 429) log_debug(news);
+    if (outcome.response.status != 429) log_warning(news);
     tried_prefill.insert(*prefill);
     tried_decode.insert(*decode);
   }
-  co_await reply.send(answer);
+  co_return outcome;
 }
 
 asio::awaitable<Gateway::Outcome> Gateway::reserve(const Client& client, std::size_t decode,
@@ -344,13 +382,17 @@ std::shared_ptr<Gateway::PrefillTask> Gateway::start_prefill(const Client& clien
   return task;
 }
 
-asio::awaitable<Gateway::Outcome> Gateway::attempt(const Client& client, std::size_t prefill,
+asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t prefill,
                                                    std::size_t decode, HttpReply& reply) {
-  const WorkerPool::Visit visit(decode_, decode, client.tokens);
+  WorkerPool::Visit visit(decode_, decode, client.tokens);
   const TransferId id = random_transfer_id();
   Address data_plane;
   Outcome reserved = co_await reserve(client, decode, id, data_plane);
-  if (reserved.kind != Outcome::Kind::kGoOn) co_return reserved;
+  if (reserved.kind != Outcome::Kind::kGoOn) {
+    visit.refused();
+    co_return reserved;
+  }
+  client.place.reset();  // there is room: the next one may try
 
   const Url decode_url = decode_.worker(decode).url;
   const std::string ticket = to_text(json{{"transfer_id", to_string(id)}});
@@ -407,7 +449,7 @@ asio::awaitable<Gateway::Outcome> Gateway::relay(const Client& client, HttpCall&
     co_return Outcome::refused(Outcome::Kind::kDecodeFailed, url, response);
   }
   Result<json> object = parse_json(response.body);
-  if (object.ok() && complete_account(*object, client.http.received)) {
+  if (object.ok() && complete_account(*object, client.http.received, client.waited)) {
     response.body = to_text(*object);
   }
   co_await reply.send(response);
@@ -434,7 +476,7 @@ asio::awaitable<void> Gateway::relay_events(const Client& client, HttpCall& answ
     std::string events;
     while (std::optional<std::string> event = splitter.next()) {
       ended = ended || *event == kDoneEvent || event->starts_with("data: {\"error\"");
-      events += complete_event(std::move(*event), client.http.received);
+      events += complete_event(std::move(*event), client.http.received, client.waited);
     }
     if (splitter.too_long()) {
       failure = corrupt("an event does not end");

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "server/http_client.h"
 #include "server/openai_request.h"
 #include "server/router.h"
+#include "server/waiting_line.h"
 #include "server/worker_pool.h"
 
 namespace kvlane {
@@ -23,10 +25,12 @@ namespace kvlane {
 struct GatewayOptions {
   std::vector<Url> prefill;  // at least one of each
   std::vector<Url> decode;
-  std::string api_key;        // sent to workers; empty: none
-  int attempts_max = 3;       // workers tried for one request, the first included
-  Seconds probe_interval{1};  // of workers' health and load
-  HttpCallLimits calls;       // to workers
+  std::string api_key;            // sent to workers; empty: none
+  int attempts_max = 3;           // workers tried for one request, the first included
+  Seconds probe_interval{1};      // of workers' health and load
+  Seconds patience{30};           // how long a request waits for workers that are full
+  std::size_t waiting_max = 256;  // requests that wait; more are refused at once
+  HttpCallLimits calls;           // to workers
 };
 
 // Runs on the loop's thread. The loop outlives it, and it outlives the server.
@@ -44,7 +48,10 @@ class Gateway {
   class ReservationGuard;
 
   asio::awaitable<void> complete(Api api, const HttpRequest& http, HttpReply& reply);
-  asio::awaitable<Outcome> attempt(const Client& client, std::size_t prefill, std::size_t decode,
+  static std::optional<ApiError> read_client(Client& client);
+  asio::awaitable<Outcome> answer_when_possible(Client& client, HttpReply& reply);
+  asio::awaitable<Outcome> try_workers(Client& client, HttpReply& reply);
+  asio::awaitable<Outcome> attempt(Client& client, std::size_t prefill, std::size_t decode,
                                    HttpReply& reply);
   asio::awaitable<Outcome> reserve(const Client& client, std::size_t decode, const TransferId& id,
                                    Address& data_plane);
@@ -65,6 +72,7 @@ class Gateway {
   GatewayOptions options_;
   WorkerPool prefill_;
   WorkerPool decode_;
+  WaitingLine line_;
 };
 
 }  // namespace kvlane

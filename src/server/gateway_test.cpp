@@ -78,6 +78,8 @@ class GatewayTest : public testing::Test {
     options.decode = std::move(decode);
     options.api_key = key;
     options.probe_interval = probe_interval_;
+    options.patience = patience_;
+    options.waiting_max = waiting_max_;
     gateway_ = std::make_unique<Gateway>(loop_, std::move(options));
     Router router;
     router.require_key(std::move(key));
@@ -115,6 +117,8 @@ class GatewayTest : public testing::Test {
   }
 
   Seconds probe_interval_{0.05};
+  Seconds patience_{0.1};
+  std::size_t waiting_max_ = 256;
   FakeWire wire_;
   FakePrompter prompter_;
   EventLoop loop_;
@@ -312,6 +316,51 @@ TEST_F(GatewayTest, FullWorkersAreTriedThenTold) {
   EXPECT_EQ(response.status, 429);
   EXPECT_THAT(response.head, HasSubstr("Retry-After: 1"));
   EXPECT_THAT(response.body, HasSubstr("queue of 256"));
+}
+
+TEST_F(GatewayTest, RequestsWaitInLineForRoom) {
+  FakeEnginePlan narrow;
+  narrow.running_max = 2;
+  narrow.token_delay = std::chrono::milliseconds(3);
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode, narrow);
+  patience_ = Seconds(20);
+  start({prefill.url}, {decode.url});
+  std::vector<std::unique_ptr<RawHttp>> clients;
+  for (int i = 0; i < 12; ++i) {
+    clients.push_back(std::make_unique<RawHttp>(port_));
+    clients.back()->send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+                         std::to_string(std::string_view(kWhole).size()) + "\r\n\r\n" + kWhole);
+  }
+  clients[3]->close();  // one that leaves the line holds nobody up
+  double queue_longest = 0;
+  for (std::size_t i = 0; i < clients.size(); ++i) {
+    if (i == 3) continue;
+    const RawResponse response = clients[i]->read_response();
+    ASSERT_EQ(response.status, 200) << response.body;
+    const json account = json::parse(response.body)["kvlane"]["account"];
+    queue_longest = std::max(queue_longest, account["queue"].get<double>());
+    EXPECT_NEAR(account_from_json(account).total(), account["total"].get<double>(), 1e-9);
+  }
+  EXPECT_GT(queue_longest, 0.02) << "waiting in line is told as queue";
+}
+
+TEST_F(GatewayTest, TheLineHasALimit) {
+  FakeEnginePlan full;
+  full.running_max = 0;
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode, full);
+  patience_ = Seconds(2);
+  waiting_max_ = 1;
+  start({prefill.url}, {decode.url});
+  RawHttp waiting(port_);
+  waiting.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+               std::to_string(std::string_view(kWhole).size()) + "\r\n\r\n" + kWhole);
+  EXPECT_TRUE(eventually([&] { return decode.engine->refused() > 2; }));
+  const TimePoint begin = SteadyClock::now();
+  EXPECT_EQ(complete(kWhole).status, 429);
+  EXPECT_LT(seconds_since(begin), 1);
+  EXPECT_EQ(waiting.read_response().status, 429) << "patience ends";
 }
 
 TEST_F(GatewayTest, ADecodeFailureInTheMiddleIsAnEvent) {

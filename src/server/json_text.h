@@ -10,10 +10,8 @@
 
 namespace kvlane {
 
-// Nesting deeper than this is refused: printing and comparing values recurse.
-inline constexpr int kJsonDepthMax = 32;
-
-// kInvalidArgument says where the text stops being JSON (invalid UTF-8 included).
+// kInvalidArgument says what the text is instead: "not valid JSON: ..." (invalid UTF-8 included),
+// or nested deeper than kJsonDepthMax (model/json_depth.h): printing and comparing values recurse.
 Result<nlohmann::json> parse_json(std::string_view text);
 
 // On one line; bytes that are not UTF-8 become U+FFFD.

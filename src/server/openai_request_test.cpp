@@ -196,6 +196,15 @@ TEST(CompletionRequestTest, DeepNestingIsRefusedWithoutRecursion) {
   }
 }
 
+TEST(OpenAiRequestTest, ManyObjectsInABodyCostLittle) {
+  std::string body = R"({"prompt": [{})";
+  for (int i = 0; i < 300000; ++i) body += ",{}";
+  const TimePoint begin = SteadyClock::now();
+  const ApiError error = refused(Api::kCompletions, body + "]}");
+  EXPECT_EQ(error.param, "prompt");
+  EXPECT_LT(seconds_since(begin), 10) << "quadratic, it is a minute";
+}
+
 TEST(CompletionRequestTest, ErrorsQuoteLittleOfLongInput) {
   const std::string longer(100000, 'a');
   EXPECT_LT(refused(Api::kCompletions, R"({"prompt": "x", "n": ")" + longer + "\"}").message.size(),

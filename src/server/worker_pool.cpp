@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/worker_pool.h"
 
+#include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -103,7 +104,9 @@ asio::awaitable<Status> WorkerPool::Prober::probe(std::size_t index) {
     co_return unavailable("its /health answers " + std::to_string(health->status));
   }
   const Status read = read_health(health->body, worker);
-  if (read.ok()) worker.assigned_tokens -= assigned_before;
+  if (read.ok()) {
+    worker.assigned_tokens = std::max(std::int64_t{0}, worker.assigned_tokens - assigned_before);
+  }
   co_return read;
 }
 
@@ -185,11 +188,17 @@ bool WorkerPool::any_well() const {
 }
 
 WorkerPool::Visit::Visit(const WorkerPool& pool, std::size_t index, std::int64_t tokens)
-    : workers_(pool.prober_->workers), index_(index) {
+    : workers_(pool.prober_->workers), index_(index), tokens_(tokens) {
   ++(*workers_)[index_].in_flight;
   (*workers_)[index_].assigned_tokens += tokens;
 }
 
 WorkerPool::Visit::~Visit() { --(*workers_)[index_].in_flight; }
+
+void WorkerPool::Visit::refused() {
+  // A probe may have taken them off already.
+  std::int64_t& assigned = (*workers_)[index_].assigned_tokens;
+  assigned = std::max(std::int64_t{0}, assigned - tokens_);
+}
 
 }  // namespace kvlane

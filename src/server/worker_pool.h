@@ -64,10 +64,12 @@ class WorkerPool {
     ~Visit();
     Visit(const Visit&) = delete;
     Visit& operator=(const Visit&) = delete;
+    void refused();  // the worker did not take it: it has no tokens of it in its queue
 
    private:
     std::shared_ptr<std::vector<WorkerState>> workers_;
     std::size_t index_;
+    std::int64_t tokens_;
   };
 
  private:
