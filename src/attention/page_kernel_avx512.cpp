@@ -115,7 +115,8 @@ inline __m512 exp2_negative(__m512 x) {
 // Bits of the visible tokens among the 16 from `first` on.
 inline __mmask16 visible_mask(int visible, int first) {
   const int count = visible - first;
-  return count >= 16 ? 0xffffU : count <= 0 ? 0U : static_cast<__mmask16>((1U << count) - 1U);
+  if (count >= 16) return 0xffff;
+  return count <= 0 ? __mmask16{0} : static_cast<__mmask16>((1U << count) - 1U);
 }
 
 // Scores of a row to probabilities (BF16, 0 where invisible); updates max and sum. Returns the
