@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/json_text.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "model/json_depth.h"

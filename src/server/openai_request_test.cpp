@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "server/fake_engine.h"
 #include "server/json_text.h"
 
@@ -196,7 +197,7 @@ TEST(CompletionRequestTest, DeepNestingIsRefusedWithoutRecursion) {
   }
 }
 
-TEST(OpenAiRequestTest, ManyObjectsInABodyCostLittle) {
+TEST(CompletionRequestTest, ManyObjectsInABodyCostLittle) {
   std::string body = R"({"prompt": [{})";
   for (int i = 0; i < 300000; ++i) body += ",{}";
   const TimePoint begin = SteadyClock::now();
