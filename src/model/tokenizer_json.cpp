@@ -374,6 +374,8 @@ Result<TokenizerSpec> parse_tokenizer_json(std::string_view text) {
     return parse_document(Json::parse(text));
   } catch (const Json::parse_error& error) {
     return corrupt("it is not valid JSON (byte " + std::to_string(error.byte) + ")");
+  } catch (const Json::out_of_range&) {
+    return corrupt("it holds a number that is out of range");  // 6e411
   } catch (const std::bad_alloc&) {
     return exhausted("not enough memory for its " + std::to_string(text.size()) + " bytes");
   }

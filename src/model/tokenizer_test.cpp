@@ -348,6 +348,13 @@ TEST(TokenizerTest, EveryPrefixOfAFileIsRefused) {
   }
 }
 
+TEST(TokenizerTest, NumbersOutOfRangeAreRefused) {
+  const Result<Tokenizer> tokenizer = Tokenizer::parse("6e411");
+  ASSERT_FALSE(tokenizer.ok());
+  EXPECT_EQ(tokenizer.status().code(), Code::kCorrupt);
+  EXPECT_NE(tokenizer.status().message().find("out of range"), std::string::npos);
+}
+
 TEST(TokenizerTest, DeepNestingIsRefused) {
   const Result<Tokenizer> tokenizer = Tokenizer::parse(std::string(1'000'000, '['));
   ASSERT_FALSE(tokenizer.ok());
