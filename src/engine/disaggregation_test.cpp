@@ -38,6 +38,13 @@ struct Push {
     prefill_id = take(prefill.engine->prefill_and_push(request, decode.endpoint->address(),
                                                        transfer, prefilled.on_prefilled()));
   }
+  Push(const Push&) = delete;
+  Push& operator=(const Push&) = delete;
+  // The outcome's callback points here.
+  ~Push() {
+    if (prefill_id != 0) prefilled.wait();
+  }
+
   RequestId decode_id = 0;
   RequestId prefill_id = 0;
   Answer answer;
