@@ -43,6 +43,7 @@ std::optional<ApiError> read_id(const json& params, TransferId& out) {
   if (!params[field].is_string()) return wrong(field, "must be a string");
   const Result<TransferId> id = parse_transfer_id(params[field].get<std::string>());
   if (!id.ok()) return wrong(field, "is not a transfer id of 32 hexadecimal digits");
+  if (*id == TransferId()) return wrong(field, "is all zeros, which names no transfer");
   out = *id;
   return {};
 }

@@ -50,6 +50,13 @@ bool failed(const Update& update) {
   return update.finish && update.finish->reason == FinishReason::kFailed;
 }
 
+// Why a request failed that the engine had taken. It was checked before: what is refused later is
+// that two workers do not fit each other, which no change of the request mends.
+ApiError late_error(const Status& why) {
+  const bool refused = why.code() == Code::kInvalidArgument || why.code() == Code::kUnsupported;
+  return to_api_error(refused ? corrupt(why.message()) : why);
+}
+
 // Aborts the engine's request unless it has ended: the client left, or cannot be told any more.
 class AbortGuard {
  public:
@@ -234,16 +241,16 @@ asio::awaitable<void> Worker::prefill(Job job, HttpReply& reply) {
            : engine_.prefill_and_push(std::move(job.generation), transfer.peer, transfer.id,
                                       // cppcheck-suppress accessMoved ; only one branch runs
                                       std::move(on_prefilled));
-  Status failure = request.status();
-  PrefillOutcome outcome;
-  if (request.ok()) {
-    guard.watch(*request);
-    outcome = co_await mailbox->take();
-    guard.ended();
-    failure = outcome.status;
+  if (!request.ok()) {
+    const HttpResponse response = to_response(to_api_error(request.status()));
+    co_await reply.send(response);
+    co_return;
   }
-  if (!failure.ok()) {
-    const HttpResponse response = to_response(to_api_error(failure));
+  guard.watch(*request);
+  PrefillOutcome outcome = co_await mailbox->take();
+  guard.ended();
+  if (!outcome.status.ok()) {
+    const HttpResponse response = to_response(late_error(outcome.status));
     co_await reply.send(response);
     co_return;
   }
@@ -271,7 +278,7 @@ asio::awaitable<void> Worker::answer(Job job, Updates& updates, HttpReply& reply
   }
   HttpResponse response;
   if (failed(update)) {
-    response = to_response(to_api_error(update.finish->error));
+    response = to_response(late_error(update.finish->error));
   } else {
     close_account(update.finish->account, seconds_since(job.received));
     const CompletionFormat format(job.request, job.request_id, options_.model_name, job.created);
@@ -290,7 +297,7 @@ asio::awaitable<void> Worker::stream(const Job& job, Update update, Updates& upd
     std::string events;
     if (failed(update)) {
       // Too late for a status; no [DONE] either, so that nobody takes this for a whole answer.
-      events = sse_event(to_json_text(to_api_error(update.finish->error)));
+      events = sse_event(to_json_text(late_error(update.finish->error)));
       reply.do_not_keep_alive();
     } else {
       if (update.finish) close_account(update.finish->account, seconds_since(job.received));
