@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/gateway.h"
 
+#include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
 
@@ -21,6 +22,9 @@ namespace {
 // Of answers that are not streamed: a whole context of tokens, their ids included.
 constexpr std::size_t kAnswerBytesMax = 64 << 20;
 constexpr std::size_t kSmallAnswerBytesMax = 1 << 20;
+
+// A reservation waits for nothing but its turn and, with a long prompt, the tokenizer.
+constexpr Seconds kReserveTime{15};
 
 // How long a failure of the decode worker waits for one of the prefill worker that explains it.
 constexpr Seconds kSettleTime{1};
@@ -126,7 +130,9 @@ struct Gateway::Outcome {
 struct Gateway::PrefillTask {
   PrefillTask(const asio::any_io_executor& executor, HttpCallLimits limits, const WorkerPool& pool,
               std::size_t index, std::int64_t tokens)
-      : call(executor, limits), visit(pool, index, tokens), end(executor) {}
+      : call(executor, limits), visit(pool, index, tokens), end(executor) {
+    visit.on_lost([this](const Status& why) { call.cancel(why); });
+  }
 
   // Returns when the prefill worker has answered or failed, after `patience` at the latest.
   static asio::awaitable<void> settle(std::shared_ptr<PrefillTask> task, Seconds patience) {
@@ -196,6 +202,7 @@ WorkerPoolOptions pool_options(const GatewayOptions& options, const std::vector<
   WorkerPoolOptions pool;
   pool.urls = urls;
   pool.probe_interval = options.probe_interval;
+  pool.probe_timeout = options.probe_timeout;
   return pool;
 }
 
@@ -321,8 +328,10 @@ asio::awaitable<Gateway::Outcome> Gateway::reserve(const Client& client, std::si
   const json body = {
       {"api", api_path(client.api)}, {"transfer_id", to_string(id)}, {"request", client.body}};
   const HttpCallRequest request = call("/kvlane/v1/reserve", client.http.id, to_text(body));
+  HttpCallLimits limits = options_.calls;
+  limits.head_timeout = std::min(limits.head_timeout, kReserveTime);
   const Result<HttpResponse> reserved =
-      co_await http_fetch(executor_, url, request, options_.calls, kSmallAnswerBytesMax);
+      co_await http_fetch(executor_, url, request, limits, kSmallAnswerBytesMax);
   if (!reserved.ok()) {
     decode_.report_failure(decode, reserved.status().message());
     co_return Outcome::failed(Outcome::Kind::kDecodeFailed, url, reserved.status());
@@ -399,6 +408,7 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t p
   ReservationGuard reservation(executor_, decode_url,
                                call("/kvlane/v1/release", client.http.id, ticket));
   HttpCall answer(executor_, options_.calls);
+  visit.on_lost([&answer](const Status& why) { answer.cancel(why); });
   const std::shared_ptr<PrefillTask> task = start_prefill(client, prefill, id, data_plane);
   PrefillGuard guard(task);
   task->on_failure = [&answer] { answer.cancel(); };

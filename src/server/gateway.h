@@ -28,6 +28,7 @@ struct GatewayOptions {
   std::string api_key;            // sent to workers; empty: none
   int attempts_max = 3;           // workers tried for one request, the first included
   Seconds probe_interval{1};      // of workers' health and load
+  Seconds probe_timeout{2};       // five without an answer: the worker is lost
   Seconds patience{30};           // how long a request waits for workers that are full
   std::size_t waiting_max = 256;  // requests that wait; more are refused at once
   HttpCallLimits calls;           // to workers

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -78,6 +79,7 @@ class GatewayTest : public testing::Test {
     options.decode = std::move(decode);
     options.api_key = key;
     options.probe_interval = probe_interval_;
+    options.probe_timeout = probe_timeout_;
     options.patience = patience_;
     options.waiting_max = waiting_max_;
     gateway_ = std::make_unique<Gateway>(loop_, std::move(options));
@@ -117,6 +119,7 @@ class GatewayTest : public testing::Test {
   }
 
   Seconds probe_interval_{0.05};
+  Seconds probe_timeout_{2};
   Seconds patience_{0.1};
   std::size_t waiting_max_ = 256;
   FakeWire wire_;
@@ -406,6 +409,34 @@ TEST_F(GatewayTest, ADecodeWorkerThatDiesInTheMiddleIsAnEvent) {
 
   const RawResponse whole = complete(kWhole);
   EXPECT_EQ(whole.status, 503) << whole.body;
+}
+
+// As when its process is stopped, or its cable is cut: connections stay open, and nothing comes.
+TEST_F(GatewayTest, AWorkerThatFallsSilentIsGivenUp) {
+  std::atomic<bool> silent = false;
+  const auto hanging = start_impostor(
+      [&silent, this](const HttpRequest& request, HttpReply& reply) -> asio::awaitable<void> {
+        HttpResponse response;
+        response.body = R"({"load": {}, "host": "127.0.0.1", "port": 1})";
+        if (request.path == "/kvlane/v1/attach") {
+          response.content_type = kEventStreamType;
+          response.body = "data: {\"choices\":[{\"text\":\"65 \"}]}\n\n";
+          co_await reply.start_stream(response);
+          silent = true;
+        }
+        if (silent) {
+          asio::steady_timer never(loop_.executor(), std::chrono::hours(1));
+          co_await never.async_wait(asio::use_awaitable);
+        }
+        co_await reply.send(response);
+      });
+  const Running prefill = start_worker(Role::kPrefill);
+  probe_timeout_ = Seconds(0.1);
+  start({prefill.url}, {url_of(*hanging)});
+  const RawResponse streamed = complete(kStreamed);
+  EXPECT_TRUE(streamed.whole);
+  EXPECT_THAT(streamed.body, HasSubstr("in the middle of the answer: it does not answer any more"));
+  EXPECT_THAT(streamed.body, Not(HasSubstr("[DONE]")));
 }
 
 TEST_F(GatewayTest, ServersThatAreNoWorkersAreNamed) {

@@ -8,7 +8,9 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <limits>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "server/coroutine.h"
 #include "server/tcp_stream.h"
@@ -45,6 +47,9 @@ struct HttpCall::Impl {
     parser.eager(true);
   }
 
+  // Why an operation failed: a connection that cancel() closed did not break by itself.
+  Status reason(const Status& failure) const { return given_up ? *given_up : failure; }
+
   // Parses what has arrived; reads more when the parser needs it.
   asio::awaitable<Status> advance(TimePoint deadline);
 
@@ -52,13 +57,14 @@ struct HttpCall::Impl {
   TcpStream stream;
   http::response_parser<http::string_body> parser;
   std::string unread;
+  std::optional<Status> given_up;
 };
 
 asio::awaitable<Status> HttpCall::Impl::advance(TimePoint deadline) {
   std::array<char, kReadBytes> buffer;  // not initialised: it is written before it is read
   const std::span<char> into(buffer);
   const Result<std::size_t> count = co_await stream.read_some(into, deadline);
-  if (!count.ok()) co_return count.status();
+  if (!count.ok()) co_return reason(count.status());
   error_code error;
   if (*count == 0) {
     if (!parser.got_some()) co_return unavailable("the connection was closed without an answer");
@@ -88,11 +94,13 @@ asio::awaitable<Result<HttpResponse>> HttpCall::open(const Url& url,
   const std::string where = to_string(url);
   const TimePoint connect_deadline = deadline_after(impl.limits.connect_timeout);
   const Status connected = co_await impl.stream.connect(url.address, connect_deadline);
-  if (!connected.ok()) co_return connected;
+  if (!connected.ok()) co_return impl.reason(connected);
   const std::string text = request_text(url, request);
   const Status written = co_await impl.stream.write_all(text, impl.limits.write_timeout);
   // A server may answer and close before it has read a long body: then there is something to read.
-  if (!written.ok() && written.code() != Code::kUnavailable) co_return written.with_context(where);
+  if (!written.ok() && written.code() != Code::kUnavailable) {
+    co_return impl.reason(written).with_context(where);
+  }
   const TimePoint deadline = deadline_after(impl.limits.head_timeout);
   while (!impl.parser.is_header_done()) {
     const Status advanced = co_await impl.advance(deadline);
@@ -134,7 +142,10 @@ asio::awaitable<Result<std::string>> HttpCall::read_all(std::size_t bytes_max) {
   }
 }
 
-void HttpCall::cancel() { impl_->stream.close(); }
+void HttpCall::cancel(Status why) {
+  if (!impl_->given_up) impl_->given_up = std::move(why);
+  impl_->stream.close();
+}
 
 asio::awaitable<Result<HttpResponse>> http_fetch(asio::any_io_executor executor, const Url& url,
                                                  const HttpCallRequest& request,

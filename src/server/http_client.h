@@ -50,8 +50,8 @@ class HttpCall {
   // The rest of the body. kCorrupt when it is longer than `bytes_max`.
   asio::awaitable<Result<std::string>> read_all(std::size_t bytes_max);
 
-  // Makes whatever is running fail with kAborted. May be called while a coroutine waits in it.
-  void cancel();
+  // Makes whatever is running fail with `why`. May be called while a coroutine waits in it.
+  void cancel(Status why = aborted("the request was given up"));
 
  private:
   struct Impl;

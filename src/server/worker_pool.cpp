@@ -71,16 +71,21 @@ struct WorkerPool::Prober : std::enable_shared_from_this<WorkerPool::Prober> {
   Prober(const asio::any_io_executor& loop_executor, WorkerPoolOptions pool_options)
       : executor(loop_executor),
         options(std::move(pool_options)),
-        workers(std::make_shared<std::vector<WorkerState>>(options.urls.size())) {
-    for (std::size_t i = 0; i < options.urls.size(); ++i) (*workers)[i].url = options.urls[i];
+        workers(options.urls.size()),
+        unanswered(options.urls.size()),
+        visits(options.urls.size()) {
+    for (std::size_t i = 0; i < options.urls.size(); ++i) workers[i].url = options.urls[i];
   }
 
   asio::awaitable<void> watch(std::size_t index);
   asio::awaitable<Status> probe(std::size_t index);
+  void give_up_visits(std::size_t index);
 
   asio::any_io_executor executor;
   WorkerPoolOptions options;
-  std::shared_ptr<std::vector<WorkerState>> workers;
+  std::vector<WorkerState> workers;
+  std::vector<int> unanswered;           // looks in a row; by worker
+  std::vector<std::set<Visit*>> visits;  // by worker
   bool stopped = false;
   std::set<asio::steady_timer*> pauses;
 };
@@ -93,12 +98,13 @@ asio::awaitable<Status> WorkerPool::Prober::probe(std::size_t index) {
   HttpCallRequest request;
   request.path = "/health";
   request.headers = options.headers;
-  WorkerState& worker = (*workers)[index];
+  WorkerState& worker = workers[index];
   // What is assigned while the question is under way may not be in the answer: it stays counted.
   const std::int64_t assigned_before = worker.assigned_tokens;
   const Url url = worker.url;
   const Result<HttpResponse> health =
       co_await http_fetch(executor, url, request, limits, kHealthBytesMax);
+  unanswered[index] = health.ok() ? 0 : unanswered[index] + 1;
   if (!health.ok()) co_return health.status();
   if (health->status != 200) {
     co_return unavailable("its /health answers " + std::to_string(health->status));
@@ -110,6 +116,14 @@ asio::awaitable<Status> WorkerPool::Prober::probe(std::size_t index) {
   co_return read;
 }
 
+// Requests at a process that has ended break by themselves; those at one that hangs, or behind a
+// cut line, would wait for ever.
+void WorkerPool::Prober::give_up_visits(std::size_t index) {
+  for (const Visit* visit : visits[index]) {
+    if (visit->give_up_) visit->give_up_(unavailable("it does not answer any more"));
+  }
+}
+
 asio::awaitable<void> WorkerPool::Prober::watch(std::size_t index) {
   const std::shared_ptr<Prober> self = shared_from_this();
   asio::steady_timer pause(executor);
@@ -119,7 +133,7 @@ asio::awaitable<void> WorkerPool::Prober::watch(std::size_t index) {
   while (!stopped) {
     const Status status = co_await probe(index);
     if (stopped) break;
-    WorkerState& worker = (*workers)[index];
+    WorkerState& worker = workers[index];
     const auto health = status.ok() ? WorkerState::Health::kWell : WorkerState::Health::kFailed;
     if (health != worker.health) {
       const std::string name = to_string(worker.url);
@@ -128,6 +142,7 @@ asio::awaitable<void> WorkerPool::Prober::watch(std::size_t index) {
     }
     worker.health = health;
     worker.problem = status.message();
+    if (unanswered[index] >= options.unanswered_max) give_up_visits(index);
     pause.expires_at(deadline_after(options.probe_interval));
     co_await pause.async_wait(token);
   }
@@ -136,7 +151,7 @@ asio::awaitable<void> WorkerPool::Prober::watch(std::size_t index) {
 
 WorkerPool::WorkerPool(EventLoop& loop, WorkerPoolOptions options)
     : prober_(std::make_shared<Prober>(loop.executor(), std::move(options))) {
-  for (std::size_t i = 0; i < prober_->workers->size(); ++i) {
+  for (std::size_t i = 0; i < prober_->workers.size(); ++i) {
     asio::co_spawn(prober_->executor, prober_->watch(i), asio::detached);
   }
 }
@@ -149,26 +164,24 @@ WorkerPool::~WorkerPool() {
 }
 
 std::optional<std::size_t> WorkerPool::pick(const std::set<std::size_t>& excluded) {
-  const auto picked = pick_worker(*prober_->workers, excluded, turn_);
+  const auto picked = pick_worker(prober_->workers, excluded, turn_);
   if (picked) turn_ = *picked + 1;
   return picked;
 }
 
-const WorkerState& WorkerPool::worker(std::size_t index) const {
-  return (*prober_->workers)[index];
-}
+const WorkerState& WorkerPool::worker(std::size_t index) const { return prober_->workers[index]; }
 
-std::size_t WorkerPool::size() const { return prober_->workers->size(); }
+std::size_t WorkerPool::size() const { return prober_->workers.size(); }
 
 void WorkerPool::report_failure(std::size_t index, const std::string& problem) {
-  WorkerState& worker = (*prober_->workers)[index];
+  WorkerState& worker = prober_->workers[index];
   worker.health = WorkerState::Health::kFailed;
   worker.problem = problem;
 }
 
 json WorkerPool::describe() const {
   json list = json::array();
-  for (const WorkerState& worker : *prober_->workers) {
+  for (const WorkerState& worker : prober_->workers) {
     json entry = {{"url", to_string(worker.url)},
                   {"status", health_name(worker.health)},
                   {"queued_tokens", worker.queued_tokens + worker.assigned_tokens},
@@ -181,23 +194,31 @@ json WorkerPool::describe() const {
 }
 
 bool WorkerPool::any_well() const {
-  for (const WorkerState& worker : *prober_->workers) {
+  for (const WorkerState& worker : prober_->workers) {
     if (worker.health == WorkerState::Health::kWell) return true;
   }
   return false;
 }
 
 WorkerPool::Visit::Visit(const WorkerPool& pool, std::size_t index, std::int64_t tokens)
-    : workers_(pool.prober_->workers), index_(index), tokens_(tokens) {
-  ++(*workers_)[index_].in_flight;
-  (*workers_)[index_].assigned_tokens += tokens;
+    : prober_(pool.prober_), index_(index), tokens_(tokens) {
+  ++prober_->workers[index_].in_flight;
+  prober_->workers[index_].assigned_tokens += tokens;
+  prober_->visits[index_].insert(this);
 }
 
-WorkerPool::Visit::~Visit() { --(*workers_)[index_].in_flight; }
+WorkerPool::Visit::~Visit() {
+  --prober_->workers[index_].in_flight;
+  prober_->visits[index_].erase(this);
+}
+
+void WorkerPool::Visit::on_lost(std::function<void(const Status&)> give_up) {
+  give_up_ = std::move(give_up);
+}
 
 void WorkerPool::Visit::refused() {
   // A probe may have taken them off already.
-  std::int64_t& assigned = (*workers_)[index_].assigned_tokens;
+  std::int64_t& assigned = prober_->workers[index_].assigned_tokens;
   assigned = std::max(std::int64_t{0}, assigned - tokens_);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -41,10 +42,13 @@ struct WorkerPoolOptions {
   HttpHeaders headers;        // sent with every probe: the API key
   Seconds probe_interval{1};  // between two looks at a worker's /health
   Seconds probe_timeout{2};
+  int unanswered_max = 5;  // so many looks in a row without an answer: the worker is lost
 };
 
 // On the loop's thread, except for the constructor and the destructor.
 class WorkerPool {
+  struct Prober;
+
  public:
   WorkerPool(EventLoop& loop, WorkerPoolOptions options);  // starts probing
   ~WorkerPool();                                           // stops it
@@ -65,15 +69,19 @@ class WorkerPool {
     Visit(const Visit&) = delete;
     Visit& operator=(const Visit&) = delete;
     void refused();  // the worker did not take it: it has no tokens of it in its queue
+    // `give_up` is called, as long as the visit lasts, when the worker is lost: it was cut off, or
+    // it hangs with its connections open. It must not end the visit.
+    void on_lost(std::function<void(const Status&)> give_up);
 
    private:
-    std::shared_ptr<std::vector<WorkerState>> workers_;
+    friend struct Prober;
+    std::shared_ptr<Prober> prober_;
     std::size_t index_;
     std::int64_t tokens_;
+    std::function<void(const Status&)> give_up_;
   };
 
  private:
-  struct Prober;
   std::shared_ptr<Prober> prober_;
   std::size_t turn_ = 0;
 };
