@@ -174,11 +174,11 @@ class Gateway::ReservationGuard {
   ReservationGuard(const asio::any_io_executor& executor, Url url, HttpCallRequest release)
       : executor_(executor), url_(std::move(url)), release_(std::move(release)) {}
   ~ReservationGuard() {
-    if (!answered_) asio::co_spawn(executor_, send(executor_, url_, release_), asio::detached);
+    if (!settled_) asio::co_spawn(executor_, send(executor_, url_, release_), asio::detached);
   }
   ReservationGuard(const ReservationGuard&) = delete;
   ReservationGuard& operator=(const ReservationGuard&) = delete;
-  void answered() { answered_ = true; }
+  void settled() { settled_ = true; }
 
  private:
   static asio::awaitable<void> send(asio::any_io_executor executor, Url url,
@@ -193,7 +193,7 @@ class Gateway::ReservationGuard {
   asio::any_io_executor executor_;
   Url url_;
   HttpCallRequest release_;
-  bool answered_ = false;
+  bool settled_ = false;
 };
 
 namespace {
@@ -323,7 +323,8 @@ asio::awaitable<Gateway::Outcome> Gateway::try_workers(Client& client, HttpReply
 }
 
 asio::awaitable<Gateway::Outcome> Gateway::reserve(const Client& client, std::size_t decode,
-                                                   const TransferId& id, Address& data_plane) {
+                                                   const TransferId& id, Address& data_plane,
+                                                   ReservationGuard& reservation) {
   const Url url = decode_.worker(decode).url;
   const json body = {
       {"api", api_path(client.api)}, {"transfer_id", to_string(id)}, {"request", client.body}};
@@ -337,6 +338,7 @@ asio::awaitable<Gateway::Outcome> Gateway::reserve(const Client& client, std::si
     co_return Outcome::failed(Outcome::Kind::kDecodeFailed, url, reserved.status());
   }
   if (reserved->status != 200) {
+    reservation.settled();
     co_return Outcome::refused(Outcome::Kind::kDecodeFailed, url, *reserved);
   }
   const Result<json> answer = parse_json(reserved->body);
@@ -395,18 +397,19 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t p
                                                    std::size_t decode, HttpReply& reply) {
   WorkerPool::Visit visit(decode_, decode, client.tokens);
   const TransferId id = random_transfer_id();
+  const Url decode_url = decode_.worker(decode).url;
+  const std::string ticket = to_text(json{{"transfer_id", to_string(id)}});
+  // Before the reservation: the client may leave while it is being made.
+  ReservationGuard reservation(executor_, decode_url,
+                               call("/kvlane/v1/release", client.http.id, ticket));
   Address data_plane;
-  Outcome reserved = co_await reserve(client, decode, id, data_plane);
+  Outcome reserved = co_await reserve(client, decode, id, data_plane, reservation);
   if (reserved.kind != Outcome::Kind::kGoOn) {
     visit.refused();
     co_return reserved;
   }
   client.place.reset();  // there is room: the next one may try
 
-  const Url decode_url = decode_.worker(decode).url;
-  const std::string ticket = to_text(json{{"transfer_id", to_string(id)}});
-  ReservationGuard reservation(executor_, decode_url,
-                               call("/kvlane/v1/release", client.http.id, ticket));
   HttpCall answer(executor_, options_.calls);
   visit.on_lost([&answer](const Status& why) { answer.cancel(why); });
   const std::shared_ptr<PrefillTask> task = start_prefill(client, prefill, id, data_plane);
@@ -431,7 +434,7 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t p
     co_return Outcome::failed(Outcome::Kind::kDecodeFailed, decode_url, head.status());
   // The first token is there, so all KV is: from here the prefill worker does not matter.
   task->on_failure = nullptr;
-  reservation.answered();
+  reservation.settled();
   if (head->status == 200) guard.succeeded();
   const bool stream = client.stream && head->status == 200;
   if (stream) {

@@ -55,7 +55,7 @@ class Gateway {
   asio::awaitable<Outcome> attempt(Client& client, std::size_t prefill, std::size_t decode,
                                    HttpReply& reply);
   asio::awaitable<Outcome> reserve(const Client& client, std::size_t decode, const TransferId& id,
-                                   Address& data_plane);
+                                   Address& data_plane, ReservationGuard& reservation);
   asio::awaitable<Outcome> relay(const Client& client, HttpCall& answer, std::size_t decode,
                                  HttpResponse response, HttpReply& reply);
   asio::awaitable<void> relay_events(const Client& client, HttpCall& answer, HttpReply& reply);

@@ -202,6 +202,9 @@ TEST_F(GatewayTest, ManyRequestsAtOnce) {
   const Running d1 = start_worker(Role::kDecode, plan);
   const Running d2 = start_worker(Role::kDecode, plan);
   start({p1.url, p2.url}, {d1.url, d2.url});
+  EXPECT_TRUE(eventually([&] {
+    return raw_exchange(port_, "GET", "/health").body.find("unknown") == std::string::npos;
+  }));
   std::vector<std::unique_ptr<RawHttp>> clients;
   for (int i = 0; i < 40; ++i) {
     const std::string body =

@@ -100,7 +100,7 @@ class HttpServerTest : public testing::Test {
   static bool eventually(Condition condition) {
     for (int i = 0; i < 1000; ++i) {
       if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      std::this_thread::sleep_for(std::chrono::milliseconds(i < 100 ? 1 : 5));
     }
     return false;
   }
@@ -309,6 +309,18 @@ TEST_F(HttpServerTest, ALeavingClientCancelsItsHandler) {
   client.close();
   EXPECT_TRUE(eventually([&] { return unwound_ == 1; }));
   EXPECT_EQ(raw_exchange(port_, "GET", "/hello").status, 200);
+}
+
+TEST_F(HttpServerTest, ALeavingClientIsNoticedWhateverTheTiming) {
+  start();
+  // Some leave while the reactor still reports the arrival of their request.
+  constexpr int kClients = 300;
+  for (int i = 0; i < kClients; ++i) {
+    RawHttp client(port_);
+    client.send("GET /forever HTTP/1.1\r\nHost: t\r\n\r\n");
+    EXPECT_TRUE(eventually([&] { return entered_ == i + 1; }));
+  }
+  EXPECT_TRUE(eventually([&] { return unwound_ == kClients; }));
 }
 
 TEST_F(HttpServerTest, AClientThatReadsNothingStopsTheWriterAndIsDropped) {

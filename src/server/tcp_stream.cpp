@@ -40,6 +40,9 @@ struct TcpStream::State {
     return unavailable(what + ": " + error.message());
   }
 
+  static void watch_once(const std::shared_ptr<State>& state, std::uint64_t watch,
+                         std::function<void()> on_gone);
+
   tcp::socket socket;
   asio::steady_timer timer;
   tcp::resolver resolver;
@@ -146,22 +149,31 @@ asio::awaitable<Status> TcpStream::write_all(std::string_view bytes, Seconds sta
 }
 
 void TcpStream::watch_peer(std::function<void()> on_gone) {
-  const std::uint64_t watch = ++state_->watch;
-  auto on_event = [weak = std::weak_ptr<State>(state_), watch,
-                   on_gone = std::move(on_gone)](error_code error) {
-    const std::shared_ptr<State> state = weak.lock();
-    if (state == nullptr || state->watch != watch || error == asio::error::operation_aborted)
-      return;
-    char byte = 0;
-    error_code peek_error;
-    const auto buffer = asio::buffer(&byte, 1);
-    state->socket.receive(buffer, tcp::socket::message_peek, peek_error);
-    if (error || (peek_error && peek_error != asio::error::would_block)) on_gone();
-  };
   // Without this, a spurious wake-up would make the peek block the whole loop.
   error_code ignored;
   state_->socket.non_blocking(true, ignored);
-  state_->socket.async_wait(tcp::socket::wait_read, std::move(on_event));
+  State::watch_once(state_, ++state_->watch, std::move(on_gone));
+}
+
+void TcpStream::State::watch_once(const std::shared_ptr<State>& state, std::uint64_t watch,
+                                  std::function<void()> on_gone) {
+  auto on_event = [weak = std::weak_ptr<State>(state), watch,
+                   on_gone = std::move(on_gone)](error_code error) {
+    const std::shared_ptr<State> alive = weak.lock();
+    if (alive == nullptr || alive->watch != watch) return;
+    if (error == asio::error::operation_aborted) return;
+    char byte = 0;
+    error_code peek_error;
+    const auto buffer = asio::buffer(&byte, 1);
+    alive->socket.receive(buffer, tcp::socket::message_peek, peek_error);
+    if (!error && peek_error == asio::error::would_block) {
+      // The event was of bytes that have been read since: the reactor reports edges late.
+      watch_once(alive, watch, on_gone);
+    } else if (error || peek_error) {
+      on_gone();
+    }
+  };
+  state->socket.async_wait(tcp::socket::wait_read, std::move(on_event));
 }
 
 void TcpStream::stop_watching() {

@@ -373,7 +373,22 @@ ApiResult<Address> Worker::make_reservation(ReservationRequest wanted) {
   return *options_.data_plane;
 }
 
+void Worker::give_back(const TransferId& id) {
+  const auto found = reservations_.find(id);
+  if (found == reservations_.end()) return;
+  engine_.abort(found->second.engine_request);
+  reservations_.erase(found);
+}
+
 asio::awaitable<void> Worker::reserve(const HttpRequest& http, HttpReply& reply) {
+  // Nobody will use a reservation whose answer was not heard.
+  struct Undo {
+    Worker& worker;
+    std::optional<TransferId> id;
+    ~Undo() {
+      if (id) worker.give_back(*id);
+    }
+  } undo{*this, std::nullopt};
   const std::function<ApiResult<ReservationRequest>()> read = [this, copy = http] {
     return read_reservation(copy);
   };
@@ -383,17 +398,20 @@ asio::awaitable<void> Worker::reserve(const HttpRequest& http, HttpReply& reply)
   if (const ApiError* unreadable = std::get_if<ApiError>(&wanted)) {
     response = to_response(*unreadable);
   } else {
+    const TransferId id = std::get<ReservationRequest>(wanted).id;
     const ApiResult<Address> reserved =
         make_reservation(std::get<ReservationRequest>(std::move(wanted)));
     if (const ApiError* error = std::get_if<ApiError>(&reserved)) {
       response = to_response(*error);
     } else {
+      undo.id = id;
       const Address& data_plane = std::get<Address>(reserved);
       const json body = {{"host", data_plane.host}, {"port", data_plane.port}};
       response = json_response(to_text(body));
     }
   }
-  co_await reply.send(response);
+  const Status sent = co_await reply.send(response);
+  if (sent.ok()) undo.id.reset();
 }
 
 // Body: {"transfer_id": "..."}.

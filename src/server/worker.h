@@ -72,6 +72,7 @@ class Worker {
   std::optional<ApiError> check_role(const CompletionRequest& request) const;
   ApiResult<Address> make_reservation(ReservationRequest wanted);
   std::optional<Reservation> take_reservation(const HttpRequest& http);
+  void give_back(const TransferId& id);
   void forget_expired_reservations();
 
   Engine& engine_;
