@@ -270,6 +270,24 @@ class Faults(WorkerTest):
         for worker in (prefill, other):
             wait_idle(worker.url)
 
+    def test_workers_that_hang_with_their_connections_open(self):
+        prefill, decode = self.worker("prefill"), self.worker("decode")
+        gateway = self.gateway([prefill], [decode])
+        with stream_completion(gateway.url, PROMPT, 1000, ignore_eos=True) as stream:
+            events = iter(stream)
+            next(events)
+            for worker in (prefill, decode):
+                worker.process.send_signal(signal.SIGSTOP)
+            last = list(events)[-1]
+        self.assertFalse(stream.done)
+        self.assertIn("does not answer any more", last["error"]["message"])
+        self.assertEqual(call(gateway.url, "/health").status, 503)
+        for worker in (prefill, decode):
+            worker.process.send_signal(signal.SIGCONT)
+        wait_idle(decode.url)
+        program.wait_until(lambda: call(gateway.url, "/health").status == 200, "the gateway notices")
+        self.assertEqual(complete(gateway.url, PROMPT).status, 200)
+
     def test_prefill_worker_killed_and_started_again(self):
         prefill, decode = self.worker("prefill"), self.worker("decode")
         gateway = self.gateway([prefill], [decode])
