@@ -94,9 +94,11 @@ class Server:
 
     def __init__(self, *arguments, wait=True, **variables):
         self.arguments = [str(argument) for argument in arguments]
+        # It ends by itself should the tests be killed; `up` has no such flag.
+        parent = () if self.arguments[0] == "up" else ("--parent", str(os.getpid()))
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [PROGRAM, *self.arguments, "--json"],
+            [PROGRAM, *self.arguments, *parent, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -52,6 +52,7 @@ class Help(program.ProgramTest):
             (("serve", GQA, "--served-model-name", "a\x1bb"), "--served-model-name"),
             (("decode", GQA, "--lease", "nan"), "--lease"),
             (("gateway", "--prefill", "http://127.0.0.1:1"), "--decode"),
+            (("gateway", "--prefill", "x", "--decode", "x", "--served-model-name", "m"), "--served-model-name"),
             (("synth", "--config", GQA / "config.json", "--out", "x", "--layers", "0"), "--layers"),
         ):
             with self.subTest(arguments):
@@ -224,7 +225,7 @@ class Inspect(program.ProgramTest):
             (GOLDEN / "frame/corrupt/truncated_body.frame", "frame 0"),
             (GOLDEN / "frame/corrupt/header_checksum_wrong.frame", "checksum"),
             (GOLDEN / "frame/unsupported/version_2.frame", "version 2"),
-            (GQA / "model.safetensors", "safetensors"),
+            (GQA / "model.safetensors", "inspect its directory"),
         ):
             with self.subTest(path):
                 self.assert_refused(run("inspect", path), fragment)

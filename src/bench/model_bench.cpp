@@ -47,11 +47,13 @@ class ModelBench {
     if (options_.threads > 0) set_parallel_threads(options_.threads);
     say("loading");
     KVLANE_ASSIGN(model_, Model::load(options_.directory, {.isa = options_.isa}));
-    prompt_tokens_ = std::min(options_.prompt_tokens, model_->context() - options_.decode_tokens);
-    if (prompt_tokens_ < 1 || options_.decode_tokens < 1 || options_.repeats < 1) {
+    prompt_tokens_ = options_.prompt_tokens;
+    const bool positive = prompt_tokens_ > 0 && options_.decode_tokens > 0 && options_.repeats > 0;
+    if (!positive || prompt_tokens_ > model_->context() - options_.decode_tokens) {
       return invalid_argument(
-          "prompt, decode and repeats must be at least 1 and fit the context of " +
-          std::to_string(model_->context()));
+          "prompt, decode and repeats must be at least 1, and a prompt of " +
+          std::to_string(prompt_tokens_) + " with " + std::to_string(options_.decode_tokens) +
+          " tokens decoded must fit the context of " + std::to_string(model_->context()));
     }
     const KvShape shape = model_->config().kv_shape();
     const std::size_t pool_bytes =

@@ -1,6 +1,7 @@
 // `kvlane bench`: measurements in one form; docs/bench.md lists the figures.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -8,6 +9,7 @@
 #include "bench/model_bench.h"
 #include "cli/command.h"
 #include "cli/progress.h"
+#include "model/checkpoint.h"
 
 namespace kvlane {
 namespace {
@@ -16,7 +18,7 @@ struct BenchModelFlags {
   std::string directory;
   std::string cpu = "auto";
   int threads = 0;
-  int prompt = 512;
+  int prompt = 0;  // 0: as many as usual, or as the context has room for
   int decode = 16;
   int repeats = 5;
   bool json = false;
@@ -28,8 +30,12 @@ struct BenchModelFlags {
   }
 };
 
-Status run_bench_model(const BenchModelFlags& flags) {
+Status run_bench_model(BenchModelFlags flags) {
   ModelBenchOptions options;
+  if (flags.prompt == 0) {
+    KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.directory));
+    flags.prompt = std::min(options.prompt_tokens, checkpoint.config().context - flags.decode);
+  }
   options.directory = flags.directory;
   KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
   options.threads = flags.threads;
@@ -58,9 +64,10 @@ void add_bench(CLI::App& app, Run& run) {
   model->footer("Example: kvlane bench model models/kvlane-tiny-gqa --prompt 512 --json");
   const auto flags = std::make_shared<BenchModelFlags>();
   model->add_option("DIR,--model", flags->directory, "Hugging Face model directory")->required();
-  model->add_option("--prompt", flags->prompt, "prompt tokens, computed in one pass")
-      ->check(CLI::Range(1, INT32_MAX))
-      ->capture_default_str();
+  model
+      ->add_option("--prompt", flags->prompt,
+                   "prompt tokens, computed in one pass (default: 512, or what the context allows)")
+      ->check(CLI::Range(1, INT32_MAX));
   model->add_option("--decode", flags->decode, "tokens generated after it, one by one")
       ->check(CLI::Range(1, INT32_MAX))
       ->capture_default_str();

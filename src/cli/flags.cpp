@@ -3,6 +3,7 @@
 #include "cli/flags.h"
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <filesystem>
 
 namespace kvlane {
@@ -53,7 +54,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--max-model-len", flags.max_model_len,
                   "most tokens of prompt and answer together (default: the model's own)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, INT32_MAX));
   command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));
   command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx512")->capture_default_str();
@@ -66,10 +67,6 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
   command.add_option("--port", flags.port, "port to listen on; 0: any free one")
       ->capture_default_str();
   command
-      .add_option("--served-model-name", flags.served_model_name,
-                  "what clients call the model (default: the directory's name)")
-      ->check(check_printable);
-  command
       .add_option("--api-key", flags.api_key,
                   "ask for 'Authorization: Bearer KEY'; the environment variable does not show in "
                   "lists of processes")
@@ -79,6 +76,13 @@ void add_server_flags(CLI::App& command, ServerFlags& flags) {
       ->capture_default_str();
   command.add_flag("--json", flags.json,
                    "when ready, print one line of JSON instead of a sentence");
+}
+
+void add_model_name_flag(CLI::App& command, ServerFlags& flags) {
+  command
+      .add_option("--served-model-name", flags.served_model_name,
+                  "what clients call the model (default: the directory's name)")
+      ->check(check_printable);
 }
 
 void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {

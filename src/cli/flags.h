@@ -41,6 +41,8 @@ struct DataPlaneFlags {
 
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 void add_server_flags(CLI::App& command, ServerFlags& flags);
+// Not for a gateway: it serves what its workers serve.
+void add_model_name_flag(CLI::App& command, ServerFlags& flags);
 void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
 void add_parent_flag(CLI::App& command, int& parent);

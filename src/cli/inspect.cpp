@@ -25,6 +25,9 @@ Result<std::string> describe(const std::string& path) {
     Progress progress("reading " + path);
     return describe_checkpoint_json(path, progress.counter());
   }
+  if (std::filesystem::path(path).extension() == ".safetensors") {
+    return invalid_argument(path + " is a part of a checkpoint: inspect its directory");
+  }
   KVLANE_ASSIGN(const MappedFile file, MappedFile::open(path));
   auto description = describe_frame_json(file.bytes());
   if (!description.ok()) return description.status().with_context(path);

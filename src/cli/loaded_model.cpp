@@ -2,11 +2,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/loaded_model.h"
 
+#include <unistd.h>
+
+#include <cstdint>
+
 #include "codec/codec.h"
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
 
 namespace kvlane {
+
+namespace {
+
+// The system promises more memory than it has, and kills who takes the promise at its word.
+Status check_memory(std::uint64_t kv_bytes) {
+  const auto machine = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                       static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (kv_bytes <= machine) return {};
+  return invalid_argument("--kv-memory of " + std::to_string(kv_bytes) +
+                          " bytes is more than the memory of this machine, " +
+                          std::to_string(machine) + " bytes");
+}
+
+}  // namespace
 
 Status check_model(const ModelFlags& flags) {
   if (flags.kv_format != "bf16") {
@@ -14,6 +32,7 @@ Status check_model(const ModelFlags& flags) {
   }
   KVLANE_TRY(find_codec(flags.kv_codec).status());
   KVLANE_TRY(select_isa(flags.cpu).status());
+  KVLANE_TRY(check_memory(flags.kv_memory));
   return Checkpoint::open(flags.directory).status();
 }
 

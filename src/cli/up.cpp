@@ -125,6 +125,7 @@ void add_up(CLI::App& app, Run& run) {
   command->footer("Example: kvlane up models/kvlane-tiny-gqa --kv-codec splitzip");
   const auto flags = std::make_shared<UpFlags>();
   add_model_flags(*command, flags->model);
+  add_model_name_flag(*command, flags->server);
   add_server_flags(*command, flags->server);
   command->callback([flags, &run] { run = [flags] { return run_up(*flags); }; });
 }
