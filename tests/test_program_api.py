@@ -295,6 +295,16 @@ class Chat(program.ProgramTest):
             self.assertEqual("".join(delta.get("content") or "" for delta in deltas), content)
             self.assertEqual(events[-1]["usage"], expected["usage"])
 
+    def test_template_that_is_not_understood_costs_chats_only(self):
+        model = self.folder() / "strange"
+        shutil.copytree(TINY, model)
+        (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% macro f() %}{% endmacro %}"}))
+        serve = self.server("serve", model, "--port", 0, *SMALL)
+        self.assertEqual(complete(serve.url, "Hello", 4).status, 200)
+        answer = call(serve.url, "/v1/chat/completions", self.REQUEST | {"model": "strange"})
+        self.assert_error(answer, 400, "the tag 'macro' is not supported", "messages")
+        self.assertIn("chat requests will be refused", serve.stderr())
+
     def test_generate_chat_says_the_same(self):
         one = self.REQUEST | {"messages": [{"role": "user", "content": "Hello"}]}
         expected = call(self.serve.url, "/v1/chat/completions", one).json()["choices"][0]["message"]["content"]

@@ -39,9 +39,10 @@ struct Answer {
 
 Result<std::vector<std::int32_t>> encode_prompt(const GenerateFlags& flags,
                                                 const LoadedModel& loaded) {
-  const ModelPrompter prompter(*loaded.tokenizer,
-                               loaded.chat_template ? &*loaded.chat_template : nullptr,
-                               loaded.model->config(), loaded.model->context());
+  const ModelPrompter prompter = make_prompter(loaded);
+  if (flags.chat && !loaded.chat_template && loaded.chat_problem.ok()) {
+    return invalid_argument("this model has no chat template; leave --chat out");
+  }
   if (flags.chat) return prompter.encode_chat({{"user", flags.prompt}});
   if (!flags.prompt.empty()) return prompter.encode_text(flags.prompt);
   if (prompter.bos() < 0) return invalid_argument("an empty prompt needs a model with a BOS token");

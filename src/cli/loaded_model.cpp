@@ -50,11 +50,18 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
   Result<ChatTemplate> chat_template = ChatTemplate::load(flags.directory);
   if (chat_template.ok()) {
     loaded.chat_template = std::move(*chat_template);
+  } else if (chat_template.status().code() == Code::kUnsupported) {
+    loaded.chat_problem = chat_template.status();  // no reason to refuse completions
   } else if (chat_template.status().code() != Code::kNotFound) {
     return chat_template.status();
   }
   KVLANE_ASSIGN(loaded.model, Model::load(flags.directory, options));
   return loaded;
+}
+
+ModelPrompter make_prompter(const LoadedModel& loaded) {
+  return {*loaded.tokenizer, loaded.chat_template ? &*loaded.chat_template : nullptr,
+          loaded.chat_problem, loaded.model->config(), loaded.model->context()};
 }
 
 EngineOptions engine_options(const ModelFlags& flags) {

@@ -10,6 +10,7 @@
 #include "model/chat_template.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
+#include "server/prompt.h"
 
 namespace kvlane {
 
@@ -17,6 +18,7 @@ struct LoadedModel {
   std::unique_ptr<Model> model;
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ChatTemplate> chat_template;  // not every checkpoint has one
+  Status chat_problem;                        // it has one, which kvlane does not understand
 };
 
 // What can be found wrong without reading weights: the flags, and that the directory holds a
@@ -25,6 +27,9 @@ Status check_model(const ModelFlags& flags);
 
 // Checks the same, then reads the directory. Takes as long as the weights are large.
 Result<LoadedModel> load_model(const ModelFlags& flags);
+
+// Refers to `loaded`, which outlives it.
+ModelPrompter make_prompter(const LoadedModel& loaded);
 
 // What the flags say about an engine.
 EngineOptions engine_options(const ModelFlags& flags);

@@ -52,9 +52,10 @@ Status run_worker(Role role, const WorkerFlags& flags) {
   engine_settings.reservation_lease = Seconds(flags.data_plane.lease);
   KVLANE_ASSIGN(std::unique_ptr<Engine> engine,
                 Engine::create(*loaded.model, *loaded.tokenizer, endpoint.get(), engine_settings));
-  const ModelPrompter prompter(*loaded.tokenizer,
-                               loaded.chat_template ? &*loaded.chat_template : nullptr,
-                               loaded.model->config(), loaded.model->context());
+  const ModelPrompter prompter = make_prompter(loaded);
+  if (!loaded.chat_problem.ok()) {
+    log_warning("chat requests will be refused: " + loaded.chat_problem.message());
+  }
   options.service.bind = {flags.server.host, flags.server.port};
   options.service.api_key = flags.server.api_key;
   options.role = role;

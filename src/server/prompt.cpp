@@ -3,6 +3,7 @@
 #include "server/prompt.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvlane {
 
@@ -53,8 +54,12 @@ ApiError too_long(const CompletionRequest& request, int context, std::size_t pro
 }  // namespace
 
 ModelPrompter::ModelPrompter(const Tokenizer& tokenizer, const ChatTemplate* chat_template,
-                             const ModelConfig& config, int context)
-    : tokenizer_(tokenizer), chat_template_(chat_template), config_(config), context_(context) {}
+                             Status chat_problem, const ModelConfig& config, int context)
+    : tokenizer_(tokenizer),
+      chat_template_(chat_template),
+      chat_problem_(std::move(chat_problem)),
+      config_(config),
+      context_(context) {}
 
 Result<std::vector<std::int32_t>> ModelPrompter::encode_text(const std::string& text) const {
   return tokenizer_.encode(text);
@@ -62,6 +67,9 @@ Result<std::vector<std::int32_t>> ModelPrompter::encode_text(const std::string& 
 
 Result<std::vector<std::int32_t>> ModelPrompter::encode_chat(
     const std::vector<ChatMessage>& messages) const {
+  if (!chat_problem_.ok()) {
+    return chat_problem_.with_context("This model's chat template cannot be used");
+  }
   if (chat_template_ == nullptr) {
     return invalid_argument("This model has no chat template; use /v1/completions.");
   }

@@ -20,7 +20,7 @@ class Prompter {
  public:
   virtual ~Prompter() = default;
   virtual Result<std::vector<std::int32_t>> encode_text(const std::string& text) const = 0;
-  // kInvalidArgument when the model has no chat template.
+  // kInvalidArgument when the model has no chat template, kUnsupported when kvlane cannot use it.
   virtual Result<std::vector<std::int32_t>> encode_chat(
       const std::vector<ChatMessage>& messages) const = 0;
   virtual std::int32_t bos() const = 0;  // -1: none
@@ -31,8 +31,9 @@ class Prompter {
 // With a model's own tokenizer and template.
 class ModelPrompter : public Prompter {
  public:
-  // Keeps references: the arguments outlive it. `chat_template` may be null.
-  ModelPrompter(const Tokenizer& tokenizer, const ChatTemplate* chat_template,
+  // Keeps references: tokenizer, template and config outlive it. `chat_template` may be null;
+  // `chat_problem` says why, unless the model just has none.
+  ModelPrompter(const Tokenizer& tokenizer, const ChatTemplate* chat_template, Status chat_problem,
                 const ModelConfig& config, int context);
 
   Result<std::vector<std::int32_t>> encode_text(const std::string& text) const override;
@@ -45,6 +46,7 @@ class ModelPrompter : public Prompter {
  private:
   const Tokenizer& tokenizer_;
   const ChatTemplate* chat_template_;
+  Status chat_problem_;
   const ModelConfig& config_;
   int context_;
 };
