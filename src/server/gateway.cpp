@@ -300,24 +300,31 @@ asio::awaitable<Gateway::Outcome> Gateway::answer_when_possible(Client& client, 
 
 // Up to attempts_max pairs of workers.
 asio::awaitable<Gateway::Outcome> Gateway::try_workers(Client& client, HttpReply& reply) {
-  std::set<std::size_t> tried_prefill;
-  std::set<std::size_t> tried_decode;
+  std::set<std::size_t> bad_prefill;  // blamed for a failed attempt: taken again only if need be
+  std::set<std::size_t> bad_decode;
+  std::set<std::pair<std::size_t, std::size_t>> tried;  // never taken again
   Outcome outcome;
   for (int attempts = 1; attempts <= options_.attempts_max; ++attempts) {
-    // A worker that was in a failed attempt is taken again only beside one that was not.
-    auto prefill = prefill_.pick(tried_prefill);
-    auto decode = decode_.pick(tried_decode);
-    if (!prefill && !decode) break;
+    std::optional<std::size_t> prefill = prefill_.pick(bad_prefill);
     if (!prefill) prefill = prefill_.pick({});
-    if (!decode) decode = decode_.pick({});
+    std::set<std::size_t> paired;
+    for (const auto& [one, other] : tried) {
+      if (one == *prefill) paired.insert(other);
+    }
+    std::set<std::size_t> unwanted = bad_decode;
+    unwanted.insert(paired.begin(), paired.end());
+    std::optional<std::size_t> decode = decode_.pick(unwanted);
+    if (!decode) decode = decode_.pick(paired);
+    if (!decode) break;
     outcome = co_await attempt(client, *prefill, *decode, reply);
     if (outcome.kind == Outcome::Kind::kAnswered || outcome.kind == Outcome::Kind::kFinal) break;
     const std::string news = "request " + client.http.id + ": attempt " + std::to_string(attempts) +
                              " failed with " + std::to_string(outcome.response.status);
     if (outcome.response.status == 429) log_debug(news);
     if (outcome.response.status != 429) log_warning(news);
-    tried_prefill.insert(*prefill);
-    tried_decode.insert(*decode);
+    tried.emplace(*prefill, *decode);
+    if (outcome.kind == Outcome::Kind::kPrefillFailed) bad_prefill.insert(*prefill);
+    if (outcome.kind == Outcome::Kind::kDecodeFailed) bad_decode.insert(*decode);
   }
   co_return outcome;
 }
@@ -373,12 +380,9 @@ asio::awaitable<void> Gateway::run_prefill(std::shared_ptr<PrefillTask> task, Ur
 }
 
 // Sends the prompt off. What becomes of it is in the task.
-std::shared_ptr<Gateway::PrefillTask> Gateway::start_prefill(const Client& client,
-                                                             std::size_t prefill,
-                                                             const TransferId& id,
-                                                             const Address& data_plane) const {
-  auto task =
-      std::make_shared<PrefillTask>(executor_, options_.calls, prefill_, prefill, client.tokens);
+void Gateway::start_prefill(const std::shared_ptr<PrefillTask>& task, const Client& client,
+                            std::size_t prefill, const TransferId& id,
+                            const Address& data_plane) const {
   json prompt = client.body;
   prompt["stream"] = false;
   prompt["max_tokens"] = 1;
@@ -390,12 +394,14 @@ std::shared_ptr<Gateway::PrefillTask> Gateway::start_prefill(const Client& clien
       run_prefill(task, prefill_.worker(prefill).url,
                   call(std::string(api_path(client.api)), client.http.id, to_text(prompt))),
       asio::detached);
-  return task;
 }
 
 asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t prefill,
                                                    std::size_t decode, HttpReply& reply) {
+  // Both workers count the request from here on, or a burst would find the same ones least loaded.
   WorkerPool::Visit visit(decode_, decode, client.tokens);
+  const auto task =
+      std::make_shared<PrefillTask>(executor_, options_.calls, prefill_, prefill, client.tokens);
   const TransferId id = random_transfer_id();
   const Url decode_url = decode_.worker(decode).url;
   const std::string ticket = to_text(json{{"transfer_id", to_string(id)}});
@@ -406,15 +412,16 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t p
   Outcome reserved = co_await reserve(client, decode, id, data_plane, reservation);
   if (reserved.kind != Outcome::Kind::kGoOn) {
     visit.refused();
+    task->visit.refused();
     co_return reserved;
   }
   client.place.reset();  // there is room: the next one may try
 
   HttpCall answer(executor_, options_.calls);
   visit.on_lost([&answer](const Status& why) { answer.cancel(why); });
-  const std::shared_ptr<PrefillTask> task = start_prefill(client, prefill, id, data_plane);
   PrefillGuard guard(task);
   task->on_failure = [&answer] { answer.cancel(); };
+  start_prefill(task, client, prefill, id, data_plane);
 
   const HttpCallRequest attach = call("/kvlane/v1/attach", client.http.id, ticket);
   const Result<HttpResponse> head = co_await answer.open(decode_url, attach);

@@ -59,8 +59,8 @@ class Gateway {
   asio::awaitable<Outcome> relay(const Client& client, HttpCall& answer, std::size_t decode,
                                  HttpResponse response, HttpReply& reply);
   asio::awaitable<void> relay_events(const Client& client, HttpCall& answer, HttpReply& reply);
-  std::shared_ptr<PrefillTask> start_prefill(const Client& client, std::size_t prefill,
-                                             const TransferId& id, const Address& data_plane) const;
+  void start_prefill(const std::shared_ptr<PrefillTask>& task, const Client& client,
+                     std::size_t prefill, const TransferId& id, const Address& data_plane) const;
   static asio::awaitable<void> run_prefill(std::shared_ptr<PrefillTask> task, Url url,
                                            HttpCallRequest request);
   asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
