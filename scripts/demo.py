@@ -241,7 +241,9 @@ def parse(arguments):
 
 def main():
     options = parse(sys.argv[1:])
-    # Every end goes through the clean-up of three_processes; Ctrl-C does so already.
+    # Every end goes through the clean-up of three_processes. A shell that started this in the
+    # background has set SIGINT to be ignored, and Python then leaves it so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
