@@ -34,6 +34,7 @@ struct GenerateFlags {
 struct Answer {
   std::string text;
   std::vector<std::int32_t> tokens;
+  FinishReason reason = FinishReason::kStop;
   Finish finish;
 };
 
@@ -61,13 +62,14 @@ Result<Answer> answer(Engine& engine, GenerationRequest request,
                            result.tokens.insert(result.tokens.end(), update.tokens.begin(),
                                                 update.tokens.end());
                            on_text(update.text);
+                           if (update.ended) result.reason = *update.ended;
                            if (!update.finish) return;
                            result.finish = *update.finish;
                            done.set_value();
                          })
                  .status());
   done.get_future().wait();
-  if (result.finish.reason == FinishReason::kFailed) return result.finish.error;
+  KVLANE_TRY(result.finish.error);
   return result;
 }
 
@@ -77,7 +79,10 @@ Status generate(const GenerateFlags& flags) {
                                                   engine_options(flags.model)));
   GenerationRequest request;
   KVLANE_ASSIGN(request.prompt, encode_prompt(flags, loaded));
-  request.sampling = {flags.temperature, flags.top_k, flags.top_p, flags.seed};
+  request.sampling.temperature = flags.temperature;
+  request.sampling.top_k = flags.top_k;
+  request.sampling.top_p = flags.top_p;
+  request.seed = flags.seed;
   const int room = loaded.model->context() - static_cast<int>(request.prompt.size());
   request.max_tokens = std::min(flags.max_tokens, std::max(room, 1));
   request.stop = flags.stop;
@@ -95,7 +100,7 @@ Status generate(const GenerateFlags& flags) {
   const nlohmann::ordered_json json = {
       {"text", result.text},
       {"tokens", result.tokens},
-      {"finish_reason", result.finish.reason == FinishReason::kStop ? "stop" : "length"},
+      {"finish_reason", result.reason == FinishReason::kStop ? "stop" : "length"},
       {"prompt_tokens", result.finish.prompt_tokens},
       {"completion_tokens", result.finish.completion_tokens},
       {"account", account_json(result.finish.account)}};

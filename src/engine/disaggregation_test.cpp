@@ -17,7 +17,8 @@ GenerationRequest make_request(int prompt_tokens, int max_tokens, std::uint32_t 
   GenerationRequest request;
   request.prompt = random_prompt(prompt_tokens, seed);
   request.max_tokens = max_tokens;
-  request.sampling = {.temperature = seed % 2 == 0 ? 0.0F : 1.0F, .seed = seed};
+  request.sampling.temperature = seed % 2 == 0 ? 0.0F : 1.0F;
+  request.seed = seed;
   request.ignore_eos = true;
   return request;
 }
@@ -67,8 +68,8 @@ TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
         EXPECT_EQ(push.answer.tokens(), alone(model, request))
             << name << " " << codec << " " << prompt;
         const PrefillOutcome& outcome = push.prefilled.wait();
-        EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
-        EXPECT_EQ(outcome.first_token, push.answer.tokens()[0]);
+        EXPECT_TRUE(outcome.finish.error.ok()) << outcome.finish.error.message();
+        EXPECT_EQ(outcome.first.at(0).token, push.answer.tokens()[0]);
 
         const KvShape shape = model.config().kv_shape();
         const std::size_t raw =
@@ -101,7 +102,7 @@ TEST(Disaggregation, ParkedAnswersEqualOneProcess) {
     first.max_tokens = 1;  // what routers of vLLM's protocol send
     Prefilled prefilled;
     ASSERT_TRUE(prefill.engine->prefill_and_park(first, transfer, prefilled.on_prefilled()).ok());
-    ASSERT_TRUE(prefilled.wait().status.ok()) << prefilled.wait().status.message();
+    ASSERT_TRUE(prefilled.wait().finish.error.ok()) << prefilled.wait().finish.error.message();
     prefill.expect_clean();  // parked frames hold no blocks
     Answer answer;
     ASSERT_TRUE(
@@ -128,7 +129,7 @@ TEST(Disaggregation, ManyAtOnceOverTcpEqualOneProcess) {
   for (std::size_t i = 0; i < pushes.size(); ++i) {
     EXPECT_TRUE(pushes[i]->answer.wait().error.ok()) << pushes[i]->answer.wait().error.message();
     EXPECT_EQ(pushes[i]->answer.tokens(), alone(model, requests[i]));
-    EXPECT_TRUE(pushes[i]->prefilled.wait().status.ok());
+    EXPECT_TRUE(pushes[i]->prefilled.wait().finish.error.ok());
   }
   prefill.expect_clean();
   decode.expect_clean();
@@ -157,7 +158,7 @@ TEST(Disaggregation, LossIsRepairedOrAnErrorNeverAWrongAnswer) {
     Worker prefill(*network, model, {}, Seconds(0.5));
     Worker decode(*network, model, {}, Seconds(0.5));
     Push push(prefill, decode, request);
-    const bool delivered = push.prefilled.wait().status.ok();
+    const bool delivered = push.prefilled.wait().finish.error.ok();
     if (!delivered) decode.engine->abort(push.decode_id);
     if (push.answer.wait().error.ok()) {
       EXPECT_EQ(push.answer.tokens(), expected) << "seed " << seed;
@@ -179,9 +180,9 @@ TEST(Disaggregation, ACutLinkIsAnErrorOnBothSidesAndLeavesNothingBehind) {
       Push push(prefill, decode, make_request(250, 10, 1));
       // A link that never carried anything only ends the reservation when its lease does; the
       // router that hears of the failed prefill aborts it.
-      EXPECT_FALSE(push.prefilled.wait().status.ok()) << "cut after " << cut;
+      EXPECT_FALSE(push.prefilled.wait().finish.error.ok()) << "cut after " << cut;
       decode.engine->abort(push.decode_id);
-      EXPECT_EQ(push.answer.wait().reason, FinishReason::kFailed);
+      EXPECT_FALSE(push.answer.wait().error.ok());
       prefill.expect_clean();
       decode.expect_clean();
     }
@@ -197,7 +198,7 @@ TEST(Disaggregation, APeerThatIsNotThereIsAnError) {
                   ->prefill_and_push(make_request(100, 5, 1), {"127.0.0.1", 9},
                                      random_transfer_id(), prefilled.on_prefilled())
                   .ok());
-  EXPECT_EQ(prefilled.wait().status.code(), Code::kUnavailable);
+  EXPECT_EQ(prefilled.wait().finish.error.code(), Code::kUnavailable);
   Answer answer;
   const auto fetched = prefill.engine->fetch_and_decode(make_request(100, 5, 1), {"127.0.0.1", 9},
                                                         random_transfer_id(), answer.on_update());
@@ -212,8 +213,8 @@ TEST(Disaggregation, AnotherModelIsRefusedByName) {
   Worker prefill(*network, fixture_model("llama-mha-bf16-tied"));
   Worker decode(*network, fixture_model());
   Push push(prefill, decode, make_request(100, 5, 1));
-  EXPECT_FALSE(push.prefilled.wait().status.ok());
-  EXPECT_THAT(push.prefilled.wait().status.message(), testing::HasSubstr("model"));
+  EXPECT_FALSE(push.prefilled.wait().finish.error.ok());
+  EXPECT_THAT(push.prefilled.wait().finish.error.message(), testing::HasSubstr("model"));
   decode.engine->abort(push.decode_id);
   EXPECT_FALSE(push.answer.wait().error.ok());
 }
@@ -233,7 +234,7 @@ TEST(Disaggregation, AnotherPromptOnTheOtherSideIsRefused) {
                                      prefilled.on_prefilled())
                   .ok());
   EXPECT_THAT(answer.wait().error.message(), testing::HasSubstr("99"));
-  EXPECT_FALSE(prefilled.wait().status.ok());
+  EXPECT_FALSE(prefilled.wait().finish.error.ok());
   prefill.expect_clean();
   decode.expect_clean();
 }

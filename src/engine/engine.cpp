@@ -101,9 +101,7 @@ Result<EngineImpl::SequencePtr> EngineImpl::new_sequence(GenerationRequest reque
   KVLANE_TRY(validate(request));
   auto sequence =
       std::make_unique<Sequence>(next_id_.fetch_add(1), std::move(request), tokenizer_, pool_);
-  const SamplingParams& sampling = sequence->request.sampling;
-  sequence->sampler = {sampling.temperature, sampling.top_k, sampling.top_p,
-                       sampling.seed ? *sampling.seed : random_seed()};
+  sequence->key.seed = sequence->request.seed ? *sequence->request.seed : random_seed();
   sequence->tokens.reserve(sequence->tokens_max());
   return sequence;
 }
@@ -225,7 +223,6 @@ Status EngineImpl::attach(RequestId request, OnUpdate on_update) {
     if (found == live_.end()) {
       Update gone;
       gone.finish.emplace();
-      gone.finish->reason = FinishReason::kFailed;
       gone.finish->error = not_found("request " + std::to_string(request) +
                                      " is over or its reservation has expired");
       on_update(gone);
@@ -323,6 +320,7 @@ void EngineImpl::tell(Sequence& sequence, Update update) {
   Update& unheard = sequence.unheard;
   unheard.tokens.insert(unheard.tokens.end(), update.tokens.begin(), update.tokens.end());
   unheard.text += update.text;
+  unheard.ended = update.ended;
   if (update.finish) unheard.finish = std::move(update.finish);
 }
 
@@ -332,17 +330,24 @@ void EngineImpl::conclude(Sequence& sequence, FinishReason reason, const Status&
   if (sequence.state == State::kDecode)
     sequence.account.decode = seconds_since(sequence.phase_start);
   unseat(sequence);
-  Finish finish{reason,           error,      sequence.prompt_tokens(), sequence.completion_tokens,
-                sequence.account, sequence.kv};
+  Finish finish{.error = error,
+                .prompt_tokens = sequence.prompt_tokens(),
+                .completion_tokens = sequence.completion_tokens,
+                .account = sequence.account,
+                .kv = sequence.kv};
   if (sequence.on_prefilled) {
-    sequence.on_prefilled({error, std::move(finish), sequence.first_text,
-                           sequence.completion_tokens > 0 ? sequence.tokens.back() : 0});
+    PrefillOutcome outcome{.finish = std::move(finish), .first = {}};
+    if (error.ok()) outcome.first = {{sequence.tokens.back(), sequence.first_text, {}}};
+    sequence.on_prefilled(outcome);
     live_.erase(sequence.id);
     return;
   }
   const bool heard = static_cast<bool>(sequence.on_update);
   Update last;
-  if (error.ok() && !sequence.text.stopped()) last.text = sequence.text.finish();
+  if (error.ok()) {
+    if (!sequence.text.stopped()) last.text = sequence.text.finish();
+    last.ended = reason;
+  }
   last.finish = std::move(finish);
   // A sequence that nobody attached to yet stays, without blocks, to be told; see
   // expire_unattached.

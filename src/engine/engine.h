@@ -17,25 +17,27 @@
 #include "engine/account.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
+#include "ops/sampling.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
 
-// How the next token is drawn. Greedy when temperature is 0.
-struct SamplingParams {
-  float temperature = 1;
-  int top_k = 0;  // 0: all
-  float top_p = 1;
-  // Drawn at random by the engine when absent. Same prompt and seed: same tokens.
-  std::optional<std::uint64_t> seed;
-};
-
 struct GenerationRequest {
   std::vector<std::int32_t> prompt;  // at least one token, all inside the vocabulary
   SamplingParams sampling;
-  int max_tokens = 16;            // 1 ... context - prompt
+  // Drawn at random by the engine when absent. Same prompt and seed: same tokens.
+  std::optional<std::uint64_t> seed;
+  int n = 1;                      // answers to this one prompt, each with random numbers of its own
+  int max_tokens = 16;            // of each answer: 1 ... context - prompt
+  int min_tokens = 0;             // before that many, neither end-of-sequence nor a stop ends it
   std::vector<std::string> stop;  // generation ends before the first of these; not part of the text
+  std::vector<std::int32_t> stop_tokens;  // generation ends with one of these, as with the model's
+                                          // own end of sequence
   bool ignore_eos = false;
+  std::optional<int> logprobs;  // tell each token's, and those of this many most likely ones
+  std::string cache_salt;       // shares cached blocks only with requests of the same salt
+  int priority = 0;             // lower first
+  std::string client;           // fairness is between clients; any name
 };
 
 // Bytes of KV that crossed from prefill to decode.
@@ -45,35 +47,40 @@ struct KvBytes {
 };
 
 enum class FinishReason {
-  kStop,    // end-of-sequence token or stop string
+  kStop,    // end-of-sequence token, stop token or stop string
   kLength,  // max_tokens reached
-  kFailed,  // Finish::error says why
 };
 
 // The end of a request, told exactly once.
 struct Finish {
-  FinishReason reason = FinishReason::kStop;
-  Status error;  // set with kFailed only
+  Status error;  // why it failed, unless ok
   int prompt_tokens = 0;
-  int completion_tokens = 0;
-  TimeAccount account;
+  int cached_tokens = 0;      // of the prompt: found in the prefix cache
+  int completion_tokens = 0;  // of all answers
+  TimeAccount account;        // with several answers: of the one that ended last
   KvBytes kv;
 };
 
-// What happened to a request since the last update.
+// What happened to one answer of a request since the last update.
 struct Update {
-  std::vector<std::int32_t> tokens;  // new ones; the end-of-sequence token is not among them
-  std::string text;                  // whole UTF-8 characters; a possible stop string is held back
-  std::optional<Finish> finish;      // set in the last update
+  int choice = 0;                       // 0 ... n - 1: which answer
+  std::vector<std::int32_t> tokens;     // new ones; the end-of-sequence token is not among them
+  std::vector<TokenLogprobs> logprobs;  // one a token, if asked for
+  std::string text;                   // whole UTF-8 characters; a possible stop string is held back
+  std::optional<FinishReason> ended;  // this answer is complete
+  std::optional<Finish> finish;       // the request is over: set in its last update
 };
 using OnUpdate = std::function<void(const Update&)>;
 
 // The end of a prefill whose KV goes elsewhere.
 struct PrefillOutcome {
-  Status status;
-  Finish finish;           // prompt_tokens, completion_tokens (1), account, kv
-  std::string first_text;  // of the first token
-  std::int32_t first_token = 0;
+  struct First {
+    std::int32_t token = 0;
+    std::string text;
+    std::optional<TokenLogprobs> logprobs;
+  };
+  Finish finish;             // with `error` when it failed; completion_tokens is n
+  std::vector<First> first;  // the first token of each answer; empty when it failed
 };
 using OnPrefilled = std::function<void(const PrefillOutcome&)>;
 

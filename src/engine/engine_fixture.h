@@ -49,6 +49,7 @@ class Answer {
       EXPECT_FALSE(finish_.has_value()) << "an update after the last one";
       tokens_.insert(tokens_.end(), update.tokens.begin(), update.tokens.end());
       text_ += update.text;
+      if (update.ended) reason_ = update.ended;
       if (update.finish) finish_ = update.finish;
       changed_.notify_all();
     };
@@ -69,6 +70,8 @@ class Answer {
                       [&] { return finish_.has_value() || tokens_.size() >= count; });
   }
 
+  // Why the answer ended; nothing if it failed.
+  std::optional<FinishReason> reason() const { return reason_; }
   const std::vector<std::int32_t>& tokens() const { return tokens_; }
   const std::string& text() const { return text_; }
 
@@ -77,6 +80,7 @@ class Answer {
   std::condition_variable changed_;
   std::vector<std::int32_t> tokens_;
   std::string text_;
+  std::optional<FinishReason> reason_;
   std::optional<Finish> finish_;
 };
 

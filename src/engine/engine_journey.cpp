@@ -29,7 +29,7 @@ void EngineImpl::finish_sending(Sequence& sequence) {
   sequence.state = Sequence::State::kSending;
   TransferEnd end;
   end.first_token = sequence.tokens.back();
-  end.seed = sequence.sampler.seed;
+  end.seed = sequence.key.seed;
   end.durations = {{"queue", sequence.account.queue},
                    {"prefill", sequence.account.prefill},
                    {"prefill_attention", sequence.account.prefill_attention}};
@@ -69,14 +69,13 @@ void EngineImpl::settle(Sequence& sequence) {
   const bool failed = !sequence.journey_status.ok();
   const bool known = failed || sequence.delivered || sequence.journey == Sequence::Journey::kPark;
   if (!known) return;
-  conclude(sequence, failed ? FinishReason::kFailed : FinishReason::kLength,
-           Status(sequence.journey_status));
+  conclude(sequence, FinishReason::kLength, Status(sequence.journey_status));
 }
 
 void EngineImpl::arrive(Sequence& sequence, const Result<ReceivedKv>& received) {
   sequence.receiver.reset();
   if (!received.ok()) {
-    conclude(sequence, FinishReason::kFailed,
+    conclude(sequence, FinishReason::kLength,
              received.status().with_context("The prompt's KV did not arrive"));
     return;
   }
@@ -88,11 +87,11 @@ void EngineImpl::arrive(Sequence& sequence, const Result<ReceivedKv>& received) 
   account.transfer += received->transfer;  // to what the sender waited for its link
   account.decode_codec = received->decode_codec;
   sequence.kv = received->kv;
-  sequence.sampler.seed = received->end.seed;
+  sequence.key.seed = received->end.seed;
   sequence.table.set_tokens(sequence.prompt_tokens());
   const std::int32_t token = received->end.first_token;
   if (token < 0 || token >= model_.config().vocab) {
-    conclude(sequence, FinishReason::kFailed,
+    conclude(sequence, FinishReason::kLength,
              corrupt("the prefill worker's first token, " + std::to_string(token) +
                      ", is not in the vocabulary"));
     return;
@@ -107,11 +106,11 @@ void EngineImpl::fail(Sequence& sequence, const Status& why) {
   if (sequence.unheard.finish) return;  // it is over, only untold
   if (sequence.state == State::kReceiving) {
     endpoint_->cancel(sequence.transfer);  // from here on its blocks are ours again
-    conclude(sequence, FinishReason::kFailed, why);
+    conclude(sequence, FinishReason::kLength, why);
     return;
   }
   if (sequence.job == nullptr) {
-    conclude(sequence, FinishReason::kFailed, why);
+    conclude(sequence, FinishReason::kLength, why);
     return;
   }
   if (sequence.journey_status.ok()) sequence.journey_status = why;

@@ -39,7 +39,7 @@ bool EngineImpl::step() {
     }
   }
   for (Sequence* sequence : lost) {
-    conclude(*sequence, FinishReason::kFailed, Status(sequence->journey_status));
+    conclude(*sequence, FinishReason::kLength, Status(sequence->journey_status));
   }
   if (slots_.empty()) return !lost.empty();
 
@@ -62,7 +62,7 @@ bool EngineImpl::step() {
       after_prefill_chunk(sequence, logits);
     } else {
       sequence.account.decode_attention += forward_->times().attention;
-      accept_token(sequence, sample_token(logits, sequence.sampler,
+      accept_token(sequence, sample_token(logits, sequence.request.sampling, sequence.key,
                                           static_cast<int>(sequence.tokens.size())));
     }
   }
@@ -86,8 +86,8 @@ void EngineImpl::after_prefill_chunk(Sequence& sequence, std::span<const float> 
     return;
   }
   sequence.account.prefill = seconds_since(sequence.phase_start);
-  const std::int32_t token =
-      sample_token(logits, sequence.sampler, static_cast<int>(sequence.tokens.size()));
+  const std::int32_t token = sample_token(logits, sequence.request.sampling, sequence.key,
+                                          static_cast<int>(sequence.tokens.size()));
   if (sequence.sends()) {
     ++sequence.completion_tokens;
     sequence.tokens.push_back(token);

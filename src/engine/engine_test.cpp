@@ -26,7 +26,9 @@ GenerationRequest make_request(int prompt_tokens, int max_tokens, std::uint32_t 
   GenerationRequest request;
   request.prompt = random_prompt(prompt_tokens, seed);
   request.max_tokens = max_tokens;
-  request.sampling = {.temperature = temperature, .top_p = 0.95F, .seed = seed};
+  request.sampling.temperature = temperature;
+  request.sampling.top_p = 0.95F;
+  request.seed = seed;
   request.ignore_eos = true;
   return request;
 }
@@ -43,7 +45,7 @@ TEST(Engine, GreedyAnswerEqualsAPlainLoopOverForwardPasses) {
   for (std::span<const std::int32_t> next = tokens; expected.size() < 20;) {
     const ForwardSpan span{&table, next, true};
     ASSERT_TRUE(forward->run({&span, 1}, {}).ok());
-    expected.push_back(sample_token(forward->logits(0), {.temperature = 0}, 0));
+    expected.push_back(sample_token(forward->logits(0), {.temperature = 0}, {}, 0));
     next = {&expected.back(), 1};
   }
   EXPECT_EQ(alone(model, request), expected);
@@ -66,7 +68,7 @@ TEST(Engine, ManyRequestsAtOnceAnswerAsEachAlone) {
     }
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const Finish& finish = answers[i].wait();
-      EXPECT_EQ(finish.reason, FinishReason::kLength) << finish.error.message();
+      EXPECT_EQ(answers[i].reason(), FinishReason::kLength) << finish.error.message();
       EXPECT_EQ(finish.prompt_tokens, static_cast<int>(requests[i].prompt.size()));
       EXPECT_EQ(finish.completion_tokens, requests[i].max_tokens);
       EXPECT_EQ(answers[i].tokens(), expected[i]) << "request " << i << " chunk " << chunk;
@@ -79,7 +81,7 @@ TEST(Engine, ManyRequestsAtOnceAnswerAsEachAlone) {
 TEST(Engine, SeedDecidesTheDraw) {
   const GenerationRequest request = make_request(10, 40, 5, 1.0F);
   GenerationRequest other = request;
-  other.sampling.seed = 6;
+  other.seed = 6;
   EXPECT_EQ(alone(fixture_model(), request), alone(fixture_model(), request));
   EXPECT_NE(alone(fixture_model(), request), alone(fixture_model(), other));
 }
@@ -96,7 +98,7 @@ TEST(Engine, EndsAtTheEndOfSequenceTokenUnlessToldNotTo) {
     Answer answer;
     ASSERT_TRUE(engine->submit(request, answer.on_update()).ok());
     const Finish& finish = answer.wait();
-    EXPECT_EQ(finish.reason, FinishReason::kStop);
+    EXPECT_EQ(answer.reason(), FinishReason::kStop);
     EXPECT_EQ(answer.tokens(), std::vector<std::int32_t>(all.begin(), eos));
     EXPECT_EQ(finish.completion_tokens, static_cast<int>(answer.tokens().size()) + 1);
     return;
@@ -112,7 +114,8 @@ TEST(Engine, StopStringsEndTheTextBeforeThem) {
   const auto engine = make_engine();
   Answer answer;
   ASSERT_TRUE(engine->submit(request, answer.on_update()).ok());
-  EXPECT_EQ(answer.wait().reason, FinishReason::kStop);
+  answer.wait();
+  EXPECT_EQ(answer.reason(), FinishReason::kStop);
   EXPECT_EQ(answer.text(), text.substr(0, text.find(text.substr(17, 4))));
 }
 
@@ -211,7 +214,7 @@ TEST(Engine, AbortAtAnyMomentReturnsEveryBlock) {
     for (int i = 0; i < 6; i += 2) engine->abort(ids[i]);
     for (int i = 0; i < 6; ++i) {
       const Finish& finish = answers[i].wait();
-      if (finish.reason == FinishReason::kFailed) {
+      if (!finish.error.ok()) {
         EXPECT_EQ(finish.error.code(), Code::kAborted);
         EXPECT_EQ(i % 2, 0);
       }

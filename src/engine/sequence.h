@@ -49,7 +49,7 @@ struct Sequence {
   std::vector<std::int32_t> tokens;  // prompt and answer; all but the last are in the blocks
   int completion_tokens = 0;         // the end-of-sequence token included
   OutputText text;
-  SamplerParams sampler;
+  SamplingKey key;
   BlockTable table;
   bool seated = false;  // has its blocks and its place in the batch
 

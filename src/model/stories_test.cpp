@@ -84,7 +84,7 @@ TEST(Stories, GreedyTextEqualsLlama2cOnEveryTier) {
     for (int step = 0; step < kSteps; ++step) {
       const ForwardSpan span{&table, {&next, 1}, true};
       ASSERT_TRUE((*forward)->run({&span, 1}, {}).ok());
-      next = sample_token((*forward)->logits(0), {.temperature = 0}, step);
+      next = sample_token((*forward)->logits(0), {.temperature = 0}, {}, step);
       if (next == kBos) break;
       ids.push_back(next);
     }

@@ -52,8 +52,8 @@ std::vector<Candidate> rank_candidates(std::span<const float> logits, int top_k)
 
 }  // namespace
 
-std::int32_t sample_token(std::span<const float> logits, const SamplerParams& params,
-                          int position) {
+std::int32_t sample_token(std::span<const float> logits, const SamplingParams& params,
+                          const SamplingKey& key, int position) {
   if (params.temperature <= 0) return argmax(logits);
   const std::vector<Candidate> candidates = rank_candidates(logits, params.top_k);
   // Logits that are all NaN or infinite have no distribution to draw from.
@@ -77,7 +77,7 @@ std::int32_t sample_token(std::span<const float> logits, const SamplerParams& pa
   }
 
   const PhiloxCounter words =
-      philox4x32(params.seed, {static_cast<std::uint32_t>(position), 0, 0, 0});
+      philox4x32(key.seed, {static_cast<std::uint32_t>(position), key.choice, 0, 0});
   double rest = uniform_unit(words[0], words[1]) * total;
   for (std::size_t i = 0; i < kept; ++i) {
     rest -= weights[i];

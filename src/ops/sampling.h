@@ -4,18 +4,52 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace kvlane {
 
-// How the next token is drawn. Greedy when temperature is 0.
-struct SamplerParams {
-  float temperature = 1;
-  int top_k = 0;    // the k most likely tokens; 0: all
-  float top_p = 1;  // of these, the fewest whose probabilities reach top_p
-  std::uint64_t seed = 0;
+struct LogitBias {
+  std::int32_t token = 0;
+  float bias = 0;
 };
 
-// The token at `position` of its sequence. Equal logits rank by lower id; NaN ranks last.
-std::int32_t sample_token(std::span<const float> logits, const SamplerParams& params, int position);
+// How the next token is drawn: greedy when temperature is 0. Applied in the order of the members,
+// as vLLM does.
+struct SamplingParams {
+  std::vector<LogitBias> logit_bias;  // added to the logits; tokens inside the vocabulary
+  float repetition_penalty = 1;       // above 0; divides positive logits of tokens seen before,
+                                      // multiplies negative ones, prompt included
+  float frequency_penalty = 0;        // subtracted for each time a token occurs in the answer
+  float presence_penalty = 0;         // subtracted once if it does
+  float temperature = 1;
+  float min_p = 0;  // leaves out tokens with less than this part of the best one's probability
+  int top_k = 0;    // the k most likely tokens; 0: all
+  float top_p = 1;  // of these, the fewest whose probabilities reach top_p
+};
+
+// Where a random number comes from: the same key and position give the same token.
+struct SamplingKey {
+  std::uint64_t seed = 0;
+  std::uint32_t choice = 0;  // answers to one prompt draw apart
+};
+
+// The token at `position` of its sequence. Equal logits rank by lower id; NaN ranks last. Looks at
+// temperature and what follows it; what precedes it is adjust_logits().
+std::int32_t sample_token(std::span<const float> logits, const SamplingParams& params,
+                          const SamplingKey& key, int position);
+
+// Natural logarithms of probabilities.
+struct TokenLogprob {
+  std::int32_t token = 0;
+  float logprob = 0;
+
+  friend bool operator==(const TokenLogprob&, const TokenLogprob&) = default;
+};
+struct TokenLogprobs {
+  float logprob = 0;              // of the token itself
+  std::vector<TokenLogprob> top;  // the most likely ones, best first
+
+  friend bool operator==(const TokenLogprobs&, const TokenLogprobs&) = default;
+};
 
 }  // namespace kvlane

@@ -175,15 +175,13 @@ class FakeEngine : public Engine {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       PrefillOutcome outcome;
-      if (given_up(id)) outcome.status = aborted("aborted");
-      if (plan_.fail_after >= 0) outcome.status = plan_.failure;
-      wire_->deliver(transfer, outcome.status);
+      if (given_up(id)) outcome.finish.error = aborted("aborted");
+      if (plan_.fail_after >= 0) outcome.finish.error = plan_.failure;
+      wire_->deliver(transfer, outcome.finish.error);
       outcome.finish.prompt_tokens = static_cast<int>(request.prompt.size());
       outcome.finish.completion_tokens = 1;
-      outcome.finish.reason = FinishReason::kLength;
       outcome.finish.kv = {200, 150};
-      outcome.first_token = request.prompt[0];
-      outcome.first_text = std::to_string(request.prompt[0]) + " ";
+      outcome.first = {{request.prompt[0], std::to_string(request.prompt[0]) + " ", {}}};
       on_prefilled(outcome);
     });
   }
@@ -194,21 +192,22 @@ class FakeEngine : public Engine {
       if (given_up(id)) return finish(request, i, on_update, aborted("aborted"));
       if (i == plan_.fail_after) return finish(request, i, on_update, plan_.failure);
       const std::int32_t token = request.prompt[0] + i;
-      on_update({{token}, std::to_string(token) + " ", {}});
+      on_update({.tokens = {token}, .text = std::to_string(token) + " "});
     }
     finish(request, request.max_tokens, on_update, {});
   }
   static void finish(const GenerationRequest& request, int tokens, const OnUpdate& on_update,
                      Status error) {
-    Finish end;
-    end.reason = error.ok() ? FinishReason::kLength : FinishReason::kFailed;
+    Update last;
+    if (error.ok()) last.ended = FinishReason::kLength;
+    Finish& end = last.finish.emplace();
     end.error = std::move(error);
     end.prompt_tokens = static_cast<int>(request.prompt.size());
     end.completion_tokens = tokens;
     end.account.prefill = 0.001;
     end.account.decode = 0.002;
     end.kv = {200, 150};
-    on_update({{}, "", end});
+    on_update(last);
   }
   void remember(const GenerationRequest& request) {
     const std::lock_guard lock(mutex_);

@@ -178,7 +178,7 @@ Refusal read_top_k(const json& value, std::string_view name, CompletionRequest& 
 
 Refusal read_seed(const json& value, std::string_view name, CompletionRequest& out) {
   if (!value.is_number_integer()) return wrong(name, "must be an integer, not " + quoted(value));
-  out.sampling.seed = value.get<std::uint64_t>();  // negative ones wrap: any 64 bits are a seed
+  out.seed = value.get<std::uint64_t>();  // negative ones wrap: any 64 bits are a seed
   return {};
 }
 

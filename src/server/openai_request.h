@@ -33,6 +33,7 @@ struct CompletionRequest {
 
   std::optional<int> max_tokens;
   SamplingParams sampling;
+  std::optional<std::uint64_t> seed;
   std::vector<std::string> stop;
   bool ignore_eos = false;
   bool stream = false;

@@ -48,7 +48,7 @@ TEST(CompletionRequestTest, ReadsEveryField) {
   EXPECT_FLOAT_EQ(request.sampling.temperature, 0.5F);
   EXPECT_FLOAT_EQ(request.sampling.top_p, 0.9F);
   EXPECT_EQ(request.sampling.top_k, 40);
-  EXPECT_EQ(request.sampling.seed, UINT64_MAX);
+  EXPECT_EQ(request.seed, UINT64_MAX);
   EXPECT_THAT(request.stop, ElementsAre("a", "b"));
   EXPECT_TRUE(request.ignore_eos && request.stream && request.include_usage);
   EXPECT_TRUE(request.return_token_ids);

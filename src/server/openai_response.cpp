@@ -17,7 +17,6 @@ const char* reason_name(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop: return "stop";
     case FinishReason::kLength: return "length";
-    case FinishReason::kFailed: return "error";
   }
   return "error";
 }
@@ -101,7 +100,7 @@ std::string CompletionFormat::events(const Update& update) {
     choice["text"] = update.text;
   }
   if (token_ids_) choice["token_ids"] = update.tokens;
-  if (update.finish) choice["finish_reason"] = reason_name(update.finish->reason);
+  if (update.ended) choice["finish_reason"] = reason_name(*update.ended);
   json event = chunk(std::move(choice));
   if (!update.finish) return out + sse_event(to_text(event));
 
@@ -115,17 +114,16 @@ std::string CompletionFormat::events(const Update& update) {
   return out + kDoneEvent;
 }
 
-std::string CompletionFormat::whole(const std::string& text,
-                                    const std::vector<std::int32_t>& tokens, const Finish& finish,
+std::string CompletionFormat::whole(const Update& answer, const Finish& finish,
                                     const json& kv_transfer_params) const {
-  json choice = {
-      {"index", 0}, {"logprobs", nullptr}, {"finish_reason", reason_name(finish.reason)}};
+  json choice = {{"index", 0}, {"logprobs", nullptr}, {"finish_reason", nullptr}};
+  if (answer.ended) choice["finish_reason"] = reason_name(*answer.ended);
   if (api_ == Api::kChat) {
-    choice["message"] = {{"role", "assistant"}, {"content", text}};
+    choice["message"] = {{"role", "assistant"}, {"content", answer.text}};
   } else {
-    choice["text"] = text;
+    choice["text"] = answer.text;
   }
-  if (token_ids_) choice["token_ids"] = tokens;
+  if (token_ids_) choice["token_ids"] = answer.tokens;
   json object = skeleton(api_ == Api::kChat ? "chat.completion" : "text_completion");
   object["choices"] = json::array({std::move(choice)});
   object["usage"] = usage_json(finish);

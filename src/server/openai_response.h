@@ -41,8 +41,8 @@ class CompletionFormat {
   std::string events(const Update& update);
 
   // The whole answer of a request that is not streamed. `kv_transfer_params` may be null.
-  std::string whole(const std::string& text, const std::vector<std::int32_t>& tokens,
-                    const Finish& finish, const nlohmann::json& kv_transfer_params) const;
+  std::string whole(const Update& answer, const Finish& finish,
+                    const nlohmann::json& kv_transfer_params) const;
 
  private:
   nlohmann::json skeleton(const char* object) const;

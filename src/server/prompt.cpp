@@ -110,6 +110,7 @@ ApiResult<GenerationRequest> make_generation_request(const CompletionRequest& re
   GenerationRequest generation;
   generation.prompt = std::move(*ids);
   generation.sampling = request.sampling;
+  generation.seed = request.seed;
   generation.max_tokens = static_cast<int>(max_tokens);
   generation.stop = request.stop;
   generation.ignore_eos = request.ignore_eos;

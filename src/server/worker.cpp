@@ -33,6 +33,7 @@ std::int64_t seconds_since_1970() {
 void merge_updates(Update& older, Update&& newer) {
   older.tokens.insert(older.tokens.end(), newer.tokens.begin(), newer.tokens.end());
   older.text += newer.text;
+  older.ended = newer.ended;
   older.finish = std::move(newer.finish);
 }
 
@@ -46,9 +47,7 @@ ApiError no_reservation() {
   return {404, "There is no reservation with this 'transfer_id'.", "transfer_id", ""};
 }
 
-bool failed(const Update& update) {
-  return update.finish && update.finish->reason == FinishReason::kFailed;
-}
+bool failed(const Update& update) { return update.finish && !update.finish->error.ok(); }
 
 // Why a request failed that the engine had taken. It was checked before: what is refused later is
 // that two workers do not fit each other, which no change of the request mends.
@@ -249,8 +248,8 @@ asio::awaitable<void> Worker::prefill(Job job, HttpReply& reply) {
   guard.watch(*request);
   PrefillOutcome outcome = co_await mailbox->take();
   guard.ended();
-  if (!outcome.status.ok()) {
-    const HttpResponse response = to_response(late_error(outcome.status));
+  if (!outcome.finish.error.ok()) {
+    const HttpResponse response = to_response(late_error(outcome.finish.error));
     co_await reply.send(response);
     co_return;
   }
@@ -259,9 +258,11 @@ asio::awaitable<void> Worker::prefill(Job job, HttpReply& reply) {
   const json params = park ? parked_params(transfer.id, *options_.data_plane, options_.engine_id,
                                            outcome.finish.prompt_tokens)
                            : json();
-  const std::vector<std::int32_t> tokens(1, outcome.first_token);
-  const HttpResponse response =
-      json_response(format.whole(outcome.first_text, tokens, outcome.finish, params));
+  Update first;
+  first.tokens.push_back(outcome.first[0].token);
+  first.text = outcome.first[0].text;
+  first.ended = FinishReason::kLength;
+  const HttpResponse response = json_response(format.whole(first, outcome.finish, params));
   co_await reply.send(response);  // KV parked for a router that has left goes with its lease
 }
 
@@ -282,7 +283,7 @@ asio::awaitable<void> Worker::answer(Job job, Updates& updates, HttpReply& reply
   } else {
     close_account(update.finish->account, seconds_since(job.received));
     const CompletionFormat format(job.request, job.request_id, options_.model_name, job.created);
-    response = json_response(format.whole(update.text, update.tokens, *update.finish, json()));
+    response = json_response(format.whole(update, *update.finish, json()));
   }
   co_await reply.send(response);
 }
