@@ -22,6 +22,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "spec" / "decoder"))
 sys.path.insert(0, str(GOLDEN))
 
+import block_name  # noqa: E402
 import frame  # noqa: E402
 import make  # noqa: E402
 import read_frame  # noqa: E402
@@ -45,6 +46,34 @@ def hex_dump(page, heading):
         elif rows:
             break
     return bytes.fromhex("".join(rows))
+
+
+
+class BlockNameTest(unittest.TestCase):
+    """The values stand in src/engine/block_names_test.cpp too."""
+
+    def test_names_are_those_the_library_computes(self):
+        root = block_name.root(bytes(32), "bf16")
+        self.assertEqual(
+            root.hex(), "1e899ae4a72065a2eb4db14b16888a62a593f79d37950e073eb5d9e5d6514d32"
+        )
+        self.assertEqual(
+            block_name.root(bytes(32), "bf16", "tenant \u00e9").hex(),
+            "aa1191223db41a634299b68bcff83b4faa431a63faab59cf4bbcc0c44a3d1b5f",
+        )
+        self.assertEqual(
+            [name.hex() for name in block_name.names(root, list(range(150)))],
+            [
+                "97d34ff21d6bc8f92761c59f1fe5d043aa51d3de58703430bf9386097f2016a6",
+                "54f1f8c3fdde23f2ab7ffb1ecfbf9252f436d165d2f933e4d263c5ab3cc92a68",
+            ],
+        )
+
+    def test_the_page_shows_them(self):
+        page = (ROOT / "spec" / "block_name.md").read_text()
+        root = block_name.root(bytes(32), "bf16")
+        self.assertIn(root.hex(), page)
+        self.assertIn(block_name.names(root, list(range(64)))[0].hex(), page)
 
 
 class Xxh3(unittest.TestCase):

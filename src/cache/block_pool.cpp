@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -29,12 +30,14 @@ BlockPool::BlockPool(const KvShape& shape, PageBuffer memory, int blocks)
 }
 
 Result<BlockId> BlockPool::allocate() {
+  if (free_.empty() && cached_ > 0) evict_oldest();
   if (free_.empty()) {
     return exhausted("all " + std::to_string(blocks_total()) + " KV blocks are in use");
   }
   const BlockId id = free_.back();
   free_.pop_back();
-  blocks_[id] = {BlockState::kOpen, 1};
+  blocks_[id].state = BlockState::kOpen;
+  blocks_[id].owners = 1;
   return id;
 }
 
@@ -44,9 +47,57 @@ void BlockPool::retain(BlockId id) {
 }
 
 void BlockPool::release(BlockId id) {
-  assert(blocks_[id].owners > 0);
-  if (--blocks_[id].owners > 0) return;
-  blocks_[id].state = BlockState::kFree;
+  Block& block = blocks_[id];
+  assert(block.owners > 0);
+  if (--block.owners > 0) return;
+  if (block.name) {
+    enter_cached(id);
+    return;
+  }
+  block.state = BlockState::kFree;
+  free_.push_back(id);
+}
+
+bool BlockPool::publish(BlockId id, const BlockName& name) {
+  Block& block = blocks_[id];
+  assert(block.owners > 0 && block.state == BlockState::kSealed && !block.name);
+  if (!names_.try_emplace(name, id).second) return false;
+  block.name = name;
+  return true;
+}
+
+std::optional<BlockId> BlockPool::find(const BlockName& name) {
+  const auto found = names_.find(name);
+  if (found == names_.end()) return std::nullopt;
+  const BlockId id = found->second;
+  if (blocks_[id].owners++ == 0) leave_cached(id);
+  return id;
+}
+
+void BlockPool::enter_cached(BlockId id) {
+  Block& block = blocks_[id];
+  block.older = newest_;
+  block.newer = kNone;
+  (newest_ == kNone ? oldest_ : blocks_[newest_].newer) = id;
+  newest_ = id;
+  ++cached_;
+}
+
+void BlockPool::leave_cached(BlockId id) {
+  Block& block = blocks_[id];
+  (block.older == kNone ? oldest_ : blocks_[block.older].newer) = block.newer;
+  (block.newer == kNone ? newest_ : blocks_[block.newer].older) = block.older;
+  --cached_;
+}
+
+void BlockPool::evict_oldest() {
+  const BlockId id = oldest_;
+  Block& block = blocks_[id];
+  leave_cached(id);
+  if (on_evict_) on_evict_(id, *block.name);
+  names_.erase(*block.name);
+  block.name.reset();
+  block.state = BlockState::kFree;
   free_.push_back(id);
 }
 
@@ -55,11 +106,13 @@ void BlockPool::set_state(BlockId id, BlockState next) {
   blocks_[id].state = next;
 }
 
+std::byte* BlockPool::block(BlockId id) const {
+  return memory_.data() + static_cast<std::size_t>(id) * shape_.block_bytes();
+}
+
 std::uint16_t* BlockPool::slab(BlockId id, int layer) const {
-  assert(blocks_[id].owners > 0 && layer >= 0 && layer < shape_.layers);
-  const std::size_t offset =
-      static_cast<std::size_t>(id) * shape_.block_bytes() + layer * shape_.slab_bytes();
-  return reinterpret_cast<std::uint16_t*>(memory_.data() + offset);
+  assert(layer >= 0 && layer < shape_.layers);
+  return reinterpret_cast<std::uint16_t*>(block(id) + layer * shape_.slab_bytes());
 }
 
 std::uint16_t* BlockPool::page(BlockId id, int layer, int kv_head) const {
@@ -102,8 +155,34 @@ void BlockTable::set_tokens(int tokens) {
   tokens_ = tokens;
 }
 
+void BlockTable::append_sealed(BlockId id) {
+  assert(tokens_ == blocks() * kBlockTokens && pool_->state(id) == BlockState::kSealed);
+  ids_.push_back(id);
+  tokens_ += kBlockTokens;
+}
+
+Status BlockTable::fork(const BlockTable& other) {
+  assert(ids_.empty());
+  const int complete = other.tokens_ / kBlockTokens;
+  if (other.tokens_ % kBlockTokens != 0) {
+    KVLANE_ASSIGN(const BlockId open, pool_->allocate());
+    std::memcpy(pool_->block(open), pool_->block(other.ids_[complete]),
+                pool_->shape().block_bytes());
+    ids_.push_back(open);
+  }
+  for (int block = 0; block < complete; ++block) pool_->retain(other.ids_[block]);
+  ids_.insert(ids_.begin(), other.ids_.begin(), other.ids_.begin() + complete);
+  tokens_ = other.tokens_;
+  return {};
+}
+
+void BlockTable::publish(std::span<const BlockName> names, int first) {
+  const int complete = std::min(tokens_ / kBlockTokens, static_cast<int>(names.size()));
+  for (int block = first; block < complete; ++block) pool_->publish(ids_[block], names[block]);
+}
+
 void BlockTable::clear() {
-  for (const BlockId id : ids_) pool_->release(id);
+  for (auto id = ids_.rbegin(); id != ids_.rend(); ++id) pool_->release(*id);
   ids_.clear();
   tokens_ = 0;
 }

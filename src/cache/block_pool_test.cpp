@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <vector>
 
 namespace kvlane {
 namespace {
@@ -93,6 +95,92 @@ TEST(BlockTable, ReturnsItsBlocksWhereverItGoes) {
     EXPECT_EQ(pool.blocks_free(), 4);
     ASSERT_TRUE(assigned.grow(65).ok());
   }
+  EXPECT_EQ(pool.blocks_free(), 4);
+}
+
+BlockName name(int i) {
+  BlockName name{};
+  name[5] = std::byte(i);
+  return name;
+}
+
+// A table of complete blocks, block i published as name(i).
+BlockTable publish(BlockPool& pool, int blocks) {
+  BlockTable table(pool);
+  EXPECT_TRUE(table.grow(blocks * kBlockTokens).ok());
+  table.set_tokens(blocks * kBlockTokens);
+  std::vector<BlockName> names;
+  for (int i = 0; i < blocks; ++i) names.push_back(name(i));
+  table.publish(names, 0);
+  return table;
+}
+
+TEST(SharedBlocks, AreFoundWhileOwnedAndAfterwards) {
+  BlockPool pool = make_pool(4);
+  BlockTable table = publish(pool, 2);
+  const BlockId first = table.id(0);
+  EXPECT_EQ(pool.find(name(0)), first);
+  EXPECT_EQ(pool.find(name(7)), std::nullopt);
+  table.clear();
+  EXPECT_EQ(pool.blocks_free(), 3) << "found once, so still owned once";
+  EXPECT_EQ(pool.blocks_cached(), 1);
+  pool.release(first);
+  EXPECT_EQ(pool.blocks_free(), 4);
+  EXPECT_EQ(pool.blocks_cached(), 2);
+  EXPECT_EQ(pool.find(name(0)), first);
+  EXPECT_EQ(pool.state(first), BlockState::kSealed);
+  EXPECT_EQ(pool.blocks_cached(), 1);
+}
+
+TEST(SharedBlocks, GoWhenMemoryIsNeededTheEndOfASequenceFirst) {
+  BlockPool pool = make_pool(4);
+  std::vector<BlockName> evicted;
+  pool.set_on_evict([&](BlockId, const BlockName& gone) { evicted.push_back(gone); });
+  publish(pool, 3).clear();
+  EXPECT_TRUE(pool.allocate().ok());
+  EXPECT_TRUE(evicted.empty()) << "a block was free";
+  EXPECT_TRUE(pool.allocate().ok());
+  EXPECT_TRUE(pool.allocate().ok());
+  EXPECT_EQ(evicted, (std::vector{name(2), name(1)}));
+  EXPECT_FALSE(pool.knows(name(2)));
+  EXPECT_TRUE(pool.knows(name(0)));
+  const std::optional<BlockId> kept = pool.find(name(0));
+  ASSERT_TRUE(kept.has_value());
+  EXPECT_EQ(pool.allocate().status().code(), Code::kExhausted);
+  pool.release(*kept);
+  EXPECT_TRUE(pool.allocate().ok());
+  EXPECT_EQ(evicted.size(), 3U);
+}
+
+TEST(SharedBlocks, TheFirstOfANameStays) {
+  BlockPool pool = make_pool(4);
+  const BlockTable first = publish(pool, 1);
+  BlockTable second = publish(pool, 1);
+  EXPECT_NE(first.id(0), second.id(0));
+  EXPECT_EQ(pool.find(name(0)), first.id(0));
+  second.clear();
+  EXPECT_EQ(pool.blocks_cached(), 0) << "nobody can find the second";
+}
+
+TEST(SharedBlocks, AForkSharesWhatIsCompleteAndCopiesTheRest) {
+  BlockPool pool = make_pool(4);
+  BlockTable table(pool);
+  ASSERT_TRUE(table.grow(150).ok());
+  table.set_tokens(150);
+  std::fill_n(pool.page(table.id(2), 1, 2), 5, std::uint16_t{42});
+  BlockTable fork(pool);
+  ASSERT_TRUE(fork.fork(table).ok());
+  EXPECT_EQ(fork.tokens(), 150);
+  EXPECT_EQ(fork.id(0), table.id(0));
+  EXPECT_EQ(fork.id(1), table.id(1));
+  EXPECT_NE(fork.id(2), table.id(2));
+  EXPECT_EQ(pool.page(fork.id(2), 1, 2)[4], 42);
+  BlockTable another(pool);
+  EXPECT_EQ(another.fork(table).code(), Code::kExhausted);
+  EXPECT_EQ(another.blocks(), 0);
+  table.clear();
+  EXPECT_EQ(pool.blocks_free(), 1);
+  fork.clear();
   EXPECT_EQ(pool.blocks_free(), 4);
 }
 

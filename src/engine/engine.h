@@ -88,22 +88,39 @@ using RequestId = std::uint64_t;
 
 struct EngineOptions {
   std::size_t kv_bytes = std::size_t{1} << 30;  // --kv-memory: the block pool
+  std::size_t host_bytes = 0;                   // --host-memory: where evicted blocks go
+  bool prefix_caching = true;                   // requests share blocks of equal names
   int chunk_tokens = 512;                       // most prompt tokens computed in one step
-  int sequences_max = 64;                       // running at once
-  int queued_max = 256;                         // waiting at most; beyond: kExhausted
-  std::string kv_codec = "none";                // for transfers this worker sends
+  // How much longer a step may take for running answers because it carries prompt tokens too; at
+  // least kPromptTokensMin (plan/batching.h) are carried anyway. More than 1.
+  double slowdown_max = 2;
+  int sequences_max = 64;         // running at once
+  int queued_max = 256;           // waiting at most; beyond: kExhausted
+  std::string kv_codec = "none";  // for transfers this worker sends
+  bool push_whole = false;        // send when all is computed, not layer by layer
   // How long a reservation waits for the push to begin, and its answer for somebody to attach.
   Seconds reservation_lease{60};
   int threads = 0;  // of parallel loops; 0: as many as OpenMP would take
 };
 
-// What a worker can be asked about itself (health, routing).
+// What a worker can be asked about itself (health, routing, metrics).
 struct EngineLoad {
   int running = 0;
   int queued = 0;
   std::int64_t queued_tokens = 0;  // prompt tokens not yet computed, waiting requests included
-  int blocks_free = 0;
+  int blocks_free = 0;             // to be had, cached ones included
   int blocks_total = 0;
+  int blocks_cached = 0;  // kept for their names only
+  int host_blocks = 0;    // in host memory
+  // Since the start.
+  std::int64_t prefix_query_tokens = 0;  // of prompts that were looked up
+  std::int64_t prefix_hit_tokens = 0;    // found
+  std::int64_t host_hit_tokens = 0;      // of these: brought back from host memory
+  std::int64_t preemptions = 0;
+  std::int64_t recomputed_tokens = 0;  // because of preemptions
+  std::int64_t steps = 0;
+  double step_seconds = 0;      // in steps, all of them
+  double schedule_seconds = 0;  // of these: not in the forward pass and not in sampling
 };
 
 class Engine {
@@ -131,9 +148,9 @@ class Engine {
   virtual Result<RequestId> prefill_and_park(GenerationRequest request, const TransferId& transfer,
                                              OnPrefilled on_prefilled) = 0;
 
-  // Decode here what another worker prefills. `reserve` sets blocks aside and waits for the push;
-  // `attach` names who gets the tokens (those already there come at once). A reservation that
-  // nobody attaches to within its lease is given up.
+  // Decode here what another worker prefills. `reserve` waits for blocks, then for the push, which
+  // waits for the blocks too; `attach` names who gets the tokens (those already there come at
+  // once). A reservation that nobody attaches to within its lease is given up.
   virtual Result<RequestId> reserve(GenerationRequest request, const TransferId& transfer) = 0;
   virtual Status attach(RequestId request, OnUpdate on_update) = 0;
   // Decode here what waits parked at `peer`.

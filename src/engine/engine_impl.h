@@ -1,4 +1,4 @@
-// The engine's inside: an inbox of commands, a map of sequences, one computing thread.
+// The engine's inside: an inbox of commands, requests and their sequences, one computing thread.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,17 +10,20 @@
 #include <thread>
 #include <vector>
 
+#include "cache/block_arena.h"
 #include "engine/inbox.h"
 #include "engine/sequence.h"
 #include "model/forward.h"
+#include "plan/admission.h"
+#include "plan/batching.h"
 
 namespace kvlane {
 
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
-             EngineOptions options, BlockPool pool, std::unique_ptr<Forward> forward,
-             const Codec& codec);
+             EngineOptions options, BlockPool pool, BlockArena arena,
+             std::unique_ptr<Forward> forward, const Codec& codec);
   ~EngineImpl() override;
 
   Status validate(const GenerationRequest& request) const override;
@@ -38,21 +41,16 @@ class EngineImpl final : public Engine {
   void wait_idle() override;
 
  private:
-  using SequencePtr = std::unique_ptr<Sequence>;
+  using RequestPtr = std::unique_ptr<Request>;
 
   // The format of what this engine keeps and ships.
   std::string kv_format() const { return element_name(pool_.shape().type); }
 
   // Any thread (engine.cpp).
-  Result<SequencePtr> new_sequence(GenerationRequest request);
-  Result<RequestId> enqueue(SequencePtr sequence);
-  Result<RequestId> receive(SequencePtr sequence,
-                            const std::function<Status(std::shared_ptr<TransferSink>)>& start);
-  // Takes a place in the batch and all blocks the sequence can ever need: kExhausted if there is
-  // none.
-  Status seat(Sequence& sequence);
-  void unseat(Sequence& sequence);
-  // A callable for any thread and any time: runs `act` on the engine's thread with the sequence, if
+  Result<RequestPtr> new_request(GenerationRequest generation);
+  std::shared_ptr<KvReceiver> make_receiver(Request& request);
+  Result<RequestId> enqueue(RequestPtr request);
+  // A callable for any thread and any time: runs `act` on the engine's thread with the request, if
   // both still live then.
   template <class Act>
   auto later(RequestId id, Act act) {
@@ -63,29 +61,49 @@ class EngineImpl final : public Engine {
     };
   }
 
-  // The engine's thread: life and death of sequences (engine.cpp).
+  // The engine's thread from here on. Life and death of requests (engine_life.cpp).
   void loop();
   void shut_down();
   void publish_load();
-  void tell(Sequence& sequence, Update update);
-  void conclude(Sequence& sequence, FinishReason reason, const Status& error);
+  void tell(Request& request, Update update);
+  void end_answer(Sequence& sequence, FinishReason reason);
+  void conclude(Request& request, Sequence& last, Update update, Status error);
+  void fail(Request& request, const Status& why);
+  void bury(Request& request);
   void expire_unattached();
 
-  // The engine's thread: computing (engine_step.cpp).
+  // Who runs (engine_queue.cpp).
+  Rank rank(const Sequence& sequence) const;
+  void queue(Sequence& sequence);
+  void run(Sequence& sequence);
+  void leave(Sequence& sequence);
   void admit();
-  bool step();
-  void on_layer(int layer);
-  void after_prefill_chunk(Sequence& sequence, std::span<const float> logits);
-  void accept_token(Sequence& sequence, std::int32_t token);
-  void start_decoding(Sequence& sequence);
+  bool start(Sequence& sequence);
+  bool may_have(const Sequence& sequence, int blocks) const;
+  int adopt_prefix(Sequence& sequence);
+  bool adopt_from_arena(Sequence& sequence, const BlockName& name);
+  Sequence* least_important() const;
+  void preempt(Sequence& sequence);
+  void make_room();
 
-  // The engine's thread: journeys (engine_journey.cpp).
-  Status depart(Sequence& sequence);
-  void finish_sending(Sequence& sequence);
-  void on_peer_answer(Sequence& sequence, const Result<Durations>& delivered);
-  void arrive(Sequence& sequence, const Result<ReceivedKv>& received);
-  void fail(Sequence& sequence, const Status& why);
-  void settle(Sequence& sequence);
+  // Computing (engine_step.cpp).
+  bool step();
+  bool choose_batch();
+  void on_layer(int layer);
+  void after_pass();
+  void draw();
+  void accept(Sequence& sequence, std::int32_t token, std::optional<TokenLogprobs> logprobs);
+  void answer_prompt(Sequence& sequence, const std::vector<PrefillOutcome::First>& first);
+  void publish_blocks(Sequence& sequence);
+
+  // Journeys (engine_journey.cpp).
+  Status depart(Request& request);
+  void hand_over(Request& request, int layer, int last_block);
+  void finish_sending(Request& request);
+  void on_peer_answer(Request& request, const Result<Durations>& delivered);
+  void settle(Request& request);
+  Status expect_arrival(Request& request);
+  void arrive(Request& request, const Result<ReceivedKv>& received);
 
   const Model& model_;
   const Tokenizer& tokenizer_;
@@ -93,24 +111,36 @@ class EngineImpl final : public Engine {
   const EngineOptions options_;
   const Codec& codec_;
 
-  mutable std::mutex pool_mutex_;  // guards taking and returning blocks of pool_, and seated_
   BlockPool pool_;
-  int seated_ = 0;  // sequences that hold blocks; at most sequences_max, so every pass fits
+  BlockArena arena_;
   std::unique_ptr<Forward> forward_;
-  std::map<RequestId, SequencePtr> live_;  // in order of arrival
+
+  std::map<RequestId, RequestPtr> live_;
+  std::vector<RequestPtr> dead_;    // over in this turn of the loop: somebody may still point there
+  std::vector<Sequence*> queued_;   // in no order
+  std::vector<Sequence*> running_;  // in order of priority and arrival
+  int receiving_ = 0;               // that hold blocks, and places of the batch
+  ClientShares shares_;
+  StepPace pace_;
 
   // The current pass.
   struct Slot {
     Sequence* sequence;
     int tokens;
     bool wants_logits;
+    std::vector<PrefillOutcome::First> drawn;  // one token, or one for each answer to a prompt
   };
   std::vector<Slot> slots_;
   std::vector<ForwardSpan> spans_;
+  std::vector<int> missing_;
+  std::vector<int> shares_of_step_;
+  int answers_in_step_ = 0;
+  double outside_seconds_ = 0;  // of the current step, in the forward pass and in sampling
 
   std::atomic<RequestId> next_id_ = 1;
-  std::atomic<int> waiting_ = 0;  // accepted and not yet admitted
+  std::atomic<int> waiting_ = 0;  // accepted and not yet started
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
+  EngineLoad totals_;  // its sums
   mutable std::mutex load_mutex_;
   EngineLoad load_;
 

@@ -2,126 +2,215 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "cpu/parallel.h"
 #include "engine/engine_impl.h"
 
 namespace kvlane {
+namespace {
 
-// First come, first served: a request that does not fit yet is not overtaken.
-void EngineImpl::admit() {
-  for (const auto& [id, sequence] : live_) {
-    if (sequence->state != Sequence::State::kQueued) continue;
-    if (!seat(*sequence).ok()) return;
-    sequence->state = Sequence::State::kPrefill;
-    waiting_.fetch_sub(1);
-    sequence->account.queue += seconds_since(sequence->submitted);
-    sequence->phase_start = SteadyClock::now();
-  }
+using State = Sequence::State;
+
+bool contains(const std::vector<std::int32_t>& tokens, std::int32_t token) {
+  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
 }
 
-// Every decoding sequence gets one token; prompts share what is left of the pass, oldest first.
+}  // namespace
+
+// False when there was nothing to do.
 bool EngineImpl::step() {
+  const TimePoint start = SteadyClock::now();
+  outside_seconds_ = 0;
+  admit();
+  make_room();
+  if (!choose_batch()) return !dead_.empty();
+  const Status status = forward_->run(spans_, [this](int layer) { on_layer(layer); });
+  outside_seconds_ += forward_->times().total;
+  if (!status.ok()) {
+    for (const Slot& slot : slots_) fail(slot.sequence->request, status);
+    return true;
+  }
+  after_pass();
+  const double seconds = seconds_since(start);
+  int prompt_tokens = 0;
+  for (const Slot& slot : slots_) prompt_tokens += slot.tokens;
+  pace_ = learn(pace_, {answers_in_step_, prompt_tokens - answers_in_step_, seconds});
+  ++totals_.steps;
+  totals_.step_seconds += seconds;
+  totals_.schedule_seconds += seconds - outside_seconds_;
+  return true;
+}
+
+// Who gets how many tokens; see plan/batching.h.
+bool EngineImpl::choose_batch() {
   slots_.clear();
   spans_.clear();
-  std::vector<Sequence*> lost;  // their transfer could not even begin
-  int prompt_tokens_left = options_.chunk_tokens;
-  for (const auto& [id, sequence] : live_) {
-    if (sequence->state == Sequence::State::kDecode) {
-      slots_.push_back({sequence.get(), 1, true});
-    } else if (sequence->state == Sequence::State::kPrefill && prompt_tokens_left > 0) {
-      if (sequence->sends() && sequence->job == nullptr && !depart(*sequence).ok()) {
-        lost.push_back(sequence.get());
-        continue;
-      }
-      const int missing = sequence->prompt_tokens() - sequence->table.tokens();
-      const int tokens = std::min(missing, prompt_tokens_left);
-      slots_.push_back({sequence.get(), tokens, tokens == missing});
-      prompt_tokens_left -= tokens;
-    }
+  missing_.clear();
+  answers_in_step_ = 0;
+  for (const Sequence* sequence : running_) {
+    missing_.push_back(sequence->missing());
+    answers_in_step_ += missing_.back() == 1 ? 1 : 0;
   }
-  for (Sequence* sequence : lost) {
-    conclude(*sequence, FinishReason::kLength, Status(sequence->journey_status));
+  shares_of_step_.resize(missing_.size());
+  const int budget =
+      prompt_budget(pace_, answers_in_step_, options_.slowdown_max, options_.chunk_tokens);
+  share_step(missing_, budget, static_cast<unsigned>(totals_.steps), shares_of_step_);
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    const int tokens = shares_of_step_[i];
+    if (tokens == 0) continue;
+    Sequence& sequence = *running_[i];
+    const bool wants_logits = tokens == missing_[i];
+    const std::int32_t* first = sequence.tokens.data() + sequence.table.tokens();
+    slots_.push_back({&sequence, tokens, wants_logits, {}});
+    spans_.push_back({&sequence.table, {first, std::size_t(tokens)}, wants_logits});
+    shares_.charge(sequence.request.generation.client, tokens);
   }
-  if (slots_.empty()) return !lost.empty();
-
-  for (const Slot& slot : slots_) {
-    const std::int32_t* first = slot.sequence->tokens.data() + slot.sequence->table.tokens();
-    spans_.push_back({&slot.sequence->table, {first, std::size_t(slot.tokens)}, slot.wants_logits});
-  }
-  const Status status = forward_->run(spans_, [this](int layer) { on_layer(layer); });
-  int logits_index = 0;
-  for (const Slot& slot : slots_) {
-    Sequence& sequence = *slot.sequence;
-    if (!status.ok()) {
-      fail(sequence, status);
-      continue;
-    }
-    const std::span<const float> logits =
-        slot.wants_logits ? forward_->logits(logits_index++) : std::span<const float>();
-    if (sequence.state == Sequence::State::kPrefill) {
-      sequence.account.prefill_attention += forward_->times().attention;
-      after_prefill_chunk(sequence, logits);
-    } else {
-      sequence.account.decode_attention += forward_->times().attention;
-      accept_token(sequence, sample_token(logits, sequence.request.sampling, sequence.key,
-                                          static_cast<int>(sequence.tokens.size())));
-    }
-  }
-  return true;
+  return !slots_.empty();
 }
 
 // Slabs that this pass completed leave while the next layer is computed.
 void EngineImpl::on_layer(int layer) {
+  if (options_.push_whole) return;
   for (const Slot& slot : slots_) {
+    Request& request = slot.sequence->request;
+    if (request.job == nullptr) continue;
+    const int tokens = slot.sequence->table.tokens() + slot.tokens;
+    hand_over(request, layer, slot.wants_logits ? blocks_for(tokens) : tokens / kBlockTokens);
+  }
+}
+
+void EngineImpl::after_pass() {
+  const TimePoint start = SteadyClock::now();
+  draw();
+  outside_seconds_ += seconds_since(start);
+  const double attention = forward_->times().attention;
+  for (Slot& slot : slots_) {
     Sequence& sequence = *slot.sequence;
-    if (sequence.job == nullptr) continue;
-    const int tokens = sequence.table.tokens() + slot.tokens;
-    const int blocks = slot.wants_logits ? blocks_for(tokens) : tokens / kBlockTokens;
-    sender_->add(sequence.job, layer, sequence.blocks_sent, blocks);
+    if (sequence.state != State::kRunning) continue;  // a callback of another one ended it
+    if (sequence.interval == &TimeAccount::prefill) sequence.account.prefill_attention += attention;
+    if (sequence.interval == &TimeAccount::decode) sequence.account.decode_attention += attention;
+    publish_blocks(sequence);
+    if (sequence.request.job != nullptr && !options_.push_whole) {
+      sequence.request.blocks_sent = sequence.table.tokens() / kBlockTokens;
+    }
+    if (!slot.wants_logits) continue;  // more of the prompt is to come
+    if (sequence.completion_tokens == 0) {
+      answer_prompt(sequence, slot.drawn);
+    } else {
+      sequence.enter(&TimeAccount::decode);
+      accept(sequence, slot.drawn.front().token, std::move(slot.drawn.front().logprobs));
+    }
   }
 }
 
-void EngineImpl::after_prefill_chunk(Sequence& sequence, std::span<const float> logits) {
-  if (logits.empty()) {  // more of the prompt is to come
-    sequence.blocks_sent = sequence.table.tokens() / kBlockTokens;
+// The next token of every sequence that has logits: one, or after a prompt one for each answer.
+void EngineImpl::draw() {
+  std::vector<std::pair<Slot*, int>> wanted;
+  int logits_index = 0;
+  for (Slot& slot : slots_) {
+    if (slot.wants_logits) wanted.emplace_back(&slot, logits_index++);
+  }
+  const std::vector<std::int32_t>& eos = model_.config().eos;
+  parallel_for(static_cast<std::int64_t>(wanted.size()), [&](std::int64_t i) {
+    const auto [slot, index] = wanted[i];
+    const Sequence& sequence = *slot->sequence;
+    const GenerationRequest& generation = sequence.request.generation;
+    const std::span<float> logits = forward_->logits(index);
+    const int answers = sequence.completion_tokens == 0 ? generation.n : 1;
+    // Log probabilities are the model's own, so they come from the logits as they are.
+    std::vector<float> raw;
+    if (generation.logprobs) raw.assign(logits.begin(), logits.end());
+    std::vector<std::int32_t> banned;
+    if (sequence.completion_tokens < generation.min_tokens) {
+      banned = generation.stop_tokens;
+      if (!generation.ignore_eos) banned.insert(banned.end(), eos.begin(), eos.end());
+    }
+    const std::span<const std::int32_t> tokens(sequence.tokens);
+    const std::size_t prompt = generation.prompt.size();
+    adjust_logits(logits, generation.sampling, tokens.first(prompt), tokens.subspan(prompt),
+                  banned);
+    for (int answer = 0; answer < answers; ++answer) {
+      SamplingKey key = sequence.request.key;
+      key.choice += static_cast<std::uint32_t>(sequence.choice + answer);
+      PrefillOutcome::First drawn;
+      drawn.token = sample_token(logits, generation.sampling, key, static_cast<int>(tokens.size()));
+      if (generation.logprobs) {
+        drawn.logprobs = token_logprobs(raw, drawn.token, *generation.logprobs);
+      }
+      slot->drawn.push_back(std::move(drawn));
+    }
+  });
+}
+
+// The prompt is computed: its answers begin, here or elsewhere.
+void EngineImpl::answer_prompt(Sequence& sequence,
+                               const std::vector<PrefillOutcome::First>& first) {
+  Request& request = sequence.request;
+  if (request.sends()) {
+    request.first = first;
+    for (PrefillOutcome::First& answer : request.first) {
+      OutputText text(tokenizer_, request.generation.stop);
+      answer.text = text.push(answer.token) + text.finish();
+    }
+    sequence.completion_tokens = static_cast<int>(first.size());
+    finish_sending(request);
     return;
   }
-  sequence.account.prefill = seconds_since(sequence.phase_start);
-  const std::int32_t token = sample_token(logits, sequence.request.sampling, sequence.key,
-                                          static_cast<int>(sequence.tokens.size()));
-  if (sequence.sends()) {
-    ++sequence.completion_tokens;
-    sequence.tokens.push_back(token);
-    sequence.first_text = sequence.text.push(token) + sequence.text.finish();
-    finish_sending(sequence);
-    return;
+  sequence.enter(&TimeAccount::decode);
+  for (int choice = 1; choice < request.generation.n; ++choice) {
+    request.sequences.push_back(
+        std::make_unique<Sequence>(request, choice, tokenizer_, pool_, BlockName{}));
+    Sequence& other = *request.sequences.back();
+    other.names = sequence.names;
+    other.account = sequence.account;
+    other.interval = sequence.interval;
+    other.interval_start = sequence.interval_start;
+    other.published = sequence.published;
+    const bool place = static_cast<int>(running_.size()) + receiving_ < options_.sequences_max;
+    if (place && other.table.fork(sequence.table).ok()) {
+      run(other);
+    } else {
+      other.enter(&TimeAccount::wait_for_memory);
+      queue(other);
+    }
   }
-  start_decoding(sequence);
-  accept_token(sequence, token);
+  for (std::size_t choice = 0; choice < first.size() && !request.over; ++choice) {
+    accept(*request.sequences[choice], first[choice].token, first[choice].logprobs);
+  }
 }
 
-void EngineImpl::start_decoding(Sequence& sequence) {
-  sequence.state = Sequence::State::kDecode;
-  sequence.phase_start = SteadyClock::now();
-}
-
-void EngineImpl::accept_token(Sequence& sequence, std::int32_t token) {
+void EngineImpl::accept(Sequence& sequence, std::int32_t token,
+                        std::optional<TokenLogprobs> logprobs) {
+  const GenerationRequest& generation = sequence.request.generation;
   ++sequence.completion_tokens;
   sequence.tokens.push_back(token);
-  const std::vector<std::int32_t>& eos = model_.config().eos;
-  const bool end = std::find(eos.begin(), eos.end(), token) != eos.end();
-  if (end && !sequence.request.ignore_eos) {
-    conclude(sequence, FinishReason::kStop, {});
+  const bool end = (contains(model_.config().eos, token) && !generation.ignore_eos) ||
+                   contains(generation.stop_tokens, token);
+  if (end) {
+    end_answer(sequence, FinishReason::kStop);
     return;
   }
   Update update;
+  update.choice = sequence.choice;
   update.tokens.push_back(token);
-  update.text = sequence.text.push(token);
-  tell(sequence, std::move(update));
+  if (logprobs) update.logprobs.push_back(std::move(*logprobs));
+  update.text = sequence.text.push(token, sequence.completion_tokens > generation.min_tokens);
+  tell(sequence.request, std::move(update));
   if (sequence.text.stopped()) {
-    conclude(sequence, FinishReason::kStop, {});
-  } else if (sequence.completion_tokens == sequence.request.max_tokens) {
-    conclude(sequence, FinishReason::kLength, {});
+    end_answer(sequence, FinishReason::kStop);
+  } else if (sequence.completion_tokens == generation.max_tokens) {
+    end_answer(sequence, FinishReason::kLength);
   }
+}
+
+// Blocks that are complete now can be found by others.
+void EngineImpl::publish_blocks(Sequence& sequence) {
+  const int complete = sequence.table.tokens() / kBlockTokens;
+  if (!options_.prefix_caching || complete == sequence.published) return;
+  const std::span<const std::int32_t> tokens(sequence.tokens);
+  // A name that could not be made is a block that nobody finds.
+  if (!sequence.names.extend(tokens.first(sequence.table.tokens())).ok()) return;
+  sequence.table.publish(sequence.names.all(), sequence.published);
+  sequence.published = complete;
 }
 
 }  // namespace kvlane

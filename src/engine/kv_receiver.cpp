@@ -32,6 +32,7 @@ Status KvReceiver::on_begin(const TransferBegin& begin) {
 }
 
 Status KvReceiver::on_slab(const Frame& frame) {
+  if (!granted_) return exhausted("the decode worker has no room for it yet");
   const FrameHeader& header = frame.header;
   const KvShape& shape = table_.pool().shape();
   const int block = static_cast<int>(header.position / kBlockTokens);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <vector>
 
@@ -26,8 +27,11 @@ class KvReceiver final : public TransferSink {
  public:
   using OnReceived = std::function<void(Result<ReceivedKv>)>;
 
-  // `table` has room for `tokens` tokens.
+  // `table` has room for `tokens` tokens once grant() was called.
   KvReceiver(const BlockTable& table, int tokens, OnReceived on_received);
+
+  // The table has its blocks now. From any thread.
+  void grant() { granted_ = true; }
 
   Status on_begin(const TransferBegin& begin) override;
   Status on_slab(const Frame& frame) override;
@@ -42,6 +46,7 @@ class KvReceiver final : public TransferSink {
   const BlockTable& table_;
   const int tokens_;
   const OnReceived on_received_;
+  std::atomic<bool> granted_ = false;
   TimePoint begun_;
   std::vector<std::uint16_t> plane_;  // [kv_heads][rows][head_dim]
   std::vector<Decoding> decodings_;

@@ -18,9 +18,10 @@ std::size_t overlap(const std::string& text, const std::string& stop) {
 
 }  // namespace
 
-std::string OutputText::push(std::int32_t token) {
+std::string OutputText::push(std::int32_t token, bool may_stop) {
   if (stopped_) return {};
   held_ += stream_.push(token);
+  if (!may_stop) return std::exchange(held_, {});
   return release_certain();
 }
 

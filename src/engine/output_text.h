@@ -17,8 +17,9 @@ class OutputText {
       : stream_(tokenizer), stop_(std::move(stop)) {}
 
   // Takes one more token and returns the text that is certain now. What may be the beginning of a
-  // stop string is held back; after a stop string nothing more comes.
-  std::string push(std::int32_t token);
+  // stop string is held back; after a stop string nothing more comes. With `may_stop` false what is
+  // there so far does not count as a stop string, now or later.
+  std::string push(std::int32_t token, bool may_stop = true);
   // The rest, at the end of an answer that no stop string ended.
   std::string finish();
 

@@ -1,14 +1,17 @@
-// One request inside the engine: its tokens, blocks, journey and time account.
+// What the engine knows of a request: its journey and those it answers to; and of each of its
+// answers: tokens, blocks, time account.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "cache/block_pool.h"
+#include "engine/block_names.h"
 #include "engine/engine.h"
 #include "engine/kv_receiver.h"
 #include "engine/kv_sender.h"
@@ -17,46 +20,75 @@
 
 namespace kvlane {
 
-// Owned and touched by the engine's thread, except where a comment says otherwise.
+struct Request;
+
+// One answer in the making. Owned and touched by the engine's thread, except where a comment says
+// otherwise.
 struct Sequence {
   enum class State {
-    kQueued,     // waits for blocks and a place in the batch
-    kPrefill,    // its prompt is being computed
-    kDecode,     // one token a step
-    kReceiving,  // another worker computes its prompt; the endpoint writes its blocks
+    kQueued,     // waits for blocks and a place in the batch, at first or again
+    kRunning,    // gets tokens in each step
+    kReceiving,  // has its blocks; another worker computes its prompt, the endpoint writes them
     kSending,    // computed here, on its way to another worker
+    kOver,
   };
-  // Where the KV of the prompt goes or comes from.
-  enum class Journey { kNone, kPush, kPark, kReceive };
+  using AccountInterval = double TimeAccount::*;
 
-  Sequence(RequestId request_id, GenerationRequest generation, const Tokenizer& tokenizer,
-           BlockPool& pool)
-      : id(request_id),
-        request(std::move(generation)),
-        tokens(request.prompt),
-        text(tokenizer, request.stop),
-        table(pool),
-        submitted(SteadyClock::now()) {}
+  Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockPool& pool,
+           const BlockName& root);
 
-  int prompt_tokens() const { return static_cast<int>(request.prompt.size()); }
-  // Everything this sequence can ever hold: taken at admission, so that it never stops half way.
-  int tokens_max() const { return prompt_tokens() + request.max_tokens; }
-  bool sends() const { return journey == Journey::kPush || journey == Journey::kPark; }
+  // Tokens whose K and V are not in the blocks yet. The last one's logits give the next token.
+  int missing() const { return static_cast<int>(tokens.size()) - table.tokens(); }
 
-  const RequestId id;
-  const GenerationRequest request;
+  // Ends the current interval of the account and begins another.
+  void enter(AccountInterval next) {
+    const TimePoint now = SteadyClock::now();
+    account.*interval += seconds_between(interval_start, now);
+    interval = next;
+    interval_start = now;
+  }
+
+  Request& request;
+  const int choice;
   State state = State::kQueued;
-  std::vector<std::int32_t> tokens;  // prompt and answer; all but the last are in the blocks
+  std::vector<std::int32_t> tokens;  // prompt and answer
   int completion_tokens = 0;         // the end-of-sequence token included
   OutputText text;
-  SamplingKey key;
   BlockTable table;
-  bool seated = false;  // has its blocks and its place in the batch
+  BlockNames names;
+  int published = 0;  // blocks that were offered under their names
+
+  TimeAccount account;
+  AccountInterval interval = &TimeAccount::queue;
+  TimePoint interval_start;
+};
+
+// One request and its answers. As above.
+struct Request {
+  // Where the KV of the prompt goes or comes from.
+  enum class Journey { kNone, kPush, kPark, kReceive, kFetch };
+
+  Request(RequestId request_id, GenerationRequest generation_request, std::uint64_t seed)
+      : id(request_id), generation(std::move(generation_request)), key{seed, 0} {}
+
+  Sequence& prompt() { return *sequences.front(); }  // the answer that computes it for all
+  int prompt_tokens() const { return static_cast<int>(generation.prompt.size()); }
+  bool sends() const { return journey == Journey::kPush || journey == Journey::kPark; }
+  bool receives() const { return journey == Journey::kReceive || journey == Journey::kFetch; }
+
+  const RequestId id;
+  const GenerationRequest generation;
+  SamplingKey key;                                   // of answer 0
+  std::vector<std::unique_ptr<Sequence>> sequences;  // the others come when the prompt is computed
+  int answers_over = 0;
+  bool over = false;
+  bool looked_up = false;  // in the prefix cache, for the first time
+  int cached_tokens = 0;
 
   // Who hears of it. Updates wait in `unheard` while nobody has attached yet.
   OnUpdate on_update;
   OnPrefilled on_prefilled;
-  Update unheard;
+  std::vector<Update> unheard;
   TimePoint attach_deadline;
 
   Journey journey = Journey::kNone;
@@ -68,12 +100,20 @@ struct Sequence {
   bool encoded = false;    // the sender is done with the blocks
   bool delivered = false;  // the peer has all of it, or the transfer failed
   Status journey_status;   // the first thing that went wrong on the way
-  std::string first_text;
-
-  TimePoint submitted;
-  TimePoint phase_start;  // of prefill or decode
-  TimeAccount account;
+  std::vector<PrefillOutcome::First> first;  // of a prefill for another worker
   KvBytes kv;
 };
+
+inline Sequence::Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockPool& pool,
+                          const BlockName& root)
+    : request(owner),
+      choice(index),
+      tokens(owner.generation.prompt),
+      text(tokenizer, owner.generation.stop),
+      table(pool),
+      names(root),
+      interval_start(SteadyClock::now()) {
+  tokens.reserve(tokens.size() + owner.generation.max_tokens);
+}
 
 }  // namespace kvlane

@@ -254,7 +254,7 @@ Status Forward::project_logits(std::span<const ForwardSpan> spans) {
   return rows == 0 ? Status() : multiply(model_.head(), normed_, logits_, rows);
 }
 
-std::span<const float> Forward::logits(int index) const {
+std::span<float> Forward::logits(int index) const {
   const std::size_t vocab = model_.config().vocab;
   return {logits_ + index * vocab, vocab};
 }

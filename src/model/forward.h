@@ -43,7 +43,7 @@ class Forward {
   // wanted them, until the next pass. On an error the tables are unchanged.
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer);
 
-  std::span<const float> logits(int index) const;  // [vocab]
+  std::span<float> logits(int index) const;  // [vocab]
   const ForwardTimes& times() const { return times_; }
 
  private:

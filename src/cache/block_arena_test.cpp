@@ -1,0 +1,81 @@
+// The arena keeps what it was given, up to its size.
+// SPDX-License-Identifier: Apache-2.0
+#include "cache/block_arena.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace kvlane {
+namespace {
+
+constexpr std::size_t kBytes = 4096;
+using Block = std::array<std::byte, kBytes>;
+
+BlockName name(int i) {
+  BlockName name{};
+  name[0] = std::byte(i);
+  return name;
+}
+
+Block block(int i) {
+  Block block;
+  block.fill(std::byte(i));
+  return block;
+}
+
+BlockArena make_arena(std::size_t bytes) {
+  auto arena = BlockArena::create(kBytes, bytes);
+  EXPECT_TRUE(arena.ok());
+  return std::move(*arena);
+}
+
+TEST(BlockArena, GivesBackWhatWasPutThere) {
+  BlockArena arena = make_arena(3 * kBytes + 100);
+  EXPECT_EQ(arena.blocks_total(), 3);
+  for (int i = 0; i < 3; ++i) arena.put(name(i), block(i).data());
+  for (int i = 0; i < 3; ++i) {
+    Block out{};
+    ASSERT_TRUE(arena.get(name(i), out.data()));
+    EXPECT_EQ(out, block(i));
+  }
+  Block out{};
+  EXPECT_FALSE(arena.get(name(3), out.data()));
+}
+
+TEST(BlockArena, ForgetsWhatWasWantedLongestAgo) {
+  BlockArena arena = make_arena(3 * kBytes);
+  for (int i = 0; i < 3; ++i) arena.put(name(i), block(i).data());
+  Block out{};
+  ASSERT_TRUE(arena.get(name(0), out.data()));
+  arena.put(name(1), block(1).data());  // again: it is young now
+  arena.put(name(3), block(3).data());
+  EXPECT_EQ(arena.blocks_used(), 3);
+  EXPECT_FALSE(arena.knows(name(2)));
+  for (const int i : {0, 1, 3}) {
+    ASSERT_TRUE(arena.get(name(i), out.data()));
+    EXPECT_EQ(out, block(i));
+  }
+}
+
+TEST(BlockArena, WithoutRoomKeepsNothing) {
+  BlockArena arena = make_arena(kBytes - 1);
+  arena.put(name(1), block(1).data());
+  EXPECT_EQ(arena.blocks_total(), 0);
+  EXPECT_FALSE(arena.knows(name(1)));
+}
+
+TEST(BlockArena, IsStillRightAfterItMoved) {
+  BlockArena first = make_arena(2 * kBytes);
+  first.put(name(1), block(1).data());
+  BlockArena arena = std::move(first);
+  arena.put(name(2), block(2).data());
+  arena.put(name(3), block(3).data());
+  Block out{};
+  EXPECT_FALSE(arena.get(name(1), out.data()));
+  ASSERT_TRUE(arena.get(name(2), out.data()));
+  EXPECT_EQ(out, block(2));
+}
+
+}  // namespace
+}  // namespace kvlane

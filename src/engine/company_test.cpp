@@ -1,0 +1,240 @@
+// Every answer under load equals the answer alone, bit for bit, and nothing leaks: thousands of
+// small requests over engines of random shape, with too little memory, shared prefixes, aborts and
+// several workers.
+//
+// Runs for KVLANE_COMPANY_SECONDS (5) seconds; KVLANE_COMPANY_SEED repeats a run.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "engine/engine_fixture.h"
+
+namespace kvlane {
+namespace {
+
+std::uint32_t environment(const char* name, std::uint32_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::atoi(text));
+}
+
+// Random numbers with a seed that is told when something fails.
+class Dice {
+ public:
+  explicit Dice(std::uint32_t seed) : engine_(seed) {}
+  int between(int least, int most) {
+    return std::uniform_int_distribution<int>(least, most)(engine_);
+  }
+  bool chance(double probability) { return std::bernoulli_distribution(probability)(engine_); }
+  template <class T>
+  T one_of(std::initializer_list<T> values) {
+    return *(values.begin() + between(0, static_cast<int>(values.size()) - 1));
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+// All answers of one request.
+class Answers {
+ public:
+  struct One {
+    std::vector<std::int32_t> tokens;
+    std::vector<TokenLogprobs> logprobs;
+    std::string text;
+    std::optional<FinishReason> reason;
+
+    friend bool operator==(const One&, const One&) = default;
+  };
+
+  explicit Answers(int n) : all_(n) {}
+
+  OnUpdate on_update() {
+    return [this](const Update& update) {
+      const std::lock_guard lock(mutex_);
+      One& one = all_.at(update.choice);
+      EXPECT_FALSE(finish_.has_value()) << "an update after the last one";
+      EXPECT_TRUE(!one.reason || (update.tokens.empty() && update.text.empty()))
+          << "more of an answer that had ended";
+      one.tokens.insert(one.tokens.end(), update.tokens.begin(), update.tokens.end());
+      one.logprobs.insert(one.logprobs.end(), update.logprobs.begin(), update.logprobs.end());
+      one.text += update.text;
+      if (update.ended) one.reason = update.ended;
+      if (update.finish) finish_ = update.finish;
+      changed_.notify_all();
+    };
+  }
+  const Finish& wait() {
+    std::unique_lock lock(mutex_);
+    const bool over =
+        changed_.wait_for(lock, std::chrono::seconds(60), [this] { return finish_.has_value(); });
+    EXPECT_TRUE(over) << "no answer within a minute";
+    if (!over) std::abort();  // the engine still holds our callback
+    return *finish_;
+  }
+  const std::vector<One>& all() const { return all_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<One> all_;
+  std::optional<Finish> finish_;
+};
+
+// A request and what it answers alone.
+struct Case {
+  GenerationRequest request;
+  std::vector<Answers::One> expected;
+};
+
+constexpr int kDocuments = 4;
+constexpr int kPromptMax = 300;
+constexpr int kTokensMax = 70;
+
+GenerationRequest random_request(Dice& dice) {
+  GenerationRequest request;
+  // Most prompts begin with a part of a few documents, as conversations do.
+  request.prompt = random_prompt(kPromptMax, dice.between(0, kDocuments - 1));
+  request.prompt.resize(dice.one_of({1, 40, 63, 64, 65, 128, 129, 192, dice.between(1, 250)}));
+  const std::vector<std::int32_t> own = random_prompt(50, 1000 + dice.between(0, 1 << 20));
+  request.prompt.insert(request.prompt.end(), own.begin(), own.begin() + dice.between(0, 50));
+  request.max_tokens = dice.between(1, kTokensMax);
+  request.n = dice.chance(0.2) ? dice.between(2, 4) : 1;
+  request.seed = dice.between(0, 1 << 30);
+  request.ignore_eos = dice.chance(0.7);
+  request.sampling.temperature = dice.chance(0.5) ? 0.0F : 1.1F;
+  if (dice.chance(0.3)) request.sampling.top_p = 0.8F;
+  if (dice.chance(0.2)) request.sampling.top_k = 7;
+  if (dice.chance(0.2)) request.sampling.repetition_penalty = 1.3F;
+  if (dice.chance(0.2)) request.sampling.frequency_penalty = 0.4F;
+  if (dice.chance(0.2)) request.sampling.logit_bias = {{dice.between(3, 95), 3.0F}};
+  if (dice.chance(0.2)) request.min_tokens = dice.between(0, request.max_tokens);
+  if (dice.chance(0.2)) request.stop_tokens = {dice.between(3, 95)};
+  if (dice.chance(0.2))
+    request.stop = {std::string(1, static_cast<char>('a' + dice.between(0, 25)))};
+  if (dice.chance(0.3)) request.logprobs = dice.between(0, 3);
+  if (dice.chance(0.2)) request.cache_salt = "tenant";
+  request.priority = dice.one_of({0, 0, 0, -1, 2});
+  request.client = dice.one_of({"", "anna", "otto"});
+  return request;
+}
+
+std::vector<Case> make_cases(Dice& dice, int count) {
+  const auto engine = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr,
+                                          {.kv_bytes = std::size_t{1} << 24,
+                                           .prefix_caching = false,
+                                           .chunk_tokens = 1000,
+                                           .sequences_max = 4}));
+  std::vector<Case> cases;
+  for (int i = 0; i < count; ++i) {
+    Case made{random_request(dice), {}};
+    // One answer at a time, so that not even the others of the request are company.
+    Answers answers(made.request.n);
+    EXPECT_TRUE(engine->submit(made.request, answers.on_update()).ok());
+    EXPECT_TRUE(answers.wait().error.ok());
+    made.expected = answers.all();
+    cases.push_back(std::move(made));
+  }
+  return cases;
+}
+
+EngineOptions random_options(Dice& dice) {
+  const std::size_t block = fixture_model().config().kv_shape().block_bytes();
+  EngineOptions options;
+  options.kv_bytes = block * dice.one_of({7, 8, 12, 20, 100});
+  options.host_bytes = block * dice.one_of({0, 3, 40});
+  options.prefix_caching = dice.chance(0.8);
+  options.chunk_tokens = dice.one_of({1, 7, 16, 100, 512});
+  options.slowdown_max = dice.one_of({1.1, 2.0, 10.0});
+  options.sequences_max = dice.one_of({1, 2, 5, 16});
+  options.kv_codec = dice.one_of({"none", "splitzip"});
+  options.push_whole = dice.chance(0.3);
+  return options;
+}
+
+struct Totals {
+  int requests = 0;
+  int aborted = 0;
+  EngineLoad load;
+
+  void add(const EngineLoad& more) {
+    load.preemptions += more.preemptions;
+    load.prefix_hit_tokens += more.prefix_hit_tokens;
+    load.host_hit_tokens += more.host_hit_tokens;
+  }
+};
+
+void expect_clean(const Engine& engine) {
+  const EngineLoad load = engine.load();
+  EXPECT_EQ(load.blocks_free, load.blocks_total);
+  EXPECT_EQ(load.running + load.queued, 0);
+  EXPECT_EQ(load.queued_tokens, 0);
+}
+
+// What was told of an aborted request is the beginning of the right answer.
+void expect_beginning(const Answers::One& told, const Answers::One& expected) {
+  ASSERT_LE(told.tokens.size(), expected.tokens.size());
+  EXPECT_TRUE(std::equal(told.tokens.begin(), told.tokens.end(), expected.tokens.begin()));
+  EXPECT_TRUE(expected.text.starts_with(told.text));
+}
+
+void check(Answers& answers, const Case& expected, Totals& totals) {
+  const Finish& finish = answers.wait();
+  ++totals.requests;
+  if (!finish.error.ok()) {
+    ASSERT_EQ(finish.error.code(), Code::kAborted) << finish.error.message();
+    ++totals.aborted;
+    for (std::size_t i = 0; i < answers.all().size(); ++i) {
+      expect_beginning(answers.all()[i], expected.expected[i]);
+    }
+    return;
+  }
+  for (std::size_t i = 0; i < answers.all().size(); ++i) {
+    EXPECT_EQ(answers.all()[i].tokens, expected.expected[i].tokens) << "answer " << i;
+    EXPECT_TRUE(answers.all()[i] == expected.expected[i]) << "answer " << i;
+  }
+}
+
+// One engine, everything at once.
+void one_engine(Dice& dice, const std::vector<Case>& cases, Totals& totals) {
+  const auto engine =
+      take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, random_options(dice)));
+  const int count = dice.between(1, 60);
+  std::vector<std::unique_ptr<Answers>> answers;
+  std::vector<const Case*> asked;
+  for (int i = 0; i < count; ++i) {
+    asked.push_back(&cases[dice.between(0, static_cast<int>(cases.size()) - 1)]);
+    answers.push_back(std::make_unique<Answers>(asked.back()->request.n));
+    const RequestId id = take(engine->submit(asked.back()->request, answers.back()->on_update()));
+    if (dice.chance(0.1))
+      std::this_thread::sleep_for(std::chrono::microseconds(dice.between(1, 3000)));
+    if (dice.chance(0.2)) engine->abort(id);
+  }
+  for (int i = 0; i < count; ++i) check(*answers[i], *asked[i], totals);
+  engine->wait_idle();
+  expect_clean(*engine);
+  totals.add(engine->load());
+}
+
+TEST(Company, ChangesNoBitOfAnyAnswer) {
+  const std::uint32_t seed = environment("KVLANE_COMPANY_SEED", std::random_device{}());
+  SCOPED_TRACE("KVLANE_COMPANY_SEED=" + std::to_string(seed));
+  const Seconds limit(environment("KVLANE_COMPANY_SECONDS", 5));
+  Dice dice(seed);
+  const TimePoint start = SteadyClock::now();
+  const std::vector<Case> cases = make_cases(dice, 60);
+  Totals totals;
+  while (Seconds(seconds_since(start)) < limit && !HasFailure()) one_engine(dice, cases, totals);
+  std::cout << totals.requests << " requests, " << totals.aborted << " aborted, "
+            << totals.load.preemptions << " preemptions, tokens from the prefix cache "
+            << totals.load.prefix_hit_tokens << ", of these from host memory "
+            << totals.load.host_hit_tokens << '\n';
+  EXPECT_GT(totals.load.preemptions, 0);
+  EXPECT_GT(totals.load.prefix_hit_tokens, 0);
+}
+
+}  // namespace
+}  // namespace kvlane

@@ -1,0 +1,197 @@
+// Who runs: admission, the prefix cache, and who gives way when blocks are short.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace kvlane {
+namespace {
+
+using State = Sequence::State;
+
+// One whose blocks nobody else reads or writes just now can stop and go on later.
+bool can_give_way(const Sequence& sequence) { return sequence.request.job == nullptr; }
+
+}  // namespace
+
+Rank EngineImpl::rank(const Sequence& sequence) const {
+  const GenerationRequest& generation = sequence.request.generation;
+  // Who has begun to answer goes on before others begin, whatever its client has had.
+  const bool begun = sequence.completion_tokens > 0;
+  return {generation.priority, begun ? -1 : shares_.served(generation.client), sequence.request.id};
+}
+
+void EngineImpl::queue(Sequence& sequence) {
+  sequence.state = State::kQueued;
+  queued_.push_back(&sequence);
+}
+
+void EngineImpl::run(Sequence& sequence) {
+  sequence.state = State::kRunning;
+  const auto behind = [](const Sequence* one, const Sequence* other) {
+    return goes_before({one->request.generation.priority, 0, one->request.id},
+                       {other->request.generation.priority, 0, other->request.id});
+  };
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, behind), &sequence);
+}
+
+// Wherever it is, it is there no more and holds nothing.
+void EngineImpl::leave(Sequence& sequence) {
+  switch (sequence.state) {
+    case State::kQueued:
+      std::erase(queued_, &sequence);
+      if (sequence.completion_tokens == 0) waiting_.fetch_sub(1);
+      break;
+    case State::kRunning: std::erase(running_, &sequence); break;
+    case State::kReceiving: --receiving_; break;
+    case State::kSending: break;
+    case State::kOver: return;
+  }
+  sequence.state = State::kOver;
+  sequence.table.clear();
+}
+
+// The first in rank starts, or nobody: who needs much is not overtaken for ever by those who need
+// little.
+void EngineImpl::admit() {
+  while (!queued_.empty()) {
+    Sequence* const next = *std::min_element(
+        queued_.begin(), queued_.end(),
+        [this](const Sequence* a, const Sequence* b) { return goes_before(rank(*a), rank(*b)); });
+    if (start(*next)) continue;
+    if (next->state != State::kQueued) continue;  // it failed
+    Sequence* const victim = least_important();
+    if (victim == nullptr ||
+        victim->request.generation.priority <= next->request.generation.priority) {
+      return;
+    }
+    preempt(*victim);
+  }
+}
+
+// False when there is no room now, or the request has failed.
+bool EngineImpl::start(Sequence& sequence) {
+  Request& request = sequence.request;
+  if (static_cast<int>(running_.size()) + receiving_ >= options_.sequences_max) return false;
+  const bool receives = request.receives() && sequence.completion_tokens == 0;
+  const int tokens = static_cast<int>(sequence.tokens.size());
+  const int host_hits_before = static_cast<int>(totals_.host_hit_tokens);
+  const int hits = receives ? 0 : adopt_prefix(sequence);
+  if (!may_have(sequence, blocks_for(tokens) - hits) || !sequence.table.grow(tokens).ok()) {
+    sequence.table.clear();
+    totals_.host_hit_tokens = host_hits_before;  // nobody had anything of it
+    return false;
+  }
+  if (request.sends() && request.job == nullptr) {
+    if (const Status status = depart(request); !status.ok()) {
+      conclude(request, sequence, {}, status);
+      return false;
+    }
+  }
+  std::erase(queued_, &sequence);
+  if (sequence.completion_tokens == 0) waiting_.fetch_sub(1);
+  sequence.published = hits;
+  if (receives) {
+    sequence.state = State::kReceiving;
+    ++receiving_;
+    if (const Status status = expect_arrival(request); !status.ok()) fail(request, status);
+    return true;
+  }
+  if (sequence.completion_tokens == 0) {
+    if (!request.looked_up) {
+      request.looked_up = true;
+      request.cached_tokens = hits * kBlockTokens;
+      totals_.prefix_query_tokens += request.prompt_tokens();
+      totals_.prefix_hit_tokens += request.cached_tokens;
+    }
+    sequence.enter(&TimeAccount::prefill);
+  } else {
+    totals_.recomputed_tokens += sequence.missing() - 1;
+    sequence.enter(&TimeAccount::restore);
+  }
+  run(sequence);
+  return true;
+}
+
+bool EngineImpl::may_have(const Sequence& sequence, int blocks) const {
+  const auto growing = std::count_if(running_.begin(), running_.end(), [](const Sequence* running) {
+    return can_give_way(*running);
+  });
+  // Who goes before all that run may take the blocks they would like to grow into.
+  const bool first = std::none_of(running_.begin(), running_.end(), [&](const Sequence* running) {
+    return running->request.generation.priority <= sequence.request.generation.priority;
+  });
+  return may_start(blocks, pool_.blocks_free(), first ? 0 : static_cast<int>(growing));
+}
+
+// Takes what is known of the sequence's blocks; at least one token is left to be computed, for its
+// logits. Returns the number of blocks.
+int EngineImpl::adopt_prefix(Sequence& sequence) {
+  if (!options_.prefix_caching) return 0;
+  const std::span<const BlockName> names = sequence.names.all();
+  const std::size_t most =
+      std::min(names.size(), (sequence.tokens.size() - 1) / std::size_t{kBlockTokens});
+  for (std::size_t block = 0; block < most; ++block) {
+    if (const std::optional<BlockId> known = pool_.find(names[block])) {
+      sequence.table.append_sealed(*known);
+    } else if (!adopt_from_arena(sequence, names[block])) {
+      break;
+    }
+  }
+  return sequence.table.blocks();
+}
+
+bool EngineImpl::adopt_from_arena(Sequence& sequence, const BlockName& name) {
+  if (!arena_.knows(name)) return false;
+  const Result<BlockId> block = pool_.allocate();
+  if (!block.ok()) return false;
+  // Taking the block may have pushed the very copy out that was wanted.
+  if (!arena_.get(name, pool_.block(*block))) {
+    pool_.release(*block);
+    return false;
+  }
+  pool_.set_state(*block, BlockState::kFull);
+  pool_.set_state(*block, BlockState::kSealed);
+  pool_.publish(*block, name);
+  sequence.table.append_sealed(*block);
+  totals_.host_hit_tokens += kBlockTokens;
+  return true;
+}
+
+Sequence* EngineImpl::least_important() const {
+  const auto found = std::find_if(running_.rbegin(), running_.rend(),
+                                  [](const Sequence* sequence) { return can_give_way(*sequence); });
+  return found == running_.rend() ? nullptr : *found;
+}
+
+// Its sealed blocks stay as long as nobody needs their memory, then in the arena; what is gone when
+// it goes on is computed again.
+void EngineImpl::preempt(Sequence& sequence) {
+  std::erase(running_, &sequence);
+  sequence.table.clear();
+  sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
+                                                : &TimeAccount::queue);
+  if (sequence.completion_tokens == 0) waiting_.fetch_add(1);
+  ++totals_.preemptions;
+  queue(sequence);
+}
+
+// Gives every running sequence the blocks of its next step. Where there are none, the least
+// important one stops; the most important one always gets on.
+void EngineImpl::make_room() {
+  auto next = running_.begin();
+  while (next != running_.end()) {
+    Sequence& sequence = **next;
+    if (sequence.table.grow(static_cast<int>(sequence.tokens.size())).ok()) {
+      ++next;
+      continue;
+    }
+    // Those before it in rank have their blocks for this step already, and keep them.
+    const std::ptrdiff_t place = next - running_.begin();
+    const auto victim = std::find(next, running_.end(), least_important());
+    preempt(victim == running_.end() ? sequence : **victim);
+    next = running_.begin() + place;
+  }
+}
+
+}  // namespace kvlane
