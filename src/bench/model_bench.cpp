@@ -3,6 +3,7 @@
 #include "bench/model_bench.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -48,18 +49,21 @@ class ModelBench {
     say("loading");
     KVLANE_ASSIGN(model_, Model::load(options_.directory, {.isa = options_.isa}));
     prompt_tokens_ = options_.prompt_tokens;
-    const bool positive = prompt_tokens_ > 0 && options_.decode_tokens > 0 && options_.repeats > 0;
+    const bool positive = prompt_tokens_ > 0 && options_.decode_tokens > 0 &&
+                          options_.repeats > 0 && options_.batch > 0;
     if (!positive || prompt_tokens_ > model_->context() - options_.decode_tokens) {
       return invalid_argument(
-          "prompt, decode and repeats must be at least 1, and a prompt of " +
+          "prompt, decode, batch and repeats must be at least 1, and a prompt of " +
           std::to_string(prompt_tokens_) + " with " + std::to_string(options_.decode_tokens) +
           " tokens decoded must fit the context of " + std::to_string(model_->context()));
     }
     const KvShape shape = model_->config().kv_shape();
-    const std::size_t pool_bytes =
-        blocks_for(prompt_tokens_ + options_.decode_tokens) * shape.block_bytes();
+    const std::size_t pool_bytes = (options_.batch > 1 ? options_.batch + 1 : 1) *
+                                   blocks_for(prompt_tokens_ + options_.decode_tokens) *
+                                   shape.block_bytes();
     KVLANE_ASSIGN(BlockPool pool, BlockPool::create(shape, pool_bytes));
-    KVLANE_ASSIGN(forward_, Forward::create(*model_, prompt_tokens_, 1));
+    KVLANE_ASSIGN(forward_, Forward::create(*model_, std::max(prompt_tokens_, options_.batch),
+                                            options_.batch));
 
     Report report{
         describe_machine(parallel_threads()) + ", kernels " + std::string(isa_name(options_.isa)),
@@ -92,6 +96,7 @@ class ModelBench {
     }
     Phase prefill;
     Phase decode;
+    Phase batch;
     for (int repeat = -1; repeat < options_.repeats; ++repeat) {
       say(repeat < 0 ? "warming up" : "prefill and decode");
       BlockTable table(pool);
@@ -104,11 +109,49 @@ class ModelBench {
         KVLANE_TRY(forward_->run({&one, 1}, {}));
         if (repeat >= 0) decode.add(forward_->times());
       }
+      if (options_.batch > 1 && repeat >= 0) {
+        KVLANE_TRY(decode_batch(pool, table, prompt[0], batch));
+      }
     }
     decode_seconds_ = median(decode.seconds);
     prefill.report("prefill", prompt_tokens_, results);
     decode.report("decode", 1, results);
+    if (options_.batch > 1) report_batch(decode, batch, results);
     return {};
+  }
+
+  // The same steps for `batch` sequences at once, each with K and V of its own: copies of
+  // `prompt`'s.
+  Status decode_batch(BlockPool& pool, const BlockTable& prompt, std::int32_t token, Phase& batch) {
+    std::vector<BlockTable> tables;
+    while (static_cast<int>(tables.size()) < options_.batch) {
+      BlockTable& table = tables.emplace_back(pool);
+      KVLANE_TRY(table.grow(prompt_tokens_ + options_.decode_tokens));
+      for (int i = 0; i < blocks_for(prompt_tokens_); ++i) {
+        std::memcpy(pool.block(table.id(i)), pool.block(prompt.id(i)), pool.shape().block_bytes());
+      }
+      table.set_tokens(prompt_tokens_);
+    }
+    std::vector<ForwardSpan> spans;
+    for (BlockTable& table : tables) spans.push_back({&table, {&token, 1}, true});
+    for (int i = 0; i < options_.decode_tokens; ++i) {
+      KVLANE_TRY(forward_->run(spans, {}));
+      batch.add(forward_->times());
+    }
+    return {};
+  }
+
+  void report_batch(const Phase& one, const Phase& batch, std::vector<Figure>& results) const {
+    const auto cost = [](const Phase& phase) {
+      return median(phase.seconds) * (median(phase.gemm) + median(phase.attention));
+    };
+    const std::string name = "decode_batch" + std::to_string(options_.batch);
+    batch.report(name, options_.batch, results);
+    results.push_back({.name = name + "_token_cost_ratio",
+                       .value = cost(batch) / options_.batch / cost(one),
+                       .unit = "ratio",
+                       .goal = 0.35,
+                       .better = Figure::Better::kLower});
   }
 
   // Every weight of the products is read once for a token, so bytes over seconds is what the memory

@@ -19,6 +19,7 @@ struct ModelBenchOptions {
   int threads = 0;  // 0: as many as OpenMP would take
   int prompt_tokens = 512;
   int decode_tokens = 16;
+  int batch = 16;  // sequences decoded at once, beside one alone; 1: none
   int repeats = 5;
   std::function<void(std::string_view)> progress;  // told what is being done
 };

@@ -1,84 +1,17 @@
 // `kvlane bench`: measurements in one form; docs/bench.md lists the figures.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cstdint>
-#include <iostream>
-#include <memory>
+#include "cli/bench.h"
 
-#include "bench/model_bench.h"
-#include "cli/command.h"
-#include "cli/progress.h"
-#include "model/checkpoint.h"
+#include <CLI/CLI.hpp>
 
 namespace kvlane {
-namespace {
-
-struct BenchModelFlags {
-  std::string directory;
-  std::string cpu = "auto";
-  int threads = 0;
-  int prompt = 0;  // 0: as many as usual, or as the context has room for
-  int decode = 16;
-  int repeats = 5;
-  bool json = false;
-
-  std::string command() const {
-    return "kvlane bench model " + directory + " --prompt " + std::to_string(prompt) +
-           " --decode " + std::to_string(decode) + " --repeats " + std::to_string(repeats) +
-           " --cpu " + cpu + (threads > 0 ? " --threads " + std::to_string(threads) : "");
-  }
-};
-
-Status run_bench_model(BenchModelFlags flags) {
-  ModelBenchOptions options;
-  if (flags.prompt == 0) {
-    KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.directory));
-    flags.prompt = std::min(options.prompt_tokens, checkpoint.config().context - flags.decode);
-  }
-  options.directory = flags.directory;
-  KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
-  options.threads = flags.threads;
-  options.prompt_tokens = flags.prompt;
-  options.decode_tokens = flags.decode;
-  options.repeats = flags.repeats;
-  Report report;
-  {
-    Progress progress("bench model");
-    options.progress = [&progress](std::string_view what) { progress.show(what); };
-    KVLANE_ASSIGN(report, bench_model(options));
-  }
-  report.command = flags.command();
-  std::cout << (flags.json ? report_json(report) + "\n" : report_table(report));
-  return {};
-}
-
-}  // namespace
 
 void add_bench(CLI::App& app, Run& run) {
   CLI::App* const bench = app.add_subcommand("bench", "Measure; docs/bench.md lists the figures");
   bench->require_subcommand(1);
   bench->footer("Example: kvlane bench model models/kvlane-tiny-gqa");
-  CLI::App* const model = bench->add_subcommand(
-      "model", "Speed of prefill and decode, and how near products come to their ceilings");
-  model->footer("Example: kvlane bench model models/kvlane-tiny-gqa --prompt 512 --json");
-  const auto flags = std::make_shared<BenchModelFlags>();
-  model->add_option("DIR,--model", flags->directory, "Hugging Face model directory")->required();
-  model
-      ->add_option("--prompt", flags->prompt,
-                   "prompt tokens, computed in one pass (default: 512, or what the context allows)")
-      ->check(CLI::Range(1, INT32_MAX));
-  model->add_option("--decode", flags->decode, "tokens generated after it, one by one")
-      ->check(CLI::Range(1, INT32_MAX))
-      ->capture_default_str();
-  model->add_option("--repeats", flags->repeats, "medians are over so many runs")
-      ->check(CLI::Range(1, INT32_MAX))
-      ->capture_default_str();
-  model->add_option("--threads", flags->threads, "threads that compute (default: one per core)")
-      ->check(CLI::Range(1, 1024));
-  model->add_option("--cpu", flags->cpu, "kernels: auto, scalar, avx512")->capture_default_str();
-  model->add_flag("--json", flags->json, "one JSON object instead of a table");
-  model->callback([flags, &run] { run = [flags] { return run_bench_model(*flags); }; });
+  add_bench_model(*bench, run);
+  add_bench_engine(*bench, run);
 }
 
 }  // namespace kvlane

@@ -1,0 +1,13 @@
+// The subcommands of `kvlane bench`, one file each.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "cli/command.h"
+
+namespace kvlane {
+
+// As those of cli/command.h, below `bench`.
+void add_bench_model(CLI::App& bench, Run& run);
+void add_bench_engine(CLI::App& bench, Run& run);
+
+}  // namespace kvlane
