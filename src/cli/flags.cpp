@@ -33,6 +33,14 @@ std::string check_lease(const std::string& value) {
                                                              : "must be from 1 to 3600 seconds";
 }
 
+std::string check_slowdown(const std::string& value) {
+  constexpr double kMost = 1000;
+  double times = 0;
+  const bool is_number = CLI::detail::lexical_cast(value, times);
+  return is_number && times > 1 && times <= kMost ? std::string()
+                                                  : "must be above 1 and at most 1000";
+}
+
 }  // namespace
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
@@ -51,6 +59,29 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(kKvMemoryMin, kKvMemoryMax))
       ->default_str("1GiB");
+  command
+      .add_option("--host-memory", flags.host_memory,
+                  "memory for blocks that had to leave the KV memory; 0: none")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::uint64_t{0}, kKvMemoryMax))
+      ->default_str("256MiB");
+  command
+      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.prefix_caching,
+                "share the blocks of prompts that begin alike (on by default)")
+      ->default_str("");
+  command.add_option("--max-num-seqs", flags.sequences_max, "answers that are computed at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command
+      .add_option("--max-num-batched-tokens", flags.batch_tokens_max,
+                  "most prompt tokens computed in one step")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  command
+      .add_option("--decode-slowdown", flags.slowdown_max,
+                  "how many times longer a running answer's token may take while prompts arrive")
+      ->check(check_slowdown)
+      ->capture_default_str();
   command
       .add_option("--max-model-len", flags.max_model_len,
                   "most tokens of prompt and answer together (default: the model's own)")
@@ -106,15 +137,25 @@ void add_parent_flag(CLI::App& command, int& parent) {
 }
 
 std::vector<std::string> to_arguments(const ModelFlags& flags) {
-  std::vector<std::string> arguments = {flags.directory,
-                                        "--kv-format",
-                                        flags.kv_format,
-                                        "--kv-codec",
-                                        flags.kv_codec,
-                                        "--kv-memory",
-                                        std::to_string(flags.kv_memory),
-                                        "--cpu",
-                                        flags.cpu};
+  std::vector<std::string> arguments = {
+      flags.directory,
+      "--kv-format",
+      flags.kv_format,
+      "--kv-codec",
+      flags.kv_codec,
+      "--kv-memory",
+      std::to_string(flags.kv_memory),
+      "--host-memory",
+      std::to_string(flags.host_memory),
+      "--max-num-seqs",
+      std::to_string(flags.sequences_max),
+      "--max-num-batched-tokens",
+      std::to_string(flags.batch_tokens_max),
+      "--decode-slowdown",
+      std::to_string(flags.slowdown_max),
+      flags.prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
+      "--cpu",
+      flags.cpu};
   const auto add = [&arguments](const char* name, int value) {
     if (value > 0) arguments.insert(arguments.end(), {name, std::to_string(value)});
   };

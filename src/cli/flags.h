@@ -15,9 +15,14 @@ struct ModelFlags {
   std::string directory;
   std::string kv_format = "bf16";
   std::string kv_codec = "none";
-  std::uint64_t kv_memory = std::uint64_t{1} << 30;  // bytes
-  int max_model_len = 0;                             // 0: the model's own
-  int threads = 0;                                   // 0: as many as there are cores
+  std::uint64_t kv_memory = std::uint64_t{1} << 30;      // bytes
+  std::uint64_t host_memory = std::uint64_t{256} << 20;  // bytes
+  bool prefix_caching = true;
+  int max_model_len = 0;  // 0: the model's own
+  int batch_tokens_max = 512;
+  int sequences_max = 256;
+  double slowdown_max = 2;
+  int threads = 0;  // 0: as many as there are cores
   std::string cpu = "auto";
 };
 

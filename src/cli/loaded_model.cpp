@@ -15,11 +15,11 @@ namespace kvlane {
 namespace {
 
 // The system promises more memory than it has, and kills who takes the promise at its word.
-Status check_memory(std::uint64_t kv_bytes) {
+Status check_memory(const char* flag, std::uint64_t bytes) {
   const auto machine = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                        static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  if (kv_bytes <= machine) return {};
-  return invalid_argument("--kv-memory of " + std::to_string(kv_bytes) +
+  if (bytes <= machine) return {};
+  return invalid_argument(std::string(flag) + " of " + std::to_string(bytes) +
                           " bytes is more than the memory of this machine, " +
                           std::to_string(machine) + " bytes");
 }
@@ -32,7 +32,8 @@ Status check_model(const ModelFlags& flags) {
   }
   KVLANE_TRY(find_codec(flags.kv_codec).status());
   KVLANE_TRY(select_isa(flags.cpu).status());
-  KVLANE_TRY(check_memory(flags.kv_memory));
+  KVLANE_TRY(check_memory("--kv-memory", flags.kv_memory));
+  KVLANE_TRY(check_memory("--host-memory", flags.host_memory));
   return Checkpoint::open(flags.directory).status();
 }
 
@@ -67,6 +68,11 @@ ModelPrompter make_prompter(const LoadedModel& loaded) {
 EngineOptions engine_options(const ModelFlags& flags) {
   EngineOptions options;
   options.kv_bytes = flags.kv_memory;
+  options.host_bytes = flags.host_memory;
+  options.prefix_caching = flags.prefix_caching;
+  options.chunk_tokens = flags.batch_tokens_max;
+  options.sequences_max = flags.sequences_max;
+  options.slowdown_max = flags.slowdown_max;
   options.kv_codec = flags.kv_codec;
   options.threads = flags.threads;
   return options;

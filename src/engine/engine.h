@@ -95,7 +95,7 @@ struct EngineOptions {
   // least kPromptTokensMin (plan/batching.h) are carried anyway. More than 1.
   double slowdown_max = 2;
   int sequences_max = 64;         // running at once
-  int queued_max = 256;           // waiting at most; beyond: kExhausted
+  int queued_max = 1024;          // waiting at most; beyond: kExhausted
   std::string kv_codec = "none";  // for transfers this worker sends
   bool push_whole = false;        // send when all is computed, not layer by layer
   // How long a reservation waits for the push to begin, and its answer for somebody to attach.
