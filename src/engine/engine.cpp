@@ -218,14 +218,17 @@ Result<RequestId> EngineImpl::reserve(GenerationRequest generation, const Transf
   request->transfer = transfer;
   request->attach_deadline = SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(
                                                       options_.reservation_lease);
-  const std::shared_ptr<TransferSink> sink = make_receiver(*request);
+  const std::shared_ptr<KvReceiver> receiver = make_receiver(*request);
   KVLANE_ASSIGN(const RequestId id, enqueue(std::move(request)));
   // In this order: what the endpoint reports is posted behind the request it is about.
-  if (Status status = endpoint_->expect(transfer, options_.reservation_lease, sink); !status.ok()) {
+  const Status status = endpoint_->expect_waiting(transfer, options_.reservation_lease, receiver);
+  if (!status.ok()) {
     // The caller hears of it now, nobody attaches.
     later(id, [this](Request& r) { bury(r); })();
     return status;
   }
+  // There may have been room before the endpoint knew of the transfer.
+  if (receiver->granted()) (void)endpoint_->grant(transfer);
   return id;
 }
 

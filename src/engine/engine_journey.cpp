@@ -5,16 +5,40 @@
 #include "engine/engine_impl.h"
 
 namespace kvlane {
+namespace {
+
+FirstToken to_wire(const PrefillOutcome::First& first) {
+  FirstToken wire{first.token, {}, {}};
+  if (!first.logprobs) return wire;
+  wire.logprob = first.logprobs->logprob;
+  for (const TokenLogprob& each : first.logprobs->top)
+    wire.top.emplace_back(each.token, each.logprob);
+  return wire;
+}
+
+PrefillOutcome::First from_wire(const FirstToken& wire) {
+  PrefillOutcome::First first{wire.token, {}, {}};
+  if (!wire.logprob) return first;
+  first.logprobs = TokenLogprobs{*wire.logprob, {}};
+  for (const auto& [token, logprob] : wire.top) first.logprobs->top.push_back({token, logprob});
+  return first;
+}
+
+}  // namespace
 
 Status EngineImpl::depart(Request& request) {
   const TransferBegin begin{request.prompt_tokens(), pool_.shape().layers, kv_format(),
                             std::string(codec_.name())};
+  const std::size_t plane_bytes =
+      codec_.bound(pool_.shape().page_plane_elements() * pool_.shape().kv_heads);
+  const std::size_t bytes_max = outgoing_bytes_needed(begin, kFrameHeaderBytes + 2 * plane_bytes);
   const OnDelivered on_delivered = later(
       request.id,
       [this](Request& r, const Result<Durations>& delivered) { on_peer_answer(r, delivered); });
-  auto outgoing = request.journey == Request::Journey::kPush
-                      ? endpoint_->push(request.peer, request.transfer, begin, on_delivered)
-                      : endpoint_->park(request.transfer, begin, on_delivered);
+  auto outgoing =
+      request.journey == Request::Journey::kPush
+          ? endpoint_->push(request.peer, request.transfer, begin, bytes_max, on_delivered)
+          : endpoint_->park(request.transfer, begin, bytes_max, on_delivered);
   if (!outgoing.ok()) return outgoing.status();
   request.job = std::make_shared<KvSender::Job>(std::move(*outgoing), request.prompt().table,
                                                 request.prompt_tokens());
@@ -38,7 +62,7 @@ void EngineImpl::finish_sending(Request& request) {
     }
   }
   TransferEnd end;
-  if (!request.first.empty()) end.first_token = request.first.front().token;
+  for (const PrefillOutcome::First& first : request.first) end.first.push_back(to_wire(first));
   end.seed = request.key.seed;
   end.durations = {{"queue", prompt.account.queue},
                    {"prefill", prompt.account.prefill},
@@ -91,6 +115,8 @@ Status EngineImpl::expect_arrival(Request& request) {
   if (request.journey == Request::Journey::kFetch) {
     return endpoint_->fetch(request.peer, request.transfer, request.receiver);
   }
+  // If the transfer is over, the sink has been told why.
+  (void)endpoint_->grant(request.transfer);
   return {};
 }
 
@@ -102,11 +128,20 @@ void EngineImpl::arrive(Request& request, const Result<ReceivedKv>& received) {
     conclude(request, prompt, {}, received.status().with_context("The prompt's KV did not arrive"));
     return;
   }
-  const std::int32_t token = received->end.first_token;
-  if (token < 0 || token >= model_.config().vocab) {
+  std::vector<PrefillOutcome::First> first;
+  for (const FirstToken& wire : received->end.first) {
+    if (wire.token < 0 || wire.token >= model_.config().vocab) {
+      conclude(request, prompt, {},
+               corrupt("the prefill worker's first token, " + std::to_string(wire.token) +
+                       ", is not in the vocabulary"));
+      return;
+    }
+    first.push_back(from_wire(wire));
+  }
+  if (static_cast<int>(first.size()) != request.generation.n) {
     conclude(request, prompt, {},
-             corrupt("the prefill worker's first token, " + std::to_string(token) +
-                     ", is not in the vocabulary"));
+             corrupt("the prefill worker began " + std::to_string(first.size()) +
+                     " answers, this request wants " + std::to_string(request.generation.n)));
     return;
   }
   // Until now the other worker's account ran.
@@ -126,7 +161,7 @@ void EngineImpl::arrive(Request& request, const Result<ReceivedKv>& received) {
   run(prompt);
   prompt.table.set_tokens(request.prompt_tokens());
   publish_blocks(prompt);
-  answer_prompt(prompt, {{token, {}, {}}});
+  answer_prompt(prompt, first);
 }
 
 }  // namespace kvlane

@@ -32,6 +32,7 @@ class KvReceiver final : public TransferSink {
 
   // The table has its blocks now. From any thread.
   void grant() { granted_ = true; }
+  bool granted() const { return granted_; }
 
   Status on_begin(const TransferBegin& begin) override;
   Status on_slab(const Frame& frame) override;

@@ -43,19 +43,26 @@ class EndpointImpl : public Endpoint {
 
   Address address() const override { return core_->address(); }
   Result<std::shared_ptr<OutgoingTransfer>> push(const Address& peer, const TransferId& id,
-                                                 const TransferBegin& begin,
+                                                 const TransferBegin& begin, std::size_t bytes_max,
                                                  OnDelivered on_delivered) override {
-    KVLANE_ASSIGN(auto outgoing, core_->push(peer, id, begin, std::move(on_delivered)));
+    KVLANE_ASSIGN(auto outgoing, core_->push(peer, id, begin, bytes_max, std::move(on_delivered)));
     return handle(std::move(outgoing));
   }
   Result<std::shared_ptr<OutgoingTransfer>> park(const TransferId& id, const TransferBegin& begin,
+                                                 std::size_t bytes_max,
                                                  OnDelivered on_delivered) override {
-    KVLANE_ASSIGN(auto outgoing, core_->park(id, begin, std::move(on_delivered)));
+    KVLANE_ASSIGN(auto outgoing, core_->park(id, begin, bytes_max, std::move(on_delivered)));
     return handle(std::move(outgoing));
   }
+  std::size_t outgoing_bytes_free() const override { return core_->outgoing_bytes_free(); }
   Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink) override {
-    return core_->expect(id, wait, std::move(sink));
+    return core_->expect(id, wait, std::move(sink), /*room=*/true);
   }
+  Status expect_waiting(const TransferId& id, Seconds wait,
+                        std::shared_ptr<TransferSink> sink) override {
+    return core_->expect(id, wait, std::move(sink), /*room=*/false);
+  }
+  Status grant(const TransferId& id) override { return core_->grant(id); }
   Status fetch(const Address& peer, const TransferId& id,
                std::shared_ptr<TransferSink> sink) override {
     return core_->fetch(peer, id, std::move(sink));
@@ -71,6 +78,10 @@ class EndpointImpl : public Endpoint {
 };
 
 }  // namespace
+
+std::size_t outgoing_bytes_needed(const TransferBegin& begin, std::size_t frame_bytes_max) {
+  return slab_count(begin) * (kMessageHeaderBytes + frame_bytes_max);
+}
 
 Result<std::unique_ptr<Endpoint>> Endpoint::start(Network& network, EndpointOptions options) {
   auto core = std::make_shared<EndpointCore>(network, std::move(options));
@@ -159,7 +170,8 @@ void EndpointCore::stop() {
 
 // Sending.
 
-Status EndpointCore::check_new(const TransferId& id, const TransferBegin& begin) const {
+Status EndpointCore::check_new(const TransferId& id, const TransferBegin& begin,
+                               std::size_t bytes_max) const {
   KVLANE_TRY(check_begin(begin));
   if (begin.format != options_.format) {
     return invalid_argument("a transfer in format " + begin.format + ", this worker holds " +
@@ -171,13 +183,26 @@ Status EndpointCore::check_new(const TransferId& id, const TransferBegin& begin)
   if (outgoing_.size() >= kTransfersMax) {
     return exhausted("this worker already sends " + std::to_string(kTransfersMax) + " transfers");
   }
+  const std::size_t arena = options_.outgoing_bytes_max;
+  if (bytes_max > arena) {
+    return invalid_argument("frames of this transfer may take " + std::to_string(bytes_max) +
+                            " bytes, this worker has " + std::to_string(arena) +
+                            " for all that it sends");
+  }
+  if (bytes_max > arena - outgoing_bytes_) {
+    return exhausted("frames of this transfer may take " + std::to_string(bytes_max) + " bytes, " +
+                     std::to_string(arena - outgoing_bytes_) + " of " + std::to_string(arena) +
+                     " are free");
+  }
   return {};
 }
 
 EndpointCore::OutgoingPtr EndpointCore::keep_outgoing(const TransferId& id,
                                                       const TransferBegin& begin,
+                                                      std::size_t bytes_max,
                                                       OnDelivered on_delivered) {
-  auto outgoing = std::make_shared<Outgoing>(id, begin);
+  auto outgoing = std::make_shared<Outgoing>(id, begin, bytes_max);
+  outgoing_bytes_ += bytes_max;
   outgoing->on_delivered = std::move(on_delivered);
   outgoing->last_heard = clock_;
   outgoing_outcomes_.forget(id);
@@ -187,11 +212,12 @@ EndpointCore::OutgoingPtr EndpointCore::keep_outgoing(const TransferId& id,
 
 Result<EndpointCore::OutgoingPtr> EndpointCore::push(const Address& peer, const TransferId& id,
                                                      const TransferBegin& begin,
+                                                     std::size_t bytes_max,
                                                      OnDelivered on_delivered) {
   const Lock lock(mutex_);
-  KVLANE_TRY(check_new(id, begin));
+  KVLANE_TRY(check_new(id, begin, bytes_max));
   KVLANE_ASSIGN(SessionPtr session, dial(peer));
-  OutgoingPtr outgoing = keep_outgoing(id, begin, std::move(on_delivered));
+  OutgoingPtr outgoing = keep_outgoing(id, begin, bytes_max, std::move(on_delivered));
   outgoing->session = std::move(session);
   if (outgoing->session->state == Session::State::kReady) begin_sending(outgoing);
   return outgoing;
@@ -199,10 +225,11 @@ Result<EndpointCore::OutgoingPtr> EndpointCore::push(const Address& peer, const 
 
 Result<EndpointCore::OutgoingPtr> EndpointCore::park(const TransferId& id,
                                                      const TransferBegin& begin,
+                                                     std::size_t bytes_max,
                                                      OnDelivered on_delivered) {
   const Lock lock(mutex_);
-  KVLANE_TRY(check_new(id, begin));
-  OutgoingPtr outgoing = keep_outgoing(id, begin, std::move(on_delivered));
+  KVLANE_TRY(check_new(id, begin, bytes_max));
+  OutgoingPtr outgoing = keep_outgoing(id, begin, bytes_max, std::move(on_delivered));
   outgoing->parked = true;
   return outgoing;
 }
@@ -230,14 +257,7 @@ Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
                                    : outgoing->outcome->status();
   }
   if (stopped_) return aborted("the endpoint of this worker was closed");
-  const std::size_t bytes = message->size();
-  if (bytes >
-      options_.outgoing_bytes_max - std::min(outgoing_bytes_, options_.outgoing_bytes_max)) {
-    return exhausted("frames for peers take " + std::to_string(outgoing_bytes_) + " of at most " +
-                     std::to_string(options_.outgoing_bytes_max) + " bytes");
-  }
   KVLANE_TRY(outgoing->add(*slab, std::move(message)));
-  outgoing_bytes_ += bytes;
   enlist(outgoing);
   return {};
 }
@@ -245,9 +265,11 @@ Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
 void EndpointCore::finish(const OutgoingPtr& outgoing, TransferEnd end) {
   const Lock lock(mutex_);
   if (outgoing->outcome || stopped_) return;
+  const std::size_t set_aside = outgoing->set_aside();
   if (Status status = outgoing->finish(std::move(end), network_.now()); !status.ok()) {
     return end_outgoing(outgoing, std::move(status), true);
   }
+  outgoing_bytes_ -= set_aside - outgoing->set_aside();
   outgoing->lease_start = clock_;
   enlist(outgoing);
 }
@@ -265,6 +287,11 @@ void EndpointCore::abandon(const OutgoingPtr& outgoing) {
   end_outgoing(outgoing, aborted("the sender dropped the transfer before its end"), true);
 }
 
+std::size_t EndpointCore::outgoing_bytes_free() const {
+  const Lock lock(mutex_);
+  return options_.outgoing_bytes_max - outgoing_bytes_;
+}
+
 // Receiving.
 
 Status EndpointCore::check_new_incoming(const TransferId& id, const TransferSink* sink) const {
@@ -279,16 +306,27 @@ Status EndpointCore::check_new_incoming(const TransferId& id, const TransferSink
   return {};
 }
 
-Status EndpointCore::expect(const TransferId& id, Seconds wait,
-                            std::shared_ptr<TransferSink> sink) {
+Status EndpointCore::expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink,
+                            bool room) {
   const Lock lock(mutex_);
   KVLANE_TRY(check_new_incoming(id, sink.get()));
   auto incoming = std::make_shared<Incoming>(id, Incoming::State::kExpecting);
   incoming->sink = std::move(sink);
   incoming->wait = wait;
+  incoming->room = room;
   incoming->deadline = clock_ + std::chrono::duration_cast<SteadyClock::duration>(wait);
   incoming_outcomes_.forget(id);
   incoming_.emplace(id, std::move(incoming));
+  return {};
+}
+
+Status EndpointCore::grant(const TransferId& id) {
+  const Lock lock(mutex_);
+  const auto at = incoming_.find(id);
+  if (at == incoming_.end() || at->second->state == Incoming::State::kOver) {
+    return not_found("transfer " + to_string(id) + " is not expected any more");
+  }
+  if (at->second->grant()) tell_here(at->second);
   return {};
 }
 

@@ -6,6 +6,9 @@
 // decode worker fetches them. In both cases the receiver checks identity and checksums, hands each
 // slab to its sink exactly once, asks again for those that did not come, and acknowledges the end.
 //
+// Flow control: a sender sets memory for all frames of a transfer aside before it computes them. A
+// receiver may expect a push before it has room for it; the frames then wait in that memory.
+//
 // Threads: every call here is thread-safe and returns at once. Sinks and callbacks are called from
 // the network's thread, one at a time, with no lock of the endpoint held: they may call the
 // endpoint. They must not block and must not throw.
@@ -17,8 +20,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -49,16 +54,30 @@ struct TransferBegin {
   friend bool operator==(const TransferBegin&, const TransferBegin&) = default;
 };
 
+// The first token of one answer, sampled by the prefill worker.
+struct FirstToken {
+  std::int32_t token = 0;
+  // Natural logarithms of probabilities, for who asked for them: of the token, and of the most
+  // likely ones, best first.
+  std::optional<float> logprob;
+  std::vector<std::pair<std::int32_t, float>> top;
+
+  friend bool operator==(const FirstToken&, const FirstToken&) = default;
+};
+inline constexpr std::size_t kFirstTokensMax = 128;  // answers to one prompt
+inline constexpr std::size_t kTopLogprobsMax = 20;   // as OpenAI's API allows
+
 // What only the prefill worker knows: sent after the last slab.
 struct TransferEnd {
-  std::int32_t first_token = 0;     // sampled by the prefill worker
+  std::vector<FirstToken> first;    // of each answer: 1 ... kFirstTokensMax
   std::uint64_t seed = 0;           // of the sampler, so that decode draws on as one process would
   std::uint64_t raw_bytes = 0;      // valid rows x 2 bytes
   std::uint64_t shipped_bytes = 0;  // frames, headers included
-  // The prefill worker's account up to here. The endpoint adds to "transfer" what a pushed sequence
-  // waited for its link after it was complete.
+  // The prefill worker's account up to here. The endpoint adds what the complete sequence waited:
+  // for its link to "transfer" (if pushed), for room at the receiver to "wait_for_memory".
   Durations durations;
-  double since_begin = 0;  // filled in by the sending endpoint: seconds from BEGIN to here
+  // Filled in by the sending endpoint: seconds from BEGIN to when only the network held it up.
+  double since_begin = 0;
 };
 
 // Where a received sequence goes. Calls come one at a time, in the order below, from the network's
@@ -67,7 +86,8 @@ struct TransferEnd {
 class TransferSink {
  public:
   virtual ~TransferSink() = default;
-  // An error ends the transfer; on_failed follows, and the sender is told.
+  // An error ends the transfer; on_failed follows, and the sender is told. May come before there is
+  // room: see Endpoint::expect_waiting.
   virtual Status on_begin(const TransferBegin& begin) = 0;
   // The frame's header is valid, of this model and inside the announced range; its body's checksum
   // is right. Each (layer, block) comes once, in any order. The planes point into a buffer that is
@@ -80,17 +100,19 @@ class TransferSink {
   virtual void on_failed(const Status& why) = 0;
 };
 
+// What a transfer takes of its sender's memory when no frame is longer than `frame_bytes_max`.
+std::size_t outgoing_bytes_needed(const TransferBegin& begin, std::size_t frame_bytes_max);
+
 // The sending half of one transfer. Thread-safe. Frames are kept until the receiver has
-// acknowledged the end (it may ask again for some); they count against
-// EndpointOptions::outgoing_bytes_max.
+// acknowledged the end: it may ask again for some, or have no room for them yet.
 class OutgoingTransfer {
  public:
   virtual ~OutgoingTransfer() = default;  // before finish(): fails the transfer with kAborted
-  // kExhausted when the arena is full: the transfer goes on without this frame, try again or give
-  // up. kInvalidArgument when it is no frame of this transfer or came before. Else the error that
-  // ended the transfer.
+  // kInvalidArgument when it is no frame of this transfer, came before, or goes beyond what the
+  // transfer set aside; it then goes on without this frame. Else the error that ended the transfer.
   virtual Status add_frame(Bytes frame) = 0;
-  // All frames are there, else the transfer fails with kInvalidArgument.
+  // All frames are there, and `end` has a first token, else the transfer fails with
+  // kInvalidArgument. What was set aside and not needed is free again.
   virtual void finish(TransferEnd end) = 0;
   virtual void fail(const Status& why) = 0;
 };
@@ -104,10 +126,12 @@ struct EndpointOptions {
   std::string advertised_host;  // what peers are told; the bound host when empty
   ModelIdentity model{};
   std::string format = "bf16";
-  std::string codecs = "none, splitzip";      // told in the handshake
-  Seconds idle_timeout{10};                   // no message for a running transfer: it failed
-  Seconds lease{60};                          // how long parked frames wait to be fetched
-  std::size_t outgoing_bytes_max = 1U << 30;  // frames kept for peers, parked ones included
+  std::string codecs = "none, splitzip";  // told in the handshake
+  Seconds idle_timeout{10};               // no message for a running transfer: it failed
+  // How long all frames of a transfer wait to be fetched, or for the receiver to have room.
+  Seconds lease{60};
+  // The arena: memory for frames on their way to peers, apart from the one that attention reads.
+  std::size_t outgoing_bytes_max = 1U << 30;
   std::string engine;  // names this worker in messages for people; random when empty
   // Told about every peer that was turned away (another protocol, another model): for a log.
   std::function<void(const std::string& peer, const Status& why)> on_refused;
@@ -124,21 +148,34 @@ class Endpoint {
   // Where peers reach this endpoint.
   virtual Address address() const = 0;
 
-  // Sending. kInvalidArgument if the id is in use, kExhausted when
-  // a limit of spec/transfer.md section 9 is reached. Whatever fails later is told to
-  // `on_delivered`.
+  // Sending. Sets `bytes_max` of the arena aside: outgoing_bytes_needed(). kExhausted when they are
+  // not free now, or another limit of spec/transfer.md section 9 is reached: try again when a
+  // transfer was finished or delivered. kInvalidArgument if the id is in use or the arena is
+  // smaller than `bytes_max`. Whatever fails later is told to `on_delivered`.
   virtual Result<std::shared_ptr<OutgoingTransfer>> push(const Address& peer, const TransferId& id,
                                                          const TransferBegin& begin,
+                                                         std::size_t bytes_max,
                                                          OnDelivered on_delivered) = 0;
   virtual Result<std::shared_ptr<OutgoingTransfer>> park(const TransferId& id,
                                                          const TransferBegin& begin,
+                                                         std::size_t bytes_max,
                                                          OnDelivered on_delivered) = 0;
+  // Bytes of the arena that are not set aside. More before `on_delivered` is called, never less.
+  virtual std::size_t outgoing_bytes_free() const = 0;
 
   // Receiving. `expect` waits for a push at most `wait`; `fetch` asks `peer` for parked frames.
   // Errors as above; the sink is then not called.
   virtual Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink) = 0;
   virtual Status fetch(const Address& peer, const TransferId& id,
                        std::shared_ptr<TransferSink> sink) = 0;
+  // As `expect`, while there is no room yet: the sender keeps the frames until grant(), and the
+  // sink gets on_begin at most. `wait` is for both, the push and the room; without room in time,
+  // the transfer fails with kExhausted on both sides.
+  virtual Status expect_waiting(const TransferId& id, Seconds wait,
+                                std::shared_ptr<TransferSink> sink) = 0;
+  // There is room now: the sink may be called with slabs from here on, even before this returns.
+  // kNotFound when the transfer is over or was never expected. Nothing changes if there was room.
+  virtual Status grant(const TransferId& id) = 0;
 
   // Ends a transfer on either side with kAborted; unknown ids are ignored. When it returns, the
   // sink is not and will not be called, except from within one of its own calls. So it may wait for

@@ -55,14 +55,16 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   void stop();
   Address address() const { return hello_.address; }
   Result<OutgoingPtr> push(const Address& peer, const TransferId& id, const TransferBegin& begin,
+                           std::size_t bytes_max, OnDelivered on_delivered);
+  Result<OutgoingPtr> park(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max,
                            OnDelivered on_delivered);
-  Result<OutgoingPtr> park(const TransferId& id, const TransferBegin& begin,
-                           OnDelivered on_delivered);
+  std::size_t outgoing_bytes_free() const;
   Status add_frame(const OutgoingPtr& outgoing, ByteView frame);
   void finish(const OutgoingPtr& outgoing, TransferEnd end);
   void fail(const OutgoingPtr& outgoing, const Status& why);
   void abandon(const OutgoingPtr& outgoing);
-  Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink);
+  Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink, bool room);
+  Status grant(const TransferId& id);
   Status fetch(const Address& peer, const TransferId& id, std::shared_ptr<TransferSink> sink);
   void cancel(const TransferId& id);
 
@@ -75,8 +77,8 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   using Lock = std::unique_lock<std::mutex>;
 
   // endpoint.cpp
-  Status check_new(const TransferId& id, const TransferBegin& begin) const;
-  OutgoingPtr keep_outgoing(const TransferId& id, const TransferBegin& begin,
+  Status check_new(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max) const;
+  OutgoingPtr keep_outgoing(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max,
                             OnDelivered on_delivered);
   Status check_new_incoming(const TransferId& id, const TransferSink* sink) const;
   template <class Call>
@@ -114,6 +116,8 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   void enlist(const OutgoingPtr& outgoing);
   void on_fetch(const SessionPtr& session, const TransferId& id);
   void on_missing(Lock& lock, const SessionPtr& session, const Message& message);
+  void on_wait(const SessionPtr& session, const TransferId& id);
+  void answer_not_sent(const SessionPtr& session, const TransferId& id);
   void on_done(Lock& lock, const SessionPtr& session, const Message& message);
   OutgoingPtr find_outgoing(const SessionPtr& session, const TransferId& id) const;
   // Sets the outcome, gives the frames back and has the callback called soon. With `tell`, the peer
@@ -124,12 +128,13 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   // endpoint_receiving.cpp
   void ask_again(const IncomingPtr& incoming);
   void tell_missing(const IncomingPtr& incoming, const Missing& missing);
+  void tell_here(const IncomingPtr& incoming);
   void on_begin(Lock& lock, const SessionPtr& session, const Message& message);
   void on_slab(Lock& lock, const SessionPtr& session, const Message& message);
   void on_end(Lock& lock, const SessionPtr& session, const Message& message);
   void on_transfer_error(Lock& lock, const SessionPtr& session, const Message& message);
   Status check_acceptable(const TransferBegin& begin) const;
-  IncomingPtr find_running(const SessionPtr& session, const TransferId& id) const;
+  IncomingPtr find_begun(const SessionPtr& session, const TransferId& id) const;
   void answer_unknown(const SessionPtr& session, const TransferId& id);
   // False when the transfer or the endpoint ended during a call of the sink.
   bool still_running(Lock& lock, const IncomingPtr& incoming);
@@ -143,7 +148,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   const std::vector<std::string> codecs_;
   Hello hello_;  // constant after start()
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable call_over_;
   const void* called_ = nullptr;  // whose sink or callback runs now
   std::thread::id caller_;        // and where
@@ -152,7 +157,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   // while the network's thread was busy or the machine asleep, messages may have waited to be read.
   TimePoint clock_{};
   TimePoint last_tick_{};
-  std::size_t outgoing_bytes_ = 0;  // kept by all outgoing transfers
+  std::size_t outgoing_bytes_ = 0;  // set aside by all outgoing transfers
   std::map<TransferId, OutgoingPtr> outgoing_;
   std::map<TransferId, IncomingPtr> incoming_;
   Outcomes outgoing_outcomes_;

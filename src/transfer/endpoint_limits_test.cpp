@@ -15,28 +15,6 @@ using namespace testing;  // NOLINT: the helpers of transfers
 
 // Limits and arguments.
 
-TEST(Endpoint, TheArenaHasALimit) {
-  EndpointOptions options = options_for_test();
-  const TransferBegin begin = begin_of(64, 4);
-  const std::size_t message_bytes = kMessageHeaderBytes + frame_of(begin, {0, 0}).size();
-  options.outgoing_bytes_max = 3 * message_bytes;
-  Pair pair({}, options);
-  Journey parked(pair, 1, begin, /*parked=*/true);
-  for (std::uint32_t layer = 0; layer < 3; ++layer) {
-    ASSERT_TRUE(parked.outgoing->add_frame(frame_of(begin, {layer, 0})).ok());
-  }
-  const Status full = parked.outgoing->add_frame(frame_of(begin, {3, 0}));
-  EXPECT_EQ(full.code(), Code::kExhausted);
-  EXPECT_THAT(full.message(), HasSubstr(std::to_string(options.outgoing_bytes_max)));
-  // The transfer goes on; room comes back when another one ends.
-  Journey other(pair, 2, begin_of(64, 1));
-  EXPECT_EQ(other.send().code(), Code::kExhausted);
-  parked.outgoing->fail(aborted("enough"));
-  ASSERT_TRUE(other.send().ok());
-  ASSERT_TRUE(pair.run(*other.sink, other.delivery));
-  other.expect_success();
-}
-
 TEST(Endpoint, FramesOfAnotherTransferAreNotSent) {
   Pair pair;
   Journey journey(pair, 1, begin_of(100, 2));
@@ -69,12 +47,15 @@ TEST(Endpoint, FramesOfAnotherTransferAreNotSent) {
 TEST(Endpoint, ArgumentsAreChecked) {
   Pair pair;
   const Address peer = pair.b->address();
-  EXPECT_EQ(pair.a->push(peer, id_of(1), begin_of(0, 1), nullptr).status().code(),
+  EXPECT_EQ(pair.a->push(peer, id_of(1), begin_of(0, 1), bytes_for(begin_of(0, 1)), nullptr)
+                .status()
+                .code(),
             Code::kInvalidArgument);
-  EXPECT_EQ(pair.a->park(id_of(1), {1, 1, "fp16", "none"}, nullptr).status().code(),
+  EXPECT_EQ(pair.a->park(id_of(1), {1, 1, "fp16", "none"}, 0, nullptr).status().code(),
             Code::kInvalidArgument);
-  EXPECT_EQ(pair.a->park({}, begin_of(1, 1), nullptr).status().code(), Code::kInvalidArgument);
-  ASSERT_TRUE(pair.a->park(id_of(1), begin_of(1, 1), nullptr).ok());
+  EXPECT_EQ(pair.a->park({}, begin_of(1, 1), bytes_for(begin_of(1, 1)), nullptr).status().code(),
+            Code::kInvalidArgument);
+  ASSERT_TRUE(pair.a->park(id_of(1), begin_of(1, 1), bytes_for(begin_of(1, 1)), nullptr).ok());
   EXPECT_EQ(pair.b->expect(id_of(1), Seconds(1), nullptr).code(), Code::kInvalidArgument);
   EXPECT_EQ(pair.b->expect({}, Seconds(1), std::make_shared<CheckingSink>()).code(),
             Code::kInvalidArgument);
@@ -100,10 +81,12 @@ TEST(Endpoint, TransfersHaveALimit) {
   Pair pair;
   std::vector<std::shared_ptr<OutgoingTransfer>> kept;
   for (std::uint32_t i = 0; i < 4096; ++i) {
-    kept.push_back(*pair.a->park(id_of(i), begin_of(1, 1), nullptr));
+    kept.push_back(*pair.a->park(id_of(i), begin_of(1, 1), bytes_for(begin_of(1, 1)), nullptr));
     ASSERT_TRUE(pair.b->expect(id_of(i), Seconds(1), std::make_shared<CheckingSink>()).ok());
   }
-  EXPECT_EQ(pair.a->park(id_of(9999), begin_of(1, 1), nullptr).status().code(), Code::kExhausted);
+  EXPECT_EQ(
+      pair.a->park(id_of(9999), begin_of(1, 1), bytes_for(begin_of(1, 1)), nullptr).status().code(),
+      Code::kExhausted);
   EXPECT_EQ(pair.b->expect(id_of(9999), Seconds(1), std::make_shared<CheckingSink>()).code(),
             Code::kExhausted);
 }
@@ -113,7 +96,7 @@ TEST(Endpoint, PeersHaveALimit) {
   Status status;
   for (std::uint16_t i = 0; i < 257; ++i) {
     const auto pushed = pair.a->push({"127.0.0.1", static_cast<std::uint16_t>(5000 + i)}, id_of(i),
-                                     begin_of(1, 1), nullptr);
+                                     begin_of(1, 1), bytes_for(begin_of(1, 1)), nullptr);
     status = pushed.status();
   }
   EXPECT_EQ(status.code(), Code::kExhausted);
@@ -130,7 +113,8 @@ TEST(Endpoint, FullLinksAreWaitedFor) {
   for (std::uint32_t i = 0; i < 3; ++i) {
     sinks.push_back(std::make_shared<CheckingSink>());
     ASSERT_TRUE(b->expect(id_of(i), Seconds(5), sinks.back()).ok());
-    auto outgoing = *a->push(b->address(), id_of(i), begin, deliveries[i].callback());
+    auto outgoing =
+        *a->push(b->address(), id_of(i), begin, bytes_for(begin), deliveries[i].callback());
     ASSERT_TRUE(send_all(*outgoing, begin, 1).ok());
   }
   for (std::uint32_t i = 0; i < 3; ++i) {

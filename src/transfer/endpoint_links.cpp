@@ -156,6 +156,7 @@ void EndpointCore::dispatch(Lock& lock, const SessionPtr& session, const Message
     case MessageType::kMissing: return on_missing(lock, session, message);
     case MessageType::kDone: return on_done(lock, session, message);
     case MessageType::kFetch: return on_fetch(session, message.header.transfer);
+    case MessageType::kWait: return on_wait(session, message.header.transfer);
     case MessageType::kError: return on_transfer_error(lock, session, message);
     case MessageType::kHello:
     case MessageType::kHelloAck:
@@ -334,8 +335,16 @@ void EndpointCore::watch_outgoing(const OutgoingPtr& outgoing, TimePoint now) {
                   seconds_text(options_.idle_timeout)),
         true);
   }
-  if (now - outgoing->last_heard > heartbeat() && now - outgoing->last_repeat > heartbeat() &&
-      !session->blocked && !outgoing->next()) {
+  if (outgoing->held() && outgoing->finished() && now - outgoing->lease_start > options_.lease) {
+    return end_outgoing(outgoing,
+                        timed_out("the receiver of transfer " + to_string(outgoing->id) +
+                                  " had no room within " + seconds_text(options_.lease)),
+                        true);
+  }
+  // A receiver without room speaks only when it is spoken to.
+  const bool silent = outgoing->held() || now - outgoing->last_heard > heartbeat();
+  if (silent && now - outgoing->last_repeat > heartbeat() && !session->blocked &&
+      !outgoing->next()) {
     outgoing->last_repeat = now;
     outgoing->repeat();
     enlist(outgoing);
@@ -352,6 +361,12 @@ void EndpointCore::watch_incoming(Lock& lock, const IncomingPtr& incoming, TimeP
     case Incoming::State::kExpecting:
       if (now < incoming->deadline) return;
       return fail("nobody sent " + name + " within " + seconds_text(incoming->wait));
+    case Incoming::State::kWaiting:
+      if (now < incoming->deadline) break;
+      return fail_incoming(
+          lock, incoming,
+          exhausted("there was no room for " + name + " within " + seconds_text(incoming->wait)),
+          true);
     case Incoming::State::kFetching:
       if (incoming->session->state != Session::State::kReady) return;
       break;

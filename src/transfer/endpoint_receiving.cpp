@@ -22,6 +22,15 @@ void EndpointCore::tell_missing(const IncomingPtr& incoming, const Missing& miss
   send(incoming->session, encode_missing(incoming->id, missing));
 }
 
+// "I am here", with room for slabs or without.
+void EndpointCore::tell_here(const IncomingPtr& incoming) {
+  if (incoming->state == Incoming::State::kRunning) {
+    return tell_missing(incoming, {incoming->round(), {}});
+  }
+  incoming->last_told = clock_;
+  send(incoming->session, encode_wait(incoming->id));
+}
+
 // BEGIN or END of a transfer that does not run here: as it ended, or that it is not known.
 void EndpointCore::answer_unknown(const SessionPtr& session, const TransferId& id) {
   const auto answer = incoming_outcomes_.find(id);
@@ -30,11 +39,11 @@ void EndpointCore::answer_unknown(const SessionPtr& session, const TransferId& i
                 encode_error(id, not_found("transfer " + to_string(id) + " is not expected here")));
 }
 
-EndpointCore::IncomingPtr EndpointCore::find_running(const SessionPtr& session,
-                                                     const TransferId& id) const {
+EndpointCore::IncomingPtr EndpointCore::find_begun(const SessionPtr& session,
+                                                   const TransferId& id) const {
   const auto at = incoming_.find(id);
   if (at == incoming_.end() || at->second->session != session) return nullptr;
-  return at->second->state == Incoming::State::kRunning ? at->second : nullptr;
+  return at->second->begun() ? at->second : nullptr;
 }
 
 // After the sink's last call. That it is destroyed counts as a call: cancel() and stop() wait for
@@ -48,7 +57,7 @@ void EndpointCore::let_go(Lock& lock, const IncomingPtr& incoming) {
 
 bool EndpointCore::still_running(Lock& lock, const IncomingPtr& incoming) {
   if (stopped_) return false;
-  if (incoming->state == Incoming::State::kRunning) return true;
+  if (incoming->begun()) return true;
   let_go(lock, incoming);  // cancelled from within the call
   return false;
 }
@@ -76,8 +85,8 @@ void EndpointCore::on_begin(Lock& lock, const SessionPtr& session, const Message
   if (elsewhere) return answer_unknown(session, id);
   if (incoming->state == Incoming::State::kOver) return;  // its last call is under way
   incoming->last_heard = clock_;
-  if (incoming->state == Incoming::State::kRunning) {
-    if (*begin == incoming->begin()) return tell_missing(incoming, {incoming->round(), {}});
+  if (incoming->begun()) {
+    if (*begin == incoming->begin()) return tell_here(incoming);
     return fail_incoming(lock, incoming, corrupt("the sender announced the transfer anew"), true);
   }
   incoming->session = session;
@@ -89,13 +98,18 @@ void EndpointCore::on_begin(Lock& lock, const SessionPtr& session, const Message
   Status status;
   call_out(lock, incoming.get(), [&] { status = incoming->sink->on_begin(*begin); });
   if (!still_running(lock, incoming)) return;
-  if (!status.ok()) fail_incoming(lock, incoming, status, true);
+  if (!status.ok()) return fail_incoming(lock, incoming, status, true);
+  if (incoming->state == Incoming::State::kWaiting) tell_here(incoming);
 }
 
 void EndpointCore::on_slab(Lock& lock, const SessionPtr& session, const Message& message) {
-  const IncomingPtr incoming = find_running(session, message.header.transfer);
+  const IncomingPtr incoming = find_begun(session, message.header.transfer);
   if (!incoming) return;
   incoming->last_heard = clock_;
+  if (incoming->state == Incoming::State::kWaiting) {
+    if (clock_ - incoming->last_told > heartbeat()) tell_here(incoming);
+    return;
+  }
   lock.unlock();  // a checksum over some MiB
   const Result<Frame> frame = parse_frame(message.body);
   lock.lock();
@@ -113,16 +127,14 @@ void EndpointCore::on_slab(Lock& lock, const SessionPtr& session, const Message&
   if (!still_running(lock, incoming)) return;
   if (!status.ok()) return fail_incoming(lock, incoming, status, true);
   if (incoming->complete()) return complete(lock, incoming);
-  if (clock_ - incoming->last_told > heartbeat()) {
-    tell_missing(incoming, {incoming->round(), {}});
-  }
+  if (clock_ - incoming->last_told > heartbeat()) tell_here(incoming);
 }
 
 void EndpointCore::on_end(Lock& lock, const SessionPtr& session, const Message& message) {
   const TransferId& id = message.header.transfer;
   Result<NumberedEnd> end = decode_end(message.body);
   if (!end.ok()) return refuse(lock, session, end.status().with_context("END"));
-  const IncomingPtr incoming = find_running(session, id);
+  const IncomingPtr incoming = find_begun(session, id);
   if (!incoming) {
     const auto at = incoming_.find(id);
     const bool waits =
@@ -130,6 +142,7 @@ void EndpointCore::on_end(Lock& lock, const SessionPtr& session, const Message& 
     return waits ? void() : answer_unknown(session, id);
   }
   incoming->last_heard = clock_;
+  if (incoming->state == Incoming::State::kWaiting) return;  // it will be told again
   const Result<bool> new_round = incoming->on_end(std::move(*end));
   if (!new_round.ok()) return fail_incoming(lock, incoming, new_round.status(), true);
   if (incoming->complete()) return complete(lock, incoming);

@@ -57,17 +57,29 @@ void EndpointCore::on_missing(Lock& lock, const SessionPtr& session, const Messa
   const Result<Missing> missing = decode_missing(message.body);
   if (!missing.ok()) return refuse(lock, session, missing.status().with_context("MISSING"));
   const OutgoingPtr outgoing = find_outgoing(session, id);
-  if (!outgoing) {
-    const auto answer = outgoing_outcomes_.find(id);
-    return answer ? send(session, answer)
-                  : send(session, encode_error(id, not_found("transfer " + to_string(id) +
-                                                             " is not sent from here")));
-  }
+  if (!outgoing) return answer_not_sent(session, id);
   outgoing->last_heard = clock_;
-  if (Status status = outgoing->answer(*missing); !status.ok()) {
+  if (Status status = outgoing->answer(*missing, network_.now()); !status.ok()) {
     return end_outgoing(outgoing, std::move(status), true);
   }
   enlist(outgoing);
+}
+
+// The receiver has no room yet.
+void EndpointCore::on_wait(const SessionPtr& session, const TransferId& id) {
+  const OutgoingPtr outgoing = find_outgoing(session, id);
+  if (!outgoing) return answer_not_sent(session, id);
+  outgoing->last_heard = clock_;
+  if (outgoing->hold()) outgoing->lease_start = clock_;
+}
+
+// MISSING or WAIT of a transfer that does not run here: how it ended, or that it is not known.
+void EndpointCore::answer_not_sent(const SessionPtr& session, const TransferId& id) {
+  const auto answer = outgoing_outcomes_.find(id);
+  answer
+      ? send(session, answer)
+      : send(session,
+             encode_error(id, not_found("transfer " + to_string(id) + " is not sent from here")));
 }
 
 void EndpointCore::on_done(Lock& lock, const SessionPtr& session, const Message& message) {
@@ -88,7 +100,7 @@ void EndpointCore::end_outgoing(const OutgoingPtr& outgoing, Result<Durations> o
                    : outcome.status();
   const auto error = std::make_shared<const Bytes>(encode_error(outgoing->id, why));
   outgoing_outcomes_.remember(outgoing->id, error);
-  outgoing_bytes_ -= outgoing->kept_bytes();
+  outgoing_bytes_ -= outgoing->set_aside();
   outgoing->release();
   outgoing->outcome = std::move(outcome);
   const SessionPtr session = std::move(outgoing->session);

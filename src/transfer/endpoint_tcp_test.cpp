@@ -45,12 +45,13 @@ TEST_F(EndpointTcp, PushArrives) {
   Delivery delivery;
   const TransferBegin begin = begin_of(1000, 8);
   ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(5), sink).ok());
-  auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, delivery.callback());
+  auto outgoing =
+      *sender_->push(receiver_->address(), id_of(1), begin, bytes_for(begin), delivery.callback());
   ASSERT_TRUE(send_all(*outgoing, begin, 3).ok());
   ASSERT_TRUE(delivery.wait());
   ASSERT_TRUE(delivery.ok()) << delivery.status().message();
   EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));
-  EXPECT_EQ(sink->end()->first_token, 3);
+  EXPECT_EQ(sink->end()->first.at(0).token, 3);
   EXPECT_EQ(sink->slabs(), 8U * 16U);
 }
 
@@ -58,7 +59,7 @@ TEST_F(EndpointTcp, ParkedFramesAreFetched) {
   const auto sink = std::make_shared<CheckingSink>();
   Delivery delivery;
   const TransferBegin begin = begin_of(200, 4);
-  auto outgoing = *sender_->park(id_of(1), begin, delivery.callback());
+  auto outgoing = *sender_->park(id_of(1), begin, bytes_for(begin), delivery.callback());
   ASSERT_TRUE(send_all(*outgoing, begin, 3).ok());
   ASSERT_TRUE(receiver_->fetch(sender_->address(), id_of(1), sink).ok());
   ASSERT_TRUE(delivery.wait());
@@ -79,8 +80,8 @@ TEST_F(EndpointTcp, ManyTransfersAtOnce) {
   for (std::uint32_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (std::uint32_t i = t; i < kTransfers; i += 4) {
-        auto outgoing =
-            *sender_->push(receiver_->address(), id_of(i), begin, deliveries[i].callback());
+        auto outgoing = *sender_->push(receiver_->address(), id_of(i), begin, bytes_for(begin),
+                                       deliveries[i].callback());
         EXPECT_TRUE(send_all(*outgoing, begin, std::int32_t(i)).ok());
       }
     });
@@ -89,7 +90,7 @@ TEST_F(EndpointTcp, ManyTransfersAtOnce) {
   for (std::uint32_t i = 0; i < kTransfers; ++i) {
     ASSERT_TRUE(deliveries[i].wait());
     EXPECT_TRUE(deliveries[i].ok()) << deliveries[i].status().message();
-    EXPECT_EQ(sinks[i]->end()->first_token, std::int32_t(i));
+    EXPECT_EQ(sinks[i]->end()->first.at(0).token, std::int32_t(i));
   }
 }
 
@@ -98,8 +99,8 @@ TEST_F(EndpointTcp, OtherModelsAreRefused) {
   other.model = model_named('x');
   start(options_for_test(), other);
   Delivery delivery;
-  auto outgoing =
-      *sender_->push(receiver_->address(), id_of(1), begin_of(1, 1), delivery.callback());
+  auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin_of(1, 1),
+                                 bytes_for(begin_of(1, 1)), delivery.callback());
   ASSERT_TRUE(delivery.wait());
   EXPECT_EQ(delivery.status().code(), Code::kInvalidArgument);
   EXPECT_THAT(delivery.status().message(), HasSubstr("6d6d6d6d"));
@@ -111,7 +112,8 @@ TEST_F(EndpointTcp, NobodyThere) {
   receiver_.reset();
   receiver_network_.reset();
   Delivery delivery;
-  auto outgoing = *sender_->push(gone, id_of(1), begin_of(1, 1), delivery.callback());
+  auto outgoing = *sender_->push(gone, id_of(1), begin_of(1, 1), bytes_for(begin_of(1, 1)),
+                                 delivery.callback());
   ASSERT_TRUE(delivery.wait());
   EXPECT_EQ(delivery.status().code(), Code::kUnavailable);
 }
@@ -129,7 +131,8 @@ TEST_F(EndpointTcp, APeerThatIsNoWorkerFailsThePush) {
     return events;
   });
   Delivery delivery;
-  auto outgoing = *sender_->push(address, id_of(1), begin_of(1, 1), delivery.callback());
+  auto outgoing = *sender_->push(address, id_of(1), begin_of(1, 1), bytes_for(begin_of(1, 1)),
+                                 delivery.callback());
   ASSERT_TRUE(delivery.wait());
   EXPECT_EQ(delivery.status().code(), Code::kCorrupt);
   EXPECT_THAT(delivery.status().message(), HasSubstr("does not speak the transfer protocol"));
@@ -150,7 +153,8 @@ TEST_F(EndpointTcp, GarbageAtThePortDisturbsNobody) {
   Delivery delivery;
   const TransferBegin begin = begin_of(100, 2);
   ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(10), sink).ok());
-  auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, delivery.callback());
+  auto outgoing =
+      *sender_->push(receiver_->address(), id_of(1), begin, bytes_for(begin), delivery.callback());
 
   auto raw = std::move(*make_tcp_network());
   for (const std::string_view text : {"GET / HTTP/1.1\r\n\r\n", "\r\n", "SSH-2.0-OpenSSH\r\n"}) {
@@ -180,7 +184,8 @@ TEST_F(EndpointTcp, AWorkerThatDiesFailsItsTransfersOnTheOtherSide) {
       return Status();
     };
     ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(10), sink).ok());
-    auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, delivery.callback());
+    auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, bytes_for(begin),
+                                   delivery.callback());
     while (!arrived) std::this_thread::yield();
     if (sender_dies) {
       sender_.reset();
@@ -202,7 +207,8 @@ TEST_F(EndpointTcp, CancelAtRandomTimesKeepsItsPromise) {
     const auto sink = std::make_shared<CheckingSink>();
     Delivery delivery;
     ASSERT_TRUE(receiver_->expect(id_of(i), Seconds(0.5), sink).ok());
-    auto outgoing = *sender_->push(receiver_->address(), id_of(i), begin, delivery.callback());
+    auto outgoing = *sender_->push(receiver_->address(), id_of(i), begin, bytes_for(begin),
+                                   delivery.callback());
     std::thread sending([&] { (void)send_all(*outgoing, begin, 1); });
     const std::uint32_t pause = philox4x32(11, {i, 0, 0, 0})[0] % 1500;
     std::this_thread::sleep_for(std::chrono::microseconds(pause));
@@ -230,7 +236,8 @@ TEST_F(EndpointTcp, DestructorsAtRandomTimes) {
     Delivery delivery;
     // A sender may be gone before its BEGIN has come; then this wait ends the transfer.
     ASSERT_TRUE(receiver_->expect(id_of(i), Seconds(0.3), sink).ok());
-    auto outgoing = *sender_->push(receiver_->address(), id_of(i), begin, delivery.callback());
+    auto outgoing = *sender_->push(receiver_->address(), id_of(i), begin, bytes_for(begin),
+                                   delivery.callback());
     std::thread sending([&] { (void)send_all(*outgoing, begin, 1); });
     const std::uint32_t pause = philox4x32(12, {i, 0, 0, 0})[0] % 2000;
     std::this_thread::sleep_for(std::chrono::microseconds(pause));
@@ -255,7 +262,8 @@ TEST(EndpointOnAThread, PushArrives) {
   Delivery delivery;
   const TransferBegin begin = begin_of(500, 4);
   ASSERT_TRUE(receiver->expect(id_of(1), Seconds(5), sink).ok());
-  auto outgoing = *sender->push(receiver->address(), id_of(1), begin, delivery.callback());
+  auto outgoing =
+      *sender->push(receiver->address(), id_of(1), begin, bytes_for(begin), delivery.callback());
   ASSERT_TRUE(send_all(*outgoing, begin, 3).ok());
   ASSERT_TRUE(delivery.wait());
   EXPECT_TRUE(delivery.ok()) << delivery.status().message();
@@ -291,10 +299,12 @@ TEST_F(EndpointTcp, Throughput) {
     frames.push_back(*build_frame(header, plane, plane));
   }
   ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(5), sink).ok());
-  auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, delivery.callback());
+  auto outgoing =
+      *sender_->push(receiver_->address(), id_of(1), begin,
+                     outgoing_bytes_needed(begin, frames[0].size()), delivery.callback());
   const TimePoint start = SteadyClock::now();
   for (Bytes& frame : frames) ASSERT_TRUE(outgoing->add_frame(std::move(frame)).ok());
-  outgoing->finish({});
+  outgoing->finish(end_of(1));
   ASSERT_TRUE(delivery.wait(60));
   const double seconds = seconds_since(start);
   ASSERT_TRUE(delivery.ok()) << delivery.status().message();

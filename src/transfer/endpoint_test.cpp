@@ -117,11 +117,13 @@ TEST(Endpoint, BothDirectionsAtOnceAndToItself) {
   const auto sink = std::make_shared<CheckingSink>();
   Delivery delivery;
   ASSERT_TRUE(pair.a->expect(id_of(1), Seconds(5), sink).ok());  // the same id, the other role
-  auto back = *pair.b->push(pair.a->address(), id_of(1), there.begin, delivery.callback());
+  auto back = *pair.b->push(pair.a->address(), id_of(1), there.begin, bytes_for(there.begin),
+                            delivery.callback());
   const auto own_sink = std::make_shared<CheckingSink>();
   Delivery own;
   ASSERT_TRUE(pair.a->expect(id_of(3), Seconds(5), own_sink).ok());
-  auto self = *pair.a->push(pair.a->address(), id_of(3), there.begin, own.callback());
+  auto self = *pair.a->push(pair.a->address(), id_of(3), there.begin, bytes_for(there.begin),
+                            own.callback());
   ASSERT_TRUE(there.send().ok());
   ASSERT_TRUE(send_all(*back, there.begin, 5).ok());
   ASSERT_TRUE(send_all(*self, there.begin, 6).ok());
@@ -130,7 +132,7 @@ TEST(Endpoint, BothDirectionsAtOnceAndToItself) {
   ASSERT_TRUE(pair.run(*own_sink, own));
   there.expect_success();
   EXPECT_TRUE(delivery.ok());
-  EXPECT_EQ(own_sink->end()->first_token, 6);
+  EXPECT_EQ(own_sink->end()->first.at(0).token, 6);
 }
 
 // Bad networks.
@@ -271,7 +273,8 @@ TEST(Endpoint, AWorkerThatDiesFailsItsTransfers) {
 TEST(Endpoint, NobodyThereFailsAtOnce) {
   Pair pair;
   Delivery delivery;
-  auto outgoing = *pair.a->push({"127.0.0.1", 9}, id_of(1), begin_of(1, 1), delivery.callback());
+  auto outgoing = *pair.a->push({"127.0.0.1", 9}, id_of(1), begin_of(1, 1),
+                                bytes_for(begin_of(1, 1)), delivery.callback());
   ASSERT_TRUE(pair.run(delivery));
   EXPECT_EQ(delivery.status().code(), Code::kUnavailable);
   EXPECT_THAT(delivery.status().message(), HasSubstr("127.0.0.1:9"));
@@ -284,7 +287,8 @@ TEST(Endpoint, NobodyThereFailsAtOnce) {
 TEST(Endpoint, UnexpectedPushesAreRefused) {
   Pair pair;
   Delivery delivery;
-  auto outgoing = *pair.a->push(pair.b->address(), id_of(1), begin_of(1, 1), delivery.callback());
+  auto outgoing = *pair.a->push(pair.b->address(), id_of(1), begin_of(1, 1),
+                                bytes_for(begin_of(1, 1)), delivery.callback());
   ASSERT_TRUE(pair.run(delivery));
   EXPECT_EQ(delivery.status().code(), Code::kNotFound);
   EXPECT_THAT(delivery.status().message(), HasSubstr("not expected here"));
@@ -311,7 +315,8 @@ TEST(Endpoint, ExpectingEndsAfterItsWait) {
   EXPECT_THAT(sink->failure().message(), HasSubstr("within 5 s"));
   // Who comes too late hears why.
   Delivery delivery;
-  auto outgoing = *pair.a->push(pair.b->address(), id_of(1), begin_of(1, 1), delivery.callback());
+  auto outgoing = *pair.a->push(pair.b->address(), id_of(1), begin_of(1, 1),
+                                bytes_for(begin_of(1, 1)), delivery.callback());
   ASSERT_TRUE(pair.run(delivery));
   EXPECT_EQ(delivery.status().code(), Code::kTimeout);
 }
@@ -450,7 +455,8 @@ TEST(Endpoint, CancelFromWithinEveryCall) {
     };
     if (at == "failed") {
       journey.outgoing->fail(internal_error("on purpose"));
-      journey.outgoing = *pair.a->push(pair.b->address(), id_of(2), journey.begin, nullptr);
+      journey.outgoing = *pair.a->push(pair.b->address(), id_of(2), journey.begin,
+                                       bytes_for(journey.begin), nullptr);
       pair.network->run_for(Seconds(31));  // the wait ends
     } else {
       ASSERT_TRUE(journey.send().ok());

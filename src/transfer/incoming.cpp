@@ -9,10 +9,17 @@
 namespace kvlane {
 
 void Incoming::run(const TransferBegin& begin) {
-  state = State::kRunning;
+  state = room ? State::kRunning : State::kWaiting;
   begin_ = begin;
   left_ = slab_count(begin);
   received_.assign(left_, false);
+}
+
+bool Incoming::grant() {
+  room = true;
+  if (state != State::kWaiting) return false;
+  state = State::kRunning;
+  return true;
 }
 
 bool Incoming::take(const SlabName& slab) {

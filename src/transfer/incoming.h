@@ -23,6 +23,7 @@ class Incoming {
   enum class State {
     kExpecting,  // a push
     kFetching,   // has asked for parked frames
+    kWaiting,    // BEGIN has come, there is no room for slabs yet
     kRunning,    // BEGIN has come
     kOver,       // the sink's last call was made, or is under way
   };
@@ -32,8 +33,12 @@ class Incoming {
   const TransferId id;
   State state;
 
-  // To kRunning.
+  // BEGIN has come: to kRunning or, without room, to kWaiting.
   void run(const TransferBegin& begin);
+  // There is room. True when the sender waits for that, now in kRunning.
+  bool grant();
+  // BEGIN has come and the sink's last call has not.
+  bool begun() const { return state == State::kWaiting || state == State::kRunning; }
   const TransferBegin& begin() const { return begin_; }
   std::uint32_t round() const { return round_; }
 
@@ -54,8 +59,9 @@ class Incoming {
   TimePoint last_heard{};              // of the sender
   TimePoint last_told{};               // something to the sender
   TimePoint last_slab{};               // that was new
-  TimePoint deadline{};                // of expecting
+  TimePoint deadline{};                // of expecting and waiting
   Seconds wait{};                      // that led to it
+  bool room = true;                    // false until grant()
 
  private:
   TransferBegin begin_;

@@ -36,13 +36,19 @@ std::string_view message_name(MessageType type) {
     case MessageType::kDone: return "DONE";
     case MessageType::kFetch: return "FETCH";
     case MessageType::kError: return "ERROR";
+    case MessageType::kWait: return "WAIT";
   }
   return "";
 }
 
 std::uint32_t body_bytes_max(MessageType type) {
-  if (type == MessageType::kSlab) return kSlabBodyBytesMax;
-  return type == MessageType::kFetch ? 0 : kControlBodyBytesMax;
+  switch (type) {
+    case MessageType::kSlab: return kSlabBodyBytesMax;
+    case MessageType::kEnd: return kEndBodyBytesMax;
+    case MessageType::kFetch:
+    case MessageType::kWait: return 0;
+    default: return kControlBodyBytesMax;
+  }
 }
 
 bool may_begin_message(ByteView bytes) {

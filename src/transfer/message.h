@@ -28,6 +28,8 @@ inline constexpr std::size_t kMessageHeaderBytes = 48;
 
 // A slab of 128 KV heads of 256 channels in 16 bits has 8 MiB.
 inline constexpr std::uint32_t kSlabBodyBytesMax = 64U << 20;
+// First tokens of 128 answers with 20 log probabilities each.
+inline constexpr std::uint32_t kEndBodyBytesMax = 256U << 10;
 // May come from a stranger, before the handshake.
 inline constexpr std::uint32_t kControlBodyBytesMax = 64U << 10;
 // So that one MISSING fits a control body.
@@ -51,6 +53,7 @@ enum class MessageType : std::uint8_t {
   kDone = 8,
   kFetch = 9,
   kError = 10,
+  kWait = 11,
 };
 std::string_view message_name(MessageType type);  // "HELLO"
 
@@ -114,6 +117,7 @@ Bytes encode_end(const TransferId& id, const NumberedEnd& end);
 Bytes encode_missing(const TransferId& id, const Missing& missing);
 Bytes encode_done(const TransferId& id, const Durations& durations);
 Bytes encode_fetch(const TransferId& id);
+Bytes encode_wait(const TransferId& id);
 
 Result<Hello> decode_hello(ByteView body);
 // The error that the peer reports, in *reported. Unknown codes become kInternal.
@@ -125,6 +129,7 @@ Result<Durations> decode_done(ByteView body);
 
 // The ranges of section 3, for what a caller announces and for what a peer does. kInvalidArgument.
 Status check_begin(const TransferBegin& begin);
+Status check_first(const std::vector<FirstToken>& first);
 
 // "none, splitzip" as a list.
 std::vector<std::string> split_names(std::string_view names);

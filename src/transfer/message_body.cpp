@@ -25,7 +25,11 @@ constexpr std::size_t kDurationsMax = 64;
 constexpr std::size_t kDurationNameBytesMax = 64;
 // Escaping makes a byte six at most.
 static_assert(6 * (kSentenceBytesMax + 64) < kControlBodyBytesMax);
-static_assert(kDurationsMax * (6 * kDurationNameBytesMax + 32) + 256 < kControlBodyBytesMax);
+constexpr std::size_t kDurationsBytesMax = kDurationsMax * (6 * kDurationNameBytesMax + 32) + 256;
+static_assert(kDurationsBytesMax < kControlBodyBytesMax);
+// A token has 11 characters at most, a logarithm 24, names and brackets fewer than 40.
+static_assert(kFirstTokensMax * (kTopLogprobsMax + 1) * (11 + 24 + 40) + kDurationsBytesMax <
+              kEndBodyBytesMax);
 
 constexpr Code kCodes[] = {Code::kInvalidArgument, Code::kNotFound,  Code::kCorrupt,
                            Code::kUnsupported,     Code::kExhausted, Code::kUnavailable,
@@ -58,16 +62,80 @@ Result<std::uint64_t> read_unsigned(const Json& object, const char* name, std::u
                       "an integer from " + std::to_string(min) + " to " + std::to_string(max));
 }
 
-Result<std::int32_t> read_int32(const Json& object, const char* name) {
-  const auto member = object.find(name);
-  if (member != object.end() && member->is_number_integer()) {
-    const bool huge = member->is_number_unsigned() &&
-                      member->get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max();
-    const auto value =
-        huge ? std::numeric_limits<std::int64_t>::max() : member->get<std::int64_t>();
+Result<std::int32_t> read_token(const Json& number) {
+  if (number.is_number_integer()) {
+    const bool huge = number.is_number_unsigned() &&
+                      number.get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max();
+    const auto value = huge ? std::numeric_limits<std::int64_t>::max() : number.get<std::int64_t>();
     if (std::in_range<std::int32_t>(value)) return static_cast<std::int32_t>(value);
   }
-  return wrong_member(name, "a 32-bit integer");
+  return corrupt("a first token is not a 32-bit integer");
+}
+
+// Floats go through JSON as doubles, which hold them exactly.
+Result<float> read_logprob(const Json& number) {
+  if (number.is_number()) {
+    const auto value = number.get<double>();
+    if (std::abs(value) <= std::numeric_limits<float>::max()) return static_cast<float>(value);
+  }
+  return corrupt("a log probability of a first token is not a finite 32-bit float");
+}
+
+Result<FirstToken> read_first_token(const Json& object) {
+  if (!object.is_object() || !object.contains("token")) {
+    return corrupt("a first token is not an object with a \"token\"");
+  }
+  FirstToken first;
+  KVLANE_ASSIGN(first.token, read_token(object["token"]));
+  if (object.contains("logprob")) {
+    KVLANE_ASSIGN(const float logprob, read_logprob(object["logprob"]));
+    first.logprob = logprob;
+  }
+  const auto top = object.find("top");
+  if (top == object.end()) return first;
+  if (!top->is_array() || top->size() > kTopLogprobsMax) {
+    return wrong_member("top", "an array of at most " + std::to_string(kTopLogprobsMax));
+  }
+  for (const Json& pair : *top) {
+    if (!pair.is_array() || pair.size() != 2) return wrong_member("top", "an array of pairs");
+    KVLANE_ASSIGN(const std::int32_t token, read_token(pair[0]));
+    KVLANE_ASSIGN(const float logprob, read_logprob(pair[1]));
+    first.top.emplace_back(token, logprob);
+  }
+  return first;
+}
+
+Result<std::vector<FirstToken>> read_first(const Json& object) {
+  const auto member = object.find("first");
+  if (member == object.end() || !member->is_array() || member->empty() ||
+      member->size() > kFirstTokensMax) {
+    return wrong_member("first", "an array of 1 to " + std::to_string(kFirstTokensMax));
+  }
+  std::vector<FirstToken> first;
+  for (const Json& each : *member) {
+    KVLANE_ASSIGN(FirstToken token, read_first_token(each));
+    first.push_back(std::move(token));
+  }
+  return first;
+}
+
+// JSON has neither infinities nor NaN.
+Json write_logprob(float logprob) {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  return std::isnan(logprob) ? -kMax : std::clamp(logprob, -kMax, kMax);
+}
+
+Json write_first(const std::vector<FirstToken>& list) {
+  Json array = Json::array();
+  for (const FirstToken& first : list) {
+    Json object = {{"token", first.token}};
+    if (first.logprob) object["logprob"] = write_logprob(*first.logprob);
+    for (const auto& [token, logprob] : first.top) {
+      object["top"].push_back(Json::array({token, write_logprob(logprob)}));
+    }
+    array.push_back(std::move(object));
+  }
+  return array;
 }
 
 bool is_duration(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
@@ -171,7 +239,7 @@ Bytes encode_end(const TransferId& id, const NumberedEnd& numbered) {
   const TransferEnd& end = numbered.end;
   return seal_json(MessageType::kEnd, id,
                    {{"round", numbered.round},
-                    {"first_token", end.first_token},
+                    {"first", write_first(end.first)},
                     {"seed", end.seed},
                     {"raw_bytes", end.raw_bytes},
                     {"shipped_bytes", end.shipped_bytes},
@@ -195,6 +263,8 @@ Bytes encode_done(const TransferId& id, const Durations& durations) {
 }
 
 Bytes encode_fetch(const TransferId& id) { return seal_message(MessageType::kFetch, id, {}); }
+
+Bytes encode_wait(const TransferId& id) { return seal_message(MessageType::kWait, id, {}); }
 
 Result<Hello> decode_hello(ByteView body) {
   KVLANE_ASSIGN(const Json json, parse_object(body));
@@ -258,7 +328,7 @@ Result<NumberedEnd> decode_end(ByteView body) {
   TransferEnd& end = numbered.end;
   KVLANE_ASSIGN(const std::uint64_t round, read_unsigned(json, "round", 0, 0xFFFFFFFFU));
   numbered.round = static_cast<std::uint32_t>(round);
-  KVLANE_ASSIGN(end.first_token, read_int32(json, "first_token"));
+  KVLANE_ASSIGN(end.first, read_first(json));
   KVLANE_ASSIGN(end.seed, read_unsigned(json, "seed", 0, kAny));
   KVLANE_ASSIGN(end.raw_bytes, read_unsigned(json, "raw_bytes", 0, kAny));
   KVLANE_ASSIGN(end.shipped_bytes, read_unsigned(json, "shipped_bytes", 0, kAny));
@@ -309,6 +379,21 @@ Status check_begin(const TransferBegin& begin) {
   }
   if (!is_name(begin.codec, kCodecNameBytesMax)) {
     return invalid_argument("\"" + begin.codec + "\" cannot be the name of a codec");
+  }
+  return {};
+}
+
+Status check_first(const std::vector<FirstToken>& first) {
+  if (first.empty() || first.size() > kFirstTokensMax) {
+    return invalid_argument("a transfer with " + std::to_string(first.size()) +
+                            " first tokens, 1 to " + std::to_string(kFirstTokensMax) +
+                            " are possible");
+  }
+  for (const FirstToken& each : first) {
+    if (each.top.size() <= kTopLogprobsMax) continue;
+    return invalid_argument("a first token with " + std::to_string(each.top.size()) +
+                            " log probabilities, at most " + std::to_string(kTopLogprobsMax) +
+                            " are possible");
   }
   return {};
 }

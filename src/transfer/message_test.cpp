@@ -48,6 +48,7 @@ std::vector<Example> examples() {
       {MessageType::kFetch, encode_fetch(id)},
       {MessageType::kError, encode_error(id, timed_out("too late"))},
       {MessageType::kError, encode_error({}, corrupt("garbage"))},
+      {MessageType::kWait, encode_wait(id)},
   };
 }
 
@@ -131,7 +132,7 @@ TEST(Message, HeaderChecksNameWhatIsWrong) {
       {0, std::byte{'G'}, Code::kCorrupt, "does not speak"},
       {4, std::byte{2}, Code::kUnsupported, "version 2"},
       {6, std::byte{0}, Code::kUnsupported, "unknown type 0"},
-      {6, std::byte{11}, Code::kUnsupported, "unknown type 11"},
+      {6, std::byte{12}, Code::kUnsupported, "unknown type 12"},
       {7, std::byte{1}, Code::kUnsupported, "reserved"},
       {15, std::byte{1}, Code::kUnsupported, "reserved"},
       {10, std::byte{2}, Code::kCorrupt, "at most 65536"},
@@ -150,6 +151,8 @@ TEST(Message, HeaderChecksNameWhatIsWrong) {
 
 TEST(Message, BodyLimitsDependOnTheType) {
   EXPECT_EQ(body_bytes_max(MessageType::kFetch), 0U);
+  EXPECT_EQ(body_bytes_max(MessageType::kWait), 0U);
+  EXPECT_EQ(body_bytes_max(MessageType::kEnd), kEndBodyBytesMax);
   EXPECT_EQ(body_bytes_max(MessageType::kHello), kControlBodyBytesMax);
   Bytes slab = encode_slab(id_of(1), {});
   const auto parse_with_size = [&](std::uint32_t size) {
@@ -271,7 +274,7 @@ TEST(Message, EndComesBackExactly) {
   const Result<NumberedEnd> back = decode_end(body_of(bytes));
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ(back->round, 0xFFFFFFFFU);
-  EXPECT_EQ(back->end.first_token, end.first_token);
+  EXPECT_EQ(back->end.first, end.first);
   EXPECT_EQ(back->end.seed, end.seed);
   EXPECT_EQ(back->end.raw_bytes, end.raw_bytes);
   EXPECT_EQ(back->end.shipped_bytes, end.shipped_bytes);
@@ -285,9 +288,22 @@ TEST(Message, EndMembersAreChecked) {
   const std::pair<const char*, nlohmann::json> wrong[] = {
       {"round", -1},
       {"round", 4294967296},
-      {"first_token", 2147483648},
-      {"first_token", 18446744073709551615U},
-      {"first_token", 1.0},
+      {"first", 7},
+      {"first", nlohmann::json::array()},
+      {"first", nlohmann::json::array({7})},
+      {"first", nlohmann::json::array({nlohmann::json::object()})},
+      {"first", std::vector<nlohmann::json>(129, {{"token", 1}})},
+      {"first", {{{"token", 2147483648}}}},
+      {"first", {{{"token", 18446744073709551615U}}}},
+      {"first", {{{"token", 1.0}}}},
+      {"first", {{{"token", 1}, {"logprob", nullptr}}}},
+      {"first", {{{"token", 1}, {"logprob", -3.5e38}}}},
+      {"first", {{{"token", 1}, {"top", 2}}}},
+      {"first", {{{"token", 1}, {"top", {{1, -1}, {2}}}}}},
+      {"first", {{{"token", 1}, {"top", {{1, -1}, {2, "-1"}}}}}},
+      {"first", {{{"token", 1}, {"top", {{1, -1}, {-2147483649, -1}}}}}},
+      {"first",
+       {{{"token", 1}, {"top", std::vector<nlohmann::json>(21, nlohmann::json({1, -1}))}}}},
       {"seed", -1},
       {"raw_bytes", "1"},
       {"shipped_bytes", nullptr},
@@ -307,6 +323,49 @@ TEST(Message, EndMembersAreChecked) {
   auto many = valid;
   for (int i = 0; i < 65; ++i) many["durations"]["d" + std::to_string(i)] = 1;
   EXPECT_FALSE(decode_end(json_body(many)).ok());
+}
+
+TEST(Message, FirstTokensComeBackExactly) {
+  TransferEnd end = end_of(5);
+  end.first[0].logprob = -0.1F;
+  // The most there can be, each number as long as it gets.
+  FirstToken longest{std::numeric_limits<std::int32_t>::min(), -1.17549435e-38F, {}};
+  for (std::size_t i = 0; i < kTopLogprobsMax; ++i) {
+    longest.top.emplace_back(longest.token + static_cast<int>(i), -3.40282306e38F);
+  }
+  end.first.resize(kFirstTokensMax, longest);
+  ASSERT_TRUE(check_first(end.first).ok());
+  for (int i = 0; i < 64; ++i) {
+    std::string name(64, '\x01');
+    name[0] = static_cast<char>('!' + i);
+    end.durations[name] = 1.0 / 3;
+  }
+  const Bytes bytes = encode_end(id_of(1), {0, end});
+  const Result<Message> message = parse_message(bytes);
+  ASSERT_TRUE(message.ok()) << message.status().message();
+  const Result<NumberedEnd> back = decode_end(message->body);
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(back->end.first, end.first);
+}
+
+TEST(Message, LogProbabilitiesThatAreNoneAreTheLowest) {
+  constexpr float kLowest = std::numeric_limits<float>::lowest();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  TransferEnd end = end_of(5);
+  end.first = {{1, -kInfinity, {{2, std::nanf("")}, {3, kInfinity}}}};
+  const Bytes bytes = encode_end(id_of(1), {0, end});
+  const Result<NumberedEnd> back = decode_end(body_of(bytes));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(back->end.first,
+            (std::vector<FirstToken>{{1, kLowest, {{2, kLowest}, {3, -kLowest}}}}));
+}
+
+TEST(Message, FirstTokensHaveLimits) {
+  EXPECT_EQ(check_first({}).code(), Code::kInvalidArgument);
+  EXPECT_THAT(check_first(std::vector<FirstToken>(129)).message(), HasSubstr("129 first tokens"));
+  FirstToken wide;
+  wide.top.resize(21);
+  EXPECT_THAT(check_first({{}, wide}).message(), HasSubstr("21 log probabilities"));
 }
 
 TEST(Message, DurationsThatAreNoneBecomeZeroOrStayOut) {

@@ -21,17 +21,26 @@ std::string name_of(const SlabName& slab) {
 
 }  // namespace
 
-Outgoing::Outgoing(const TransferId& transfer_id, const TransferBegin& transfer_begin)
-    : id(transfer_id), begin(transfer_begin), slabs_(slab_count(transfer_begin)) {}
+Outgoing::Outgoing(const TransferId& transfer_id, const TransferBegin& transfer_begin,
+                   std::size_t bytes_set_aside)
+    : id(transfer_id),
+      begin(transfer_begin),
+      slabs_(slab_count(transfer_begin)),
+      set_aside_(bytes_set_aside) {}
 
 Status Outgoing::add(const SlabName& slab, std::shared_ptr<const Bytes> message) {
   if (finished()) return invalid_argument("a frame was added after the end of the transfer");
   std::shared_ptr<const Bytes>& place = slabs_[slab_index(slab, begin)];
   if (place) return invalid_argument(name_of(slab) + " was added twice");
+  if (message->size() > set_aside_ - kept_bytes_) {
+    return invalid_argument(name_of(slab) + " needs " + std::to_string(message->size()) +
+                            " bytes, " + std::to_string(set_aside_ - kept_bytes_) + " of " +
+                            std::to_string(set_aside_) + " set aside are left");
+  }
+  kept_bytes_ += message->size();
   place = std::move(message);
   ++added_;
-  kept_bytes_ += place->size();
-  if (started()) queue_.push_back(place);
+  if (started() && !held_) queue_.push_back(place);
   return {};
 }
 
@@ -41,39 +50,65 @@ Status Outgoing::finish(TransferEnd end, TimePoint now) {
     return invalid_argument("the transfer ended after " + std::to_string(added_) + " of " +
                             std::to_string(slabs_.size()) + " slabs");
   }
+  KVLANE_TRY(check_first(end.first));
   end_ = std::move(end);
   finished_ = now;
-  if (!started()) return {};
-  measure();
-  queue_end();
+  set_aside_ = kept_bytes_;
+  if (started() && !held_) queue_end();
   return {};
 }
 
-// When both the first BEGIN and the end are known: what the receiver needs to tell the network's
-// time from the prefill worker's. A link that came up after everything was there has kept all
-// waiting.
-void Outgoing::measure() {
-  end_->since_begin = std::max(0.0, seconds_between(*started_, *finished_));
-  const double late = seconds_between(*finished_, *started_);
-  if (late > 0 && !parked) end_->durations["transfer"] += late;
+// What the sequence waited for, once it was complete, and what the receiver needs to tell the
+// network's time from all that: spec/transfer.md section 6.
+TransferEnd Outgoing::measured_end() const {
+  TransferEnd end = *end_;
+  const TimePoint linked = std::max(*started_, *finished_);
+  const TimePoint wanted = std::max(linked, resumed_.value_or(linked));
+  const auto add = [&](const char* name, double seconds) {
+    if (seconds > 0) end.durations[name] += seconds;
+  };
+  // A router's time is not the network's.
+  if (!parked) add("transfer", seconds_between(*finished_, linked));
+  add("wait_for_memory", seconds_between(linked, wanted));
+  end.since_begin = seconds_between(*started_, wanted);
+  return end;
 }
 
 void Outgoing::start(TimePoint now) {
   started_ = now;
-  if (finished()) measure();
   queue_.push_back(share(encode_begin(id, begin)));
+  queue_all();
+}
+
+void Outgoing::repeat() {
+  queue_.push_back(share(encode_begin(id, begin)));
+  if (finished() && !held_) queue_end();
+}
+
+bool Outgoing::hold() {
+  if (held_ || room_) return false;
+  held_ = true;
+  queue_.clear();
+  return true;
+}
+
+void Outgoing::resume(TimePoint now) {
+  room_ = true;
+  if (!std::exchange(held_, false)) return;
+  resumed_ = now;
+  queue_.clear();
+  queue_all();
+}
+
+void Outgoing::queue_all() {
   for (const auto& slab : slabs_) {
     if (slab) queue_.push_back(slab);
   }
   if (finished()) queue_end();
 }
 
-void Outgoing::repeat() {
-  queue_.push_back(share(encode_begin(id, begin)));
-  if (finished()) queue_end();
-}
-
-Status Outgoing::answer(const Missing& missing) {
+Status Outgoing::answer(const Missing& missing, TimePoint now) {
+  resume(now);
   if (missing.slabs.empty() && missing.round <= round_) return {};  // "I am here"
   if (!finished() || missing.round == 0 || missing.round > std::uint64_t{round_} + 1) {
     return corrupt("the receiver asked for slabs in round " + std::to_string(missing.round) +
@@ -88,6 +123,8 @@ Status Outgoing::answer(const Missing& missing) {
       return corrupt("the receiver asked for " + name_of(slab) + ", which was not announced");
     }
   }
+  // What lacks is named, so nothing older needs to go.
+  queue_.clear();
   round_ = missing.round;
   for (const SlabName& slab : missing.slabs) queue_.push_back(slabs_[slab_index(slab, begin)]);
   queue_end();
@@ -98,8 +135,9 @@ void Outgoing::release() {
   slabs_.clear();
   queue_.clear();
   kept_bytes_ = 0;
+  set_aside_ = 0;
 }
 
-void Outgoing::queue_end() { queue_.push_back(share(encode_end(id, {round_, *end_}))); }
+void Outgoing::queue_end() { queue_.push_back(share(encode_end(id, {round_, measured_end()}))); }
 
 }  // namespace kvlane

@@ -38,22 +38,25 @@ struct Pair {
 
 // A transfer that was offered and is expected.
 struct Journey {
+  Journey(const TransferId& transfer, const TransferBegin& what) : id(transfer), begin(what) {}
   Journey(Pair& pair, std::uint32_t number, const TransferBegin& what, bool parked = false)
-      : id(id_of(number)), begin(what) {
+      : Journey(id_of(number), what) {
     if (parked) {
-      outgoing = *pair.a->park(id, begin, delivery.callback());
+      outgoing = *pair.a->park(id, begin, bytes_for(begin), delivery.callback());
     } else {
       EXPECT_TRUE(pair.b->expect(id, Seconds(30), sink).ok());
-      outgoing = *pair.a->push(pair.b->address(), id, begin, delivery.callback());
+      outgoing = *pair.a->push(pair.b->address(), id, begin, bytes_for(begin), delivery.callback());
     }
   }
   Status send() { return send_all(*outgoing, begin, 17); }
   void expect_success() const {
     ASSERT_TRUE(sink->end().has_value()) << sink->failure().message();
-    EXPECT_EQ(sink->end()->first_token, 17);
+    EXPECT_EQ(sink->end()->first.at(0).token, 17);
     EXPECT_EQ(sink->end()->seed, end_of(17).seed);
     Durations durations = sink->end()->durations;
-    durations.erase("transfer");  // what the endpoint itself adds, see TheTimeOfALateLinkIsTold
+    // What the endpoint itself adds: see TheTimeOfALateLinkIsTold, WaitIsTold.
+    durations.erase("transfer");
+    durations.erase("wait_for_memory");
     EXPECT_EQ(durations, end_of(17).durations);
     ASSERT_TRUE(delivery.over() && delivery.ok()) << delivery.status().message();
     EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));

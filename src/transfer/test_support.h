@@ -96,9 +96,14 @@ inline Bytes frame_of(const TransferBegin& begin, const SlabName& slab) {
   return frame_with(frame_header_of(begin, slab), slab);
 }
 
+// What such a transfer takes of the arena.
+inline std::size_t bytes_for(const TransferBegin& begin) {
+  return outgoing_bytes_needed(begin, frame_of(begin_of(kBlockTokens, 1), {0, 0}).size());
+}
+
 inline TransferEnd end_of(std::int32_t token) {
   TransferEnd end;
-  end.first_token = token;
+  end.first = {{token, {}, {}}};
   end.seed = 0xFEDCBA9876543210U;
   end.raw_bytes = 1000;
   end.shipped_bytes = 700;
