@@ -8,6 +8,7 @@ import pathlib
 import socket
 import struct
 import sys
+import time
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "spec" / "decoder"))
@@ -16,7 +17,7 @@ from xxh3 import xxh3_64  # noqa: E402
 PATIENCE = 30
 MAGIC = b"\x8bKVM"
 HEADER = struct.Struct("<4sHBBII16sQ")
-HELLO, HELLO_ACK, REJECT, BEGIN, SLAB, END, MISSING, DONE, FETCH, ERROR = range(1, 11)
+HELLO, HELLO_ACK, REJECT, BEGIN, SLAB, END, MISSING, DONE, FETCH, ERROR, WAIT = range(1, 12)
 NO_TRANSFER = bytes(16)
 
 
@@ -54,6 +55,11 @@ class Link:
 
     def send(self, kind, body=b"", transfer=NO_TRANSFER):
         self.socket.sendall(encode(kind, body, transfer))
+
+    def send_cache(self, cache, transfer):
+        for frame in cache.frames:
+            self.send(SLAB, frame, transfer)
+        self.send(END, cache.end, transfer)
 
     def receive(self):
         """The next message; None when the worker has closed the link."""
@@ -111,11 +117,17 @@ def push(address, model, transfer, cache):
         if answer.type != HELLO_ACK:
             return answer
         link.send(BEGIN, cache.begin, transfer)
-        for frame in cache.frames:
-            link.send(SLAB, frame, transfer)
-        link.send(END, cache.end, transfer)
+        link.send_cache(cache, transfer)
+        held = False
         while message := link.receive():
-            asks_nothing = message.type == MISSING and message.body[4:8] == bytes(4)
-            if not asks_nothing:
+            is_here = message.type == MISSING and message.body[4:8] == bytes(4)
+            if message.type == WAIT:
+                held = True
+                time.sleep(0.05)
+                link.send(BEGIN, cache.begin, transfer)
+            elif is_here and held:
+                held = False
+                link.send_cache(cache, transfer)
+            elif not is_here:
                 return message
         raise AssertionError("the link was closed in the middle of a transfer")

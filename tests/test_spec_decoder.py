@@ -17,6 +17,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
+READ_MESSAGES = ROOT / "spec" / "decoder" / "read_messages.py"
 READ_FRAME = ROOT / "spec" / "decoder" / "read_frame.py"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "spec" / "decoder"))
@@ -25,13 +26,14 @@ sys.path.insert(0, str(GOLDEN))
 import block_name  # noqa: E402
 import frame  # noqa: E402
 import make  # noqa: E402
+import message  # noqa: E402
 import read_frame  # noqa: E402
 from refusal import Refusal  # noqa: E402
 from xxh3 import xxh3_64  # noqa: E402
 
 
-def golden(pattern):
-    files = sorted(GOLDEN.glob(f"{pattern}/*.frame"))
+def golden(pattern, suffix="frame"):
+    files = sorted(GOLDEN.glob(f"{pattern}/*.{suffix}"))
     assert files, f"no golden files in {pattern}"
     return files
 
@@ -134,11 +136,37 @@ class GoldenFiles(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             make.make(pathlib.Path(directory))
             made = {path.relative_to(directory): path.read_bytes() for path in pathlib.Path(directory).rglob("*.*")}
-        paths = [path for kind in ("frame", "codec") for path in GOLDEN.glob(f"{kind}/*/*")]
+        paths = [path for kind in ("frame", "codec", "message") for path in GOLDEN.glob(f"{kind}/*/*")]
         committed = {path.relative_to(GOLDEN): path.read_bytes() for path in paths}
         self.assertEqual(sorted(made), sorted(committed))
         for path, data in made.items():
             self.assertEqual(data, committed[path], path)
+
+
+class GoldenMessages(unittest.TestCase):
+    def test_valid_messages(self):
+        kinds = set()
+        for path in golden("message/valid", "message"):
+            with self.subTest(path.name):
+                read = list(message.read_messages(path.read_bytes()))
+                self.assertEqual(read, json.loads(path.with_suffix(".json").read_text()))
+                kinds |= {each["type"] for each in read}
+        self.assertEqual(kinds, set(message.TYPES.values()))
+
+    def test_bad_messages_are_refused_for_their_reason(self):
+        for kind in ("corrupt", "unsupported"):
+            for path in golden(f"message/{kind}", "message"):
+                with self.subTest(path.name), self.assertRaises(Refusal) as caught:
+                    list(message.read_messages(path.read_bytes()))
+                self.assertEqual(caught.exception.kind, kind, path.name)
+
+    def test_every_truncation_and_every_changed_byte_is_refused(self):
+        data = (GOLDEN / "message" / "valid" / "end.message").read_bytes()
+        for at in range(len(data)):
+            with self.assertRaises(Refusal, msg=f"cut at {at}"):
+                message.read_message(data[:at])
+            with self.assertRaises(Refusal, msg=f"byte {at} changed"):
+                message.read_message(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
 class WorkedExamples(unittest.TestCase):
@@ -154,8 +182,8 @@ class WorkedExamples(unittest.TestCase):
 
 
 class Program(unittest.TestCase):
-    def run_it(self, *arguments):
-        command = [sys.executable, "-B", str(READ_FRAME), *map(str, arguments)]
+    def run_it(self, *arguments, program=READ_FRAME):
+        command = [sys.executable, "-B", str(program), *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     def test_prints_headers_and_writes_planes(self):
@@ -166,6 +194,15 @@ class Program(unittest.TestCase):
             self.assertEqual(json.loads(done.stdout), json.loads(path.with_suffix(".json").read_text()))
             written = [pathlib.Path(directory, name).read_bytes() for name in ("0.k", "0.v", "1.k", "1.v")]
         self.assertEqual(b"".join(written), path.with_suffix(".planes").read_bytes())
+
+    def test_prints_messages(self):
+        path = GOLDEN / "message" / "valid" / "a_sender_that_is_held.message"
+        done = self.run_it(path, program=READ_MESSAGES)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout), json.loads(path.with_suffix(".json").read_text()))
+        done = self.run_it(GOLDEN / "message" / "corrupt" / "wait_with_a_body.message", program=READ_MESSAGES)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertRegex(done.stderr, r"\A.*wait_with_a_body.message: corrupt: .*\n\Z")
 
     def test_a_bad_file_gives_one_sentence_and_status_1(self):
         for path in (GOLDEN / "codec" / "corrupt" / "splitzip_mode_2.frame", GOLDEN / "no_such_file"):

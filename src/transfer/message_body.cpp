@@ -42,7 +42,10 @@ Bytes seal_json(MessageType type, const TransferId& id, const Json& body) {
 }
 
 Result<Json> parse_object(ByteView body) {
-  Json json = Json::parse(as_text(body), nullptr, /*allow_exceptions=*/false);
+  // The parser would pass over a byte order mark.
+  const std::string_view text = as_text(body);
+  if (text.starts_with("\xEF\xBB\xBF")) return corrupt("the body begins with a byte order mark");
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return corrupt("the body is no JSON object");
   return json;
 }

@@ -1,4 +1,4 @@
-"""Makes the golden files beside it: frames that every reader accepts or refuses, forever.
+"""Makes the golden files beside it: frames and messages that every reader accepts or refuses, forever.
 
     python3 tests/golden/make.py [DIR]
 
@@ -12,6 +12,7 @@ import pathlib
 import random
 import sys
 
+import messages
 from writer import BF16, FP16, MAGIC, Header, best_codebook, coded_body, frame, raw_body, splitzip, values_to_bytes
 
 
@@ -21,7 +22,7 @@ class Out:
     def __init__(self, directory):
         self.directory = directory
 
-    def _write(self, path, data):
+    def write(self, path, data):
         path = self.directory / path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -30,14 +31,14 @@ class Out:
         """`frames` is a list of (header, coded k, coded v, plane k, plane v); planes may be None."""
         data = b"".join(frame(header, k, v) for header, k, v, _, _ in frames)
         headers = [header.to_json() for header, *_ in frames]
-        self._write(f"{kind}/valid/{name}.frame", data)
-        self._write(f"{kind}/valid/{name}.json", json.dumps(headers, indent=1).encode() + b"\n")
+        self.write(f"{kind}/valid/{name}.frame", data)
+        self.write(f"{kind}/valid/{name}.json", json.dumps(headers, indent=1).encode() + b"\n")
         planes = [plane for *_, k, v in frames for plane in (k, v)]
         if None not in planes:
-            self._write(f"{kind}/valid/{name}.planes", b"".join(map(values_to_bytes, planes)))
+            self.write(f"{kind}/valid/{name}.planes", b"".join(map(values_to_bytes, planes)))
 
     def refused(self, kind, why, name, data):
-        self._write(f"{kind}/{why}/{name}.frame", data)
+        self.write(f"{kind}/{why}/{name}.frame", data)
 
 
 def kv_values(rng, count):
@@ -315,6 +316,8 @@ def make(directory):
     make_valid_planes(out)
     make_foreign_planes(out)
     make_refused_planes(out)
+    messages.make_valid(out.write)
+    messages.make_refused(out.write)
 
 
 if __name__ == "__main__":
