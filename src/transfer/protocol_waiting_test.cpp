@@ -203,6 +203,16 @@ TEST_F(Waiting, AHeldSenderSaysBeginAndNothingElse) {
   EXPECT_TRUE(delivery_.over() && delivery_.ok());
 }
 
+// A receiver that says WAIT without being asked still hears that its sender is there.
+TEST_F(Waiting, AHeldSenderIsNotSilencedByATalkativeReceiver) {
+  receive_push(begin_of(1, 1), /*finish=*/true);
+  for (int i = 0; i < 50; ++i) {
+    post(encode_wait(id_));
+    run(0.05);
+  }
+  EXPECT_GE(count_new(MessageType::kBegin), 10) << "in 20 heartbeats";
+}
+
 TEST_F(Waiting, RoomIsNeverTakenBack) {
   const TransferBegin begin = begin_of(64, 2);
   receive_push(begin, /*finish=*/false);
