@@ -84,7 +84,9 @@ bool EngineImpl::start(Sequence& sequence) {
   }
   if (request.sends() && request.job == nullptr) {
     if (const Status status = depart(request); !status.ok()) {
-      conclude(request, sequence, {}, status);
+      sequence.table.clear();
+      // With the memory for frames full it waits: every transfer that ends wakes the engine.
+      if (status.code() != Code::kExhausted) conclude(request, sequence, {}, status);
       return false;
     }
   }
