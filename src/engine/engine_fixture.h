@@ -117,7 +117,7 @@ struct Worker {
     door.model = model.identity();
     door.idle_timeout = idle_timeout;
     endpoint = take(Endpoint::start(network, door));
-    options.kv_bytes = std::size_t{1} << 24;
+    if (options.kv_bytes == EngineOptions().kv_bytes) options.kv_bytes = std::size_t{1} << 24;
     engine = take(Engine::create(model, fixture_tokenizer(), endpoint.get(), std::move(options)));
   }
 

@@ -70,6 +70,8 @@ void EngineImpl::finish_sending(Request& request) {
   sender_->finish(request.job, std::move(end),
                   later(request.id, [this](Request& r, const SentKv& sent) {
                     r.encoded = true;
+                    // The frames may have to wait for the receiver; the blocks need not.
+                    r.prompt().table.clear();
                     r.kv = sent.kv;
                     r.prompt().account.encode = sent.encode;
                     if (!sent.status.ok() && r.journey_status.ok()) r.journey_status = sent.status;
