@@ -2,6 +2,7 @@
 second implementation, and prompts of several thousand tokens. The API itself: test_program_api.py.
 """
 # SPDX-License-Identifier: Apache-2.0
+import concurrent.futures
 import json
 import os
 import secrets
@@ -16,6 +17,7 @@ import program
 from program import GQA, PROGRAM, SMALL, TINY, call, complete, load_of, run, stream_completion, text_of, wait_idle
 
 PROMPT = "The old sailor looked at the sea"
+NARROW = "1200KiB"  # holds LONG_PROMPT and little more
 LONG_PROMPT = "The rain beat against the windows of the little house, and nobody spoke. " * 20
 # What vLLM's disaggregated router sends to a prefill worker.
 ASK_TO_PARK = {
@@ -453,6 +455,60 @@ class Signals(WorkerTest):
             list(events)
         self.assertTrue(stream.done)
         self.assertEqual(server.process.wait(program.PATIENCE), 0)
+
+
+@program.needs_program
+class ShortOfMemory(WorkerTest):
+    """Decode workers with room for one long prompt each, prefill workers that hold the others' KV meanwhile."""
+
+    def test_prompts_are_computed_and_wait_for_room(self):
+        alone = self.worker("decode")
+        prompts = [f"Chapter {i}. {LONG_PROMPT}" for i in range(8)]
+        expected = [complete(alone.url, prompt, 24).json()["choices"] for prompt in prompts]
+        narrow = [self.server("decode", GQA, "--port", 0, "--threads", 1, "--kv-memory", NARROW) for _ in range(2)]
+        for how in ("layer", "whole"):
+            prefill = [self.worker("prefill", GQA, "--kv-push", how) for _ in range(2)]
+            gateway = self.gateway(prefill, narrow)
+            with self.subTest(how), concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+                answers = list(pool.map(lambda prompt: complete(gateway.url, prompt, 24), prompts))
+                self.assertEqual([answer.json().get("choices") for answer in answers], expected)
+                waited = [answer.json()["kvlane"]["account"]["wait_for_memory"] for answer in answers]
+                self.assertGreater(sum(seconds > 0 for seconds in waited), 1, waited)
+                for answer in answers:
+                    self.assert_account(answer.json()["kvlane"])
+            for worker in (*prefill, *narrow):
+                wait_idle(worker.url)
+
+    def test_room_that_does_not_come_is_told_on_both_sides(self):
+        prefill = self.worker("prefill")
+        narrow = self.server("decode", GQA, "--port", 0, "--threads", 1, "--kv-memory", NARROW, "--lease", 1)
+        model = run("inspect", GQA, "--json").json()["identity"]
+        host, port = narrow.address("data_plane")
+        parked = bytes.fromhex(park(prefill, LONG_PROMPT)["transfer_id"])
+        begin = data_plane.fetch(prefill.address("data_plane"), model, parked).begin
+        # Somebody has room, begins to push, and stops half way: the memory is taken until it goes.
+        first, second = secrets.token_hex(16), secrets.token_hex(16)
+        self.assertEqual(reserve(narrow, LONG_PROMPT, first).status, 200)
+        push_there = {"do_remote_decode": True, "transfer_id": second, "remote_host": host, "remote_port": port}
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            with data_plane.Link((host, port)) as link:
+                link.greet(model)
+                link.send(data_plane.BEGIN, begin, bytes.fromhex(first))
+                taken = pool.submit(attach, narrow, first)
+                self.assertEqual(reserve(narrow, LONG_PROMPT, second).status, 200)
+                waiting = pool.submit(attach, narrow, second)
+                pushed = complete(prefill.url, LONG_PROMPT, 1, kv_transfer_params=push_there)
+                self.assert_error(pushed, 429, "the receiver reports: there was no room for transfer")
+                self.assert_error(waiting.result(), 429, "there was no room for transfer")
+            self.assertEqual(taken.result().status, 503)
+        wait_idle(prefill.url)
+        wait_idle(narrow.url)
+
+    def test_a_prompt_that_never_fits_is_refused_clearly(self):
+        prefill = self.worker("prefill", GQA, "--kv-push-memory", "64KiB")
+        gateway = self.gateway([prefill], [self.worker("decode")])
+        refused = complete(gateway.url, LONG_PROMPT, 4)
+        self.assertIn("this worker has 65536 for all that it sends", refused.error()["message"])
 
 
 @program.needs_program

@@ -132,6 +132,22 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
       ->capture_default_str();
 }
 
+void add_push_flags(CLI::App& command, PushFlags& flags) {
+  command
+      .add_option(
+          "--kv-push", flags.granularity,
+          "when KV leaves: layer (as soon as a layer's blocks are final) or whole (when the "
+          "prompt is computed)")
+      ->check(CLI::IsMember({"layer", "whole"}))
+      ->capture_default_str();
+  command
+      .add_option("--kv-push-memory", flags.memory,
+                  "memory for KV that waits for decode workers; the longest prompt must fit")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(kKvMemoryMin, kKvMemoryMax))
+      ->default_str("1GiB");
+}
+
 void add_parent_flag(CLI::App& command, int& parent) {
   command.add_option("--parent", parent)->group("");  // hidden
 }
@@ -162,6 +178,10 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
   add("--max-model-len", flags.max_model_len);
   add("--threads", flags.threads);
   return arguments;
+}
+
+std::vector<std::string> to_arguments(const PushFlags& flags) {
+  return {"--kv-push", flags.granularity, "--kv-push-memory", std::to_string(flags.memory)};
 }
 
 std::string model_name(const ModelFlags& model, const ServerFlags& server) {

@@ -44,16 +44,24 @@ struct DataPlaneFlags {
   double lease = 60;  // seconds
 };
 
+// How a prefill worker sends KV.
+struct PushFlags {
+  std::string granularity = "layer";              // or "whole"
+  std::uint64_t memory = std::uint64_t{1} << 30;  // bytes, of frames that wait for decode workers
+};
+
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 void add_server_flags(CLI::App& command, ServerFlags& flags);
 // Not for a gateway: it serves what its workers serve.
 void add_model_name_flag(CLI::App& command, ServerFlags& flags);
 void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
+void add_push_flags(CLI::App& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
 void add_parent_flag(CLI::App& command, int& parent);
 
 // What gives a child process the same model, the directory first.
 std::vector<std::string> to_arguments(const ModelFlags& flags);
+std::vector<std::string> to_arguments(const PushFlags& flags);
 
 // The name clients use: --served-model-name, else the directory's.
 std::string model_name(const ModelFlags& model, const ServerFlags& server);

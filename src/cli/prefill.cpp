@@ -17,6 +17,7 @@ void add_prefill(CLI::App& app, Run& run) {
   add_model_name_flag(*command, flags->server);
   add_server_flags(*command, flags->server);
   add_data_plane_flags(*command, flags->data_plane);
+  add_push_flags(*command, flags->push);
   add_parent_flag(*command, flags->parent);
   command->callback(
       [flags, &run] { run = [flags] { return run_worker(Role::kPrefill, *flags); }; });

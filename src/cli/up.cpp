@@ -27,6 +27,7 @@ constexpr Seconds kStopPatience{6};     // longer than the grace children give t
 
 struct UpFlags {
   ModelFlags model;
+  PushFlags push;
   ServerFlags server;
 };
 
@@ -102,7 +103,10 @@ Status run_up(const UpFlags& flags) {
   KVLANE_TRY(check_model(flags.model));
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   Family family(flags, signals.descriptor());
-  KVLANE_TRY(family.start("prefill", worker_arguments(flags)));
+  std::vector<std::string> prefill_arguments = worker_arguments(flags);
+  const std::vector<std::string> push = to_arguments(flags.push);
+  prefill_arguments.insert(prefill_arguments.end(), push.begin(), push.end());
+  KVLANE_TRY(family.start("prefill", std::move(prefill_arguments)));
   KVLANE_TRY(family.start("decode", worker_arguments(flags)));
   KVLANE_ASSIGN(const std::string prefill, family.url(0));
   KVLANE_ASSIGN(const std::string decode, family.url(1));
@@ -127,6 +131,7 @@ void add_up(CLI::App& app, Run& run) {
   add_model_flags(*command, flags->model);
   add_model_name_flag(*command, flags->server);
   add_server_flags(*command, flags->server);
+  add_push_flags(*command, flags->push);
   command->callback([flags, &run] { run = [flags] { return run_up(*flags); }; });
 }
 

@@ -25,6 +25,7 @@ Result<std::unique_ptr<Endpoint>> start_endpoint(Network& network, const WorkerF
   options.format = flags.model.kv_format;
   options.codecs = codec_names();
   options.lease = Seconds(flags.data_plane.lease);
+  options.outgoing_bytes_max = flags.push.memory;
   options.on_refused = [](const std::string& peer, const Status& why) {
     log_warning("turned " + peer + " away: " + why.message());
   };
@@ -50,6 +51,7 @@ Status run_worker(Role role, const WorkerFlags& flags) {
   }
   EngineOptions engine_settings = engine_options(flags.model);
   engine_settings.reservation_lease = Seconds(flags.data_plane.lease);
+  engine_settings.push_whole = flags.push.granularity == "whole";
   KVLANE_ASSIGN(std::unique_ptr<Engine> engine,
                 Engine::create(*loaded.model, *loaded.tokenizer, endpoint.get(), engine_settings));
   const ModelPrompter prompter = make_prompter(loaded);

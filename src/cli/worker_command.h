@@ -11,6 +11,7 @@ struct WorkerFlags {
   ModelFlags model;
   ServerFlags server;
   DataPlaneFlags data_plane;  // not with Role::kBoth
+  PushFlags push;             // with Role::kPrefill
   int parent = 0;
 };
 

@@ -526,27 +526,6 @@ TEST_F(GatewayTest, UsesItsKeyWithTheWorkers) {
   EXPECT_EQ(complete(kWhole, "Authorization: Bearer other\r\n").status, 502);
 }
 
-TEST(PickWorkerTest, TakesTheLeastLoaded) {
-  std::vector<WorkerState> workers(3);
-  EXPECT_EQ(pick_worker(workers, {}, 0), 0U);
-  EXPECT_EQ(pick_worker(workers, {}, 1), 1U) << "equal ones in turn";
-  EXPECT_EQ(pick_worker(workers, {}, 5), 2U);
-  workers[0].queued_tokens = 10;
-  workers[1].assigned_tokens = 5;
-  workers[2].queued_tokens = 3;
-  workers[2].assigned_tokens = 3;
-  EXPECT_EQ(pick_worker(workers, {}, 0), 1U);
-  EXPECT_EQ(pick_worker(workers, {1}, 0), 2U);
-  EXPECT_EQ(pick_worker(workers, {0, 1, 2}, 0), std::nullopt);
-  workers[1].health = WorkerState::Health::kFailed;
-  EXPECT_EQ(pick_worker(workers, {}, 0), 2U);
-  EXPECT_EQ(pick_worker(workers, {0, 2}, 0), 1U) << "a failed one is better than none";
-  workers[0] = workers[2];
-  workers[0].in_flight = 1;
-  EXPECT_EQ(pick_worker(workers, {}, 0), 2U);
-  EXPECT_EQ(pick_worker({}, {}, 0), std::nullopt);
-}
-
 TEST(SseSplitterTest, CutsAtBlankLinesWhereverPiecesEnd) {
   const std::string stream = "data: a\n\ndata: b\nid: 1\n\n: comment\n\n";
   for (std::size_t size = 1; size <= stream.size(); ++size) {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
+#include "plan/routing.h"
 #include "server/coroutine.h"
 #include "server/json_text.h"
 #include "server/log.h"
@@ -48,23 +48,13 @@ const char* health_name(WorkerState::Health health) {
   return "unknown";
 }
 
-}  // namespace
-
-std::optional<std::size_t> pick_worker(std::span<const WorkerState> workers,
-                                       const std::set<std::size_t>& excluded, std::size_t turn) {
-  std::optional<std::size_t> best;
-  const auto rank = [&](std::size_t index) {
-    const WorkerState& w = workers[index];
-    return std::tuple(w.health == WorkerState::Health::kFailed, w.queued_tokens + w.assigned_tokens,
-                      std::max(w.requests, w.in_flight));
-  };
-  for (std::size_t step = 0; step < workers.size(); ++step) {
-    const std::size_t index = (turn + step) % workers.size();
-    if (excluded.contains(index)) continue;
-    if (!best || rank(index) < rank(*best)) best = index;
-  }
-  return best;
+WorkerLoad load_of(const WorkerState& worker) {
+  return {worker.health == WorkerState::Health::kFailed,
+          worker.queued_tokens + worker.assigned_tokens,
+          std::max(worker.requests, worker.in_flight)};
 }
+
+}  // namespace
 
 // Shared by the pool and one coroutine for each worker.
 struct WorkerPool::Prober : std::enable_shared_from_this<WorkerPool::Prober> {
@@ -164,7 +154,9 @@ WorkerPool::~WorkerPool() {
 }
 
 std::optional<std::size_t> WorkerPool::pick(const std::set<std::size_t>& excluded) {
-  const auto picked = pick_worker(prober_->workers, excluded, turn_);
+  std::vector<WorkerLoad> loads;
+  for (const WorkerState& worker : prober_->workers) loads.push_back(load_of(worker));
+  const auto picked = pick_worker(loads, excluded, turn_);
   if (picked) turn_ = *picked + 1;
   return picked;
 }

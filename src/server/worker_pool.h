@@ -8,7 +8,6 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -31,12 +30,6 @@ struct WorkerState {
   int in_flight = 0;                 // this gateway's requests at the worker
 };
 
-// The worker with the fewest queued tokens, those assigned meanwhile included; then with the fewest
-// requests; then the first at or after `turn`. Failed ones come last: the news may be old. Excluded
-// ones never. A pure function.
-std::optional<std::size_t> pick_worker(std::span<const WorkerState> workers,
-                                       const std::set<std::size_t>& excluded, std::size_t turn);
-
 struct WorkerPoolOptions {
   std::vector<Url> urls;
   HttpHeaders headers;        // sent with every probe: the API key
@@ -53,6 +46,7 @@ class WorkerPool {
   WorkerPool(EventLoop& loop, WorkerPoolOptions options);  // starts probing
   ~WorkerPool();                                           // stops it
 
+  // As pick_worker() says (plan/routing.h), what was assigned since the last look included.
   std::optional<std::size_t> pick(const std::set<std::size_t>& excluded);
   const WorkerState& worker(std::size_t index) const;
   std::size_t size() const;
