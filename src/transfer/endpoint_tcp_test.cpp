@@ -228,6 +228,33 @@ TEST_F(EndpointTcp, CancelAtRandomTimesKeepsItsPromise) {
   }
 }
 
+// From a thread of its own, at a random time: no slab before grant(), all of them after it.
+TEST_F(EndpointTcp, GrantsAtRandomTimesLetAllThrough) {
+  const TransferBegin begin = begin_of(64 * 8, 4);
+  for (std::uint32_t i = 0; i < 100; ++i) {
+    const auto sink = std::make_shared<CheckingSink>();
+    std::atomic<bool> granted = false;
+    sink->hook = [&](const char* call) {
+      EXPECT_TRUE(granted || call == std::string("begin")) << call;
+      return Status();
+    };
+    Delivery delivery;
+    ASSERT_TRUE(receiver_->expect_waiting(id_of(i), Seconds(10), sink).ok());
+    auto outgoing = *sender_->push(receiver_->address(), id_of(i), begin, bytes_for(begin),
+                                   delivery.callback());
+    std::thread sending([&] { EXPECT_TRUE(send_all(*outgoing, begin, 1).ok()); });
+    const std::uint32_t pause = philox4x32(13, {i, 0, 0, 0})[0] % 3000;
+    std::this_thread::sleep_for(std::chrono::microseconds(pause));
+    granted = true;
+    EXPECT_TRUE(receiver_->grant(id_of(i)).ok());
+    sending.join();
+    ASSERT_TRUE(delivery.wait());
+    EXPECT_TRUE(delivery.ok()) << delivery.status().message();
+    EXPECT_EQ(sink->slabs(), 32U);
+  }
+  EXPECT_EQ(sender_->outgoing_bytes_free(), EndpointOptions().outgoing_bytes_max);
+}
+
 TEST_F(EndpointTcp, DestructorsAtRandomTimes) {
   const TransferBegin begin = begin_of(64 * 8, 4);
   for (std::uint32_t i = 0; i < 30; ++i) {

@@ -71,7 +71,8 @@ def make_valid(write):
     same("end_of_three_answers", END, ENDING | {"first": [logprob, {"token": -1}, logprob | {"token": 0}]})
     largest = {"token": 2**31 - 1, "logprob": FLOAT_MAX, "top": FULL_TOP}
     most = {"round": 2**32 - 1, "first": [largest] * 128, "seed": 2**64 - 1, "raw_bytes": 2**64 - 1,
-            "shipped_bytes": 2**64 - 1, "since_begin": 0, "durations": {f"{i:064}": 1.5 for i in range(64)}}  # fmt: skip
+            "shipped_bytes": 2**64 - 1, "since_begin": 0,
+            "durations": {f"{i:064}": 1.5 for i in range(64)}}  # fmt: skip
     same("end_largest", END, most)
     empty_top = [{"token": 1, "top": []}]
     valid("end_with_empty_top", (END, ENDING | {"first": empty_top}, ENDING | {"first": [{"token": 1}]}, ID))
@@ -121,7 +122,8 @@ def make_refused(write):
         corrupt(f"json_{name}", message(BEGIN, body))
     for name, body in {
         "shorter_than_its_prefix": bytes(7), "count_wrong": struct.pack("<4I", 1, 2, 0, 0),
-        "odd_bytes": struct.pack("<4I", 1, 1, 0, 0) + b"\0", "count_8001": struct.pack("<II", 1, 8001) + bytes(8 * 8001),
+        "odd_bytes": struct.pack("<4I", 1, 1, 0, 0) + b"\0",
+        "count_8001": struct.pack("<II", 1, 8001) + bytes(8 * 8001),
         "count_wraps": struct.pack("<II", 1, 1 << 29),
     }.items():  # fmt: skip
         corrupt(f"missing_{name}", message(MISSING, body))
@@ -148,7 +150,8 @@ def make_refused_members(corrupt):
     corrupt("begin_too_many_slabs", message(BEGIN, BEGINNING | {"tokens": 4194304, "layers": 65}))
     wrong(END, ENDING, ID, [
         ("round", -1), ("round", 2**32), ("first", {}), ("first", []), ("first", [17]), ("first", [{"token": 1}] * 129),
-        ("first", [{}]), ("first", [{"token": 2**31}]), ("first", [{"token": -(2**31) - 1}]), ("first", [{"token": 1.0}]),
+        ("first", [{}]), ("first", [{"token": 2**31}]), ("first", [{"token": -(2**31) - 1}]),
+        ("first", [{"token": 1.0}]),
         ("first", [{"token": 1, "logprob": None}]), ("first", [{"token": 1, "logprob": -3.5e38}]),
         ("first", [{"token": 1, "top": {}}]), ("first", [{"token": 1, "top": [[1]]}]),
         ("first", [{"token": 1, "top": [[1, "-1"]]}]), ("first", [{"token": 1, "top": [[2**31, -1]]}]),
