@@ -10,4 +10,8 @@ namespace kvlane {
 // itself again with "passive". Returns where that is not needed, or not possible.
 void wait_without_spinning(char** argv);
 
+// Raises the limit of open files to what the system allows. Shells allow 1,024 by default, which is
+// less than the connections that a server or a load generator has.
+void allow_many_open_files();
+
 }  // namespace kvlane

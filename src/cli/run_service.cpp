@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/run_service.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "cli/environment.h"
 #include "cli/signals.h"
 
 namespace kvlane {
@@ -16,14 +16,6 @@ namespace {
 
 // Shorter than what service managers and our own scripts wait before they kill.
 constexpr Seconds kGrace{3};
-
-// Shells allow 1,024 open files by default, which is less than the connections a server takes.
-void allow_many_connections() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);  // if it is refused, connections beyond it wait
-}
 
 }  // namespace
 
@@ -44,7 +36,7 @@ void print_ready(const ReadyLine& ready, bool json) {
 }
 
 Status run_until_signal(Service& service, const ReadyLine& ready, bool json) {
-  allow_many_connections();
+  allow_many_open_files();
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   print_ready(ready, json);
   signals.wait();

@@ -479,7 +479,8 @@ asio::awaitable<void> Worker::models(const HttpRequest&, HttpReply& reply) {
                       {"object", "model"},
                       {"created", started_},
                       {"owned_by", "kvlane"},
-                      {"max_model_len", prompter_.context()}};
+                      {"max_model_len", prompter_.context()},
+                      {"vocab_size", prompter_.vocabulary()}};
   const json body = {{"object", "list"}, {"data", json::array({model})}};
   const HttpResponse response = json_response(to_text(body));
   co_await reply.send(response);

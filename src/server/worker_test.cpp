@@ -167,6 +167,7 @@ TEST_F(WorkerTest, TellsAboutItself) {
   EXPECT_EQ(models["object"], "list");
   EXPECT_EQ(models["data"][0]["id"], "tiny");
   EXPECT_EQ(models["data"][0]["max_model_len"], 100);
+  EXPECT_EQ(models["data"][0]["vocab_size"], 1000);
   const json version = json::parse(raw_exchange(worker.port, "GET", "/version").body);
   EXPECT_EQ(version["version"], KVLANE_VERSION);
 }

@@ -1,0 +1,301 @@
+// `kvlane bench serve`: load on any server that speaks OpenAI's API, and how it copes.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <iostream>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "bench/serve_bench.h"
+#include "cli/bench.h"
+#include "cli/environment.h"
+#include "cli/load_progress.h"
+#include "cli/signals.h"
+
+namespace kvlane {
+
+namespace {
+
+// Above these somebody slipped; below, a request would hold more than any server takes.
+constexpr int kTokensMax = kTraceTokensMax;
+constexpr std::size_t kRequestsMax = 10'000'000;
+constexpr double kSecondsMax = 1e6;
+
+struct BenchServeFlags {
+  ServeBenchOptions options;
+  std::string base_url = "http://127.0.0.1:8000";
+  std::string endpoint = "completions";
+  std::string prompts = "ids";
+  std::string request_rate;
+  std::size_t concurrency = 0;      // --concurrency: a closed loop
+  std::size_t max_concurrency = 0;  // the limit of an open one
+  bool obey_eos = false;
+  bool no_token_ids = false;
+  std::vector<std::string> goodput;
+  double timeout = 600;
+  std::string save_result;
+  bool save_detailed = false;
+  bool json = false;
+  std::string command;  // as it was typed
+};
+
+Result<double> parse_rate(const std::string& text) {
+  double rate = 0;
+  if (!CLI::detail::lexical_cast(text, rate) || !(rate > 0)) {
+    return invalid_argument("--request-rate must be a positive number or inf, not '" +
+                            text.substr(0, 40) + "'");
+  }
+  return rate;
+}
+
+// Clients name servers with and without the path that all routes share.
+Result<Url> parse_base_url(std::string text) {
+  KVLANE_ASSIGN(Url url, parse_url(text));
+  constexpr std::string_view kApiPath = "/v1";
+  if (url.prefix.ends_with(kApiPath)) {
+    url.prefix.resize(url.prefix.size() - kApiPath.size());
+  }
+  return url;
+}
+
+Result<ServeBenchOptions> options_from(const BenchServeFlags& flags) {
+  ServeBenchOptions options = flags.options;
+  std::string& dataset = options.dataset.name;
+  if (dataset == "mooncake" || dataset == "azure") dataset = "trace";
+  KVLANE_ASSIGN(options.load.server, parse_base_url(flags.base_url));
+  RequestSettings& request = options.load.request;
+  request.api = flags.endpoint == "chat" ? Api::kChat : Api::kCompletions;
+  request.text = flags.prompts == "text";
+  request.ignore_eos = !flags.obey_eos;
+  request.return_token_ids = !flags.no_token_ids && !request.text && request.api != Api::kChat;
+  if (!flags.request_rate.empty()) {
+    KVLANE_ASSIGN(options.arrival.request_rate, parse_rate(flags.request_rate));
+  }
+  if (flags.concurrency > 0 && flags.max_concurrency > 0) {
+    return invalid_argument(
+        "--concurrency is a closed loop, --max-concurrency limits an open one: give one of them");
+  }
+  options.arrival.closed_loop = flags.concurrency > 0;
+  options.arrival.concurrency = std::max(flags.concurrency, flags.max_concurrency);
+  KVLANE_ASSIGN(options.goals, parse_goals(flags.goodput));
+  options.load.timeout = Seconds(flags.timeout);
+  options.load.keep_text = flags.save_detailed;
+  return options;
+}
+
+Status all_failed(const ServeBenchRun& run) {
+  for (const RequestRecord& record : run.outcome.records) {
+    if (record.error.empty()) continue;
+    return unavailable("no request was answered; the first failure: " + record.status.message());
+  }
+  return {};
+}
+
+Status run_bench_serve(const BenchServeFlags& flags) {
+  allow_many_open_files();
+  KVLANE_ASSIGN(ServeBenchOptions options, options_from(flags));
+  KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
+  options.load.stop_descriptor = signals.descriptor();
+  ServeBenchRun run;
+  {
+    LoadProgressPrinter printer;
+    options.load.progress = [&printer](const LoadProgress& progress) { printer.show(progress); };
+    KVLANE_ASSIGN(run, bench_serve(options));
+  }
+  if (!flags.save_result.empty()) {
+    const std::string text =
+        serve_result_json(run.setting, run.result, flags.save_detailed ? &run.outcome : nullptr) +
+        "\n";
+    KVLANE_TRY(write_file(flags.save_result, std::as_bytes(std::span(text))));
+  }
+  if (flags.json) {
+    const Report report{describe_machine(1), build_commit(), flags.command,
+                        serve_figures(run.result)};
+    std::cout << report_json(report) << '\n';
+  } else {
+    std::cout << serve_text(run.setting, run.result);
+  }
+  return run.result.completed == 0 ? all_failed(run) : Status();
+}
+
+void add_server_options(CLI::App& command, BenchServeFlags& flags) {
+  LoadOptions& load = flags.options.load;
+  command.add_option("--base-url", flags.base_url, "the server")->capture_default_str();
+  command.add_option("--model", load.request.model, "what it calls the model (default: its first)");
+  command.add_option("--api-key", load.api_key, "sent as 'Authorization: Bearer KEY'")
+      ->envname("KVLANE_API_KEY");
+  command.add_option("--endpoint", flags.endpoint, "completions or chat")
+      ->check(CLI::IsMember({"completions", "chat"}))
+      ->capture_default_str();
+  command
+      .add_option("--prompts", flags.prompts,
+                  "ids: token ids; text: words, about a token each, for servers that refuse ids")
+      ->check(CLI::IsMember({"ids", "text"}))
+      ->capture_default_str();
+  command
+      .add_option("--vocab-size", flags.options.vocabulary,
+                  "token ids are below it (default: what the server says)")
+      ->check(CLI::Range(1, kTokensMax));
+  command
+      .add_option("--max-model-len", flags.options.context,
+                  "requests are cut to it, prompt and answer together (default: what the server "
+                  "says)")
+      ->check(CLI::Range(2, kTokensMax));
+  command.add_option("--timeout", flags.timeout, "seconds that a whole request may take")
+      ->check(CLI::Range(0.001, kSecondsMax))
+      ->capture_default_str();
+}
+
+void add_dataset_options(CLI::App& command, BenchServeFlags& flags) {
+  DatasetOptions& dataset = flags.options.dataset;
+  std::vector<std::string> names = {"random", "trace", "mooncake", "azure"};
+  for (std::string& name : paper_workload_names()) names.push_back(std::move(name));
+  command
+      .add_option("--dataset,--dataset-name", dataset.name,
+                  "random; trace (mooncake and azure mean the same) with --dataset-path; or the "
+                  "lengths of a paper's workload")
+      ->check(CLI::IsMember(names))
+      ->capture_default_str();
+  command.add_option("--dataset-path", dataset.path,
+                     "a trace: Mooncake's JSON lines, or CSV as Azure's or vidur's");
+  command.add_option("--input-len,--random-input-len", dataset.input_tokens, "of random prompts")
+      ->check(CLI::Range(1, kTokensMax))
+      ->capture_default_str();
+  command.add_option("--output-len,--random-output-len", dataset.output_tokens, "of their answers")
+      ->check(CLI::Range(1, kTokensMax))
+      ->capture_default_str();
+  command
+      .add_option("--range-ratio,--random-range-ratio", dataset.range_ratio,
+                  "both lengths vary evenly by this share to either side")
+      ->check(CLI::Range(0.0, 0.999))
+      ->capture_default_str();
+  command
+      .add_option("--prefix-len,--random-prefix-len", dataset.prefix_tokens,
+                  "tokens in front of prompts that several share")
+      ->check(CLI::Range(0, kTokensMax))
+      ->capture_default_str();
+  command.add_option("--num-prefixes", dataset.prefixes, "so many different ones")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  command
+      .add_option("--prefix-zipf", dataset.prefix_zipf,
+                  "the k-th of them is chosen with probability ~ k^-F; 0: evenly")
+      ->check(CLI::Range(0.0, 10.0))
+      ->capture_default_str();
+  command.add_option("--rounds", dataset.rounds, "requests of a conversation (default: 1)")
+      ->check(CLI::Range(1, 10'000));
+  command
+      .add_option("--think-time", dataset.think_time,
+                  "seconds from an answer to the next round (default: 0)")
+      ->check(CLI::Range(0.0, kSecondsMax));
+  command.add_option("--scale-lengths", dataset.length_scale, "a trace's lengths times this")
+      ->check(CLI::Range(1e-6, 1e3))
+      ->capture_default_str();
+  command
+      .add_option("--time-scale", dataset.time_scale,
+                  "a trace's times times this: 0.1 is ten times as fast")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+}
+
+void add_arrival_options(CLI::App& command, BenchServeFlags& flags) {
+  command.add_option("--request-rate", flags.request_rate,
+                     "requests per second, whatever the server does; inf: all at once (the "
+                     "default; a trace has its own times)");
+  command
+      .add_option("--burstiness", flags.options.arrival.burstiness,
+                  "shape of the gamma-distributed gaps: 1 is Poisson, less is burstier, inf is "
+                  "even")
+      ->check([](const std::string& text) {
+        double shape = 0;
+        return CLI::detail::lexical_cast(text, shape) && shape >= 0.01
+                   ? std::string()
+                   : std::string("must be from 0.01 to inf");
+      })
+      ->capture_default_str();
+  command
+      .add_option("--concurrency", flags.concurrency,
+                  "a closed loop: so many clients, each of which waits for its answer")
+      ->check(CLI::Range(std::size_t{1}, kRequestsMax));
+  command
+      .add_option("--max-concurrency", flags.max_concurrency,
+                  "the most requests at a time when they come at a rate or at a trace's times")
+      ->check(CLI::Range(std::size_t{1}, kRequestsMax));
+  command
+      .add_option("--num-prompts", flags.options.num_prompts,
+                  "requests (default: 1000; a whole trace; or what the rate makes of --duration)")
+      ->check(CLI::Range(std::size_t{1}, kRequestsMax));
+  command
+      .add_option("--duration", flags.options.load.duration,
+                  "seconds after which nothing new is sent")
+      ->check(CLI::Range(0.001, kSecondsMax));
+  command
+      .add_option("--warmup,--num-warmups", flags.options.load.warmup,
+                  "requests that are sent before and not counted")
+      ->check(CLI::Range(std::size_t{0}, kRequestsMax))
+      ->capture_default_str();
+  command
+      .add_option("--seed", flags.options.seed,
+                  "of all random choices; with the same seed a server's prefix cache may know the "
+                  "prompts of an earlier run")
+      ->capture_default_str();
+}
+
+void add_sampling_options(CLI::App& command, BenchServeFlags& flags) {
+  RequestSettings& request = flags.options.load.request;
+  command.add_option("--temperature", request.temperature, "0: greedy")
+      ->check(CLI::Range(0.0, 2.0))
+      ->capture_default_str();
+  command.add_option("--top-p", request.top_p)->check(CLI::Range(0.0, 1.0));
+  command.add_option("--top-k", request.top_k)->check(CLI::Range(-1, kTokensMax));
+  command.add_flag("--obey-eos", flags.obey_eos,
+                   "answers may end before their length ('ignore_eos' is not sent)");
+  command.add_flag("--no-token-ids", flags.no_token_ids,
+                   "'return_token_ids' is not sent; events then count as one token each");
+  command.add_option("--extra-body", request.extra_body,
+                     "a JSON object of further fields of every request");
+}
+
+void add_result_options(CLI::App& command, BenchServeFlags& flags) {
+  command.add_option("--goodput", flags.goodput,
+                     "milliseconds within which a request is good: ttft:200 tpot:50 e2el:1000");
+  command
+      .add_option("--percentiles,--metric-percentiles", flags.options.percents,
+                  "of every latency, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 100.0))
+      ->default_str("99");
+  command.add_option("--save-result", flags.save_result,
+                     "a JSON file with the names of 'vllm bench serve --save-result'");
+  command.add_flag("--save-detailed", flags.save_detailed,
+                   "with every request's latencies and text");
+  command.add_flag("--json", flags.json, "figures as one JSON object instead of text");
+}
+
+}  // namespace
+
+void add_bench_serve(CLI::App& bench, Run& run) {
+  CLI::App* const command =
+      bench.add_subcommand("serve", "Load on any server that speaks OpenAI's API");
+  command->footer(
+      "Examples:\n"
+      "  kvlane bench serve --input-len 512 --output-len 64 --request-rate 4 --num-prompts 200\n"
+      "  kvlane bench serve --dataset arxiv --concurrency 16 --duration 60 --goodput ttft:500\n"
+      "  kvlane bench serve --dataset mooncake --dataset-path trace.jsonl --scale-lengths 0.02\n"
+      "  kvlane bench serve --dataset sharegpt4 --rounds 4 --think-time 1 --request-rate 2");
+  const auto flags = std::make_shared<BenchServeFlags>();
+  add_server_options(*command, *flags);
+  add_dataset_options(*command, *flags);
+  add_arrival_options(*command, *flags);
+  add_sampling_options(*command, *flags);
+  add_result_options(*command, *flags);
+  command->callback([flags, command, &run] {
+    flags->command = "kvlane bench serve " + typed_options(*command);
+    run = [flags] { return run_bench_serve(*flags); };
+  });
+}
+
+}  // namespace kvlane
