@@ -22,10 +22,6 @@ double RandomStream::unit() {
   return uniform_unit(drawn[0], drawn[1]);
 }
 
-std::uint64_t RandomStream::below(std::uint64_t bound) {
-  return static_cast<std::uint64_t>(unit() * static_cast<double>(bound));
-}
-
 double RandomStream::normal() {
   // Box and Muller; the second number of the pair is not worth a member.
   const double radius = std::sqrt(-2 * std::log1p(-unit()));

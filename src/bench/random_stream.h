@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "base/random.h"
@@ -29,11 +28,10 @@ class RandomStream {
   RandomStream(std::uint64_t seed, Purpose purpose, std::uint64_t index)
       : seed_(seed), purpose_(purpose), index_(index) {}
 
-  double unit();                             // uniform in [0, 1)
-  std::uint64_t below(std::uint64_t bound);  // uniform in 0 ... bound - 1; bound from 1 to 2^32
-  double normal();                           // mean 0, standard deviation 1
-  double gamma(double shape);                // scale 1, so the mean is `shape`, which is positive
-  double beta(double a, double b);           // in [0, 1]; both positive
+  double unit();                    // uniform in [0, 1)
+  double normal();                  // mean 0, standard deviation 1
+  double gamma(double shape);       // scale 1, so the mean is `shape`, which is positive
+  double beta(double a, double b);  // in [0, 1]; both positive
 
  private:
   std::uint64_t seed_;
