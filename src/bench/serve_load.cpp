@@ -189,6 +189,7 @@ asio::awaitable<void> Load::run() {
   while (conversing_ > 0) co_await pause_until(changed_, TimePoint::max());
   outcome_.client_cpu = thread_cpu_seconds() - cpu_before;
   outcome_.interrupted = stopping_;
+  outcome_.start = start_;
   for (RequestRecord& record : records_) {
     outcome_.duration = std::max(outcome_.duration, record.ended);
     outcome_.records.push_back(std::move(record));

@@ -63,8 +63,9 @@ struct LoadOptions {
 
 struct LoadOutcome {
   std::vector<RequestRecord> records;  // in the order in which they were sent
-  double duration = 0;                 // seconds from the start to the end of the last request
-  double client_cpu = 0;               // seconds of the generator's one thread
+  TimePoint start;
+  double duration = 0;    // seconds from the start to the end of the last request
+  double client_cpu = 0;  // seconds of the generator's one thread
   bool interrupted = false;
 };
 

@@ -25,6 +25,7 @@ void add_bench(CLI::App& app, Run& run) {
   add_bench_model(*bench, run);
   add_bench_engine(*bench, run);
   add_bench_serve(*bench, run);
+  add_bench_gateway(*bench, run);
 }
 
 }  // namespace kvlane

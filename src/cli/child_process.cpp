@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
@@ -100,6 +101,14 @@ Result<std::string> ChildProcess::read_line(int stop_descriptor, Seconds patienc
     if (byte == '\n') return line;
     line += byte;
   }
+}
+
+double ChildProcess::cpu_seconds() const {
+  clockid_t clock{};
+  timespec time{};
+  if (pid_ <= 0 || ::clock_getcpuclockid(pid_, &clock) != 0) return 0;
+  if (::clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 void ChildProcess::ask_to_stop() const {

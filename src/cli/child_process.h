@@ -29,6 +29,9 @@ class ChildProcess {
   // becomes readable, kTimeout after `patience`.
   Result<std::string> read_line(int stop_descriptor, Seconds patience);
 
+  // Processor time it has used so far; 0 when it is gone.
+  double cpu_seconds() const;
+
   void ask_to_stop() const;  // SIGTERM
   // Waits for its end, with SIGKILL after `patience`. Returns how it ended, in words.
   std::string wait(Seconds patience);
