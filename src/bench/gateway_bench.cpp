@@ -20,7 +20,8 @@ constexpr std::size_t kGenerations = 5;
 // What one pair of runs found, in milliseconds.
 struct Difference {
   Summary direct_first, first, direct_token, token;
-  double cpu_per_token = 0;  // seconds
+  double cpu_per_token = 0;         // seconds, of the gateway
+  double client_cpu_per_token = 0;  // of the client, through the gateway
 };
 
 Result<std::unique_ptr<Service>> start_mock(Role role, Pace pace, PacedWire& wire,
@@ -47,17 +48,18 @@ class GatewayBench {
           std::to_string(repeat + 1) + " of " + std::to_string(options_.repeats);
       Difference difference;
       KVLANE_TRY(measure(options_.direct, "directly, " + count, difference.direct_first,
-                         difference.direct_token, nullptr));
+                         difference.direct_token, difference));
       KVLANE_TRY(measure(options_.gateway, "through the gateway, " + count, difference.first,
-                         difference.token, &difference.cpu_per_token));
+                         difference.token, difference));
       differences.push_back(std::move(difference));
     }
     return Report{describe_machine(1), build_commit(), "", figures(differences)};
   }
 
  private:
+  // The processor time of the last measurement stays in `difference`.
   Status measure(const Url& server, const std::string& what, Summary& first, Summary& token,
-                 double* cpu_per_token) {
+                 Difference& difference) {
     if (options_.progress) options_.progress(what);
     KVLANE_ASSIGN(const Workload workload, plan());
     LoadOptions load;
@@ -66,16 +68,17 @@ class GatewayBench {
     load.keep_text = true;
     load.warmup = options_.streams / 4 + 1;
     load.stop_descriptor = options_.stop_descriptor;
-    const bool has_cpu = cpu_per_token != nullptr && options_.gateway_cpu;
-    const double cpu_before = has_cpu ? options_.gateway_cpu() : 0;
+    const double cpu_before = options_.gateway_cpu ? options_.gateway_cpu() : 0;
     KVLANE_ASSIGN(const LoadOutcome outcome, run_load(workload, load));
     if (outcome.interrupted) return aborted("the run was ended");
     for (const RequestRecord& record : outcome.records) {
       if (!record.completed()) return record.status.with_context(what);
     }
-    if (has_cpu) {
-      const auto requests = static_cast<double>(workload.requests + load.warmup);
-      *cpu_per_token = (options_.gateway_cpu() - cpu_before) / (requests * options_.tokens);
+    const double tokens = static_cast<double>(workload.requests) * options_.tokens;
+    const double warm_tokens = static_cast<double>(load.warmup) * options_.tokens;
+    difference.client_cpu_per_token = outcome.client_cpu / tokens;
+    if (options_.gateway_cpu) {
+      difference.cpu_per_token = (options_.gateway_cpu() - cpu_before) / (tokens + warm_tokens);
     }
     KVLANE_ASSIGN(const StreamLatencies latencies, stream_latencies(outcome, options_.streams));
     const std::vector<double> percents = {99};
@@ -137,6 +140,8 @@ class GatewayBench {
       const double cpu = median_of(differences, [](const auto& d) { return d.cpu_per_token; });
       found.push_back({"gateway_cpu_per_token", cpu, "s"});
     }
+    const double cpu = median_of(differences, [](const auto& d) { return d.client_cpu_per_token; });
+    found.push_back({"client_cpu_per_token", cpu, "s"});
     return found;
   }
 

@@ -72,7 +72,7 @@ TEST(GatewayBench, MeasuresAGatewayOfThisProcess) {
   options.gateway_cpu = [] { return 0.0; };
   const Result<Report> report = bench_gateway(options);
   ASSERT_TRUE(report.ok()) << report.status().message();
-  ASSERT_EQ(report->results.size(), 10u);
+  ASSERT_EQ(report->results.size(), 11u);
   const Figure& ttft = report->results[0];
   EXPECT_EQ(ttft.name, "gateway_ttft_median_ms");
   EXPECT_GE(*ttft.baseline, 5 - 0.1);
