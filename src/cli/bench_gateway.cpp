@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/gateway_bench.h"
+#include "cli/bench.h"
 #include "cli/child_process.h"
-#include "cli/command.h"
 #include "cli/environment.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
