@@ -7,7 +7,7 @@
 namespace kvlane {
 namespace {
 
-using namespace std::chrono_literals;
+using std::chrono_literals::operator""ms;
 
 TEST(TokenTimes, AreReadFromTheText) {
   const auto times = token_times_of("15 27 ");

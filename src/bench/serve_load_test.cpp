@@ -19,7 +19,8 @@
 namespace kvlane {
 namespace {
 
-using namespace std::chrono_literals;
+using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 using testing::HasSubstr;
 
 // How much later than planned something may be seen on a busy machine. What must not be earlier is
