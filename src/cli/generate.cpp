@@ -44,8 +44,8 @@ Result<std::vector<std::int32_t>> encode_prompt(const GenerateFlags& flags,
   if (flags.chat && !loaded.chat_template && loaded.chat_problem.ok()) {
     return invalid_argument("this model has no chat template; leave --chat out");
   }
-  if (flags.chat) return prompter.encode_chat({{"user", flags.prompt}});
-  if (!flags.prompt.empty()) return prompter.encode_text(flags.prompt);
+  if (flags.chat) return prompter.encode_chat({{"user", flags.prompt}}, true);
+  if (!flags.prompt.empty()) return prompter.encode_text(flags.prompt, true);
   if (prompter.bos() < 0) return invalid_argument("an empty prompt needs a model with a BOS token");
   return std::vector<std::int32_t>{prompter.bos()};
 }

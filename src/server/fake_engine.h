@@ -1,4 +1,6 @@
-// For tests: an engine without a model. Token i of a request is prompt[0] + i, its text "<token> ".
+// For tests: an engine without a model. Token i of answer c is prompt[0] + 100 c + i, its text
+// "<token> "; its log probability is -i, and -i - 1 that of the next likely one, the token after
+// it.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -179,31 +181,62 @@ class FakeEngine : public Engine {
       if (plan_.fail_after >= 0) outcome.finish.error = plan_.failure;
       wire_->deliver(transfer, outcome.finish.error);
       outcome.finish.prompt_tokens = static_cast<int>(request.prompt.size());
-      outcome.finish.completion_tokens = 1;
+      outcome.finish.completion_tokens = request.n;
+      outcome.finish.account.prefill = 0.001;
       outcome.finish.kv = {200, 150};
-      outcome.first = {{request.prompt[0], std::to_string(request.prompt[0]) + " ", {}}};
+      for (int choice = 0; choice < request.n; ++choice) {
+        const Update update = nth_token(request, choice, 0);
+        PrefillOutcome::First& first = outcome.first.emplace_back();
+        first.token = update.tokens[0];
+        first.text = update.text;
+        if (request.logprobs) first.logprobs = update.logprobs[0];
+      }
       on_prefilled(outcome);
     });
   }
+  static Update nth_token(const GenerationRequest& request, int choice, int i) {
+    Update update;
+    update.choice = choice;
+    const std::int32_t token = request.prompt[0] + 100 * choice + i;
+    update.tokens = {token};
+    update.text = std::to_string(token) + " ";
+    if (!request.logprobs) return update;
+    TokenLogprobs& logprobs = update.logprobs.emplace_back();
+    logprobs.logprob = static_cast<float>(-i);
+    for (int rank = 0; rank < *request.logprobs; ++rank) {
+      logprobs.top.push_back({token + rank, static_cast<float>(-i - rank)});
+    }
+    return update;
+  }
+  // The answers take turns; all but the last say that they ended before the request does.
   void generate(RequestId id, const GenerationRequest& request, const OnUpdate& on_update) {
     remember(request);
     for (int i = 0; i < request.max_tokens; ++i) {
       std::this_thread::sleep_for(plan_.token_delay);
       if (given_up(id)) return finish(request, i, on_update, aborted("aborted"));
       if (i == plan_.fail_after) return finish(request, i, on_update, plan_.failure);
-      const std::int32_t token = request.prompt[0] + i;
-      on_update({.tokens = {token}, .text = std::to_string(token) + " "});
+      for (int choice = 0; choice < request.n; ++choice) {
+        on_update(nth_token(request, choice, i));
+      }
+    }
+    for (int choice = 0; choice + 1 < request.n; ++choice) {
+      Update update;
+      update.choice = choice;
+      update.ended = FinishReason::kLength;
+      on_update(update);
     }
     finish(request, request.max_tokens, on_update, {});
   }
   static void finish(const GenerationRequest& request, int tokens, const OnUpdate& on_update,
                      Status error) {
     Update last;
+    last.choice = request.n - 1;
     if (error.ok()) last.ended = FinishReason::kLength;
     Finish& end = last.finish.emplace();
     end.error = std::move(error);
     end.prompt_tokens = static_cast<int>(request.prompt.size());
-    end.completion_tokens = tokens;
+    end.cached_tokens = end.prompt_tokens - 1;
+    end.completion_tokens = tokens * request.n;
     end.account.prefill = 0.001;
     end.account.decode = 0.002;
     end.kv = {200, 150};
@@ -232,28 +265,43 @@ class FakeEngine : public Engine {
   std::vector<std::thread> threads_;
 };
 
-// One token for each byte of text; chats are the contents joined, if there is a "template".
+// One token for each byte of text; chats are the contents joined, if there is a "template". With
+// `special`, texts begin with BOS, and chats end with '>'.
 class FakePrompter : public Prompter {
  public:
-  explicit FakePrompter(bool has_template = true) : has_template_(has_template) {}
-  Result<std::vector<std::int32_t>> encode_text(const std::string& text) const override {
-    return std::vector<std::int32_t>(text.begin(), text.end());
+  static constexpr std::int32_t kHalfCharacter = 195;  // its only byte begins one of two
+
+  explicit FakePrompter(bool has_template = true, bool special = false)
+      : has_template_(has_template), special_(special) {}
+  Result<std::vector<std::int32_t>> encode_text(const std::string& text,
+                                                bool add_special) const override {
+    std::vector<std::int32_t> ids(text.begin(), text.end());
+    if (add_special && special_) ids.insert(ids.begin(), bos());
+    return ids;
   }
-  Result<std::vector<std::int32_t>> encode_chat(
-      const std::vector<ChatMessage>& messages) const override {
+  Result<std::vector<std::int32_t>> encode_chat(const std::vector<ChatMessage>& messages,
+                                                bool add_generation_prompt) const override {
     if (!has_template_) {
       return invalid_argument("This model has no chat template; use /v1/completions.");
     }
     std::string text;
     for (const ChatMessage& message : messages) text += message.content;
-    return encode_text(text);
+    if (add_generation_prompt && special_) text += ">";
+    return encode_text(text, false);
   }
+  std::string token_bytes(std::int32_t id) const override {
+    if (id == kHalfCharacter) return "\xc3";
+    if (id == bos()) return "<s>";
+    return id < 0 || id >= vocabulary() ? "" : std::to_string(id) + " ";
+  }
+  bool is_special(std::int32_t id) const override { return id == bos(); }
   std::int32_t bos() const override { return 7; }
   int vocabulary() const override { return 1000; }
   int context() const override { return 100; }
 
  private:
   bool has_template_;
+  bool special_;
 };
 
 }  // namespace kvlane

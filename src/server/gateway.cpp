@@ -36,9 +36,9 @@ constexpr Seconds kAskAgain{0.02};
 // Roughly the prompt's tokens: enough to weigh requests against each other.
 std::int64_t estimate_tokens(const CompletionRequest& request) {
   constexpr std::size_t kBytesPerToken = 4;
-  std::size_t bytes = request.prompt_text.size();
+  std::size_t bytes = request.prompt.text.size();
   for (const ChatMessage& message : request.messages) bytes += message.content.size();
-  return static_cast<std::int64_t>(request.prompt_ids.size() + bytes / kBytesPerToken + 1);
+  return static_cast<std::int64_t>(request.prompt.ids.size() + bytes / kBytesPerToken + 1);
 }
 
 HttpResponse relayed(const HttpResponse& response) {

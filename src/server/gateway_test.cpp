@@ -226,7 +226,7 @@ TEST_F(GatewayTest, ManyRequestsAtOnce) {
 TEST_F(GatewayTest, RefusesBadRequestsItself) {
   start({nowhere()}, {nowhere()});
   EXPECT_EQ(complete("{").status, 400);
-  EXPECT_EQ(complete(R"({"prompt": "A", "n": 2})").status, 400);
+  EXPECT_EQ(complete(R"({"prompt": "A", "echo": true})").status, 400);
   EXPECT_EQ(complete(R"({"prompt": "A", "bogus": 2})").status, 400);
   EXPECT_THAT(complete(R"({"prompt": "A", "kv_transfer_params": {"do_remote_decode": true}})").body,
               HasSubstr("chooses 'kv_transfer_params' itself"));

@@ -95,6 +95,12 @@ Result<Address> parse_address(std::string_view text) {
   return address;
 }
 
+HttpResponse json_response(std::string text) {
+  HttpResponse response;
+  response.body = std::move(text);
+  return response;
+}
+
 std::string_view http_reason(int status) {
   switch (status) {
     case 200: return "OK";

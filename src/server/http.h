@@ -48,6 +48,9 @@ struct HttpResponse {
   std::string body;
 };
 
+// 200 with a body that is JSON text already.
+HttpResponse json_response(std::string text);
+
 // Where another server is: "http://host:port", with an optional path in front of every route.
 struct Url {
   Address address;

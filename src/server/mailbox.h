@@ -13,16 +13,22 @@
 
 namespace kvlane {
 
+// What became of an attempt to add a newer value to an older one.
+enum class MergeResult {
+  kMerged,
+  kUnrelated,  // nothing; an even older value may be the one
+  kSeparate,   // nothing; the newer value stays on its own
+};
+
 // push() from any thread, take() from one coroutine on the executor's thread. Held by shared
 // pointers on both sides, so that neither must outlive the other; the executor's loop outlives
 // both.
 template <class T>
 class Mailbox : public std::enable_shared_from_this<Mailbox<T>> {
  public:
-  // Adds the newer value to the older one.
-  using Merge = void (*)(T& older, T&& newer);
-  // With `merge`, at most this many values wait; further ones are merged into the last. So a reader
-  // that is slow (a client that is) costs little memory.
+  using Merge = MergeResult (*)(T& older, T& newer);
+  // With `merge`, when this many values wait, a further one is merged into the last to which it
+  // belongs. So a reader that is slow (a client that is) costs little memory.
   static constexpr std::size_t kSeparateMax = 32;
 
   explicit Mailbox(const asio::any_io_executor& executor, Merge merge = nullptr)
@@ -30,11 +36,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox<T>> {
 
   void push(T value) {
     const std::lock_guard lock(mutex_);
-    if (merge_ != nullptr && values_.size() >= kSeparateMax) {
-      merge_(values_.back(), std::move(value));
-    } else {
-      values_.push_back(std::move(value));
-    }
+    if (!merged(value)) values_.push_back(std::move(value));
     if (!std::exchange(waiting_, false)) return;
     asio::post(wake_.get_executor(), [self = this->shared_from_this()] { self->wake_.cancel(); });
   }
@@ -58,6 +60,15 @@ class Mailbox : public std::enable_shared_from_this<Mailbox<T>> {
   }
 
  private:
+  bool merged(T& value) {
+    if (merge_ == nullptr || values_.size() < kSeparateMax) return false;
+    for (auto older = values_.rbegin(); older != values_.rend(); ++older) {
+      const MergeResult result = merge_(*older, value);
+      if (result != MergeResult::kUnrelated) return result == MergeResult::kMerged;
+    }
+    return false;
+  }
+
   std::mutex mutex_;
   std::deque<T> values_;
   bool waiting_ = false;

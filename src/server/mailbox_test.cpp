@@ -34,7 +34,10 @@ TEST(MailboxTest, DeliversEverythingInOrder) {
 TEST(MailboxTest, MergesWhatASlowReaderLeaves) {
   EventLoop loop;
   const auto mailbox = std::make_shared<Mailbox<std::string>>(
-      loop.executor(), [](std::string& older, std::string&& newer) { older += newer; });
+      loop.executor(), [](std::string& older, std::string& newer) {
+        older += newer;
+        return MergeResult::kMerged;
+      });
   std::string sent;
   for (int i = 0; i < 1000; ++i) {
     mailbox->push(std::to_string(i) + " ");
@@ -48,6 +51,39 @@ TEST(MailboxTest, MergesWhatASlowReaderLeaves) {
     }
   });
   EXPECT_EQ(received, sent);
+}
+
+// Values of two kinds, told apart by their first letter; "." stands alone.
+TEST(MailboxTest, MergesOnlyWhatBelongsTogetherAndKeepsItsOrder) {
+  EventLoop loop;
+  const auto mailbox = std::make_shared<Mailbox<std::string>>(
+      loop.executor(), [](std::string& older, std::string& newer) {
+        if (newer[0] == '.') return MergeResult::kSeparate;
+        if (older[0] != newer[0]) return MergeResult::kUnrelated;
+        older += newer.substr(1);
+        return MergeResult::kMerged;
+      });
+  for (int i = 0; i < 500; ++i) {
+    mailbox->push("a" + std::to_string(i) + " ");
+    mailbox->push("b" + std::to_string(i) + " ");
+  }
+  mailbox->push(".");
+  std::string a;
+  std::string b;
+  std::size_t values = 0;
+  loop.run_coroutine([&]() -> asio::awaitable<void> {
+    for (;;) {
+      const std::string value = co_await mailbox->take();
+      if (value == ".") break;
+      ++values;
+      (value[0] == 'a' ? a : b) += value.substr(1);
+    }
+  });
+  std::string sent;
+  for (int i = 0; i < 500; ++i) sent += std::to_string(i) + " ";
+  EXPECT_EQ(a, sent);
+  EXPECT_EQ(b, sent);
+  EXPECT_EQ(values, Mailbox<std::string>::kSeparateMax);
 }
 
 }  // namespace

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
+#include "server/json_field.h"
 #include "server/json_text.h"
 
 namespace kvlane {
@@ -14,156 +16,46 @@ namespace kvlane {
 namespace {
 
 using nlohmann::json;
-using Refusal = std::optional<ApiError>;
-
-ApiError wrong(std::string_view name, const std::string& what) {
-  return {400, "'" + std::string(name) + "' " + what + ".", std::string(name), ""};
-}
-
-// The value as it was sent, short enough for a sentence.
-std::string quoted(const json& value) {
-  constexpr std::size_t kQuoteBytesMax = 60;
-  std::string text = to_text(value);
-  if (text.size() > kQuoteBytesMax) text.replace(kQuoteBytesMax, std::string::npos, "...");
-  return text;
-}
-
-Refusal read_bool(const json& value, std::string_view name, bool& out) {
-  if (!value.is_boolean()) return wrong(name, "must be true or false, not " + quoted(value));
-  out = value.get<bool>();
-  return {};
-}
-
-Refusal read_string(const json& value, std::string_view name, std::string& out) {
-  if (!value.is_string()) return wrong(name, "must be a string, not " + quoted(value));
-  out = value.get<std::string>();
-  return {};
-}
-
-Refusal read_int(const json& value, std::string_view name, int min, int max, int& out) {
-  // Unsigned numbers beyond 2^63 must not turn into negative ones.
-  const bool too_large =
-      value.is_number_unsigned() && value.get<std::uint64_t>() > std::uint64_t{INT32_MAX};
-  if (!value.is_number_integer() || too_large || value.get<std::int64_t>() < min ||
-      value.get<std::int64_t>() > max) {
-    return wrong(name, "must be an integer from " + std::to_string(min) + " to " +
-                           std::to_string(max) + ", not " + quoted(value));
-  }
-  out = value.get<int>();
-  return {};
-}
-
 Refusal read_model(const json& value, std::string_view name, CompletionRequest& out) {
   return read_string(value, name, out.model);
 }
 
-Refusal read_prompt_ids(const json& value, std::string_view name, CompletionRequest& out) {
-  out.prompt_ids.reserve(value.size());
-  for (const json& id : value) {
-    int number = 0;
-    if (!id.is_number_integer()) {
-      return wrong(name, "must be a string or an array of token ids; it contains " + quoted(id));
-    }
-    if (read_int(id, name, 0, INT32_MAX, number)) {
-      return wrong(name, "contains " + quoted(id) + ", which is not a token id");
-    }
-    out.prompt_ids.push_back(number);
-  }
-  return {};
+Refusal read_prompt_field(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_prompt(value, name, out.prompt);
 }
 
-Refusal read_prompt(const json& value, std::string_view name, CompletionRequest& out) {
-  if (value.is_string()) return read_string(value, name, out.prompt_text);
-  if (!value.is_array()) {
-    return wrong(name, "must be a string or an array of token ids, not " + quoted(value));
-  }
-  if (value.empty() || value.front().is_number()) return read_prompt_ids(value, name, out);
-  if (value.size() > 1) {
-    return wrong(name, "holds " + std::to_string(value.size()) +
-                           " prompts; kvlane takes one prompt in a request");
-  }
-  const json& only = value.front();
-  if (only.is_string()) return read_string(only, name, out.prompt_text);
-  if (only.is_array()) return read_prompt_ids(only, name, out);
-  return wrong(name, "must be a string or an array of token ids; it contains " + quoted(only));
-}
-
-// Content is a string, or an array of parts of which only text is supported.
-Refusal read_content(const json& content, const std::string& name, std::string& out) {
-  if (content.is_string()) return read_string(content, name, out);
-  if (!content.is_array()) {
-    return wrong(name, "must be a string or an array of text parts, not " + quoted(content));
-  }
-  for (std::size_t i = 0; i < content.size(); ++i) {
-    const json& part = content[i];
-    const std::string part_name = name + "[" + std::to_string(i) + "]";
-    if (!part.is_object() || !part.contains("type") || !part["type"].is_string()) {
-      return wrong(part_name, "must be an object with a 'type'");
-    }
-    if (part["type"] != "text") {
-      return wrong(part_name, "has the type " + quoted(part["type"]) + "; only text is supported");
-    }
-    if (!part.contains("text") || !part["text"].is_string() || part.size() != 2) {
-      return wrong(part_name, "must have 'type' and a string 'text', and nothing else");
-    }
-    if (i > 0) out += '\n';
-    out += part["text"].get<std::string>();
-  }
-  return {};
-}
-
-Refusal read_message(const json& message, const std::string& name, ChatMessage& out) {
-  if (!message.is_object()) return wrong(name, "must be an object, not " + quoted(message));
-  for (const auto& [key, value] : message.items()) {
-    if (key != "role" && key != "content" && !value.is_null()) {
-      return wrong(name + "." + key, "is not supported in a message");
-    }
-  }
-  if (!message.contains("role")) return wrong(name + ".role", "is missing");
-  if (!message.contains("content")) return wrong(name + ".content", "is missing");
-  if (Refusal refusal = read_string(message["role"], name + ".role", out.role)) return refusal;
-  constexpr std::array<std::string_view, 3> kRoles = {"system", "user", "assistant"};
-  if (std::find(kRoles.begin(), kRoles.end(), out.role) == kRoles.end()) {
-    return wrong(name + ".role",
-                 "must be system, user or assistant, not " + quoted(message["role"]));
-  }
-  return read_content(message["content"], name + ".content", out.content);
-}
-
-Refusal read_messages(const json& value, std::string_view name, CompletionRequest& out) {
-  if (!value.is_array() || value.empty() || value.size() > kMessagesMax) {
-    return wrong(name, "must be an array of 1 to " + std::to_string(kMessagesMax) + " messages");
-  }
-  for (std::size_t i = 0; i < value.size(); ++i) {
-    ChatMessage message;
-    const std::string item = std::string(name) + "[" + std::to_string(i) + "]";
-    if (Refusal refusal = read_message(value[i], item, message)) return refusal;
-    out.messages.push_back(std::move(message));
-  }
-  return {};
+Refusal read_messages_field(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_messages(value, name, out.messages);
 }
 
 Refusal read_max_tokens(const json& value, std::string_view name, CompletionRequest& out) {
   int tokens = 0;
   if (Refusal r = read_int(value, name, 1, INT32_MAX, tokens)) return r;
   if (out.max_tokens && *out.max_tokens != tokens) {
-    return wrong(name, "differs between 'max_tokens' and 'max_completion_tokens'");
+    return wrong_field(name, "differs between 'max_tokens' and 'max_completion_tokens'");
   }
   out.max_tokens = tokens;
   return {};
 }
 
+Refusal read_min_tokens(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_int(value, name, 0, INT32_MAX, out.min_tokens);
+}
+
+Refusal read_n(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_int(value, name, 1, kChoicesMax, out.n);
+}
+
+// Means something only together with others.
+Refusal leave_to_check_whole(const json&, std::string_view, CompletionRequest&) { return {}; }
+
 Refusal read_temperature(const json& value, std::string_view name, CompletionRequest& out) {
-  if (!value.is_number() || value.get<double>() < 0 || value.get<double>() > 2) {
-    return wrong(name, "must be a number from 0 to 2, not " + quoted(value));
-  }
-  out.sampling.temperature = value.get<float>();
-  return {};
+  return read_number(value, name, 0, 2, out.sampling.temperature);
 }
 
 Refusal read_top_p(const json& value, std::string_view name, CompletionRequest& out) {
   if (!value.is_number() || !(value.get<float>() > 0) || value.get<double>() > 1) {
-    return wrong(name, "must be a number above 0 and at most 1, not " + quoted(value));
+    return wrong_field(name, "must be a number above 0 and at most 1, not " + quoted(value));
   }
   out.sampling.top_p = value.get<float>();
   return {};
@@ -176,8 +68,49 @@ Refusal read_top_k(const json& value, std::string_view name, CompletionRequest& 
   return {};
 }
 
+Refusal read_min_p(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_number(value, name, 0, 1, out.sampling.min_p);
+}
+
+Refusal read_presence_penalty(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_number(value, name, -2, 2, out.sampling.presence_penalty);
+}
+
+Refusal read_frequency_penalty(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_number(value, name, -2, 2, out.sampling.frequency_penalty);
+}
+
+Refusal read_repetition_penalty(const json& value, std::string_view name, CompletionRequest& out) {
+  if (!value.is_number() || !(value.get<float>() > 0) || value.get<double>() > 2) {
+    return wrong_field(name, "must be a number above 0 and at most 2, not " + quoted(value));
+  }
+  out.sampling.repetition_penalty = value.get<float>();
+  return {};
+}
+
+// Keys are token ids in decimal, as OpenAI has it.
+Refusal read_logit_bias(const json& value, std::string_view name, CompletionRequest& out) {
+  if (!value.is_object() || value.size() > kLogitBiasesMax) {
+    return wrong_field(name, "must be an object of at most " + std::to_string(kLogitBiasesMax) +
+                                 " token ids with their biases");
+  }
+  for (const auto& [key, bias] : value.items()) {
+    LogitBias entry;
+    const char* const end = key.data() + key.size();
+    const auto read = std::from_chars(key.data(), end, entry.token);
+    if (read.ec != std::errc() || read.ptr != end || entry.token < 0) {
+      return wrong_field(name, "has the key " + quoted(json(key)) + ", which is not a token id");
+    }
+    const std::string entry_name = std::string(name) + "." + key;
+    if (Refusal refusal = read_number(bias, entry_name, -100, 100, entry.bias)) return refusal;
+    out.sampling.logit_bias.push_back(entry);
+  }
+  return {};
+}
+
 Refusal read_seed(const json& value, std::string_view name, CompletionRequest& out) {
-  if (!value.is_number_integer()) return wrong(name, "must be an integer, not " + quoted(value));
+  if (!value.is_number_integer())
+    return wrong_field(name, "must be an integer, not " + quoted(value));
   out.seed = value.get<std::uint64_t>();  // negative ones wrap: any 64 bits are a seed
   return {};
 }
@@ -185,19 +118,23 @@ Refusal read_seed(const json& value, std::string_view name, CompletionRequest& o
 Refusal read_stop(const json& value, std::string_view name, CompletionRequest& out) {
   const json list = value.is_array() ? value : json::array({value});
   if (list.size() > kStopStringsMax) {
-    return wrong(name, "holds " + std::to_string(list.size()) + " strings; at most " +
-                           std::to_string(kStopStringsMax) + " are allowed");
+    return wrong_field(name, "holds " + std::to_string(list.size()) + " strings; at most " +
+                                 std::to_string(kStopStringsMax) + " are allowed");
   }
   for (const json& item : list) {
     std::string text;
     if (Refusal refusal = read_string(item, name, text)) return refusal;
     if (text.empty() || text.size() > kStopStringBytesMax) {
-      return wrong(name, "must hold strings of 1 to " + std::to_string(kStopStringBytesMax) +
-                             " bytes, not " + std::to_string(text.size()));
+      return wrong_field(name, "must hold strings of 1 to " + std::to_string(kStopStringBytesMax) +
+                                   " bytes, not " + std::to_string(text.size()));
     }
     out.stop.push_back(std::move(text));
   }
   return {};
+}
+
+Refusal read_stop_tokens(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_token_ids(value, name, kStopTokensMax, out.stop_tokens);
 }
 
 Refusal read_ignore_eos(const json& value, std::string_view name, CompletionRequest& out) {
@@ -213,21 +150,40 @@ Refusal read_return_token_ids(const json& value, std::string_view name, Completi
 }
 
 Refusal read_stream_options(const json& value, std::string_view name, CompletionRequest& out) {
-  if (!value.is_object()) return wrong(name, "must be an object, not " + quoted(value));
+  if (!value.is_object()) return wrong_field(name, "must be an object, not " + quoted(value));
   for (const auto& [key, option] : value.items()) {
     const std::string option_name = std::string(name) + "." + key;
-    if (key == "include_usage") {
-      if (Refusal refusal = read_bool(option, option_name, out.include_usage)) return refusal;
-    } else if (key != "continuous_usage_stats" || option != false) {
-      return wrong(option_name, "is not supported");
+    if (key != "include_usage" && key != "continuous_usage_stats") {
+      return wrong_field(option_name, "is not supported");
     }
+    bool& flag = key == "include_usage" ? out.include_usage : out.continuous_usage;
+    if (Refusal refusal = read_bool(option, option_name, flag)) return refusal;
   }
   return {};
 }
 
-Refusal read_user(const json& value, std::string_view name, CompletionRequest&) {
-  std::string ignored;
-  return read_string(value, name, ignored);
+Refusal read_logprobs(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_int(value, name, 0, kLogprobsMax, out.logprobs.emplace());
+}
+
+// Whether 'logprobs' asks for them: check_whole().
+Refusal read_chat_logprobs(const json& value, std::string_view name, CompletionRequest&) {
+  bool asked = false;
+  return read_bool(value, name, asked);
+}
+
+Refusal read_cache_salt(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_name(value, name, kNameBytesMax, out.cache_salt);
+}
+
+Refusal read_priority(const json& value, std::string_view name, CompletionRequest& out) {
+  return read_int(value, name, INT32_MIN, INT32_MAX, out.priority);
+}
+
+// An empty one is as good as none, which is what some clients mean by it.
+Refusal read_user(const json& value, std::string_view name, CompletionRequest& out) {
+  if (value == "") return {};
+  return read_name(value, name, kNameBytesMax, out.client);
 }
 
 Refusal read_kv_transfer_params(const json& value, std::string_view, CompletionRequest& out) {
@@ -245,21 +201,35 @@ struct Field {
 };
 
 // Fields that mean something here. null means absent, as in OpenAI's API.
-constexpr std::array<Field, 16> kFields = {{
+constexpr std::array<Field, 30> kFields = {{
     {"model", true, true, read_model},
-    {"prompt", true, false, read_prompt},
-    {"messages", false, true, read_messages},
+    {"prompt", true, false, read_prompt_field},
+    {"messages", false, true, read_messages_field},
     {"max_tokens", true, true, read_max_tokens},
     {"max_completion_tokens", true, true, read_max_tokens},
+    {"min_tokens", true, true, read_min_tokens},
+    {"n", true, true, read_n},
+    {"best_of", true, true, leave_to_check_whole},
     {"temperature", true, true, read_temperature},
     {"top_p", true, true, read_top_p},
     {"top_k", true, true, read_top_k},
+    {"min_p", true, true, read_min_p},
+    {"presence_penalty", true, true, read_presence_penalty},
+    {"frequency_penalty", true, true, read_frequency_penalty},
+    {"repetition_penalty", true, true, read_repetition_penalty},
+    {"logit_bias", true, true, read_logit_bias},
     {"seed", true, true, read_seed},
     {"stop", true, true, read_stop},
+    {"stop_token_ids", true, true, read_stop_tokens},
     {"ignore_eos", true, true, read_ignore_eos},
+    {"logprobs", true, false, read_logprobs},
+    {"logprobs", false, true, read_chat_logprobs},
+    {"top_logprobs", false, true, read_logprobs},
     {"stream", true, true, read_stream},
     {"stream_options", true, true, read_stream_options},
     {"return_token_ids", true, true, read_return_token_ids},
+    {"cache_salt", true, true, read_cache_salt},
+    {"priority", true, true, read_priority},
     {"user", true, true, read_user},
     {"kv_transfer_params", true, true, read_kv_transfer_params},
 }};
@@ -270,23 +240,13 @@ struct Neutral {
   std::string_view name;
   std::string_view values;  // a JSON array
 };
-constexpr std::array<Neutral, 36> kNeutral = {{
-    {"n", "[1]"},
-    {"best_of", "[1]"},
+constexpr std::array<Neutral, 27> kNeutral = {{
     {"echo", "[false]"},
-    {"logprobs", "[false]"},
     {"top_logprobs", "[0]"},
     {"prompt_logprobs", "[]"},
     {"suffix", R"([""])"},
-    {"presence_penalty", "[0]"},
-    {"frequency_penalty", "[0]"},
-    {"repetition_penalty", "[1]"},
     {"length_penalty", "[1]"},
-    {"logit_bias", "[{}]"},
-    {"min_p", "[0]"},
-    {"min_tokens", "[0]"},
     {"use_beam_search", "[false]"},
-    {"stop_token_ids", "[[]]"},
     {"include_stop_str_in_output", "[false]"},
     {"skip_special_tokens", "[true]"},
     {"spaces_between_special_tokens", "[true]"},
@@ -305,8 +265,9 @@ constexpr std::array<Neutral, 36> kNeutral = {{
     {"audio", "[]"},
     {"prediction", "[]"},
     {"reasoning_effort", "[]"},
-    {"cache_salt", "[]"},
-    {"priority", "[0]"},
+    {"metadata", "[{}]"},
+    {"store", "[false]"},
+    {"service_tier", R"(["auto","default"])"},
 }};
 
 Refusal check_neutral(const std::string& name, const json& value) {
@@ -320,17 +281,45 @@ Refusal check_neutral(const std::string& name, const json& value) {
   if (std::find(neutral.begin(), neutral.end(), value) != neutral.end()) return {};
   const std::string instead =
       neutral.empty() ? "leave it out" : "leave it out or send " + neutral[0].dump();
-  return wrong(name, "= " + quoted(value) + " is not supported; " + instead);
+  return wrong_field(name, "= " + quoted(value) + " is not supported; " + instead);
 }
 
-Refusal check_whole(const json& body, const CompletionRequest& request) {
+bool is_true(const json& body, const char* field) {
+  return body.contains(field) && body[field] == true;
+}
+
+// Without ranking there is nothing to choose from.
+Refusal check_best_of(const json& body, const CompletionRequest& request) {
+  if (!body.contains("best_of") || body["best_of"].is_null()) return {};
+  int best_of = 0;
+  if (Refusal refusal = read_int(body["best_of"], "best_of", 1, kChoicesMax, best_of)) {
+    return refusal;
+  }
+  if (best_of == request.n) return {};
+  return wrong_field("best_of", "must equal 'n', which is " + std::to_string(request.n) +
+                                    ": kvlane does not choose among answers");
+}
+
+Refusal settle_chat_logprobs(const json& body, CompletionRequest& request) {
+  const bool asked = is_true(body, "logprobs");
+  if (!asked && request.logprobs.value_or(0) > 0) {
+    return wrong_field("top_logprobs", "is only allowed when 'logprobs' is true");
+  }
+  request.logprobs = asked ? std::optional(request.logprobs.value_or(0)) : std::nullopt;
+  return {};
+}
+
+// What several fields say together.
+Refusal check_whole(const json& body, CompletionRequest& request) {
   const char* const prompt = request.api == Api::kChat ? "messages" : "prompt";
-  if (!body.contains(prompt) || body[prompt].is_null()) return wrong(prompt, "is missing");
+  if (!body.contains(prompt) || body[prompt].is_null()) return wrong_field(prompt, "is missing");
   const bool has_stream_options =
       body.contains("stream_options") && !body["stream_options"].is_null();
   if (has_stream_options && !request.stream) {
-    return wrong("stream_options", "is only allowed when 'stream' is true");
+    return wrong_field("stream_options", "is only allowed when 'stream' is true");
   }
+  if (Refusal refusal = check_best_of(body, request)) return refusal;
+  if (request.api == Api::kChat) return settle_chat_logprobs(body, request);
   return {};
 }
 

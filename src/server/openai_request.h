@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "model/chat_template.h"
 #include "server/api_error.h"
 #include "server/kv_params.h"
+#include "server/prompt_fields.h"
 
 namespace kvlane {
 
@@ -25,19 +25,27 @@ std::string_view api_path(Api api);
 // A request as far as it can be understood without a model.
 struct CompletionRequest {
   Api api = Api::kCompletions;
-  std::string model;  // empty: whichever is served
-  // kCompletions: ids when there are any, else the text (which may be empty). kChat: messages.
-  std::string prompt_text;
-  std::vector<std::int32_t> prompt_ids;
-  std::vector<ChatMessage> messages;
+  std::string model;                  // empty: whichever is served
+  PromptField prompt;                 // kCompletions
+  std::vector<ChatMessage> messages;  // kChat
 
+  // As in GenerationRequest, but not yet held against the vocabulary and the context.
   std::optional<int> max_tokens;
+  int min_tokens = 0;
+  int n = 1;
   SamplingParams sampling;
   std::optional<std::uint64_t> seed;
   std::vector<std::string> stop;
+  std::vector<std::int32_t> stop_tokens;
   bool ignore_eos = false;
+  std::optional<int> logprobs;
+  std::string cache_salt;
+  int priority = 0;
+  std::string client;
+
   bool stream = false;
   bool include_usage = false;
+  bool continuous_usage = false;  // in every event of a stream
   bool return_token_ids = false;
   std::optional<KvTransfer> kv_transfer;
 };
@@ -45,7 +53,11 @@ struct CompletionRequest {
 // Limits of a request, beside those of the engine and of HTTP.
 inline constexpr std::size_t kStopStringsMax = 16;       // OpenAI allows 4
 inline constexpr std::size_t kStopStringBytesMax = 256;  // each is searched for at every token
-inline constexpr std::size_t kMessagesMax = 4096;
+inline constexpr std::size_t kStopTokensMax = 256;
+inline constexpr int kChoicesMax = 128;               // each is a sequence of its own
+inline constexpr int kLogprobsMax = 20;               // OpenAI's and vLLM's
+inline constexpr std::size_t kLogitBiasesMax = 1024;  // OpenAI allows 300
+inline constexpr std::size_t kNameBytesMax = 256;     // of salts and users: tables hold them
 
 // Reads a body. The error names the field that is wrong.
 ApiResult<CompletionRequest> parse_completion_request(Api api, std::string_view body);

@@ -41,9 +41,12 @@ TEST(CompletionRequestTest, ReadsEveryField) {
       "model": "m", "prompt": "Once", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9,
       "top_k": 40, "seed": 18446744073709551615, "stop": ["a", "b"],
       "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true},
-      "return_token_ids": true, "user": "me"})");
+      "return_token_ids": true, "user": "me", "n": 3, "best_of": 3, "min_tokens": 2, "min_p": 0.1,
+      "presence_penalty": -2, "frequency_penalty": 1.5, "repetition_penalty": 1.25,
+      "logit_bias": {"17": -100, "4": 2.5}, "stop_token_ids": [8, 9], "logprobs": 4,
+      "cache_salt": "tenant", "priority": -3})");
   EXPECT_EQ(request.model, "m");
-  EXPECT_EQ(request.prompt_text, "Once");
+  EXPECT_EQ(request.prompt.text, "Once");
   EXPECT_EQ(request.max_tokens, 5);
   EXPECT_FLOAT_EQ(request.sampling.temperature, 0.5F);
   EXPECT_FLOAT_EQ(request.sampling.top_p, 0.9F);
@@ -52,16 +55,33 @@ TEST(CompletionRequestTest, ReadsEveryField) {
   EXPECT_THAT(request.stop, ElementsAre("a", "b"));
   EXPECT_TRUE(request.ignore_eos && request.stream && request.include_usage);
   EXPECT_TRUE(request.return_token_ids);
+  EXPECT_FALSE(request.continuous_usage);
   EXPECT_FALSE(request.kv_transfer);
+  EXPECT_EQ(request.n, 3);
+  EXPECT_EQ(request.min_tokens, 2);
+  EXPECT_FLOAT_EQ(request.sampling.min_p, 0.1F);
+  EXPECT_FLOAT_EQ(request.sampling.presence_penalty, -2);
+  EXPECT_FLOAT_EQ(request.sampling.frequency_penalty, 1.5F);
+  EXPECT_FLOAT_EQ(request.sampling.repetition_penalty, 1.25F);
+  ASSERT_EQ(request.sampling.logit_bias.size(), 2U);
+  EXPECT_EQ(request.sampling.logit_bias[0].token, 17);
+  EXPECT_FLOAT_EQ(request.sampling.logit_bias[0].bias, -100);
+  EXPECT_EQ(request.sampling.logit_bias[1].token, 4);
+  EXPECT_FLOAT_EQ(request.sampling.logit_bias[1].bias, 2.5F);
+  EXPECT_THAT(request.stop_tokens, ElementsAre(8, 9));
+  EXPECT_EQ(request.logprobs, 4);
+  EXPECT_EQ(request.cache_salt, "tenant");
+  EXPECT_EQ(request.priority, -3);
+  EXPECT_EQ(request.client, "me");
 }
 
 TEST(CompletionRequestTest, PromptsHaveFourForms) {
-  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": "text"})").prompt_text, "text");
-  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": ["text"]})").prompt_text, "text");
-  EXPECT_THAT(accepted(Api::kCompletions, R"({"prompt": [1, 2]})").prompt_ids, ElementsAre(1, 2));
-  EXPECT_THAT(accepted(Api::kCompletions, R"({"prompt": [[1, 2]]})").prompt_ids, ElementsAre(1, 2));
-  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": ""})").prompt_text, "");
-  EXPECT_TRUE(accepted(Api::kCompletions, R"({"prompt": []})").prompt_ids.empty());
+  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": "text"})").prompt.text, "text");
+  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": ["text"]})").prompt.text, "text");
+  EXPECT_THAT(accepted(Api::kCompletions, R"({"prompt": [1, 2]})").prompt.ids, ElementsAre(1, 2));
+  EXPECT_THAT(accepted(Api::kCompletions, R"({"prompt": [[1, 2]]})").prompt.ids, ElementsAre(1, 2));
+  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": ""})").prompt.text, "");
+  EXPECT_TRUE(accepted(Api::kCompletions, R"({"prompt": []})").prompt.ids.empty());
 }
 
 TEST(CompletionRequestTest, NullMeansAbsentAndNeutralValuesPass) {
@@ -73,6 +93,29 @@ TEST(CompletionRequestTest, NullMeansAbsentAndNeutralValuesPass) {
   EXPECT_FALSE(request.max_tokens);
   EXPECT_TRUE(request.stop.empty());
   EXPECT_EQ(request.sampling.top_k, 0);
+}
+
+TEST(CompletionRequestTest, ChatsAskForLogprobsInTheirOwnWay) {
+  const auto logprobs = [](const std::string& fields) {
+    return accepted(Api::kChat, R"({"messages": [{"role": "user", "content": "x"}])" + fields + "}")
+        .logprobs;
+  };
+  EXPECT_EQ(logprobs(""), std::nullopt);
+  EXPECT_EQ(logprobs(R"(, "logprobs": true)"), 0);
+  EXPECT_EQ(logprobs(R"(, "logprobs": true, "top_logprobs": 20)"), 20);
+  EXPECT_EQ(logprobs(R"(, "logprobs": false, "top_logprobs": 0)"), std::nullopt);
+  EXPECT_EQ(logprobs(R"(, "top_logprobs": 0)"), std::nullopt);
+  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": "x", "logprobs": 0})").logprobs, 0);
+}
+
+TEST(CompletionRequestTest, AnEmptyUserIsNone) {
+  EXPECT_EQ(accepted(Api::kCompletions, R"({"prompt": "x", "user": ""})").client, "");
+}
+
+TEST(CompletionRequestTest, UsageMayBeAskedForInEveryEvent) {
+  const CompletionRequest request = accepted(Api::kCompletions, R"({"prompt": "x", "stream": true,
+      "stream_options": {"include_usage": true, "continuous_usage_stats": true}})");
+  EXPECT_TRUE(request.include_usage && request.continuous_usage);
 }
 
 TEST(CompletionRequestTest, ChatsHaveMessages) {
@@ -150,10 +193,54 @@ INSTANTIATE_TEST_SUITE_P(
                 "only allowed when 'stream'"},
         BadCase{R"({"prompt": "x", "stream": true, "stream_options": {"chunk": 1}})",
                 "stream_options.chunk", "not supported"},
-        BadCase{R"({"prompt": "x", "n": 2})", "n", "not supported"},
+        BadCase{R"({"prompt": "x", "stream": true,
+                    "stream_options": {"continuous_usage_stats": 1}})",
+                "stream_options.continuous_usage_stats", "true or false"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Sampling, BadCompletion,
+    testing::Values(
+        BadCase{R"({"prompt": "x", "n": 0})", "n", "1 to 128, not 0"},
+        BadCase{R"({"prompt": "x", "n": 129})", "n", "1 to 128, not 129"},
+        BadCase{R"({"prompt": "x", "n": 1.0})", "n", "integer"},
+        BadCase{R"({"prompt": "x", "n": 2, "best_of": 3})", "best_of", "must equal 'n'"},
+        BadCase{R"({"prompt": "x", "best_of": 3})", "best_of", "which is 1"},
+        BadCase{R"({"prompt": "x", "best_of": "3"})", "best_of", "integer"},
+        BadCase{R"({"prompt": "x", "logprobs": 21})", "logprobs", "0 to 20"},
+        BadCase{R"({"prompt": "x", "logprobs": -1})", "logprobs", "0 to 20"},
+        BadCase{R"({"prompt": "x", "logprobs": true})", "logprobs", "integer"},
+        BadCase{R"({"prompt": "x", "top_logprobs": 1})", "top_logprobs", "not supported"},
+        BadCase{R"({"prompt": "x", "min_tokens": -1})", "min_tokens", "-1"},
+        BadCase{R"({"prompt": "x", "min_p": 1.5})", "min_p", "0 to 1"},
+        BadCase{R"({"prompt": "x", "min_p": -0.5})", "min_p", "0 to 1"},
+        BadCase{R"({"prompt": "x", "presence_penalty": 2.5})", "presence_penalty", "-2 to 2"},
+        BadCase{R"({"prompt": "x", "frequency_penalty": "a"})", "frequency_penalty", "-2 to 2"},
+        BadCase{R"({"prompt": "x", "repetition_penalty": 0})", "repetition_penalty", "above 0"},
+        BadCase{R"({"prompt": "x", "repetition_penalty": 1e-300})", "repetition_penalty",
+                "above 0"},
+        BadCase{R"({"prompt": "x", "repetition_penalty": 2.5})", "repetition_penalty", "most 2"},
+        BadCase{R"({"prompt": "x", "logit_bias": [1]})", "logit_bias", "an object"},
+        BadCase{R"({"prompt": "x", "logit_bias": {"a": 1}})", "logit_bias", "\"a\""},
+        BadCase{R"({"prompt": "x", "logit_bias": {"": 1}})", "logit_bias", "not a token id"},
+        BadCase{R"({"prompt": "x", "logit_bias": {"-1": 1}})", "logit_bias", "not a token id"},
+        BadCase{R"({"prompt": "x", "logit_bias": {"1 ": 1}})", "logit_bias", "not a token id"},
+        BadCase{R"({"prompt": "x", "logit_bias": {"2147483648": 1}})", "logit_bias",
+                "not a token id"},
+        BadCase{R"({"prompt": "x", "logit_bias": {"5": 101}})", "logit_bias.5", "-100 to 100"},
+        BadCase{R"({"prompt": "x", "logit_bias": {"5": null}})", "logit_bias.5", "number"},
+        BadCase{R"({"prompt": "x", "stop_token_ids": 5})", "stop_token_ids", "array"},
+        BadCase{R"({"prompt": "x", "stop_token_ids": [-5]})", "stop_token_ids", "-5"},
+        BadCase{R"({"prompt": "x", "cache_salt": ""})", "cache_salt", "1 to 256"},
+        BadCase{R"({"prompt": "x", "cache_salt": 5})", "cache_salt", "string"},
+        BadCase{R"({"prompt": "x", "priority": 2147483648})", "priority", "2147483648"},
+        BadCase{R"({"prompt": "x", "priority": "high"})", "priority", "integer"},
+        BadCase{R"({"prompt": "x", "user": 5})", "user", "string"},
         BadCase{R"({"prompt": "x", "echo": true})", "echo", "not supported"},
-        BadCase{R"({"prompt": "x", "logprobs": 5})", "logprobs", "not supported"},
-        BadCase{R"({"prompt": "x", "presence_penalty": 0.5})", "presence_penalty", "not supported"},
+        BadCase{R"({"prompt": "x", "suffix": "y"})", "suffix", "not supported"},
+        BadCase{R"({"prompt": "x", "prompt_logprobs": 1})", "prompt_logprobs", "not supported"},
+        BadCase{R"({"prompt": "x", "use_beam_search": true})", "use_beam_search", "not supported"},
+        BadCase{R"({"prompt": "x", "response_format": {"type": "json_object"}})", "response_format",
+                "not supported"},
         BadCase{R"({"prompt": "x", "tools": [{"type": "function"}]})", "tools", "not supported"},
         BadCase{R"({"prompt": "x", "kv_transfer_params": 1})", "kv_transfer_params", "object"}));
 
@@ -187,7 +274,34 @@ INSTANTIATE_TEST_SUITE_P(
                     BadCase{R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
                             "messages[0].content[0]", "text"},
                     BadCase{R"({"messages": [{"role": "user", "content": ["x"]}]})",
-                            "messages[0].content[0]", "type"}));
+                            "messages[0].content[0]", "type"},
+                    BadCase{R"({"messages": [{"role": "user", "content": "x"}], "logprobs": 3})",
+                            "logprobs", "true or false"},
+                    BadCase{R"({"messages": [{"role": "user", "content": "x"}],
+                    "logprobs": true, "top_logprobs": 21})",
+                            "top_logprobs", "0 to 20"},
+                    BadCase{R"({"messages": [{"role": "user", "content": "x"}],
+                    "top_logprobs": 2})",
+                            "top_logprobs", "when 'logprobs' is true"}));
+
+TEST(CompletionRequestTest, LongListsAndNamesAreRefused) {
+  std::string biases;
+  std::string ids;
+  for (int i = 0; i < 1025; ++i) {
+    biases += (i > 0 ? ",\"" : "\"") + std::to_string(i) + "\":1";
+    if (i < 257) ids += (i > 0 ? "," : "") + std::to_string(i);
+  }
+  EXPECT_EQ(refused(Api::kCompletions, R"({"prompt": "x", "logit_bias": {)" + biases + "}}").param,
+            "logit_bias");
+  EXPECT_THAT(
+      refused(Api::kCompletions, R"({"prompt": "x", "stop_token_ids": [)" + ids + "]}").message,
+      HasSubstr("holds 257 token ids"));
+  const std::string name(257, 'a');
+  EXPECT_EQ(refused(Api::kCompletions, R"({"prompt": "x", "cache_salt": ")" + name + "\"}").param,
+            "cache_salt");
+  EXPECT_EQ(refused(Api::kCompletions, R"({"prompt": "x", "user": ")" + name + "\"}").param,
+            "user");
+}
 
 TEST(CompletionRequestTest, DeepNestingIsRefusedWithoutRecursion) {
   for (const std::size_t depth : {100U, 200000U}) {
@@ -298,6 +412,61 @@ TEST(GenerationRequestTest, AppliesDefaultsAndTheContext) {
   EXPECT_EQ(longer.param, "prompt");
   const ApiError outside = std::get<1>(made(Api::kCompletions, R"({"prompt": [5, 1000]})"));
   EXPECT_THAT(outside.message, HasSubstr("1000, which is outside the vocabulary of 1000"));
+}
+
+TEST(GenerationRequestTest, CarriesEverythingOver) {
+  const FakePrompter prompter;
+  const auto made = make_generation_request(
+      accepted(Api::kCompletions, R"({"prompt": "abc", "max_tokens": 9, "min_tokens": 9, "n": 2,
+               "stop_token_ids": [5], "stop": "x", "seed": 3, "ignore_eos": true, "logprobs": 2,
+               "cache_salt": "s", "priority": 4, "user": "me", "logit_bias": {"999": 1},
+               "min_p": 0.5})"),
+      prompter);
+  const GenerationRequest& request = std::get<0>(made);
+  EXPECT_EQ(request.n, 2);
+  EXPECT_EQ(request.max_tokens, 9);
+  EXPECT_EQ(request.min_tokens, 9);
+  EXPECT_THAT(request.stop_tokens, ElementsAre(5));
+  EXPECT_THAT(request.stop, ElementsAre("x"));
+  EXPECT_EQ(request.seed, 3U);
+  EXPECT_TRUE(request.ignore_eos);
+  EXPECT_EQ(request.logprobs, 2);
+  EXPECT_EQ(request.cache_salt, "s");
+  EXPECT_EQ(request.priority, 4);
+  EXPECT_EQ(request.client, "me");
+  EXPECT_EQ(request.sampling.logit_bias.size(), 1U);
+  EXPECT_FLOAT_EQ(request.sampling.min_p, 0.5F);
+}
+
+TEST(GenerationRequestTest, IsHeldAgainstVocabularyAndLengths) {
+  const FakePrompter prompter;  // 1000 tokens, context 100
+  const auto error = [&](std::string_view body) {
+    return std::get<1>(make_generation_request(accepted(Api::kCompletions, body), prompter));
+  };
+  EXPECT_EQ(error(R"({"prompt": "abc", "stop_token_ids": [1000]})").param, "stop_token_ids");
+  EXPECT_EQ(error(R"({"prompt": "abc", "logit_bias": {"1000": 1}})").param, "logit_bias");
+  const ApiError min = error(R"({"prompt": "abc", "min_tokens": 17})");
+  EXPECT_EQ(min.param, "min_tokens");
+  EXPECT_THAT(min.message, HasSubstr("more than the 16 tokens"));
+}
+
+// Of a context so long that everything asked for together is too much.
+TEST(GenerationRequestTest, LogprobsHaveALimitInAll) {
+  class LongPrompter : public FakePrompter {
+    int context() const override { return 10000; }
+  };
+  const LongPrompter prompter;
+  const auto made = [&](int n, int logprobs) {
+    return make_generation_request(
+        accepted(Api::kCompletions, R"({"prompt": "abc", "max_tokens": 8192, "n": )" +
+                                        std::to_string(n) + R"(, "logprobs": )" +
+                                        std::to_string(logprobs) + "}"),
+        prompter);
+  };
+  EXPECT_TRUE(std::holds_alternative<GenerationRequest>(made(8, 15)));
+  ASSERT_TRUE(std::holds_alternative<ApiError>(made(8, 16)));
+  EXPECT_EQ(std::get<ApiError>(made(8, 16)).param, "logprobs");
+  EXPECT_THAT(std::get<ApiError>(made(8, 16)).message, HasSubstr("1114112 log probabilities"));
 }
 
 TEST(GenerationRequestTest, ChatsNeedATemplate) {

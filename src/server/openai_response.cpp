@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "server/json_text.h"
+#include "server/logprobs_json.h"
 
 namespace kvlane {
 
@@ -21,10 +22,16 @@ const char* reason_name(FinishReason reason) {
   return "error";
 }
 
+json usage_json(int prompt_tokens, int completion_tokens) {
+  return {{"prompt_tokens", prompt_tokens},
+          {"completion_tokens", completion_tokens},
+          {"total_tokens", prompt_tokens + completion_tokens}};
+}
+
 json usage_json(const Finish& finish) {
-  return {{"prompt_tokens", finish.prompt_tokens},
-          {"completion_tokens", finish.completion_tokens},
-          {"total_tokens", finish.prompt_tokens + finish.completion_tokens}};
+  json usage = usage_json(finish.prompt_tokens, finish.completion_tokens);
+  usage["prompt_tokens_details"] = {{"cached_tokens", finish.cached_tokens}};
+  return usage;
 }
 
 json kvlane_json(const Finish& finish) {
@@ -59,73 +66,102 @@ TimeAccount account_from_json(const json& object) {
   return account;
 }
 
-CompletionFormat::CompletionFormat(const CompletionRequest& request, const std::string& request_id,
-                                   std::string model, std::int64_t created)
+CompletionFormat::CompletionFormat(const CompletionRequest& request, const Prompter& prompter,
+                                   AnswerHead head)
     : api_(request.api),
       include_usage_(request.include_usage),
+      continuous_usage_(request.include_usage && request.continuous_usage),
       token_ids_(request.return_token_ids),
-      id_((request.api == Api::kChat ? "chatcmpl-" : "cmpl-") + request_id),
-      model_(std::move(model)),
-      created_(created) {}
+      logprobs_(request.logprobs.has_value()),
+      prompter_(prompter),
+      head_(std::move(head)),
+      id_((request.api == Api::kChat ? "chatcmpl-" : "cmpl-") + head_.request_id),
+      choices_(request.n) {}
 
 json CompletionFormat::skeleton(const char* object) const {
-  return {{"id", id_}, {"object", object}, {"created", created_}, {"model", model_}};
+  return {{"id", id_}, {"object", object}, {"created", head_.created}, {"model", head_.model}};
 }
 
 json CompletionFormat::chunk(json choice) const {
   json event = skeleton(api_ == Api::kChat ? "chat.completion.chunk" : "text_completion");
   event["choices"] = json::array();
   if (!choice.is_null()) event["choices"].push_back(std::move(choice));
+  if (continuous_usage_) event["usage"] = usage_json(head_.prompt_tokens, tokens_);
   return event;
+}
+
+json CompletionFormat::logprobs_of(const Update& update) {
+  if (!logprobs_) return {};
+  if (api_ == Api::kChat) return chat_logprobs(update.tokens, update.logprobs, prompter_);
+  return completion_logprobs(update.tokens, update.logprobs, prompter_,
+                             choices_[update.choice].characters);
+}
+
+// All but its text, which has as many places as there are forms of answers.
+json CompletionFormat::choice_of(const Update& update) {
+  json choice = {
+      {"index", update.choice}, {"logprobs", logprobs_of(update)}, {"finish_reason", nullptr}};
+  if (update.ended) choice["finish_reason"] = reason_name(*update.ended);
+  if (token_ids_) choice["token_ids"] = update.tokens;
+  return choice;
+}
+
+bool CompletionFormat::tells_something(const Update& update) const {
+  const bool tells_tokens = (token_ids_ || logprobs_) && !update.tokens.empty();
+  return !update.text.empty() || tells_tokens || update.ended;
 }
 
 std::string CompletionFormat::events(const Update& update) {
   std::string out;
-  if (api_ == Api::kChat && !role_sent_) {
-    const json role = {{"index", 0},
+  bool& role_sent = choices_[update.choice].role_sent;
+  if (api_ == Api::kChat && !role_sent) {
+    const json role = {{"index", update.choice},
                        {"delta", {{"role", "assistant"}, {"content", ""}}},
                        {"logprobs", nullptr},
                        {"finish_reason", nullptr}};
     out += sse_event(to_text(chunk(role)));
-    role_sent_ = true;
+    role_sent = true;
   }
-  const bool has_tokens = token_ids_ && !update.tokens.empty();
-  if (update.text.empty() && !has_tokens && !update.finish) return out;
-
-  json choice = {{"index", 0}, {"logprobs", nullptr}, {"finish_reason", nullptr}};
-  if (api_ == Api::kChat) {
-    choice["delta"] = json::object();
-    if (!update.text.empty()) choice["delta"]["content"] = update.text;
-  } else {
-    choice["text"] = update.text;
+  tokens_ += static_cast<int>(update.tokens.size());
+  const bool extension_here = update.finish && !include_usage_;
+  if (tells_something(update) || extension_here) {
+    json choice;
+    if (tells_something(update)) {
+      choice = choice_of(update);
+      if (api_ == Api::kChat) {
+        choice["delta"] = json::object();
+        if (!update.text.empty()) choice["delta"]["content"] = update.text;
+      } else {
+        choice["text"] = update.text;
+      }
+    }
+    json event = chunk(std::move(choice));
+    if (extension_here) event["kvlane"] = kvlane_json(*update.finish);
+    out += sse_event(to_text(event));
   }
-  if (token_ids_) choice["token_ids"] = update.tokens;
-  if (update.ended) choice["finish_reason"] = reason_name(*update.ended);
-  json event = chunk(std::move(choice));
-  if (!update.finish) return out + sse_event(to_text(event));
-
-  json last = include_usage_ ? chunk(json()) : json();
-  (include_usage_ ? last : event)["kvlane"] = kvlane_json(*update.finish);
-  out += sse_event(to_text(event));
+  if (!update.finish) return out;
   if (include_usage_) {
+    json last = chunk(json());
     last["usage"] = usage_json(*update.finish);
+    last["kvlane"] = kvlane_json(*update.finish);
     out += sse_event(to_text(last));
   }
   return out + kDoneEvent;
 }
 
-std::string CompletionFormat::whole(const Update& answer, const Finish& finish,
-                                    const json& kv_transfer_params) const {
-  json choice = {{"index", 0}, {"logprobs", nullptr}, {"finish_reason", nullptr}};
-  if (answer.ended) choice["finish_reason"] = reason_name(*answer.ended);
-  if (api_ == Api::kChat) {
-    choice["message"] = {{"role", "assistant"}, {"content", answer.text}};
-  } else {
-    choice["text"] = answer.text;
-  }
-  if (token_ids_) choice["token_ids"] = answer.tokens;
+std::string CompletionFormat::whole(std::span<const Update> choices, const Finish& finish,
+                                    const json& kv_transfer_params) {
   json object = skeleton(api_ == Api::kChat ? "chat.completion" : "text_completion");
-  object["choices"] = json::array({std::move(choice)});
+  json& list = object["choices"] = json::array();
+  for (const Update& update : choices) {
+    json choice = choice_of(update);
+    if (api_ == Api::kChat) {
+      choice["message"] = {{"role", "assistant"}, {"content", update.text}};
+    } else {
+      choice["text"] = update.text;
+    }
+    list.push_back(std::move(choice));
+  }
   object["usage"] = usage_json(finish);
   object["kv_transfer_params"] = kv_transfer_params;
   object["kvlane"] = kvlane_json(finish);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/json_field.h"
+
 namespace kvlane {
 
 namespace {
@@ -22,10 +24,10 @@ ApiError wrong_prompt(const CompletionRequest& request, std::string message,
 
 Result<std::vector<std::int32_t>> encode(const CompletionRequest& request,
                                          const Prompter& prompter) {
-  if (request.api == Api::kChat) return prompter.encode_chat(request.messages);
-  if (!request.prompt_ids.empty()) return request.prompt_ids;
-  if (request.prompt_text.empty()) return std::vector<std::int32_t>();
-  return prompter.encode_text(request.prompt_text);
+  if (request.api == Api::kChat) return prompter.encode_chat(request.messages, true);
+  if (!request.prompt.ids.empty()) return request.prompt.ids;
+  if (request.prompt.text.empty()) return std::vector<std::int32_t>();
+  return prompter.encode_text(request.prompt.text, true);
 }
 
 // In vLLM's words, which clients search for.
@@ -51,6 +53,42 @@ ApiError too_long(const CompletionRequest& request, int context, std::size_t pro
   return error;
 }
 
+Refusal check_vocabulary(const CompletionRequest& request, const std::vector<std::int32_t>& prompt,
+                         int vocabulary) {
+  const auto outside = [&](std::int32_t id) { return id < 0 || id >= vocabulary; };
+  const auto message = [&](const std::string& where, std::int32_t id) {
+    return where + " contains token id " + std::to_string(id) +
+           ", which is outside the vocabulary of " + std::to_string(vocabulary) + " tokens.";
+  };
+  for (const std::int32_t id : prompt) {
+    if (outside(id)) return wrong_prompt(request, message("The prompt", id));
+  }
+  for (const std::int32_t id : request.stop_tokens) {
+    if (outside(id)) return ApiError{400, message("'stop_token_ids'", id), "stop_token_ids", ""};
+  }
+  for (const LogitBias& bias : request.sampling.logit_bias) {
+    if (outside(bias.token)) {
+      return ApiError{400, message("'logit_bias'", bias.token), "logit_bias", ""};
+    }
+  }
+  return {};
+}
+
+Refusal check_lengths(const CompletionRequest& request, int max_tokens) {
+  if (request.min_tokens > max_tokens) {
+    return wrong_field("min_tokens", "is " + std::to_string(request.min_tokens) +
+                                         ", more than the " + std::to_string(max_tokens) +
+                                         " tokens that the answer may have");
+  }
+  if (!request.logprobs) return {};
+  const std::int64_t entries = std::int64_t{request.n} * max_tokens * (*request.logprobs + 1);
+  if (entries <= kLogprobEntriesMax) return {};
+  return wrong_field(request.api == Api::kChat ? "top_logprobs" : "logprobs",
+                     "asks for up to " + std::to_string(entries) +
+                         " log probabilities with these numbers of answers and tokens; at most " +
+                         std::to_string(kLogprobEntriesMax) + " are told in one request");
+}
+
 }  // namespace
 
 ModelPrompter::ModelPrompter(const Tokenizer& tokenizer, const ChatTemplate* chat_template,
@@ -61,20 +99,25 @@ ModelPrompter::ModelPrompter(const Tokenizer& tokenizer, const ChatTemplate* cha
       config_(config),
       context_(context) {}
 
-Result<std::vector<std::int32_t>> ModelPrompter::encode_text(const std::string& text) const {
-  return tokenizer_.encode(text);
+Result<std::vector<std::int32_t>> ModelPrompter::encode_text(const std::string& text,
+                                                             bool add_special) const {
+  return tokenizer_.encode(text, add_special);
 }
 
 Result<std::vector<std::int32_t>> ModelPrompter::encode_chat(
-    const std::vector<ChatMessage>& messages) const {
+    const std::vector<ChatMessage>& messages, bool add_generation_prompt) const {
   if (!chat_problem_.ok()) {
     return chat_problem_.with_context("This model's chat template cannot be used");
   }
   if (chat_template_ == nullptr) {
     return invalid_argument("This model has no chat template; use /v1/completions.");
   }
-  KVLANE_ASSIGN(const std::string text, chat_template_->render(messages, true));
+  KVLANE_ASSIGN(const std::string text, chat_template_->render(messages, add_generation_prompt));
   return tokenizer_.encode(text, false);
+}
+
+std::string ModelPrompter::token_bytes(std::int32_t id) const {
+  return std::string(tokenizer_.token_bytes(id));
 }
 
 ApiResult<GenerationRequest> make_generation_request(const CompletionRequest& request,
@@ -85,11 +128,8 @@ ApiResult<GenerationRequest> make_generation_request(const CompletionRequest& re
     error.param = prompt_field(request);
     return error;
   }
-  for (const std::int32_t id : *ids) {
-    if (id >= 0 && id < prompter.vocabulary()) continue;
-    return wrong_prompt(request, "The prompt contains token id " + std::to_string(id) +
-                                     ", which is outside the vocabulary of " +
-                                     std::to_string(prompter.vocabulary()) + " tokens.");
+  if (Refusal refusal = check_vocabulary(request, *ids, prompter.vocabulary())) {
+    return std::move(*refusal);
   }
   if (ids->empty()) {
     if (prompter.bos() < 0) {
@@ -106,14 +146,24 @@ ApiResult<GenerationRequest> make_generation_request(const CompletionRequest& re
   const std::size_t max_tokens =
       request.max_tokens ? static_cast<std::size_t>(*request.max_tokens) : by_default;
   if (room == 0 || max_tokens > room) return too_long(request, prompter.context(), ids->size());
+  if (Refusal refusal = check_lengths(request, static_cast<int>(max_tokens))) {
+    return std::move(*refusal);
+  }
 
   GenerationRequest generation;
   generation.prompt = std::move(*ids);
   generation.sampling = request.sampling;
   generation.seed = request.seed;
+  generation.n = request.n;
   generation.max_tokens = static_cast<int>(max_tokens);
+  generation.min_tokens = request.min_tokens;
   generation.stop = request.stop;
+  generation.stop_tokens = request.stop_tokens;
   generation.ignore_eos = request.ignore_eos;
+  generation.logprobs = request.logprobs;
+  generation.cache_salt = request.cache_salt;
+  generation.priority = request.priority;
+  generation.client = request.client;
   return generation;
 }
 

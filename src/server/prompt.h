@@ -19,10 +19,18 @@ namespace kvlane {
 class Prompter {
  public:
   virtual ~Prompter() = default;
-  virtual Result<std::vector<std::int32_t>> encode_text(const std::string& text) const = 0;
-  // kInvalidArgument when the model has no chat template, kUnsupported when kvlane cannot use it.
-  virtual Result<std::vector<std::int32_t>> encode_chat(
-      const std::vector<ChatMessage>& messages) const = 0;
+  // `add_special`: with BOS and the like, where the model wants them.
+  virtual Result<std::vector<std::int32_t>> encode_text(const std::string& text,
+                                                        bool add_special) const = 0;
+  // `add_generation_prompt`: with the beginning of the assistant's turn. kInvalidArgument when the
+  // model has no chat template, kUnsupported when kvlane cannot use it.
+  virtual Result<std::vector<std::int32_t>> encode_chat(const std::vector<ChatMessage>& messages,
+                                                        bool add_generation_prompt) const = 0;
+  // The bytes of one token, which may be part of a character; a special token's are its name. Empty
+  // for an id outside of the vocabulary.
+  virtual std::string token_bytes(std::int32_t id) const = 0;
+  // Special tokens are not part of an answer's text.
+  virtual bool is_special(std::int32_t id) const = 0;
   virtual std::int32_t bos() const = 0;  // -1: none
   virtual int vocabulary() const = 0;
   virtual int context() const = 0;  // most tokens of prompt and answer together
@@ -36,9 +44,12 @@ class ModelPrompter : public Prompter {
   ModelPrompter(const Tokenizer& tokenizer, const ChatTemplate* chat_template, Status chat_problem,
                 const ModelConfig& config, int context);
 
-  Result<std::vector<std::int32_t>> encode_text(const std::string& text) const override;
-  Result<std::vector<std::int32_t>> encode_chat(
-      const std::vector<ChatMessage>& messages) const override;
+  Result<std::vector<std::int32_t>> encode_text(const std::string& text,
+                                                bool add_special) const override;
+  Result<std::vector<std::int32_t>> encode_chat(const std::vector<ChatMessage>& messages,
+                                                bool add_generation_prompt) const override;
+  std::string token_bytes(std::int32_t id) const override;
+  bool is_special(std::int32_t id) const override { return tokenizer_.is_special(id); }
   std::int32_t bos() const override { return config_.bos; }
   int vocabulary() const override { return config_.vocab; }
   int context() const override { return context_; }
@@ -51,8 +62,13 @@ class ModelPrompter : public Prompter {
   int context_;
 };
 
-// Encodes the prompt and checks it and max_tokens against the context. An empty prompt is the BOS
-// token. Without max_tokens: 16 for completions, the rest of the context for chats, as elsewhere.
+// Log probabilities in one request at most: tokens of all answers, each with its most likely ones.
+// As JSON they take some hundred bytes each, in an answer that is not streamed all at once.
+inline constexpr std::int64_t kLogprobEntriesMax = 1 << 20;
+
+// Encodes the prompt, and checks the request against vocabulary and context. An empty prompt is the
+// BOS token. Without max_tokens: 16 for completions, the rest of the context for chats, as
+// elsewhere.
 ApiResult<GenerationRequest> make_generation_request(const CompletionRequest& request,
                                                      const Prompter& prompter);
 

@@ -3,7 +3,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <boost/asio/thread_pool.hpp>
 #include <functional>
 #include <map>
 #include <optional>
@@ -11,7 +10,10 @@
 
 #include "engine/engine.h"
 #include "server/event_loop.h"
+#include "server/openai_response.h"
 #include "server/prompt.h"
+#include "server/request_reader.h"
+#include "server/request_updates.h"
 #include "server/router.h"
 #include "server/worker_role.h"
 
@@ -36,8 +38,7 @@ class Worker {
   struct Job {
     CompletionRequest request;
     GenerationRequest generation;
-    std::string request_id;
-    std::int64_t created = 0;
+    AnswerHead head;
     TimePoint received;
   };
   struct Reservation {
@@ -49,26 +50,21 @@ class Worker {
     TransferId id;
     Job job;
   };
-  class Updates;
 
   asio::awaitable<void> complete(Api api, const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> prefill(Job job, HttpReply& reply);
   asio::awaitable<void> reserve(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> attach(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> release(const HttpRequest& http, HttpReply& reply);
-  asio::awaitable<void> answer(Job job, Updates& updates, HttpReply& reply);
-  asio::awaitable<void> stream(const Job& job, Update first, Updates& updates, HttpReply& reply);
+  asio::awaitable<void> answer(Job job, RequestUpdates& updates, HttpReply& reply);
+  asio::awaitable<void> stream(const Job& job, Update first, RequestUpdates& updates,
+                               HttpReply& reply);
   asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> models(const HttpRequest& http, HttpReply& reply);
 
   // On any thread.
   ApiResult<Job> make_job(ApiResult<CompletionRequest> parsed, const HttpRequest& http) const;
   ApiResult<ReservationRequest> read_reservation(const HttpRequest& http) const;
-  // Runs `read` elsewhere when it has much to read: a long prompt takes a while to tokenise.
-  template <class T>
-  asio::awaitable<ApiResult<T>> read_request(std::function<ApiResult<T>()> read,
-                                             std::size_t body_bytes);
-
   std::optional<ApiError> check_role(const CompletionRequest& request) const;
   ApiResult<Address> make_reservation(ReservationRequest wanted);
   std::optional<Reservation> take_reservation(const HttpRequest& http);
@@ -81,7 +77,7 @@ class Worker {
   WorkerOptions options_;
   std::int64_t started_;  // seconds since 1970
   std::map<TransferId, Reservation> reservations_;
-  asio::thread_pool reader_{1};  // its thread ends before anything above goes
+  RequestReader reader_;  // its thread ends before anything above goes
 };
 
 }  // namespace kvlane

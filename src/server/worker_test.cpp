@@ -7,9 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "server/fake_engine.h"
-#include "server/raw_http.h"
-#include "server/service.h"
+#include "server/worker_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -19,70 +17,11 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-// The JSON of every event; the last must be [DONE].
-std::vector<json> events_of(const std::string& stream, bool done = true) {
+std::vector<json> parsed_events(const std::string& stream, bool done = true) {
   std::vector<json> events;
-  std::size_t at = 0;
-  bool seen_done = false;
-  while (at < stream.size()) {
-    const std::size_t end = stream.find("\n\n", at);
-    EXPECT_NE(end, std::string::npos) << "an unfinished event";
-    if (end == std::string::npos) break;
-    const std::string event = stream.substr(at, end - at);
-    EXPECT_EQ(event.substr(0, 6), "data: ");
-    EXPECT_FALSE(seen_done) << "something behind [DONE]";
-    if (event == "data: [DONE]") {
-      seen_done = true;
-    } else {
-      events.push_back(json::parse(event.substr(6)));
-    }
-    at = end + 2;
-  }
-  EXPECT_EQ(seen_done, done);
+  for (const std::string& event : events_of(stream, done)) events.push_back(json::parse(event));
   return events;
 }
-
-class WorkerTest : public testing::Test {
- protected:
-  struct Running {
-    FakeEngine* engine = nullptr;
-    std::unique_ptr<Service> service;
-    std::uint16_t port = 0;
-  };
-  Running start(Role role = Role::kBoth, FakeEnginePlan plan = {}, std::string key = {}) {
-    auto engine = std::make_unique<FakeEngine>(std::move(plan), &wire_);
-    Running running;
-    running.engine = engine.get();
-    WorkerServiceOptions options;
-    options.service.bind = {"127.0.0.1", 0};
-    options.service.api_key = std::move(key);
-    options.role = role;
-    options.model_name = "tiny";
-    if (role != Role::kBoth) options.data_plane = Address{"127.0.0.1", 4321};
-    auto service = Service::start_worker(std::move(engine), prompter_, std::move(options));
-    EXPECT_TRUE(service.ok()) << service.status().message();
-    running.service = std::move(*service);
-    running.port = running.service->address().port;
-    return running;
-  }
-  static RawResponse complete(const Running& worker, const std::string& body) {
-    return raw_exchange(worker.port, "POST", "/v1/completions", body);
-  }
-  static RawResponse chat(const Running& worker, const std::string& body) {
-    return raw_exchange(worker.port, "POST", "/v1/chat/completions", body);
-  }
-  template <class Condition>
-  static bool eventually(Condition condition) {
-    for (int i = 0; i < 1000; ++i) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    return false;
-  }
-
-  FakeWire wire_;
-  FakePrompter prompter_;
-};
 
 TEST_F(WorkerTest, CompletesAText) {
   const Running worker = start();
@@ -97,8 +36,10 @@ TEST_F(WorkerTest, CompletesAText) {
   EXPECT_EQ(answer["choices"][0]["text"], "65 66 67 ");
   EXPECT_EQ(answer["choices"][0]["finish_reason"], "length");
   EXPECT_EQ(answer["choices"][0]["token_ids"], (json{65, 66, 67}));
-  EXPECT_EQ(answer["usage"],
-            (json{{"prompt_tokens", 1}, {"completion_tokens", 3}, {"total_tokens", 4}}));
+  EXPECT_EQ(answer["usage"], (json{{"prompt_tokens", 1},
+                                   {"completion_tokens", 3},
+                                   {"total_tokens", 4},
+                                   {"prompt_tokens_details", {{"cached_tokens", 0}}}}));
   EXPECT_EQ(answer["kvlane"]["kv"], (json{{"raw_bytes", 200}, {"shipped_bytes", 150}}));
   const json& account = answer["kvlane"]["account"];
   EXPECT_DOUBLE_EQ(account["total"].get<double>(), account["prefill"].get<double>() +
@@ -114,7 +55,7 @@ TEST_F(WorkerTest, StreamsAText) {
   EXPECT_TRUE(response.whole);
   EXPECT_THAT(response.head, HasSubstr("Content-Type: text/event-stream"));
   std::string text;
-  const std::vector<json> events = events_of(response.body);
+  const std::vector<json> events = parsed_events(response.body);
   for (const json& event : events) {
     EXPECT_EQ(event["object"], "text_completion");
     EXPECT_EQ(event["id"], events[0]["id"]);
@@ -131,7 +72,7 @@ TEST_F(WorkerTest, StreamsAChatWithUsage) {
   const RawResponse response = chat(worker, R"({"messages": [{"role": "user", "content": "A"}],
       "max_tokens": 2, "stream": true, "stream_options": {"include_usage": true}})");
   ASSERT_EQ(response.status, 200) << response.body;
-  const std::vector<json> events = events_of(response.body);
+  const std::vector<json> events = parsed_events(response.body);
   ASSERT_GE(events.size(), 3U);
   EXPECT_EQ(events[0]["object"], "chat.completion.chunk");
   EXPECT_EQ(events[0]["choices"][0]["delta"], (json{{"role", "assistant"}, {"content", ""}}));
@@ -191,7 +132,7 @@ TEST_F(WorkerTest, RefusesBadRequestsInOpenAiForm) {
   EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("`other` does not exist"));
   EXPECT_EQ(complete(worker, "{").status, 400);
   EXPECT_EQ(complete(worker, "\xff").status, 400);
-  EXPECT_EQ(complete(worker, R"({"prompt": "A", "n": 3})").status, 400);
+  EXPECT_EQ(complete(worker, R"({"prompt": "A", "echo": true})").status, 400);
   EXPECT_EQ(complete(worker, R"({"prompt": ")" + std::string(500, 'x') + "\"}").status, 400);
   EXPECT_EQ(complete(worker, R"({"prompt": "A", "max_tokens": 1})").status, 200) << "still there";
 }
@@ -232,7 +173,7 @@ TEST_F(WorkerTest, FailuresBeforeTheFirstTokenHaveAStatusLaterOnesAnEvent) {
   EXPECT_EQ(complete(late, R"({"prompt": "A"})").status, 502);
   const RawResponse streamed = complete(late, R"({"prompt": "A", "stream": true})");
   EXPECT_EQ(streamed.status, 200);
-  const std::vector<json> events = events_of(streamed.body, false);
+  const std::vector<json> events = parsed_events(streamed.body, false);
   EXPECT_THAT(events.back()["error"]["message"].get<std::string>(), HasSubstr("checksum"));
   EXPECT_EQ(events.back()["error"]["code"], "corrupt");
 }
@@ -292,7 +233,7 @@ TEST_F(WorkerTest, ManyRequestsAtOnceGetTheirOwnAnswers) {
     const RawResponse response = clients[static_cast<std::size_t>(i)]->read_response();
     std::string text;
     if (i % 2 == 0) {
-      for (const json& event : events_of(response.body)) text += event["choices"][0]["text"];
+      for (const json& event : parsed_events(response.body)) text += event["choices"][0]["text"];
     } else {
       text = json::parse(response.body)["choices"][0]["text"];
     }
@@ -366,7 +307,7 @@ TEST_F(WorkerTest, ReservationsAreAttachedToOnce) {
   wire_.deliver(id);
   const RawResponse answer = raw_exchange(decode.port, "POST", "/kvlane/v1/attach", attach.dump());
   std::string text;
-  for (const json& event : events_of(answer.body)) text += event["choices"][0]["text"];
+  for (const json& event : parsed_events(answer.body)) text += event["choices"][0]["text"];
   EXPECT_EQ(text, "65 66 67 ");
   EXPECT_EQ(raw_exchange(decode.port, "POST", "/kvlane/v1/attach", attach.dump()).status, 404);
 }
@@ -414,6 +355,99 @@ TEST_F(WorkerTest, StopEndsRunningRequests) {
   EXPECT_LT(seconds_since(start_of_stop), 5);
   EXPECT_EQ(worker.engine->aborted_requests().size(), 1U);
   EXPECT_THAT(client.take_rest(), Not(HasSubstr("[DONE]")));
+}
+
+TEST_F(WorkerTest, GivesSeveralAnswers) {
+  const Running worker = start();
+  const json answer =
+      json::parse(complete(worker, R"({"prompt": "AB", "max_tokens": 2, "n": 3})").body);
+  ASSERT_EQ(answer["choices"].size(), 3U);
+  const std::vector<std::string> texts = {"65 66 ", "165 166 ", "265 266 "};
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    EXPECT_EQ(answer["choices"][i]["index"], i);
+    EXPECT_EQ(answer["choices"][i]["text"], texts[i]);
+    EXPECT_EQ(answer["choices"][i]["finish_reason"], "length");
+  }
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 6);
+  EXPECT_EQ(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 1);
+}
+
+TEST_F(WorkerTest, StreamsSeveralAnswersApart) {
+  const Running worker = start();
+  const RawResponse response = chat(worker, R"({"messages": [{"role": "user", "content": "A"}],
+      "max_tokens": 4, "n": 3, "stream": true, "stream_options": {"include_usage": true}})");
+  ASSERT_EQ(response.status, 200) << response.body;
+  std::vector<std::string> texts(3);
+  std::vector<int> roles(3);
+  std::vector<int> ends(3);
+  std::vector<json> events = parsed_events(response.body);
+  EXPECT_EQ(events.back()["usage"]["completion_tokens"], 12);
+  events.pop_back();
+  for (const json& event : events) {
+    ASSERT_EQ(event["choices"].size(), 1U) << event;
+    const json& choice = event["choices"][0];
+    const auto index = choice["index"].get<std::size_t>();
+    ASSERT_LT(index, texts.size());
+    EXPECT_EQ(ends[index], 0) << "something behind the end of choice " << index;
+    roles[index] += choice["delta"].contains("role") ? 1 : 0;
+    texts[index] += choice["delta"].value("content", "");
+    ends[index] += choice["finish_reason"] == "length" ? 1 : 0;
+  }
+  EXPECT_THAT(texts, ElementsAre("65 66 67 68 ", "165 166 167 168 ", "265 266 267 268 "));
+  EXPECT_THAT(roles, ElementsAre(1, 1, 1));
+  EXPECT_THAT(ends, ElementsAre(1, 1, 1));
+}
+
+TEST_F(WorkerTest, TellsLogprobs) {
+  const Running worker = start();
+  const json whole =
+      json::parse(complete(worker, R"({"prompt": "A", "max_tokens": 2, "logprobs": 2})").body);
+  EXPECT_EQ(whole["choices"][0]["logprobs"],
+            (json{{"tokens", {"65 ", "66 "}},
+                  {"token_logprobs", {0.0, -1.0}},
+                  {"top_logprobs", {{{"65 ", 0.0}, {"66 ", -1.0}}, {{"66 ", -1.0}, {"67 ", -2.0}}}},
+                  {"text_offset", {0, 3}}}));
+  const RawResponse streamed = chat(worker, R"({"messages": [{"role": "user", "content": "A"}],
+      "max_tokens": 2, "logprobs": true, "top_logprobs": 1, "stream": true})");
+  json content = json::array();
+  for (const json& event : parsed_events(streamed.body)) {
+    const json& logprobs = event["choices"][0]["logprobs"];
+    if (logprobs.is_null()) continue;
+    for (const json& entry : logprobs["content"]) content.push_back(entry);
+  }
+  ASSERT_EQ(content.size(), 2U);
+  EXPECT_EQ(content[1]["token"], "66 ");
+  EXPECT_EQ(content[1]["bytes"], (json{54, 54, 32}));
+  EXPECT_EQ(content[1]["top_logprobs"].size(), 1U);
+  EXPECT_EQ(content[1]["top_logprobs"][0]["logprob"], -1.0);
+}
+
+TEST_F(WorkerTest, PrefillsAnswerWithTheFirstTokenOfEachChoice) {
+  const Running prefill = start(Role::kPrefill);
+  const json answer =
+      json::parse(complete(prefill, R"({"prompt": "A", "n": 2, "logprobs": 0, "min_tokens": 9,
+                            "kv_transfer_params": {"do_remote_decode": true}})")
+                      .body);
+  ASSERT_EQ(answer["choices"].size(), 2U) << answer;
+  EXPECT_EQ(answer["choices"][0]["text"], "65 ");
+  EXPECT_EQ(answer["choices"][1]["text"], "165 ");
+  EXPECT_EQ(answer["choices"][1]["index"], 1);
+  EXPECT_EQ(answer["choices"][1]["logprobs"]["token_logprobs"], (json{0.0}));
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 2);
+  EXPECT_EQ(prefill.engine->requests()[0].min_tokens, 1) << "of the one token made here";
+}
+
+TEST_F(WorkerTest, ALeavingClientAbortsAllItsAnswers) {
+  FakeEnginePlan plan;
+  plan.token_delay = std::chrono::milliseconds(50);
+  const Running worker = start(Role::kBoth, plan);
+  RawHttp client(worker.port);
+  const std::string body = R"({"prompt": "A", "max_tokens": 90, "n": 4, "stream": true})";
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.take_through("\"index\":3");
+  client.close();
+  EXPECT_TRUE(eventually([&] { return worker.engine->aborted_requests().size() == 1; }));
 }
 
 }  // namespace

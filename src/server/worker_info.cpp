@@ -1,0 +1,40 @@
+// What a worker tells about itself.
+// SPDX-License-Identifier: Apache-2.0
+#include <nlohmann/json.hpp>
+
+#include "server/coroutine.h"
+#include "server/json_text.h"
+#include "server/worker.h"
+
+namespace kvlane {
+
+using nlohmann::json;
+
+asio::awaitable<void> Worker::health(const HttpRequest&, HttpReply& reply) {
+  const EngineLoad load = engine_.load();
+  json body = {{"status", "ok"},
+               {"role", role_name(options_.role)},
+               {"model", options_.model_name},
+               {"load",
+                {{"running", load.running},
+                 {"queued", load.queued},
+                 {"queued_tokens", load.queued_tokens},
+                 {"blocks_free", load.blocks_free},
+                 {"blocks_total", load.blocks_total}}}};
+  if (options_.data_plane) body["data_plane"] = to_string(*options_.data_plane);
+  const HttpResponse response = json_response(to_text(body));
+  co_await reply.send(response);
+}
+
+asio::awaitable<void> Worker::models(const HttpRequest&, HttpReply& reply) {
+  const json model = {{"id", options_.model_name},
+                      {"object", "model"},
+                      {"created", started_},
+                      {"owned_by", "kvlane"},
+                      {"max_model_len", prompter_.context()}};
+  const json body = {{"object", "list"}, {"data", json::array({model})}};
+  const HttpResponse response = json_response(to_text(body));
+  co_await reply.send(response);
+}
+
+}  // namespace kvlane
