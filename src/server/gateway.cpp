@@ -41,16 +41,6 @@ std::int64_t estimate_tokens(const CompletionRequest& request) {
   return static_cast<std::int64_t>(request.prompt.ids.size() + bytes / kBytesPerToken + 1);
 }
 
-HttpResponse relayed(const HttpResponse& response) {
-  HttpResponse copy;
-  copy.status = response.status;
-  copy.content_type = response.content_type;
-  copy.body = response.body;
-  const std::string_view retry_after = response.headers.find("Retry-After");
-  if (!retry_after.empty()) copy.headers.add("Retry-After", std::string(retry_after));
-  return copy;
-}
-
 // Whether a worker's answer is about the request, so that no other worker would say otherwise.
 bool is_final(const HttpResponse& response) {
   return response.status == 400 || response.status == 413 ||
@@ -223,8 +213,11 @@ void Gateway::add_routes(Router& router) {
                  return complete(api, http, reply);
                });
   }
-  router.add("GET", "/v1/models",
-             [this](const HttpRequest& http, HttpReply& reply) { return models(http, reply); });
+  for (const auto& [method, path] : {std::pair("GET", "/v1/models"), std::pair("POST", "/tokenize"),
+                                     std::pair("POST", "/detokenize")}) {
+    router.add(method, path,
+               [this](const HttpRequest& http, HttpReply& reply) { return pass_on(http, reply); });
+  }
   router.add(
       "GET", "/health",
       [this](const HttpRequest& http, HttpReply& reply) { return health(http, reply); }, true);
@@ -515,36 +508,6 @@ asio::awaitable<void> Gateway::relay_events(const Client& client, HttpCall& answ
     if (!written.ok()) co_return;
   }
   co_await reply.finish();
-}
-
-asio::awaitable<void> Gateway::health(const HttpRequest&, HttpReply& reply) {
-  const bool well = prefill_.any_well() && decode_.any_well();
-  const json body = {{"status", well ? "ok" : "unavailable"},
-                     {"role", "gateway"},
-                     {"prefill", prefill_.describe()},
-                     {"decode", decode_.describe()}};
-  HttpResponse response;
-  response.status = well ? 200 : 503;
-  response.body = to_text(body);
-  co_await reply.send(response);
-}
-
-// What the decode workers serve is what there is.
-asio::awaitable<void> Gateway::models(const HttpRequest& http, HttpReply& reply) {
-  std::set<std::size_t> tried;
-  HttpResponse response =
-      to_response(to_api_error(unavailable("No decode worker answers about its model.")));
-  while (const std::optional<std::size_t> index = decode_.pick(tried)) {
-    tried.insert(*index);
-    const Url url = decode_.worker(*index).url;
-    const HttpCallRequest request = call("/v1/models", http.id, "");
-    const Result<HttpResponse> models =
-        co_await http_fetch(executor_, url, request, options_.calls, kSmallAnswerBytesMax);
-    if (!models.ok() || models->status != 200) continue;
-    response = relayed(*models);
-    break;
-  }
-  co_await reply.send(response);
 }
 
 }  // namespace kvlane

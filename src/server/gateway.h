@@ -64,7 +64,7 @@ class Gateway {
   static asio::awaitable<void> run_prefill(std::shared_ptr<PrefillTask> task, Url url,
                                            HttpCallRequest request);
   asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
-  asio::awaitable<void> models(const HttpRequest& http, HttpReply& reply);
+  asio::awaitable<void> pass_on(const HttpRequest& http, HttpReply& reply);
 
   HttpCallRequest call(const std::string& path, const std::string& request_id,
                        std::string body) const;

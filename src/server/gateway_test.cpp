@@ -510,6 +510,13 @@ TEST_F(GatewayTest, ReportsItsWorkers) {
   EXPECT_EQ(health["decode"][0]["queued_tokens"], 34);
   const json models = json::parse(raw_exchange(port_, "GET", "/v1/models").body);
   EXPECT_EQ(models["data"][0]["id"], "tiny");
+  const RawResponse tokens = raw_exchange(port_, "POST", "/tokenize", R"({"prompt": "AB"})");
+  EXPECT_EQ(json::parse(tokens.body)["tokens"], (json{65, 66}));
+  const RawResponse text = raw_exchange(port_, "POST", "/detokenize", R"({"tokens": [65]})");
+  EXPECT_EQ(json::parse(text.body)["prompt"], "65 ");
+  const RawResponse refused = raw_exchange(port_, "POST", "/detokenize", "");
+  EXPECT_EQ(refused.status, 400) << "the worker's word, passed on";
+  EXPECT_THAT(refused.body, HasSubstr("not valid JSON"));
   decode.service.reset();
   EXPECT_TRUE(eventually([&] { return raw_exchange(port_, "GET", "/health").status == 503; }));
   EXPECT_THAT(raw_exchange(port_, "GET", "/health").body, HasSubstr("refused"));

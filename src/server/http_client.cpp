@@ -159,4 +159,14 @@ asio::awaitable<Result<HttpResponse>> http_fetch(asio::any_io_executor executor,
   co_return response;
 }
 
+HttpResponse relayed(const HttpResponse& response) {
+  HttpResponse copy;
+  copy.status = response.status;
+  copy.content_type = response.content_type;
+  copy.body = response.body;
+  const std::string_view retry_after = response.headers.find("Retry-After");
+  if (!retry_after.empty()) copy.headers.add("Retry-After", std::string(retry_after));
+  return copy;
+}
+
 }  // namespace kvlane

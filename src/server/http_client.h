@@ -63,4 +63,7 @@ asio::awaitable<Result<HttpResponse>> http_fetch(asio::any_io_executor executor,
                                                  const HttpCallRequest& request,
                                                  HttpCallLimits limits, std::size_t bytes_max);
 
+// A worker's answer as its gateway passes it on: without the headers that were between those two.
+HttpResponse relayed(const HttpResponse& response);
+
 }  // namespace kvlane

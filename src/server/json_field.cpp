@@ -14,6 +14,8 @@ using nlohmann::json;
 
 namespace {
 
+constexpr std::size_t kNameShownMax = 100;  // of what clients call things, in messages
+
 std::string number_text(double value) {
   std::ostringstream text;  // "0.5" and "2", not "0.500000"
   text << value;
@@ -24,6 +26,19 @@ std::string number_text(double value) {
 
 ApiError wrong_field(std::string_view name, const std::string& what) {
   return {400, "'" + std::string(name) + "' " + what + ".", std::string(name), ""};
+}
+
+ApiError unknown_field(std::string_view name) {
+  const std::string shown(name.substr(0, kNameShownMax));
+  return {400, "Unknown field '" + shown + "'.", shown, ""};
+}
+
+Refusal check_model(const std::string& asked_for, const std::string& served) {
+  if (asked_for.empty() || asked_for == served) return {};
+  return ApiError{404,
+                  "The model `" + asked_for.substr(0, kNameShownMax) +
+                      "` does not exist; this is `" + served + "`.",
+                  "model", "model_not_found"};
 }
 
 std::string quoted(const json& value) {

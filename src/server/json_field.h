@@ -19,6 +19,11 @@ using Refusal = std::optional<ApiError>;
 // "'name' what." with status 400.
 ApiError wrong_field(std::string_view name, const std::string& what);
 
+ApiError unknown_field(std::string_view name);
+
+// Refuses every name but `served`; an empty one means whichever is served.
+Refusal check_model(const std::string& asked_for, const std::string& served);
+
 // The value as it was sent, short enough for a sentence.
 std::string quoted(const nlohmann::json& value);
 

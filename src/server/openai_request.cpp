@@ -274,7 +274,7 @@ Refusal check_neutral(const std::string& name, const json& value) {
   const auto* const found = std::find_if(kNeutral.begin(), kNeutral.end(),
                                          [&](const Neutral& n) { return n.name == name; });
   if (found == kNeutral.end()) {
-    return ApiError{400, "Unknown field '" + name.substr(0, 100) + "'.", name.substr(0, 100), ""};
+    return unknown_field(name);
   }
   if (value.is_null()) return {};
   const json neutral = json::parse(found->values);

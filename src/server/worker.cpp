@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "server/coroutine.h"
+#include "server/json_field.h"
 #include "server/mailbox.h"
+#include "server/tokenize.h"
 
 namespace kvlane {
 
@@ -67,6 +69,12 @@ void Worker::add_routes(Router& router) {
     router.add("POST", "/kvlane/v1/attach", route(&Worker::attach));
     router.add("POST", "/kvlane/v1/release", route(&Worker::release));
   }
+  router.add("POST", "/tokenize", [this](const HttpRequest& http, HttpReply& reply) {
+    return convert(&tokenize, http, reply);
+  });
+  router.add("POST", "/detokenize", [this](const HttpRequest& http, HttpReply& reply) {
+    return convert(&detokenize, http, reply);
+  });
   router.add("GET", "/v1/models", route(&Worker::models));
   router.add("GET", "/health", route(&Worker::health), true);
 }
@@ -102,11 +110,8 @@ ApiResult<Worker::Job> Worker::make_job(ApiResult<CompletionRequest> parsed,
   if (ApiError* error = std::get_if<ApiError>(&parsed)) return std::move(*error);
   Job job;
   job.request = std::get<CompletionRequest>(std::move(parsed));
-  if (!job.request.model.empty() && job.request.model != options_.model_name) {
-    return ApiError{404,
-                    "The model `" + job.request.model.substr(0, 100) +
-                        "` does not exist; this is `" + options_.model_name + "`.",
-                    "model", "model_not_found"};
+  if (Refusal refusal = check_model(job.request.model, options_.model_name)) {
+    return std::move(*refusal);
   }
   if (std::optional<ApiError> error = check_role(job.request)) return std::move(*error);
   const bool prefills_for_others =

@@ -59,6 +59,10 @@ class Worker {
   asio::awaitable<void> answer(Job job, RequestUpdates& updates, HttpReply& reply);
   asio::awaitable<void> stream(const Job& job, Update first, RequestUpdates& updates,
                                HttpReply& reply);
+  // /tokenize or /detokenize.
+  using Conversion = ApiResult<std::string>(std::string_view body, const Prompter& prompter,
+                                            const std::string& model_name);
+  asio::awaitable<void> convert(Conversion* conversion, const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> models(const HttpRequest& http, HttpReply& reply);
 

@@ -1,4 +1,4 @@
-// What a worker tells about itself.
+// What a worker tells about itself and its model.
 // SPDX-License-Identifier: Apache-2.0
 #include <nlohmann/json.hpp>
 
@@ -23,6 +23,19 @@ asio::awaitable<void> Worker::health(const HttpRequest&, HttpReply& reply) {
                  {"blocks_total", load.blocks_total}}}};
   if (options_.data_plane) body["data_plane"] = to_string(*options_.data_plane);
   const HttpResponse response = json_response(to_text(body));
+  co_await reply.send(response);
+}
+
+asio::awaitable<void> Worker::convert(Conversion* conversion, const HttpRequest& http,
+                                      HttpReply& reply) {
+  const std::function<ApiResult<std::string>()> read = [this, conversion, body = http.body] {
+    return conversion(body, prompter_, options_.model_name);
+  };
+  const ApiResult<std::string> converted =
+      co_await reader_.read<ApiResult<std::string>>(read, http.body.size());
+  const ApiError* const error = std::get_if<ApiError>(&converted);
+  const HttpResponse response =
+      error != nullptr ? to_response(*error) : json_response(std::get<std::string>(converted));
   co_await reply.send(response);
 }
 

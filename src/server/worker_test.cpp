@@ -357,6 +357,26 @@ TEST_F(WorkerTest, StopEndsRunningRequests) {
   EXPECT_THAT(client.take_rest(), Not(HasSubstr("[DONE]")));
 }
 
+TEST_F(WorkerTest, TokenisesAndBack) {
+  for (const Role role : {Role::kBoth, Role::kPrefill, Role::kDecode}) {
+    const Running worker = start(role, {}, "secret");
+    EXPECT_EQ(raw_exchange(worker.port, "POST", "/tokenize", R"({"prompt": "A"})").status, 401);
+    const std::string key = "Authorization: Bearer secret\r\n";
+    const RawResponse tokens =
+        raw_exchange(worker.port, "POST", "/tokenize", R"({"prompt": "AB"})", key);
+    ASSERT_EQ(tokens.status, 200) << tokens.body;
+    EXPECT_EQ(json::parse(tokens.body)["tokens"], (json{65, 66}));
+    const RawResponse text =
+        raw_exchange(worker.port, "POST", "/detokenize", R"({"tokens": [65, 66]})", key);
+    EXPECT_EQ(json::parse(text.body)["prompt"], "65 66 ");
+    // Read on another thread.
+    const std::string longer = R"({"prompt": ")" + std::string(100000, 'x') + "\"}";
+    const RawResponse many = raw_exchange(worker.port, "POST", "/tokenize", longer, key);
+    EXPECT_EQ(json::parse(many.body)["count"], 100000);
+    EXPECT_EQ(raw_exchange(worker.port, "POST", "/detokenize", "{}", key).status, 400);
+  }
+}
+
 TEST_F(WorkerTest, GivesSeveralAnswers) {
   const Running worker = start();
   const json answer =
