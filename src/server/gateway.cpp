@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "server/coroutine.h"
 #include "server/json_text.h"
@@ -83,6 +84,7 @@ struct Gateway::Client {
   std::int64_t tokens = 0;
   std::optional<WaitingLine::Place> place;  // while it waits for room
   double waited = 0;                        // seconds
+  bool dispatched = false;                  // a worker has been asked
 };
 
 // How an attempt with two workers ended.
@@ -221,6 +223,9 @@ void Gateway::add_routes(Router& router) {
   router.add(
       "GET", "/health",
       [this](const HttpRequest& http, HttpReply& reply) { return health(http, reply); }, true);
+  router.add(
+      "GET", "/metrics",
+      [this](const HttpRequest& http, HttpReply& reply) { return metrics(http, reply); }, true);
 }
 
 HttpCallRequest Gateway::call(const std::string& path, const std::string& request_id,
@@ -256,6 +261,15 @@ std::optional<ApiError> Gateway::read_client(Client& client) {
 }
 
 asio::awaitable<void> Gateway::complete(Api api, const HttpRequest& http, HttpReply& reply) {
+  // However it ends: a client that leaves ends this coroutine with an exception.
+  struct Counted {
+    GatewayMetrics& metrics;
+    const HttpRequest& http;
+    const HttpReply& reply;
+    ~Counted() {
+      metrics.ended(reply.finished() ? reply.status() : 0, seconds_since(http.received));
+    }
+  } counted{metrics_, http, reply};
   Client client(api, http);
   HttpResponse response;
   if (const std::optional<ApiError> error = read_client(client)) {
@@ -309,6 +323,7 @@ asio::awaitable<Gateway::Outcome> Gateway::try_workers(Client& client, HttpReply
     std::optional<std::size_t> decode = decode_.pick(unwanted);
     if (!decode) decode = decode_.pick(paired);
     if (!decode) break;
+    if (attempts > 1) metrics_.retried();
     outcome = co_await attempt(client, *prefill, *decode, reply);
     if (outcome.kind == Outcome::Kind::kAnswered || outcome.kind == Outcome::Kind::kFinal) break;
     const std::string news = "request " + client.http.id + ": attempt " + std::to_string(attempts) +
@@ -402,6 +417,9 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t p
   ReservationGuard reservation(executor_, decode_url,
                                call("/kvlane/v1/release", client.http.id, ticket));
   Address data_plane;
+  if (!std::exchange(client.dispatched, true)) {
+    metrics_.dispatched(seconds_since(client.http.received) - client.waited);
+  }
   Outcome reserved = co_await reserve(client, decode, id, data_plane, reservation);
   if (reserved.kind != Outcome::Kind::kGoOn) {
     visit.refused();
@@ -480,11 +498,13 @@ asio::awaitable<void> Gateway::relay_events(const Client& client, HttpCall& answ
   Status written = co_await reply.start_stream(head);
   SseSplitter splitter;
   bool ended = false;  // [DONE] or an error event has been passed on
+  bool first = true;
   Status failure;
   while (written.ok()) {
     const Result<std::string> piece = co_await answer.read();
     if (!piece.ok()) failure = piece.status();
     if (!piece.ok() || piece->empty()) break;
+    const TimePoint read = SteadyClock::now();
     splitter.add(*piece);
     std::string events;
     while (std::optional<std::string> event = splitter.next()) {
@@ -495,10 +515,14 @@ asio::awaitable<void> Gateway::relay_events(const Client& client, HttpCall& answ
       failure = corrupt("an event does not end");
       break;
     }
+    if (events.empty()) continue;
     written = co_await reply.write(events);
+    metrics_.relayed(seconds_since(read));
+    if (std::exchange(first, false)) metrics_.first_event(seconds_since(client.http.received));
   }
   if (!written.ok()) co_return;
   if (!ended) {
+    metrics_.cut_short();
     if (failure.ok()) failure = unavailable("the answer ended early");
     const Status why = failure.with_context("The decode worker failed in the middle of the answer");
     log_warning("request " + client.http.id + ": " + why.message());

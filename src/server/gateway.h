@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "server/event_loop.h"
+#include "server/gateway_metrics.h"
 #include "server/http_client.h"
 #include "server/openai_request.h"
 #include "server/router.h"
@@ -64,6 +65,7 @@ class Gateway {
   static asio::awaitable<void> run_prefill(std::shared_ptr<PrefillTask> task, Url url,
                                            HttpCallRequest request);
   asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
+  asio::awaitable<void> metrics(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> pass_on(const HttpRequest& http, HttpReply& reply);
 
   HttpCallRequest call(const std::string& path, const std::string& request_id,
@@ -74,6 +76,7 @@ class Gateway {
   WorkerPool prefill_;
   WorkerPool decode_;
   WaitingLine line_;
+  GatewayMetrics metrics_;
 };
 
 }  // namespace kvlane

@@ -29,6 +29,11 @@ asio::awaitable<void> Gateway::health(const HttpRequest&, HttpReply& reply) {
   co_await reply.send(response);
 }
 
+asio::awaitable<void> Gateway::metrics(const HttpRequest&, HttpReply& reply) {
+  const HttpResponse response = metrics_.text(prefill_, decode_, line_.size());
+  co_await reply.send(response);
+}
+
 // Questions about the model: what one decode worker says, all would.
 asio::awaitable<void> Gateway::pass_on(const HttpRequest& http, HttpReply& reply) {
   std::set<std::size_t> tried;

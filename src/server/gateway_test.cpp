@@ -5,21 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
-#include <thread>
 
-#include "server/coroutine.h"
-#include "server/fake_engine.h"
-#include "server/http_server.h"
+#include "server/gateway_fixture.h"
+#include "server/metrics_fixture.h"
 #include "server/openai_response.h"
-#include "server/raw_http.h"
-#include "server/service.h"
 #include "server/sse.h"
-#include "server/worker.h"
 
 namespace kvlane {
 namespace {
@@ -31,104 +23,19 @@ using testing::Not;
 constexpr const char* kStreamed = R"({"prompt": "A", "max_tokens": 3, "stream": true})";
 constexpr const char* kWhole = R"({"prompt": "A", "max_tokens": 3})";
 
-class GatewayTest : public testing::Test {
- protected:
-  struct Running {
-    FakeEngine* engine = nullptr;
-    std::unique_ptr<Service> service;
-    Url url;
-  };
-
-  Running start_worker(Role role, FakeEnginePlan plan = {}, const std::string& key = {}) {
-    auto engine = std::make_unique<FakeEngine>(std::move(plan), &wire_);
-    Running running;
-    running.engine = engine.get();
-    WorkerServiceOptions options;
-    options.service.bind = {"127.0.0.1", 0};
-    options.service.api_key = key;
-    options.role = role;
-    options.model_name = "tiny";
-    options.data_plane = Address{"127.0.0.1", 4321};
-    auto service = Service::start_worker(std::move(engine), prompter_, std::move(options));
-    EXPECT_TRUE(service.ok()) << service.status().message();
-    running.service = std::move(*service);
-    running.url = {running.service->address(), ""};
-    return running;
-  }
-
-  // A server that is no worker: `handler` answers everything.
-  std::unique_ptr<HttpServer> start_impostor(HttpHandler handler) {
-    HttpServerOptions options;
-    options.bind = {"127.0.0.1", 0};
-    auto server = HttpServer::start(loop_, options, std::move(handler));
-    EXPECT_TRUE(server.ok());
-    return std::move(*server);
-  }
-  static Url url_of(const HttpServer& server) { return {server.address(), ""}; }
-
-  // Nobody listens there.
-  static Url nowhere() {
-    asio::io_context context;
-    asio::ip::tcp::acceptor closed(context, {asio::ip::address_v4::loopback(), 0});
-    return {{"127.0.0.1", closed.local_endpoint().port()}, ""};
-  }
-
-  void start(std::vector<Url> prefill, std::vector<Url> decode, std::string key = {}) {
-    GatewayOptions options;
-    options.prefill = std::move(prefill);
-    options.decode = std::move(decode);
-    options.api_key = key;
-    options.probe_interval = probe_interval_;
-    options.probe_timeout = probe_timeout_;
-    options.patience = patience_;
-    options.waiting_max = waiting_max_;
-    gateway_ = std::make_unique<Gateway>(loop_, std::move(options));
-    Router router;
-    router.require_key(std::move(key));
-    gateway_->add_routes(router);
-    HttpServerOptions server;
-    server.bind = {"127.0.0.1", 0};
-    auto started = HttpServer::start(loop_, server, std::move(router).handler());
-    ASSERT_TRUE(started.ok());
-    server_ = std::move(*started);
-    port_ = server_->address().port;
-  }
-  RawResponse complete(std::string_view body, std::string_view fields = {}) const {
-    return raw_exchange(port_, "POST", "/v1/completions", body, fields);
-  }
-  template <class Condition>
-  static bool eventually(Condition condition) {
-    for (int i = 0; i < 1000; ++i) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+std::string text_of(const std::string& stream) {
+  SseSplitter splitter;
+  splitter.add(stream);
+  std::string text;
+  while (const auto event = splitter.next()) {
+    if (*event == kDoneEvent) continue;
+    const json object = json::parse(event->substr(6));
+    for (const json& choice : object.value("choices", json::array())) {
+      text += choice["text"].get<std::string>();
     }
-    return false;
   }
-  static std::string text_of(const std::string& stream) {
-    SseSplitter splitter;
-    splitter.add(stream);
-    std::string text;
-    while (const auto event = splitter.next()) {
-      if (*event == kDoneEvent) continue;
-      const json object = json::parse(event->substr(6));
-      for (const json& choice : object.value("choices", json::array())) {
-        text += choice["text"].get<std::string>();
-      }
-    }
-    return text;
-  }
-
-  Seconds probe_interval_{0.05};
-  Seconds probe_timeout_{2};
-  Seconds patience_{0.1};
-  std::size_t waiting_max_ = 256;
-  FakeWire wire_;
-  FakePrompter prompter_;
-  EventLoop loop_;
-  std::unique_ptr<Gateway> gateway_;
-  std::unique_ptr<HttpServer> server_;
-  std::uint16_t port_ = 0;
-};
+  return text;
+}
 
 TEST_F(GatewayTest, AnswersThroughBothWorkers) {
   const Running prefill = start_worker(Role::kPrefill);
@@ -520,6 +427,66 @@ TEST_F(GatewayTest, ReportsItsWorkers) {
   decode.service.reset();
   EXPECT_TRUE(eventually([&] { return raw_exchange(port_, "GET", "/health").status == 503; }));
   EXPECT_THAT(raw_exchange(port_, "GET", "/health").body, HasSubstr("refused"));
+}
+
+TEST_F(GatewayTest, RelaysSeveralAnswersAndTheirLogprobs) {
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {decode.url});
+  const std::string fields = R"({"prompt": "A", "max_tokens": 3, "n": 2, "logprobs": 1)";
+  const json whole = json::parse(complete(fields + "}").body);
+  ASSERT_EQ(whole["choices"].size(), 2U);
+  EXPECT_EQ(whole["choices"][1]["text"], "165 166 167 ");
+  EXPECT_EQ(whole["choices"][1]["logprobs"]["tokens"], (json{"165 ", "166 ", "167 "}));
+  EXPECT_EQ(prefill.engine->requests()[0].n, 2) << "it makes both first tokens";
+  const std::string streamed = complete(fields + R"(, "stream": true})").body;
+  EXPECT_THAT(streamed, HasSubstr("\"index\":1"));
+  EXPECT_THAT(streamed, testing::EndsWith(kDoneEvent));
+}
+
+TEST_F(GatewayTest, CountsWhatItDoes) {
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  const Url gone = nowhere();
+  start({prefill.url}, {gone, decode.url});
+  EXPECT_EQ(complete(R"({"prompt": "A", "max_tokens": 3, "stream": true})").status, 200);
+  EXPECT_EQ(complete(R"({"prompt": "A", "max_tokens": 3, "stream": true})").status, 200);
+  EXPECT_EQ(complete(R"({"prompt": "A", "max_tokens": 3})").status, 200);
+  EXPECT_EQ(complete(R"({"prompt": "A", "bogus": 3})").status, 400);
+  const std::string metrics = raw_exchange(port_, "GET", "/metrics").body;
+  EXPECT_EQ(sample(metrics, "kvlane_gateway_requests_total", {"status=\"200\""}), 3);
+  EXPECT_EQ(sample(metrics, "kvlane_gateway_requests_total", {"status=\"400\""}), 1);
+  EXPECT_EQ(sample(metrics, "kvlane_gateway_request_seconds_count"), 3);
+  EXPECT_EQ(sample(metrics, "kvlane_gateway_dispatch_seconds_count"), 3);
+  EXPECT_EQ(sample(metrics, "kvlane_gateway_time_to_first_token_seconds_count"), 2);
+  EXPECT_GE(sample(metrics, "kvlane_gateway_relay_seconds_count"), 2);
+  EXPECT_LE(sample(metrics, "kvlane_gateway_retries_total"), 1);
+  EXPECT_EQ(sample(metrics, "kvlane_gateway_requests_waiting"), 0);
+  const std::string url = to_string(decode.url);
+  EXPECT_EQ(sample(metrics, "kvlane_gateway_worker_in_flight", {"role=\"decode\"", url}), 0);
+  EXPECT_TRUE(eventually([&] {
+    const std::string now = raw_exchange(port_, "GET", "/metrics").body;
+    return sample(now, "kvlane_gateway_worker_up", {url}) == 1 &&
+           sample(now, "kvlane_gateway_worker_up", {to_string(gone)}) == 0;
+  }));
+}
+
+TEST_F(GatewayTest, AClientThatLeavesIsCounted) {
+  FakeEnginePlan plan;
+  plan.token_delay = std::chrono::milliseconds(20);
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode, plan);
+  start({prefill.url}, {decode.url});
+  RawHttp client(port_);
+  const std::string body = R"({"prompt": "A", "max_tokens": 90, "stream": true})";
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.take_through("\n\n");
+  client.close();
+  EXPECT_TRUE(eventually([&] {
+    const std::string metrics = raw_exchange(port_, "GET", "/metrics").body;
+    return sample(metrics, "kvlane_gateway_requests_total", {"status=\"none\""}) == 1;
+  }));
 }
 
 TEST_F(GatewayTest, UsesItsKeyWithTheWorkers) {

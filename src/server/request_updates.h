@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "server/coroutine.h"
 #include "server/mailbox.h"
+#include "server/worker_metrics.h"
 
 namespace kvlane {
 
@@ -46,8 +47,12 @@ class RequestUpdates {
   RequestUpdates(Engine& engine, const asio::any_io_executor& executor)
       : guard_(engine), mailbox_(std::make_shared<Mailbox<Update>>(executor, merge_updates)) {}
 
-  OnUpdate callback() const {
-    return [mailbox = mailbox_](const Update& update) { mailbox->push(update); };
+  // `meter` hears of every update first.
+  OnUpdate callback(std::shared_ptr<RequestMeter> meter) const {
+    return [mailbox = mailbox_, meter = std::move(meter)](const Update& update) {
+      meter->update(update, SteadyClock::now());
+      mailbox->push(update);
+    };
   }
   void watch(RequestId request) { guard_.watch(request); }
 

@@ -58,7 +58,8 @@ TEST(RequestUpdates, ASlowReaderMissesNothing) {
   EventLoop loop;
   FakeEngine engine;
   RequestUpdates updates(engine, loop.executor());
-  const OnUpdate push = updates.callback();
+  const OnUpdate push = updates.callback(std::make_shared<RequestMeter>(
+      std::make_shared<WorkerMetrics>(Role::kBoth, "tiny"), SteadyClock::now(), 1, kChoices));
   for (int i = 0; i < kTokens; ++i) {
     for (int choice = 0; choice < kChoices; ++choice) push(token(choice, i));
   }

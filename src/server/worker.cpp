@@ -49,6 +49,7 @@ Worker::Worker(Engine& engine, const Prompter& prompter, EventLoop& loop, Worker
       executor_(loop.executor()),
       options_(std::move(options)),
       started_(seconds_since_1970()),
+      metrics_(std::make_shared<WorkerMetrics>(options_.role, options_.model_name)),
       reader_(executor_) {}
 
 void Worker::add_routes(Router& router) {
@@ -77,6 +78,7 @@ void Worker::add_routes(Router& router) {
   });
   router.add("GET", "/v1/models", route(&Worker::models));
   router.add("GET", "/health", route(&Worker::health), true);
+  router.add("GET", "/metrics", route(&Worker::metrics), true);
 }
 
 // What this worker's role does not take, it says clearly: a silent local answer would hide that a
@@ -132,6 +134,16 @@ ApiResult<Worker::Job> Worker::make_job(ApiResult<CompletionRequest> parsed,
   return job;
 }
 
+HttpResponse Worker::refuse(const ApiError& error) const {
+  metrics_->refused(error);
+  return to_response(error);
+}
+
+std::shared_ptr<RequestMeter> Worker::meter(const Job& job) const {
+  return std::make_shared<RequestMeter>(metrics_, job.received, job.head.prompt_tokens,
+                                        job.request.n);
+}
+
 asio::awaitable<void> Worker::complete(Api api, const HttpRequest& http, HttpReply& reply) {
   // A copy of the request, because the reader may still be at it when the client has left.
   const std::function<ApiResult<Job>()> read = [this, api, copy = http] {
@@ -139,7 +151,7 @@ asio::awaitable<void> Worker::complete(Api api, const HttpRequest& http, HttpRep
   };
   ApiResult<Job> made = co_await reader_.read<ApiResult<Job>>(read, http.body.size());
   if (const ApiError* error = std::get_if<ApiError>(&made)) {
-    const HttpResponse response = to_response(*error);
+    const HttpResponse response = refuse(*error);
     co_await reply.send(response);
     co_return;
   }
@@ -150,12 +162,14 @@ asio::awaitable<void> Worker::complete(Api api, const HttpRequest& http, HttpRep
     co_return;
   }
   RequestUpdates updates(engine_, executor_);
+  OnUpdate on_update = updates.callback(meter(job));
   const Result<RequestId> request =
       transfer ? engine_.fetch_and_decode(std::move(job.generation), transfer->peer, transfer->id,
-                                          updates.callback())
-               : engine_.submit(std::move(job.generation), updates.callback());
+                                          std::move(on_update))
+               // cppcheck-suppress accessMoved ; only one branch runs
+               : engine_.submit(std::move(job.generation), std::move(on_update));
   if (!request.ok()) {
-    const HttpResponse response = to_response(to_api_error(request.status()));
+    const HttpResponse response = refuse(to_api_error(request.status()));
     co_await reply.send(response);
     co_return;
   }
@@ -168,7 +182,10 @@ asio::awaitable<void> Worker::prefill(Job job, HttpReply& reply) {
   const bool park = transfer.kind == KvTransfer::Kind::kPark;
   if (park) transfer.id = random_transfer_id();
   const auto mailbox = std::make_shared<Mailbox<PrefillOutcome>>(executor_);
-  OnPrefilled on_prefilled = [mailbox](const PrefillOutcome& outcome) { mailbox->push(outcome); };
+  OnPrefilled on_prefilled = [mailbox, meter = meter(job)](const PrefillOutcome& outcome) {
+    meter->prefilled(outcome, SteadyClock::now());
+    mailbox->push(outcome);
+  };
   AbortGuard guard(engine_);
   const Result<RequestId> request =
       park ? engine_.prefill_and_park(std::move(job.generation), transfer.id,
@@ -177,7 +194,7 @@ asio::awaitable<void> Worker::prefill(Job job, HttpReply& reply) {
                                       // cppcheck-suppress accessMoved ; only one branch runs
                                       std::move(on_prefilled));
   if (!request.ok()) {
-    const HttpResponse response = to_response(to_api_error(request.status()));
+    const HttpResponse response = refuse(to_api_error(request.status()));
     co_await reply.send(response);
     co_return;
   }

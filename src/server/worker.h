@@ -15,6 +15,7 @@
 #include "server/request_reader.h"
 #include "server/request_updates.h"
 #include "server/router.h"
+#include "server/worker_metrics.h"
 #include "server/worker_role.h"
 
 namespace kvlane {
@@ -64,11 +65,14 @@ class Worker {
                                             const std::string& model_name);
   asio::awaitable<void> convert(Conversion* conversion, const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> health(const HttpRequest& http, HttpReply& reply);
+  asio::awaitable<void> metrics(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> models(const HttpRequest& http, HttpReply& reply);
 
   // On any thread.
   ApiResult<Job> make_job(ApiResult<CompletionRequest> parsed, const HttpRequest& http) const;
   ApiResult<ReservationRequest> read_reservation(const HttpRequest& http) const;
+  HttpResponse refuse(const ApiError& error) const;  // and counts it
+  std::shared_ptr<RequestMeter> meter(const Job& job) const;
   std::optional<ApiError> check_role(const CompletionRequest& request) const;
   ApiResult<Address> make_reservation(ReservationRequest wanted);
   std::optional<Reservation> take_reservation(const HttpRequest& http);
@@ -79,7 +83,8 @@ class Worker {
   const Prompter& prompter_;
   asio::any_io_executor executor_;
   WorkerOptions options_;
-  std::int64_t started_;  // seconds since 1970
+  std::int64_t started_;                    // seconds since 1970
+  std::shared_ptr<WorkerMetrics> metrics_;  // shared with the engine's callbacks, which may be last
   std::map<TransferId, Reservation> reservations_;
   RequestReader reader_;  // its thread ends before anything above goes
 };

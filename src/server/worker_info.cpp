@@ -26,6 +26,11 @@ asio::awaitable<void> Worker::health(const HttpRequest&, HttpReply& reply) {
   co_await reply.send(response);
 }
 
+asio::awaitable<void> Worker::metrics(const HttpRequest&, HttpReply& reply) {
+  const HttpResponse response = metrics_->text(engine_.load());
+  co_await reply.send(response);
+}
+
 asio::awaitable<void> Worker::convert(Conversion* conversion, const HttpRequest& http,
                                       HttpReply& reply) {
   const std::function<ApiResult<std::string>()> read = [this, conversion, body = http.body] {
@@ -44,7 +49,8 @@ asio::awaitable<void> Worker::models(const HttpRequest&, HttpReply& reply) {
                       {"object", "model"},
                       {"created", started_},
                       {"owned_by", "kvlane"},
-                      {"max_model_len", prompter_.context()}};
+                      {"max_model_len", prompter_.context()},
+                      {"vocab_size", prompter_.vocabulary()}};
   const json body = {{"object", "list"}, {"data", json::array({model})}};
   const HttpResponse response = json_response(to_text(body));
   co_await reply.send(response);

@@ -101,13 +101,13 @@ asio::awaitable<void> Worker::reserve(const HttpRequest& http, HttpReply& reply)
       co_await reader_.read<ApiResult<ReservationRequest>>(read, http.body.size());
   HttpResponse response;
   if (const ApiError* unreadable = std::get_if<ApiError>(&wanted)) {
-    response = to_response(*unreadable);
+    response = refuse(*unreadable);
   } else {
     const TransferId id = std::get<ReservationRequest>(wanted).id;
     const ApiResult<Address> reserved =
         make_reservation(std::get<ReservationRequest>(std::move(wanted)));
     if (const ApiError* error = std::get_if<ApiError>(&reserved)) {
-      response = to_response(*error);
+      response = refuse(*error);
     } else {
       undo.id = id;
       const Address& data_plane = std::get<Address>(reserved);
@@ -143,9 +143,10 @@ asio::awaitable<void> Worker::attach(const HttpRequest& http, HttpReply& reply) 
     co_return;
   }
   RequestUpdates updates(engine_, executor_);
-  const Status attached = engine_.attach(reservation->engine_request, updates.callback());
+  const Status attached =
+      engine_.attach(reservation->engine_request, updates.callback(meter(reservation->job)));
   if (!attached.ok()) {
-    const HttpResponse response = to_response(to_api_error(attached));
+    const HttpResponse response = refuse(to_api_error(attached));
     co_await reply.send(response);
     co_return;
   }

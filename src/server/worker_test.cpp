@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "server/metrics_fixture.h"
 #include "server/worker_fixture.h"
 
 namespace kvlane {
@@ -375,6 +376,59 @@ TEST_F(WorkerTest, TokenisesAndBack) {
     EXPECT_EQ(json::parse(many.body)["count"], 100000);
     EXPECT_EQ(raw_exchange(worker.port, "POST", "/detokenize", "{}", key).status, 400);
   }
+}
+
+TEST_F(WorkerTest, CountsWhatItDoes) {
+  const Running worker = start(Role::kBoth, {}, "secret");
+  const std::string key = "Authorization: Bearer secret\r\n";
+  const auto ask = [&](const char* body) {
+    return raw_exchange(worker.port, "POST", "/v1/completions", body, key).status;
+  };
+  EXPECT_EQ(ask(R"({"prompt": "AB", "max_tokens": 3, "n": 2})"), 200);
+  EXPECT_EQ(ask(R"({"prompt": "AB", "max_tokens": 1, "stream": true})"), 200);
+  EXPECT_EQ(ask(R"({"prompt": "AB", "bogus": 1})"), 400);
+  const RawResponse metrics = raw_exchange(worker.port, "GET", "/metrics");
+  ASSERT_EQ(metrics.status, 200) << "no key is asked for";
+  EXPECT_THAT(metrics.head, HasSubstr("Content-Type: text/plain; version=0.0.4"));
+  EXPECT_EQ(sample(metrics.body, "kvlane_requests_running"), 1) << "as the engine says";
+  EXPECT_EQ(sample(metrics.body, "kvlane_request_seconds_count"), 2);
+  EXPECT_EQ(sample(metrics.body, "kvlane_prompt_tokens_total"), 4);
+  EXPECT_EQ(sample(metrics.body, "kvlane_generation_tokens_total"), 7);
+  EXPECT_EQ(sample(metrics.body, "kvlane_answers_finished_total", {"length"}), 3);
+  EXPECT_EQ(sample(metrics.body, "kvlane_request_failures_total", {"invalid_argument"}), 1);
+}
+
+TEST_F(WorkerTest, CountsBothSidesOfATransfer) {
+  const Running prefill = start(Role::kPrefill);
+  const Running decode = start(Role::kDecode);
+  const RawResponse parked =
+      complete(prefill, R"({"prompt": "A", "kv_transfer_params": {"do_remote_decode": true}})");
+  json request = {{"prompt", "A"}, {"max_tokens", 3}};
+  request["kv_transfer_params"] = json::parse(parked.body)["kv_transfer_params"];
+  EXPECT_EQ(complete(decode, request.dump()).status, 200);
+  const std::string sent = raw_exchange(prefill.port, "GET", "/metrics").body;
+  const std::string received = raw_exchange(decode.port, "GET", "/metrics").body;
+  EXPECT_EQ(sample(sent, "kvlane_transfer_shipped_bytes_total"), 150);
+  EXPECT_EQ(sample(received, "kvlane_transfer_shipped_bytes_total"), 150);
+  EXPECT_EQ(sample(sent, "kvlane_generation_tokens_total"), 0);
+  EXPECT_EQ(sample(received, "kvlane_generation_tokens_total"), 3);
+  EXPECT_EQ(sample(sent, "kvlane_worker_info", {"role=\"prefill\""}), 1);
+}
+
+TEST_F(WorkerTest, CountsClientsThatLeave) {
+  FakeEnginePlan plan;
+  plan.token_delay = std::chrono::milliseconds(20);
+  const Running worker = start(Role::kBoth, plan);
+  RawHttp client(worker.port);
+  const std::string body = R"({"prompt": "A", "max_tokens": 90, "stream": true})";
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.take_through("\n\n");
+  client.close();
+  EXPECT_TRUE(eventually([&] {
+    const std::string metrics = raw_exchange(worker.port, "GET", "/metrics").body;
+    return sample(metrics, "kvlane_request_failures_total", {"aborted"}) == 1;
+  }));
 }
 
 TEST_F(WorkerTest, GivesSeveralAnswers) {

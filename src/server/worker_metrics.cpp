@@ -1,0 +1,290 @@
+// A worker's metrics under our names, and once more under vLLM's.
+// SPDX-License-Identifier: Apache-2.0
+#include "server/worker_metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/registry.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+
+#include "server/metrics_text.h"
+#include "server/openai_response.h"
+
+namespace kvlane {
+
+namespace {
+
+using prometheus::BuildCounter;
+using prometheus::BuildHistogram;
+using prometheus::MetricFamily;
+
+// vLLM's name for one of our families. With `label`, only the metrics with this value of it,
+// without the label; with `renamed`, the label under that name.
+struct Alias {
+  const char* ours;
+  const char* vllm;
+  const char* label = nullptr;
+  const char* value = nullptr;
+  const char* renamed = nullptr;
+};
+constexpr std::array<Alias, 18> kAliases = {{
+    {"kvlane_requests_running", "vllm:num_requests_running"},
+    {"kvlane_requests_waiting", "vllm:num_requests_waiting"},
+    {"kvlane_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"},
+    {"kvlane_prefix_query_tokens_total", "vllm:prefix_cache_queries_total"},
+    {"kvlane_prefix_hit_tokens_total", "vllm:prefix_cache_hits_total"},
+    {"kvlane_preemptions_total", "vllm:num_preemptions_total"},
+    {"kvlane_prompt_tokens_total", "vllm:prompt_tokens_total"},
+    {"kvlane_generation_tokens_total", "vllm:generation_tokens_total"},
+    {"kvlane_answers_finished_total", "vllm:request_success_total", "reason", nullptr,
+     "finished_reason"},
+    {"kvlane_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"},
+    {"kvlane_inter_token_latency_seconds", "vllm:inter_token_latency_seconds"},
+    {"kvlane_request_seconds", "vllm:e2e_request_latency_seconds"},
+    {"kvlane_request_prompt_tokens", "vllm:request_prompt_tokens"},
+    {"kvlane_request_generation_tokens", "vllm:request_generation_tokens"},
+    {"kvlane_request_account_seconds", "vllm:request_queue_time_seconds", "interval", "queue"},
+    {"kvlane_request_account_seconds", "vllm:request_prefill_time_seconds", "interval", "prefill"},
+    {"kvlane_request_account_seconds", "vllm:request_decode_time_seconds", "interval", "decode"},
+    // Its older name.
+    {"kvlane_inter_token_latency_seconds", "vllm:time_per_output_token_seconds"},
+}};
+
+MetricFamily aliased(const MetricFamily& ours, const Alias& alias) {
+  MetricFamily family = ours;
+  family.name = alias.vllm;
+  family.help = "vLLM's name for " + ours.name + ".";
+  if (alias.label == nullptr) return family;
+  family.metric.clear();
+  for (prometheus::ClientMetric metric : ours.metric) {
+    const auto label = std::find_if(metric.label.begin(), metric.label.end(),
+                                    [&](const auto& l) { return l.name == alias.label; });
+    if (label == metric.label.end()) continue;
+    if (alias.renamed != nullptr) {
+      label->name = alias.renamed;
+    } else if (label->value == alias.value) {
+      metric.label.erase(label);
+    } else {
+      continue;
+    }
+    family.metric.push_back(std::move(metric));
+  }
+  return family;
+}
+
+void add_aliases(std::vector<MetricFamily>& families) {
+  const std::size_t own = families.size();
+  families.reserve(own + kAliases.size());
+  for (const Alias& alias : kAliases) {
+    for (std::size_t i = 0; i < own; ++i) {
+      if (families[i].name == alias.ours) families.push_back(aliased(families[i], alias));
+    }
+  }
+}
+
+// OpenAI's code where there is one, else ours for the HTTP status: few different ones.
+std::string reason_of(const ApiError& error) {
+  if (!error.code.empty()) return error.code;
+  return std::string(code_name(error.status == 404 ? Code::kNotFound : Code::kInvalidArgument));
+}
+
+}  // namespace
+
+struct WorkerMetrics::Families {
+  Families(Role worker_role, const std::string& model_name);
+  void failed(const std::string& reason) { failures->Add({{"reason", reason}}).Increment(); }
+  std::vector<MetricFamily> of_load(const EngineLoad& load) const;
+
+  prometheus::Histogram& histogram(const char* name, const char* help,
+                                   const std::vector<double>& buckets) {
+    return BuildHistogram().Name(name).Help(help).Labels(labels).Register(registry).Add({},
+                                                                                        buckets);
+  }
+  prometheus::Counter& counter(const char* name, const char* help) {
+    return BuildCounter().Name(name).Help(help).Labels(labels).Register(registry).Add({});
+  }
+
+  std::map<std::string, std::string> labels;
+  Role role;
+  prometheus::Registry registry;
+  prometheus::Histogram& first_token =
+      histogram("kvlane_time_to_first_token_seconds",
+                "From a request's arrival to its first token.", first_token_buckets());
+  prometheus::Histogram& inter_token =
+      histogram("kvlane_inter_token_latency_seconds", "Between two tokens of an answer.",
+                inter_token_buckets());
+  prometheus::Histogram& request = histogram(
+      "kvlane_request_seconds", "From a request's arrival to its end.", request_buckets());
+  prometheus::Histogram& request_prompt_tokens = histogram(
+      "kvlane_request_prompt_tokens", "Tokens of a request's prompt.", token_count_buckets());
+  prometheus::Histogram& request_generation_tokens =
+      histogram("kvlane_request_generation_tokens", "Tokens of all of a request's answers.",
+                token_count_buckets());
+  prometheus::Counter& prompt_tokens =
+      counter("kvlane_prompt_tokens_total", "Tokens of prompts that were taken up.");
+  prometheus::Counter& generation_tokens =
+      counter("kvlane_generation_tokens_total", "Tokens generated.");
+  prometheus::Counter& transfer_raw = counter("kvlane_transfer_raw_bytes_total",
+                                              "KV that crossed between workers, before the codec.");
+  prometheus::Counter& transfer_shipped = counter(
+      "kvlane_transfer_shipped_bytes_total", "KV that crossed between workers, as it was shipped.");
+  prometheus::Family<prometheus::Counter>* failures;
+  prometheus::Counter* stopped;
+  prometheus::Counter* at_length;
+  std::vector<prometheus::Histogram*> account;  // as kAccountFields
+};
+
+WorkerMetrics::Families::Families(Role worker_role, const std::string& model_name)
+    : labels{{"model_name", model_name}}, role(worker_role) {
+  failures = &BuildCounter()
+                  .Name("kvlane_request_failures_total")
+                  .Help("Requests refused, failed or given up, by the error's code.")
+                  .Labels(labels)
+                  .Register(registry);
+  // Series that exist from the start have a rate from the first event on.
+  for (int code = static_cast<int>(Code::kOk) + 1; code <= static_cast<int>(Code::kInternal);
+       ++code) {
+    failures->Add({{"reason", std::string(code_name(static_cast<Code>(code)))}});
+  }
+  auto& finished = BuildCounter()
+                       .Name("kvlane_answers_finished_total")
+                       .Help("Answers that were completed, by what ended them.")
+                       .Labels(labels)
+                       .Register(registry);
+  stopped = &finished.Add({{"reason", "stop"}});
+  at_length = &finished.Add({{"reason", "length"}});
+  auto& intervals = BuildHistogram()
+                        .Name("kvlane_request_account_seconds")
+                        .Help("A completed request's time account, interval by interval.")
+                        .Labels(labels)
+                        .Register(registry);
+  for (const AccountField& field : kAccountFields) {
+    account.push_back(
+        &intervals.Add({{"interval", std::string(field.name)}}, first_token_buckets()));
+  }
+}
+
+std::vector<MetricFamily> WorkerMetrics::Families::of_load(const EngineLoad& load) const {
+  const MetricLabels model(labels.begin(), labels.end());
+  const auto with = [&](const char* name, std::string value) {
+    MetricLabels all = model;
+    all.emplace_back(name, std::move(value));
+    return all;
+  };
+  const auto gauge = [&](const char* name, const char* help, double value) {
+    return gauge_family(name, help, {{model, value}});
+  };
+  const auto total = [&](const char* name, const char* help, std::int64_t value) {
+    return counter_family(name, help, {{model, static_cast<double>(value)}});
+  };
+  const int used = load.blocks_total - load.blocks_free;
+  MetricLabels build = with("role", std::string(role_name(role)));
+  build.emplace_back("version", KVLANE_VERSION);
+  return {
+      gauge_family("kvlane_worker_info", "1; its labels say what runs here.", {{build, 1}}),
+      gauge("kvlane_requests_running", "Requests being computed.", load.running),
+      gauge("kvlane_requests_waiting", "Requests in the queue.", load.queued),
+      gauge("kvlane_waiting_tokens", "Prompt tokens not computed yet.",
+            static_cast<double>(load.queued_tokens)),
+      gauge("kvlane_kv_cache_usage_ratio", "Part of the KV blocks that sequences hold, 0 to 1.",
+            load.blocks_total > 0 ? static_cast<double>(used) / load.blocks_total : 0),
+      gauge_family(
+          "kvlane_kv_blocks",
+          "KV blocks: held by sequences, free with a prefix for reuse, and empty.",
+          {{with("state", "used"), static_cast<double>(used)},
+           {with("state", "cached"), static_cast<double>(load.blocks_cached)},
+           {with("state", "empty"), static_cast<double>(load.blocks_free - load.blocks_cached)}}),
+      total("kvlane_prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache.",
+            load.prefix_query_tokens),
+      total("kvlane_prefix_hit_tokens_total", "Prompt tokens found in the prefix cache.",
+            load.prefix_hit_tokens),
+      total("kvlane_preemptions_total", "Sequences that gave up their blocks while running.",
+            load.preemptions),
+  };
+}
+
+WorkerMetrics::WorkerMetrics(Role role, const std::string& model_name)
+    : families_(std::make_unique<Families>(role, model_name)) {}
+WorkerMetrics::~WorkerMetrics() = default;
+
+void WorkerMetrics::refused(const ApiError& error) { families_->failed(reason_of(error)); }
+
+HttpResponse WorkerMetrics::text(const EngineLoad& load) const {
+  std::vector<MetricFamily> families = families_->registry.Collect();
+  std::vector<MetricFamily> now = families_->of_load(load);
+  families.insert(families.end(), std::make_move_iterator(now.begin()),
+                  std::make_move_iterator(now.end()));
+  add_aliases(families);
+  return metrics_response(families);
+}
+
+RequestMeter::RequestMeter(std::shared_ptr<WorkerMetrics> metrics, TimePoint received,
+                           int prompt_tokens, int n)
+    : metrics_(std::move(metrics)),
+      received_(received),
+      prompt_tokens_(prompt_tokens),
+      last_token_(n) {}
+
+void RequestMeter::begin(TimePoint now) {
+  if (began_) return;
+  began_ = true;
+  metrics_->families_->first_token.Observe(seconds_between(received_, now));
+  metrics_->families_->prompt_tokens.Increment(prompt_tokens_);
+}
+
+void RequestMeter::tokens(const Update& update, TimePoint now) {
+  WorkerMetrics::Families& families = *metrics_->families_;
+  const auto count = static_cast<double>(update.tokens.size());
+  families.generation_tokens.Increment(count);
+  std::optional<TimePoint>& last = last_token_[update.choice];
+  if (last) {
+    // Tokens that come together share the time since the last one.
+    const double each = seconds_between(*last, now) / count;
+    for (std::size_t i = 0; i < update.tokens.size(); ++i) families.inter_token.Observe(each);
+  }
+  last = now;
+}
+
+void RequestMeter::update(const Update& update, TimePoint now) {
+  // An answer that ends at once has a first token too, though nobody sees it.
+  if (!update.tokens.empty() || update.ended) begin(now);
+  if (!update.tokens.empty()) tokens(update, now);
+  WorkerMetrics::Families& families = *metrics_->families_;
+  if (update.ended == FinishReason::kStop) families.stopped->Increment();
+  if (update.ended == FinishReason::kLength) families.at_length->Increment();
+  if (!update.finish) return;
+  ended(*update.finish, now);
+  if (update.finish->error.ok()) {
+    families.request_generation_tokens.Observe(update.finish->completion_tokens);
+  }
+}
+
+void RequestMeter::prefilled(const PrefillOutcome& outcome, TimePoint now) {
+  if (outcome.finish.error.ok()) metrics_->families_->prompt_tokens.Increment(prompt_tokens_);
+  ended(outcome.finish, now);
+}
+
+void RequestMeter::ended(const Finish& finish, TimePoint now) {
+  WorkerMetrics::Families& families = *metrics_->families_;
+  families.transfer_raw.Increment(static_cast<double>(finish.kv.raw));
+  families.transfer_shipped.Increment(static_cast<double>(finish.kv.shipped));
+  if (!finish.error.ok()) {
+    families.failed(std::string(code_name(finish.error.code())));
+    return;
+  }
+  const double seconds = seconds_between(received_, now);
+  families.request.Observe(seconds);
+  families.request_prompt_tokens.Observe(prompt_tokens_);
+  TimeAccount account = finish.account;
+  close_account(account, seconds);
+  for (std::size_t i = 0; i < kAccountFields.size(); ++i) {
+    families.account[i]->Observe(account.*kAccountFields[i].seconds);
+  }
+}
+
+}  // namespace kvlane
