@@ -292,17 +292,21 @@ std::optional<std::vector<TimePoint>> token_times_of(const std::string& text) {
   return times;
 }
 
-Result<std::vector<std::int32_t>> PacedPrompter::encode_text(const std::string& text) const {
+Result<std::vector<std::int32_t>> PacedPrompter::encode_text(const std::string& text, bool) const {
   std::vector<std::int32_t> ids;
   for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
   return ids;
 }
 
 Result<std::vector<std::int32_t>> PacedPrompter::encode_chat(
-    const std::vector<ChatMessage>& messages) const {
+    const std::vector<ChatMessage>& messages, bool) const {
   std::string text;
   for (const ChatMessage& message : messages) text += message.content;
-  return encode_text(text);
+  return encode_text(text, false);
+}
+
+std::string PacedPrompter::token_bytes(std::int32_t id) const {
+  return id >= 0 && id < 256 ? std::string(1, static_cast<char>(id)) : std::string();
 }
 
 }  // namespace kvlane

@@ -52,9 +52,12 @@ std::optional<std::vector<TimePoint>> token_times_of(const std::string& text);
 // Takes prompts as ids; text is one token a byte.
 class PacedPrompter : public Prompter {
  public:
-  Result<std::vector<std::int32_t>> encode_text(const std::string& text) const override;
-  Result<std::vector<std::int32_t>> encode_chat(
-      const std::vector<ChatMessage>& messages) const override;
+  Result<std::vector<std::int32_t>> encode_text(const std::string& text,
+                                                bool add_special) const override;
+  Result<std::vector<std::int32_t>> encode_chat(const std::vector<ChatMessage>& messages,
+                                                bool add_generation_prompt) const override;
+  std::string token_bytes(std::int32_t id) const override;
+  bool is_special(std::int32_t) const override { return false; }
   std::int32_t bos() const override { return 0; }
   int vocabulary() const override { return 1 << 15; }
   int context() const override { return 1 << 20; }

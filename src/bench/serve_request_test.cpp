@@ -36,7 +36,7 @@ TEST(RequestFormat, OfIdsIsWhatOurServerTakes) {
   EXPECT_FALSE(object.contains("top_p"));
   const auto parsed = parse_completion_request(Api::kCompletions, body);
   ASSERT_TRUE(std::holds_alternative<CompletionRequest>(parsed));
-  EXPECT_EQ(std::get<CompletionRequest>(parsed).prompt_ids, ids);
+  EXPECT_EQ(std::get<CompletionRequest>(parsed).prompt.ids, ids);
 }
 
 TEST(RequestFormat, LeavesOutWhatStrictServersRefuse) {
