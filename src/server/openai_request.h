@@ -53,7 +53,7 @@ struct CompletionRequest {
 // Limits of a request, beside those of the engine and of HTTP.
 inline constexpr std::size_t kStopStringsMax = 16;       // OpenAI allows 4
 inline constexpr std::size_t kStopStringBytesMax = 256;  // each is searched for at every token
-inline constexpr std::size_t kStopTokensMax = 256;
+inline constexpr std::size_t kStopTokensMax = 64;
 inline constexpr int kChoicesMax = 128;               // each is a sequence of its own
 inline constexpr int kLogprobsMax = 20;               // OpenAI's and vLLM's
 inline constexpr std::size_t kLogitBiasesMax = 1024;  // OpenAI allows 300

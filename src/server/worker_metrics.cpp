@@ -179,7 +179,7 @@ std::vector<MetricFamily> WorkerMetrics::Families::of_load(const EngineLoad& loa
   const auto gauge = [&](const char* name, const char* help, double value) {
     return gauge_family(name, help, {{model, value}});
   };
-  const auto total = [&](const char* name, const char* help, std::int64_t value) {
+  const auto total = [&](const char* name, const char* help, auto value) {
     return counter_family(name, help, {{model, static_cast<double>(value)}});
   };
   const int used = load.blocks_total - load.blocks_free;
@@ -199,12 +199,21 @@ std::vector<MetricFamily> WorkerMetrics::Families::of_load(const EngineLoad& loa
           {{with("state", "used"), static_cast<double>(used)},
            {with("state", "cached"), static_cast<double>(load.blocks_cached)},
            {with("state", "empty"), static_cast<double>(load.blocks_free - load.blocks_cached)}}),
+      gauge("kvlane_host_blocks", "KV blocks in host memory.", load.host_blocks),
       total("kvlane_prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache.",
             load.prefix_query_tokens),
       total("kvlane_prefix_hit_tokens_total", "Prompt tokens found in the prefix cache.",
             load.prefix_hit_tokens),
+      total("kvlane_host_hit_tokens_total", "Of the tokens found: brought back from host memory.",
+            load.host_hit_tokens),
       total("kvlane_preemptions_total", "Sequences that gave up their blocks while running.",
             load.preemptions),
+      total("kvlane_recomputed_tokens_total", "Tokens computed again because of preemptions.",
+            load.recomputed_tokens),
+      total("kvlane_steps_total", "Steps of the engine.", load.steps),
+      total("kvlane_step_seconds_total", "Time in steps.", load.step_seconds),
+      total("kvlane_schedule_seconds_total", "Of this: neither forward pass nor sampling.",
+            load.schedule_seconds),
   };
 }
 

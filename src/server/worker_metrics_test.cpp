@@ -148,6 +148,12 @@ TEST_F(WorkerMetricsTest, TheEnginesStateIsReadWhenAsked) {
   load.prefix_query_tokens = 5000;
   load.prefix_hit_tokens = 4000;
   load.preemptions = 7;
+  load.recomputed_tokens = 70;
+  load.host_blocks = 8;
+  load.host_hit_tokens = 128;
+  load.steps = 1000;
+  load.step_seconds = 12.5;
+  load.schedule_seconds = 0.125;
   const std::string all = text(load);
   EXPECT_EQ(sample(all, "kvlane_requests_running"), 3);
   EXPECT_EQ(sample(all, "kvlane_requests_waiting"), 2);
@@ -159,6 +165,12 @@ TEST_F(WorkerMetricsTest, TheEnginesStateIsReadWhenAsked) {
   EXPECT_EQ(sample(all, "kvlane_prefix_query_tokens_total"), 5000);
   EXPECT_EQ(sample(all, "kvlane_prefix_hit_tokens_total"), 4000);
   EXPECT_EQ(sample(all, "kvlane_preemptions_total"), 7);
+  EXPECT_EQ(sample(all, "kvlane_recomputed_tokens_total"), 70);
+  EXPECT_EQ(sample(all, "kvlane_host_blocks"), 8);
+  EXPECT_EQ(sample(all, "kvlane_host_hit_tokens_total"), 128);
+  EXPECT_EQ(sample(all, "kvlane_steps_total"), 1000);
+  EXPECT_DOUBLE_EQ(sample(all, "kvlane_step_seconds_total"), 12.5);
+  EXPECT_DOUBLE_EQ(sample(all, "kvlane_schedule_seconds_total"), 0.125);
   EXPECT_EQ(sample(text(), "kvlane_kv_cache_usage_ratio"), 0) << "no division by no blocks";
 }
 
