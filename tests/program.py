@@ -204,6 +204,11 @@ def text_of(answer):
     return answer.json()["choices"][0]["text"]
 
 
+def counts_of(body):
+    """The usage of an answer or event that does not depend on what the cache held before."""
+    return {name: count for name, count in body["usage"].items() if name != "prompt_tokens_details"}
+
+
 class Stream:
     """A streamed answer. Iterating gives the JSON objects; `done` tells whether [DONE] came."""
 

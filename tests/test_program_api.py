@@ -17,6 +17,7 @@ from program import (
     call,
     complete,
     connect,
+    counts_of,
     load_of,
     run,
     stream_completion,
@@ -171,7 +172,12 @@ class BadRequests(program.ProgramTest):
         ({"prompt": "a", "stop": ""}, "stop"),
         ({"prompt": "a", "stop": ["x"] * 17}, "stop"),
         ({"prompt": "a", "stop": "x" * 257}, "stop"),
-        ({"prompt": "a", "n": 2}, "n"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logit_bias": {"4096": 1}}, "logit_bias"),
+        ({"prompt": "a", "min_tokens": 17}, "min_tokens"),
+        ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "stream": "yes"}, "stream"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
@@ -293,7 +299,7 @@ class Chat(program.ProgramTest):
             self.assertEqual(events[0]["choices"][0]["delta"]["role"], "assistant")
             deltas = [choice["delta"] for event in events for choice in event["choices"]]
             self.assertEqual("".join(delta.get("content") or "" for delta in deltas), content)
-            self.assertEqual(events[-1]["usage"], expected["usage"])
+            self.assertEqual(counts_of(events[-1]), counts_of(expected))
 
     def test_template_that_is_not_understood_costs_chats_only(self):
         model = self.folder() / "strange"
@@ -327,7 +333,7 @@ class Up(program.ProgramTest):
                         alone = complete(serve.url, prompt, 20, **sampling).json()
                         apart = complete(up.url, prompt, 20, **sampling).json()
                         self.assertEqual(apart["choices"], alone["choices"])
-                        self.assertEqual(apart["usage"], alone["usage"])
+                        self.assertEqual(counts_of(apart), counts_of(alone))
                         self.assert_account(apart["kvlane"])
                         kv = apart["kvlane"]["kv"]
                         # K and V of 6 layers with 2 heads of 64 values of 2 bytes.
