@@ -162,6 +162,7 @@ asio::awaitable<void> Worker::complete(Api api, const HttpRequest& http, HttpRep
     co_return;
   }
   RequestUpdates updates(engine_, executor_);
+  // cppcheck-suppress accessMoved ; it does not know co_return
   OnUpdate on_update = updates.callback(meter(job));
   const Result<RequestId> request =
       transfer ? engine_.fetch_and_decode(std::move(job.generation), transfer->peer, transfer->id,
