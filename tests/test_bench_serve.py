@@ -243,6 +243,9 @@ class BenchServe(program.ProgramTest):
         ):
             with self.subTest(flags=flags):
                 self.assert_refused(run("bench", "serve", "--base-url", self.url, *flags), fragment)
+        for flag in ("--timeout", "--think-time", "--burstiness", "--time-scale"):
+            with self.subTest(flag=flag):
+                self.assert_refused(run("bench", "serve", flag, "nan"), "must be a number from", status=2)
         nobody = f"http://127.0.0.1:{closed_port()}"
         self.assert_refused(run("bench", "serve", "--base-url", nobody), "Connection refused")
 

@@ -30,6 +30,8 @@ constexpr std::size_t kPreparedBytesMax = 64 << 20;
 // How exact timeouts are.
 constexpr Seconds kTick{0.1};
 constexpr int kTicksPerReport = 5;
+// Later than any run ends; nanoseconds of it still fit the clock.
+constexpr double kSecondsMax = 1e9;
 constexpr std::size_t kErrorBodyBytesMax = 64 << 10;
 
 SteadyClock::duration steady(Seconds seconds) {
@@ -95,7 +97,9 @@ class Load {
   class ActiveGuard;
 
   double now() const { return seconds_since(start_); }
-  TimePoint at(double seconds) const { return start_ + steady(Seconds(seconds)); }
+  TimePoint at(double seconds) const {
+    return start_ + steady(Seconds(std::min(seconds, kSecondsMax)));
+  }
   bool over() const { return stopping_ || (options_.duration && now() >= *options_.duration); }
   void spawn(asio::awaitable<void> task);
   asio::awaitable<void> pause_until(asio::steady_timer& timer, TimePoint time);

@@ -11,6 +11,7 @@
 #include "cli/bench.h"
 #include "cli/child_process.h"
 #include "cli/environment.h"
+#include "cli/flags.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
 
@@ -101,10 +102,10 @@ void add_bench_gateway(CLI::App& bench, Run& run) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_option("--prefill-ms", flags->prefill_ms, "milliseconds that the mock prefill takes")
-      ->check(CLI::Range(0.0, kMillisecondsMax))
+      ->check(number_between(0, kMillisecondsMax))
       ->capture_default_str();
   command->add_option("--interval-ms", flags->interval_ms, "milliseconds between two tokens")
-      ->check(CLI::Range(0.1, kMillisecondsMax))
+      ->check(number_between(0.1, kMillisecondsMax))
       ->capture_default_str();
   command->add_flag("--json", flags->json, "one JSON object instead of a table");
   command->callback([flags, command, &run] {

@@ -1,8 +1,8 @@
 // `kvlane bench serve`: load on any server that speaks OpenAI's API, and how it copes.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +12,7 @@
 #include "bench/serve_bench.h"
 #include "cli/bench.h"
 #include "cli/environment.h"
+#include "cli/flags.h"
 #include "cli/load_progress.h"
 #include "cli/signals.h"
 
@@ -145,7 +146,7 @@ void add_server_options(CLI::App& command, BenchServeFlags& flags) {
                   "says)")
       ->check(CLI::Range(2, kTokensMax));
   command.add_option("--timeout", flags.timeout, "seconds that a whole request may take")
-      ->check(CLI::Range(0.001, kSecondsMax))
+      ->check(number_between(0.001, kSecondsMax))
       ->capture_default_str();
 }
 
@@ -170,7 +171,7 @@ void add_dataset_options(CLI::App& command, BenchServeFlags& flags) {
   command
       .add_option("--range-ratio,--random-range-ratio", dataset.range_ratio,
                   "both lengths vary evenly by this share to either side")
-      ->check(CLI::Range(0.0, 0.999))
+      ->check(number_between(0, 0.999))
       ->capture_default_str();
   command
       .add_option("--prefix-len,--random-prefix-len", dataset.prefix_tokens,
@@ -183,21 +184,21 @@ void add_dataset_options(CLI::App& command, BenchServeFlags& flags) {
   command
       .add_option("--prefix-zipf", dataset.prefix_zipf,
                   "the k-th of them is chosen with probability ~ k^-F; 0: evenly")
-      ->check(CLI::Range(0.0, 10.0))
+      ->check(number_between(0, 10.0))
       ->capture_default_str();
   command.add_option("--rounds", dataset.rounds, "requests of a conversation (default: 1)")
       ->check(CLI::Range(1, 10'000));
   command
       .add_option("--think-time", dataset.think_time,
                   "seconds from an answer to the next round (default: 0)")
-      ->check(CLI::Range(0.0, kSecondsMax));
+      ->check(number_between(0, kSecondsMax));
   command.add_option("--scale-lengths", dataset.length_scale, "a trace's lengths times this")
-      ->check(CLI::Range(1e-6, 1e3))
+      ->check(number_between(1e-6, 1e3))
       ->capture_default_str();
   command
       .add_option("--time-scale", dataset.time_scale,
                   "a trace's times times this: 0.1 is ten times as fast")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(number_between(0, 1e6))
       ->capture_default_str();
 }
 
@@ -209,12 +210,7 @@ void add_arrival_options(CLI::App& command, BenchServeFlags& flags) {
       .add_option("--burstiness", flags.options.arrival.burstiness,
                   "shape of the gamma-distributed gaps: 1 is Poisson, less is burstier, inf is "
                   "even")
-      ->check([](const std::string& text) {
-        double shape = 0;
-        return CLI::detail::lexical_cast(text, shape) && shape >= 0.01
-                   ? std::string()
-                   : std::string("must be from 0.01 to inf");
-      })
+      ->check(number_between(0.01, std::numeric_limits<double>::infinity()))
       ->capture_default_str();
   command
       .add_option("--concurrency", flags.concurrency,
@@ -231,7 +227,7 @@ void add_arrival_options(CLI::App& command, BenchServeFlags& flags) {
   command
       .add_option("--duration", flags.options.load.duration,
                   "seconds after which nothing new is sent")
-      ->check(CLI::Range(0.001, kSecondsMax));
+      ->check(number_between(0.001, kSecondsMax));
   command
       .add_option("--warmup,--num-warmups", flags.options.load.warmup,
                   "requests that are sent before and not counted")
@@ -247,9 +243,9 @@ void add_arrival_options(CLI::App& command, BenchServeFlags& flags) {
 void add_sampling_options(CLI::App& command, BenchServeFlags& flags) {
   RequestSettings& request = flags.options.load.request;
   command.add_option("--temperature", request.temperature, "0: greedy")
-      ->check(CLI::Range(0.0, 2.0))
+      ->check(number_between(0, 2.0))
       ->capture_default_str();
-  command.add_option("--top-p", request.top_p)->check(CLI::Range(0.0, 1.0));
+  command.add_option("--top-p", request.top_p)->check(number_between(0, 1.0));
   command.add_option("--top-k", request.top_k)->check(CLI::Range(-1, kTokensMax));
   command.add_flag("--obey-eos", flags.obey_eos,
                    "answers may end before their length ('ignore_eos' is not sent)");
@@ -266,7 +262,7 @@ void add_result_options(CLI::App& command, BenchServeFlags& flags) {
       .add_option("--percentiles,--metric-percentiles", flags.options.percents,
                   "of every latency, separated by commas")
       ->delimiter(',')
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number_between(0, 100.0))
       ->default_str("99");
   command.add_option("--save-result", flags.save_result,
                      "a JSON file with the names of 'vllm bench serve --save-result'");

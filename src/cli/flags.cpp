@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
+#include <sstream>
 
 namespace kvlane {
 
@@ -150,6 +151,17 @@ void add_push_flags(CLI::App& command, PushFlags& flags) {
 
 void add_parent_flag(CLI::App& command, int& parent) {
   command.add_option("--parent", parent)->group("");  // hidden
+}
+
+std::function<std::string(const std::string&)> number_between(double min, double max) {
+  return [min, max](const std::string& text) {
+    double value = 0;
+    if (CLI::detail::lexical_cast(text, value) && value >= min && value <= max)
+      return std::string();
+    std::ostringstream sentence;
+    sentence << "must be a number from " << min << " to " << max << ", not '" << text << "'";
+    return sentence.str();
+  };
 }
 
 std::vector<std::string> to_arguments(const ModelFlags& flags) {

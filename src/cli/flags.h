@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,9 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
 void add_push_flags(CLI::App& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
 void add_parent_flag(CLI::App& command, int& parent);
+
+// A check for numbers from `min` to `max`. CLI11's own lets "nan" through.
+std::function<std::string(const std::string&)> number_between(double min, double max);
 
 // What gives a child process the same model, the directory first.
 std::vector<std::string> to_arguments(const ModelFlags& flags);
