@@ -144,6 +144,13 @@ std::shared_ptr<RequestMeter> Worker::meter(const Job& job) const {
                                         job.request.n);
 }
 
+Result<RequestId> Worker::submit(Job& job, OnUpdate on_update) {
+  const std::optional<KvTransfer>& transfer = job.request.kv_transfer;
+  if (!transfer) return engine_.submit(std::move(job.generation), std::move(on_update));
+  return engine_.fetch_and_decode(std::move(job.generation), transfer->peer, transfer->id,
+                                  std::move(on_update));
+}
+
 asio::awaitable<void> Worker::complete(Api api, const HttpRequest& http, HttpReply& reply) {
   // A copy of the request, because the reader may still be at it when the client has left.
   const std::function<ApiResult<Job>()> read = [this, api, copy = http] {
@@ -156,19 +163,12 @@ asio::awaitable<void> Worker::complete(Api api, const HttpRequest& http, HttpRep
     co_return;
   }
   Job job = std::get<Job>(std::move(made));
-  const std::optional<KvTransfer> transfer = job.request.kv_transfer;
-  if (transfer && transfer->kind != KvTransfer::Kind::kFetch) {
+  if (job.request.kv_transfer && job.request.kv_transfer->kind != KvTransfer::Kind::kFetch) {
     co_await prefill(std::move(job), reply);
     co_return;
   }
   RequestUpdates updates(engine_, executor_);
-  // cppcheck-suppress accessMoved ; it does not know co_return
-  OnUpdate on_update = updates.callback(meter(job));
-  const Result<RequestId> request =
-      transfer ? engine_.fetch_and_decode(std::move(job.generation), transfer->peer, transfer->id,
-                                          std::move(on_update))
-               // cppcheck-suppress accessMoved ; only one branch runs
-               : engine_.submit(std::move(job.generation), std::move(on_update));
+  const Result<RequestId> request = submit(job, updates.callback(meter(job)));
   if (!request.ok()) {
     const HttpResponse response = refuse(to_api_error(request.status()));
     co_await reply.send(response);

@@ -52,6 +52,9 @@ class Worker {
     Job job;
   };
 
+  // Hands the job to the engine, all of it or what another worker has not computed. Takes its
+  // generation request.
+  Result<RequestId> submit(Job& job, OnUpdate on_update);
   asio::awaitable<void> complete(Api api, const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> prefill(Job job, HttpReply& reply);
   asio::awaitable<void> reserve(const HttpRequest& http, HttpReply& reply);
