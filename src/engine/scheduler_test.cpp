@@ -61,6 +61,32 @@ class Order {
   std::vector<std::string> events_;
 };
 
+// The tokens of all answers to one request.
+struct AllAnswers {
+  explicit AllAnswers(int n) : tokens(n) {}
+
+  OnUpdate on_update() {
+    return [this](const Update& update) {
+      const std::lock_guard lock(mutex);
+      auto& answer = tokens.at(update.choice);
+      answer.insert(answer.end(), update.tokens.begin(), update.tokens.end());
+      if (update.finish) finish = update.finish;
+      changed.notify_all();
+    };
+  }
+  Finish wait() {
+    std::unique_lock lock(mutex);
+    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(kWaitSeconds),
+                                 [this] { return finish.has_value(); }));
+    return finish.value_or(Finish());
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::vector<std::int32_t>> tokens;
+  std::optional<Finish> finish;
+};
+
 std::ptrdiff_t place(const std::vector<std::string>& events, const std::string& event) {
   return std::find(events.begin(), events.end(), event) - events.begin();
 }
@@ -183,24 +209,11 @@ TEST(Scheduler, SeveralAnswersShareThePromptAndDrawApart) {
   GenerationRequest request = make_request(280, 30, 1);  // 5 blocks, so six alone take 30
   request.sampling.temperature = 1;
   request.n = 6;
-  std::mutex mutex;
-  std::condition_variable over;
-  std::vector<std::vector<std::int32_t>> answers(6);
-  std::optional<Finish> finish;
-  ASSERT_TRUE(engine
-                  ->submit(request,
-                           [&](const Update& update) {
-                             const std::lock_guard lock(mutex);
-                             auto& tokens = answers.at(update.choice);
-                             tokens.insert(tokens.end(), update.tokens.begin(),
-                                           update.tokens.end());
-                             if (update.finish) finish = update.finish;
-                             over.notify_all();
-                           })
-                  .ok());
-  std::unique_lock lock(mutex);
-  ASSERT_TRUE(over.wait_for(lock, std::chrono::seconds(kWaitSeconds), [&] { return !!finish; }));
-  EXPECT_EQ(finish->completion_tokens, 180);
+  AllAnswers told(6);
+  ASSERT_TRUE(engine->submit(request, told.on_update()).ok());
+  const Finish finish = told.wait();
+  const auto& answers = told.tokens;
+  EXPECT_EQ(finish.completion_tokens, 180);
   for (int i = 0; i < 6; ++i) {
     EXPECT_EQ(answers[i].size(), 30U);
     for (int j = 0; j < i; ++j) EXPECT_NE(answers[i], answers[j]);
