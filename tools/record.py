@@ -3,8 +3,10 @@
 """Appends what a benchmark printed with --json to bench/results.csv (docs/bench.md has the rules for a line).
 
     kvlane bench model DIR --json | python3 tools/record.py --model llama-3.1-8b-2layers
+    kvlane bench serve ... --json | python3 tools/record.py --note 'on kvlane up llama-3.1-8b-2layers'
 
---model stands in the recorded command in place of DIR, which means nothing on another machine.
+--model stands in the recorded command in place of DIR, which means nothing on another machine; --note says behind it
+what the command line does not.
 """
 
 import argparse
@@ -25,10 +27,12 @@ def field(value):
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def lines(report, model, date):
+def lines(report, model, note, date):
     words = report["command"].split()
     if model:
         words[3] = model  # kvlane bench WHAT DIR ...
+    if note:
+        words += ["#", note]
     for result in report["results"]:
         yield [
             date,
@@ -45,13 +49,14 @@ def main():
         description="Appends a benchmark's --json output, from standard input, to bench/results.csv."
     )
     parser.add_argument("--model", help="what to call the model directory in the recorded command")
+    parser.add_argument("--note", help="what else belongs to the command")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     options = parser.parse_args()
     report = json.load(sys.stdin)
     if report["commit"].endswith("-dirty") or report["commit"] == "unknown":
         sys.exit(f"record: the program was built from '{report['commit']}', not from a committed tree")
     with open(RESULTS, "a", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines(report, options.model, options.date))
+        csv.writer(file, lineterminator="\n").writerows(lines(report, options.model, options.note, options.date))
 
 
 if __name__ == "__main__":
