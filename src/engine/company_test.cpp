@@ -38,56 +38,10 @@ class Dice {
   std::mt19937 engine_;
 };
 
-// All answers of one request.
-class Answers {
- public:
-  struct One {
-    std::vector<std::int32_t> tokens;
-    std::vector<TokenLogprobs> logprobs;
-    std::string text;
-    std::optional<FinishReason> reason;
-
-    friend bool operator==(const One&, const One&) = default;
-  };
-
-  explicit Answers(int n) : all_(n) {}
-
-  OnUpdate on_update() {
-    return [this](const Update& update) {
-      const std::lock_guard lock(mutex_);
-      One& one = all_.at(update.choice);
-      EXPECT_FALSE(finish_.has_value()) << "an update after the last one";
-      EXPECT_TRUE(!one.reason || (update.tokens.empty() && update.text.empty()))
-          << "more of an answer that had ended";
-      one.tokens.insert(one.tokens.end(), update.tokens.begin(), update.tokens.end());
-      one.logprobs.insert(one.logprobs.end(), update.logprobs.begin(), update.logprobs.end());
-      one.text += update.text;
-      if (update.ended) one.reason = update.ended;
-      if (update.finish) finish_ = update.finish;
-      changed_.notify_all();
-    };
-  }
-  const Finish& wait() {
-    std::unique_lock lock(mutex_);
-    const bool over =
-        changed_.wait_for(lock, std::chrono::seconds(60), [this] { return finish_.has_value(); });
-    EXPECT_TRUE(over) << "no answer within a minute";
-    if (!over) std::abort();  // the engine still holds our callback
-    return *finish_;
-  }
-  const std::vector<One>& all() const { return all_; }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<One> all_;
-  std::optional<Finish> finish_;
-};
-
 // A request and what it answers alone.
 struct Case {
   GenerationRequest request;
-  std::vector<Answers::One> expected;
+  std::vector<Answer::One> expected;
 };
 
 constexpr int kDocuments = 4;
@@ -132,7 +86,7 @@ std::vector<Case> make_cases(Dice& dice, int count) {
   for (int i = 0; i < count; ++i) {
     Case made{random_request(dice), {}};
     // One answer at a time, so that not even the others of the request are company.
-    Answers answers(made.request.n);
+    Answer answers;
     EXPECT_TRUE(engine->submit(made.request, answers.on_update()).ok());
     EXPECT_TRUE(answers.wait().error.ok());
     made.expected = answers.all();
@@ -175,13 +129,13 @@ void expect_clean(const Engine& engine) {
 }
 
 // What was told of an aborted request is the beginning of the right answer.
-void expect_beginning(const Answers::One& told, const Answers::One& expected) {
+void expect_beginning(const Answer::One& told, const Answer::One& expected) {
   ASSERT_LE(told.tokens.size(), expected.tokens.size());
   EXPECT_TRUE(std::equal(told.tokens.begin(), told.tokens.end(), expected.tokens.begin()));
   EXPECT_TRUE(expected.text.starts_with(told.text));
 }
 
-void check(Answers& answers, const Case& expected, Totals& totals) {
+void check(Answer& answers, const Case& expected, Totals& totals) {
   const Finish& finish = answers.wait();
   ++totals.requests;
   if (!finish.error.ok()) {
@@ -192,6 +146,7 @@ void check(Answers& answers, const Case& expected, Totals& totals) {
     }
     return;
   }
+  ASSERT_EQ(answers.all().size(), expected.expected.size());
   for (std::size_t i = 0; i < answers.all().size(); ++i) {
     EXPECT_EQ(answers.all()[i].tokens, expected.expected[i].tokens) << "answer " << i;
     EXPECT_TRUE(answers.all()[i] == expected.expected[i]) << "answer " << i;
@@ -203,11 +158,11 @@ void one_engine(Dice& dice, const std::vector<Case>& cases, Totals& totals) {
   const auto engine =
       take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, random_options(dice)));
   const int count = dice.between(1, 60);
-  std::vector<std::unique_ptr<Answers>> answers;
+  std::vector<std::unique_ptr<Answer>> answers;
   std::vector<const Case*> asked;
   for (int i = 0; i < count; ++i) {
     asked.push_back(&cases[dice.between(0, static_cast<int>(cases.size()) - 1)]);
-    answers.push_back(std::make_unique<Answers>(asked.back()->request.n));
+    answers.push_back(std::make_unique<Answer>());
     const RequestId id = take(engine->submit(asked.back()->request, answers.back()->on_update()));
     if (dice.chance(0.1))
       std::this_thread::sleep_for(std::chrono::microseconds(dice.between(1, 3000)));
@@ -222,9 +177,9 @@ void one_engine(Dice& dice, const std::vector<Case>& cases, Totals& totals) {
 // One request on its way over two workers.
 struct Journey {
   const Case* asked = nullptr;
-  Answers answers;
+  Answer answers;
   Prefilled prefilled;
-  explicit Journey(const Case& some) : asked(&some), answers(some.request.n) {}
+  explicit Journey(const Case& some) : asked(&some) {}
 };
 
 // Several prefill workers push to several decode workers over a network that delays and reorders,

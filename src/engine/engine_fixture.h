@@ -40,16 +40,30 @@ inline std::vector<std::int32_t> random_prompt(int tokens, std::uint32_t seed) {
   return prompt;
 }
 
-// Everything one request reported. wait() returns when it is over.
+// Everything one request reported, for each of its answers. wait() returns when it is over.
 class Answer {
  public:
+  struct One {
+    std::vector<std::int32_t> tokens;
+    std::vector<TokenLogprobs> logprobs;
+    std::string text;
+    std::optional<FinishReason> reason;
+
+    friend bool operator==(const One&, const One&) = default;
+  };
+
   OnUpdate on_update() {
     return [this](const Update& update) {
       const std::lock_guard lock(mutex_);
       EXPECT_FALSE(finish_.has_value()) << "an update after the last one";
-      tokens_.insert(tokens_.end(), update.tokens.begin(), update.tokens.end());
-      text_ += update.text;
-      if (update.ended) reason_ = update.ended;
+      if (std::size_t(update.choice) >= all_.size()) all_.resize(update.choice + 1);
+      One& one = all_[update.choice];
+      EXPECT_TRUE(!one.reason || (update.tokens.empty() && update.text.empty()))
+          << "more of an answer that had ended";
+      one.tokens.insert(one.tokens.end(), update.tokens.begin(), update.tokens.end());
+      one.logprobs.insert(one.logprobs.end(), update.logprobs.begin(), update.logprobs.end());
+      one.text += update.text;
+      if (update.ended) one.reason = update.ended;
       if (update.finish) finish_ = update.finish;
       changed_.notify_all();
     };
@@ -67,20 +81,20 @@ class Answer {
   void wait_for_tokens(std::size_t count) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::seconds(60),
-                      [&] { return finish_.has_value() || tokens_.size() >= count; });
+                      [&] { return finish_.has_value() || all_[0].tokens.size() >= count; });
   }
 
-  // Why the answer ended; nothing if it failed.
-  std::optional<FinishReason> reason() const { return reason_; }
-  const std::vector<std::int32_t>& tokens() const { return tokens_; }
-  const std::string& text() const { return text_; }
+  // Of the first answer; why it ended is nothing if it failed.
+  const std::vector<std::int32_t>& tokens() const { return all_[0].tokens; }
+  const std::string& text() const { return all_[0].text; }
+  std::optional<FinishReason> reason() const { return all_[0].reason; }
+  // Those that anything came of.
+  const std::vector<One>& all() const { return all_; }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::int32_t> tokens_;
-  std::string text_;
-  std::optional<FinishReason> reason_;
+  std::vector<One> all_{1};
   std::optional<Finish> finish_;
 };
 

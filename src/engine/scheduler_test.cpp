@@ -61,32 +61,6 @@ class Order {
   std::vector<std::string> events_;
 };
 
-// The tokens of all answers to one request.
-struct AllAnswers {
-  explicit AllAnswers(int n) : tokens(n) {}
-
-  OnUpdate on_update() {
-    return [this](const Update& update) {
-      const std::lock_guard lock(mutex);
-      auto& answer = tokens.at(update.choice);
-      answer.insert(answer.end(), update.tokens.begin(), update.tokens.end());
-      if (update.finish) finish = update.finish;
-      changed.notify_all();
-    };
-  }
-  Finish wait() {
-    std::unique_lock lock(mutex);
-    EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(kWaitSeconds),
-                                 [this] { return finish.has_value(); }));
-    return finish.value_or(Finish());
-  }
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<std::vector<std::int32_t>> tokens;
-  std::optional<Finish> finish;
-};
-
 std::ptrdiff_t place(const std::vector<std::string>& events, const std::string& event) {
   return std::find(events.begin(), events.end(), event) - events.begin();
 }
@@ -209,18 +183,19 @@ TEST(Scheduler, SeveralAnswersShareThePromptAndDrawApart) {
   GenerationRequest request = make_request(280, 30, 1);  // 5 blocks, so six alone take 30
   request.sampling.temperature = 1;
   request.n = 6;
-  AllAnswers told(6);
+  Answer told;
   ASSERT_TRUE(engine->submit(request, told.on_update()).ok());
   const Finish finish = told.wait();
-  const auto& answers = told.tokens;
+  const std::vector<Answer::One>& answers = told.all();
+  ASSERT_EQ(answers.size(), 6U);
   EXPECT_EQ(finish.completion_tokens, 180);
   for (int i = 0; i < 6; ++i) {
-    EXPECT_EQ(answers[i].size(), 30U);
-    for (int j = 0; j < i; ++j) EXPECT_NE(answers[i], answers[j]);
+    EXPECT_EQ(answers[i].tokens.size(), 30U);
+    for (int j = 0; j < i; ++j) EXPECT_NE(answers[i].tokens, answers[j].tokens);
   }
   EXPECT_EQ(engine->load().preemptions, 0);
   request.n = 1;
-  EXPECT_EQ(answers[0], alone(fixture_model(), request)) << "the first is that of one alone";
+  EXPECT_EQ(answers[0].tokens, alone(fixture_model(), request)) << "the first is that of one alone";
 }
 
 TEST(Scheduler, CountsWhatItDid) {
