@@ -29,6 +29,9 @@ if(KVLANE_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
+# Every test program, and not what none of them needs.
+add_custom_target(kvlane_tests)
+
 # kvlane_library(NAME [DEPS ...] [PRIVATE ...]): src/NAME/*.cpp as the static library kvlane_NAME.
 # DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are used in
 # its .cpp files only. X_test.cpp files become the test program NAME_test, X_fuzz.cpp files one
@@ -61,6 +64,7 @@ function(kvlane_library name)
 
   if(KVLANE_TESTS AND tests)
     add_executable(${name}_test ${tests})
+    add_dependencies(kvlane_tests ${name}_test)
     target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} GTest::gmock GTest::gtest_main)
     target_compile_definitions(${name}_test PRIVATE KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
     # g++ 12 at -O3 takes the strings inside temporaries of EXPECT_EQ for uninitialised.
