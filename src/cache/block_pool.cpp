@@ -161,6 +161,13 @@ void BlockTable::append_sealed(BlockId id) {
   tokens_ += kBlockTokens;
 }
 
+void BlockTable::adopt_next(BlockId id) {
+  assert(tokens_ % kBlockTokens == 0 && tokens_ / kBlockTokens < blocks());
+  assert(pool_->state(id) == BlockState::kSealed);
+  pool_->release(std::exchange(ids_[tokens_ / kBlockTokens], id));
+  tokens_ += kBlockTokens;
+}
+
 Status BlockTable::fork(const BlockTable& other) {
   assert(ids_.empty());
   const int complete = other.tokens_ / kBlockTokens;

@@ -117,6 +117,9 @@ class BlockTable {
   // Appends a sealed block of which this table becomes an owner in the caller's place. Only when
   // all blocks so far are complete.
   void append_sealed(BlockId id);
+  // Puts a sealed block, of which this table becomes an owner in the caller's place, where the next
+  // token would have been written: in place of a block that has no row yet.
+  void adopt_next(BlockId id);
   // Fills an empty table with the sequence of `other`: complete blocks are shared, the open one is
   // copied. All of it or nothing (kExhausted).
   Status fork(const BlockTable& other);

@@ -81,6 +81,7 @@ class EngineImpl final : public Engine {
   bool start(Sequence& sequence);
   bool may_have(const Sequence& sequence, int blocks) const;
   int adopt_prefix(Sequence& sequence);
+  void adopt_what_others_computed(Sequence& sequence);
   bool adopt_from_arena(Sequence& sequence, const BlockName& name);
   Sequence* least_important() const;
   void preempt(Sequence& sequence);
@@ -89,6 +90,7 @@ class EngineImpl final : public Engine {
   // Computing (engine_step.cpp).
   bool step();
   bool choose_batch();
+  void gather_batch();
   void on_layer(int layer);
   void after_pass();
   void draw();
@@ -132,6 +134,7 @@ class EngineImpl final : public Engine {
   };
   std::vector<Slot> slots_;
   std::vector<ForwardSpan> spans_;
+  std::vector<Sequence*> batch_;
   std::vector<int> missing_;
   std::vector<int> shares_of_step_;
   int answers_in_step_ = 0;

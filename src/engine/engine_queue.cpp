@@ -143,6 +143,23 @@ int EngineImpl::adopt_prefix(Sequence& sequence) {
   return sequence.table.blocks();
 }
 
+// The blocks that come next for this sequence, if somebody has computed them since it started.
+void EngineImpl::adopt_what_others_computed(Sequence& sequence) {
+  if (!options_.prefix_caching) return;
+  const std::span<const BlockName> names = sequence.names.all();
+  while (sequence.table.tokens() % kBlockTokens == 0 && sequence.missing() > kBlockTokens) {
+    const std::size_t next = sequence.table.tokens() / kBlockTokens;
+    const std::optional<BlockId> known =
+        next < names.size() ? pool_.find(names[next]) : std::nullopt;
+    if (!known) return;
+    sequence.table.adopt_next(*known);
+    sequence.published = static_cast<int>(next) + 1;
+    if (sequence.completion_tokens > 0) continue;
+    sequence.request.cached_tokens += kBlockTokens;
+    totals_.prefix_hit_tokens += kBlockTokens;
+  }
+}
+
 bool EngineImpl::adopt_from_arena(Sequence& sequence, const BlockName& name) {
   if (!arena_.knows(name)) return false;
   const Result<BlockId> block = pool_.allocate();

@@ -1,6 +1,7 @@
 // One step of the engine: choose a batch, compute it, take up what came out.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <unordered_set>
 
 #include "cpu/parallel.h"
 #include "engine/engine_impl.h"
@@ -44,20 +45,15 @@ bool EngineImpl::step() {
 bool EngineImpl::choose_batch() {
   slots_.clear();
   spans_.clear();
-  missing_.clear();
-  answers_in_step_ = 0;
-  for (const Sequence* sequence : running_) {
-    missing_.push_back(sequence->missing());
-    answers_in_step_ += missing_.back() == 1 ? 1 : 0;
-  }
+  gather_batch();
   shares_of_step_.resize(missing_.size());
   const int budget =
       prompt_budget(pace_, answers_in_step_, options_.slowdown_max, options_.chunk_tokens);
   share_step(missing_, budget, static_cast<unsigned>(totals_.steps), shares_of_step_);
-  for (std::size_t i = 0; i < running_.size(); ++i) {
+  for (std::size_t i = 0; i < batch_.size(); ++i) {
     const int tokens = shares_of_step_[i];
     if (tokens == 0) continue;
-    Sequence& sequence = *running_[i];
+    Sequence& sequence = *batch_[i];
     const bool wants_logits = tokens == missing_[i];
     const std::int32_t* first = sequence.tokens.data() + sequence.table.tokens();
     slots_.push_back({&sequence, tokens, wants_logits, {}});
@@ -65,6 +61,26 @@ bool EngineImpl::choose_batch() {
     shares_.charge(sequence.request.generation.client, tokens);
   }
   return !slots_.empty();
+}
+
+// All that run, except who would compute a block that another one is computing just now: it waits
+// for that. So of many prompts that begin alike and come at once, one is computed.
+void EngineImpl::gather_batch() {
+  batch_.clear();
+  missing_.clear();
+  answers_in_step_ = 0;
+  std::unordered_set<BlockName, BlockNameHash> under_way;
+  for (Sequence* sequence : running_) {
+    adopt_what_others_computed(*sequence);
+    const std::size_t next = sequence->table.tokens() / kBlockTokens;
+    const bool named =
+        options_.prefix_caching && sequence->missing() > 1 && next < sequence->names.all().size();
+    const bool begun = sequence->table.tokens() % kBlockTokens != 0;
+    if (named && !under_way.insert(sequence->names.all()[next]).second && !begun) continue;
+    batch_.push_back(sequence);
+    missing_.push_back(sequence->missing());
+    answers_in_step_ += missing_.back() == 1 ? 1 : 0;
+  }
 }
 
 // Slabs that this pass completed leave while the next layer is computed.

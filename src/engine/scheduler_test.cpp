@@ -162,6 +162,26 @@ TEST(Scheduler, FindsWhatItAnsweredInTheNextRoundOfAConversation) {
   EXPECT_EQ(next.tokens(), alone(fixture_model(), second));
 }
 
+TEST(Scheduler, OfPromptsThatBeginAlikeAndComeAtOnceOneIsComputed) {
+  const auto engine = make_engine({.chunk_tokens = 32});
+  std::vector<GenerationRequest> requests;
+  std::vector<Answer> answers(8);
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back(make_request(400, 5, 1));
+    requests.back().prompt[390] = 10 + i;
+    requests.back().prompt.resize(391 + i);
+    ASSERT_TRUE(engine->submit(requests.back(), answers[i].on_update()).ok());
+  }
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_TRUE(answers[i].wait().error.ok());
+    EXPECT_EQ(answers[i].tokens(), alone(fixture_model(), requests[i]));
+    EXPECT_EQ(answers[i].wait().cached_tokens, i == 0 ? 0 : 384);
+  }
+  EXPECT_EQ(engine->load().prefix_hit_tokens, 7 * 384);
+  engine->wait_idle();
+  EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total);
+}
+
 TEST(Scheduler, WhatLeftTheKvMemoryComesBackFromTheHost) {
   const auto engine =
       make_engine({.kv_bytes = 5 * block_bytes(), .host_bytes = 20 * block_bytes()});
