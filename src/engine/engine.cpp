@@ -176,7 +176,7 @@ Result<RequestId> EngineImpl::enqueue(RequestPtr request) {
   inbox_->post([this, shared = std::make_shared<RequestPtr>(std::move(request))] {
     Request& live = **shared;
     live_.emplace(live.id, std::move(*shared));
-    shares_.enter(live.generation.client);
+    live.share = &shares_.enter(live.generation.client);
     queue(live.prompt());
   });
   return id;

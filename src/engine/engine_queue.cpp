@@ -18,7 +18,7 @@ Rank EngineImpl::rank(const Sequence& sequence) const {
   const GenerationRequest& generation = sequence.request.generation;
   // Who has begun to answer goes on before others begin, whatever its client has had.
   const bool begun = sequence.completion_tokens > 0;
-  return {generation.priority, begun ? -1 : shares_.served(generation.client), sequence.request.id};
+  return {generation.priority, begun ? -1 : sequence.request.share->served, sequence.request.id};
 }
 
 void EngineImpl::queue(Sequence& sequence) {

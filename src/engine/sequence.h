@@ -17,6 +17,7 @@
 #include "engine/kv_sender.h"
 #include "engine/output_text.h"
 #include "ops/sampling.h"
+#include "plan/admission.h"
 
 namespace kvlane {
 
@@ -79,6 +80,7 @@ struct Request {
   const RequestId id;
   const GenerationRequest generation;
   SamplingKey key;                                   // of answer 0
+  const ClientShares::Account* share = nullptr;      // of its client, while the request is live
   std::vector<std::unique_ptr<Sequence>> sequences;  // the others come when the prompt is computed
   int answers_over = 0;
   bool over = false;

@@ -12,34 +12,25 @@ bool goes_before(const Rank& one, const Rank& other) {
          std::tie(other.priority, other.served, other.arrival);
 }
 
-std::optional<std::size_t> first_in_rank(std::span<const Rank> ranks) {
-  if (ranks.empty()) return std::nullopt;
-  return std::min_element(ranks.begin(), ranks.end(), goes_before) - ranks.begin();
-}
-
-std::optional<std::size_t> last_in_rank(std::span<const Rank> ranks) {
-  if (ranks.empty()) return std::nullopt;
-  return std::max_element(ranks.begin(), ranks.end(), goes_before) - ranks.begin();
-}
-
 bool may_start(int blocks, int blocks_free, int growing) {
   // Alone it may have everything: nobody else would ever give a block back.
   return blocks + growing <= blocks_free;
 }
 
-void ClientShares::enter(const std::string& client) {
+const ClientShares::Account& ClientShares::enter(const std::string& client) {
   double least = 0;
   for (auto it = clients_.begin(); it != clients_.end(); ++it) {
     least = it == clients_.begin() ? it->second.served : std::min(least, it->second.served);
   }
   const auto [account, is_new] = clients_.try_emplace(client);
   ++account->second.requests;
-  if (!is_new) return;
+  if (!is_new) return account->second;
   account->second.served = least;
   if (const auto before = ahead_.find(client); before != ahead_.end()) {
     account->second.served = std::max(least, before->second);
     ahead_.erase(before);
   }
+  return account->second;
 }
 
 void ClientShares::leave(const std::string& client) {

@@ -4,8 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
-#include <span>
 #include <string>
 
 namespace kvlane {
@@ -19,11 +17,6 @@ struct Rank {
 };
 bool goes_before(const Rank& one, const Rank& other);
 
-// The index of the one that goes first; nothing if there is none.
-std::optional<std::size_t> first_in_rank(std::span<const Rank> ranks);
-// The index of the one that goes last.
-std::optional<std::size_t> last_in_rank(std::span<const Rank> ranks);
-
 // Whether a sequence that takes `blocks` of those without an owner may start beside `growing`
 // answers: each of these may soon want one block more, and would have to stop another.
 bool may_start(int blocks, int blocks_free, int growing);
@@ -33,18 +26,20 @@ bool may_start(int blocks, int blocks_free, int growing);
 // those that wait or run, so that nobody saves up. Thread-compatible.
 class ClientShares {
  public:
-  // One more request of this client is in the house, or one less.
-  void enter(const std::string& client);
+  struct Account {
+    double served = 0;
+    int requests = 0;
+  };
+
+  // One more request of this client is in the house, or one less. The account is there as long as
+  // any of its requests is.
+  const Account& enter(const std::string& client);
   void leave(const std::string& client);
   // Tokens computed for it, prompt or answer. It is in the house.
   void charge(const std::string& client, int tokens) { clients_[client].served += tokens; }
   double served(const std::string& client) const;
 
  private:
-  struct Account {
-    double served = 0;
-    int requests = 0;
-  };
   std::map<std::string, Account> clients_;  // those in the house
   // The least anybody in the house was served: who leaves with less would be lifted to it anyway,
   // so nobody has to be remembered but those who leave with more.
