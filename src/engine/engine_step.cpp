@@ -11,6 +11,9 @@ namespace {
 
 using State = Sequence::State;
 
+// Logits that take some tens of microseconds to draw from.
+constexpr std::int64_t kParallelLogitsMin = 1 << 15;
+
 bool contains(const std::vector<std::int32_t>& tokens, std::int32_t token) {
   return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
 }
@@ -126,6 +129,9 @@ void EngineImpl::draw() {
     if (slot.wants_logits) wanted.emplace_back(&slot, logits_index++);
   }
   const std::vector<std::int32_t>& eos = model_.config().eos;
+  // Waking other threads costs more than a few thousand logits.
+  const auto logits_count = static_cast<std::int64_t>(wanted.size()) * model_.config().vocab;
+  const ParallelScope scope(logits_count < kParallelLogitsMin ? 1 : parallel_threads());
   parallel_for(static_cast<std::int64_t>(wanted.size()), [&](std::int64_t i) {
     const auto [slot, index] = wanted[i];
     const Sequence& sequence = *slot->sequence;
