@@ -9,7 +9,7 @@
 
 namespace kvlane {
 
-Result<const Codec*> find_codec(std::string_view name) {
+Result<const Codec*> find_codec(std::string_view name, Isa) {
   static const NoneCodec none;
   static const SplitZipCodec splitzip;
   for (const Codec* codec :

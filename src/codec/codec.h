@@ -1,21 +1,55 @@
-// Lossless codecs: planes of 16-bit values to bytes and back.
+// Lossless codecs: planes of values to bytes and back.
 //
 // A plane is the K or the V of one slab: its valid rows, gathered over its pages in head order. All
 // codecs have one shape (bound, encode, decode), take buffers from the caller, allocate nothing,
-// keep no state and give the same bytes for the same values. Thread-safe.
+// keep no state and give the same bytes for the same plane and codebook, whatever the instruction
+// set. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
 #include "base/bytes.h"
+#include "cpu/isa.h"
 #include "format/element.h"
+#include "format/shape.h"
 #include "kvlane/status.h"
 
 namespace kvlane {
+
+// A plane is [kv_heads][rows][head_dim] values, the last index fastest, without gaps. It may have
+// no values; at most kPlaneElementsMax (format/frame.h). Bytes of a plane need no alignment.
+struct PlaneShape {
+  ElementType type = ElementType::kBf16;  // any but kF32
+  int kv_heads = 1;
+  int rows = 0;  // tokens
+  int head_dim = 0;
+
+  std::size_t elements() const { return std::size_t(kv_heads) * rows * head_dim; }
+  std::size_t bytes() const { return elements() * element_bytes(type); }
+
+  friend bool operator==(const PlaneShape&, const PlaneShape&) = default;
+};
+
+// What an encoder knows beforehand about planes like this one, from calibration on others. It saves
+// the pass over the plane in which an encoder would learn it; a poor one costs size, never
+// correctness. Bodies carry what their reader needs of it.
+struct Codebook {
+  static constexpr std::size_t kExponentsMax = 16;
+
+  // Exponents that get short codes, strictly ascending. FP8 E4M3 uses the first 8 of them, all
+  // other types 16.
+  std::array<std::uint8_t, kExponentsMax> exponents{};
+};
+
+// The plane of K (or V) of one slab of such a cache, with so many valid rows.
+constexpr PlaneShape plane_shape(const KvShape& cache, int rows) {
+  return {cache.type, cache.kv_heads, rows, cache.head_dim};
+}
 
 class Codec {
  public:
@@ -24,22 +58,27 @@ class Codec {
   // The name users type and frames carry: "none", "splitzip".
   virtual std::string_view name() const = 0;
 
-  // The most bytes encode() can write for a plane of `elements` values.
-  virtual std::size_t bound(std::size_t elements) const = 0;
+  // The most bytes encode() can write for such a plane; at most shape.bytes() +
+  // kPlaneGrowthBytesMax (format/frame.h).
+  virtual std::size_t bound(const PlaneShape& shape) const = 0;
 
-  // Writes the coded plane to `destination`, which has at least bound(values.size()) bytes, and
-  // returns how many bytes were written. Cannot fail.
-  virtual std::size_t encode(ElementType type, std::span<const std::uint16_t> values,
+  // Writes the coded plane to `destination`, which has at least bound(shape) bytes and does not
+  // overlap `plane`, and returns how many bytes were written; all of the bound may be overwritten.
+  // `plane` has shape.bytes() bytes. Without a `book` the encoder counts the plane first. Cannot
+  // fail.
+  virtual std::size_t encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
                              std::span<std::byte> destination) const = 0;
 
-  // Fills `values` from `coded`, untrusted bytes. The whole of `coded` must be used up and the
-  // element count must match, else kCorrupt; `values` then holds garbage.
-  virtual Status decode(ElementType type, ByteView coded,
-                        std::span<std::uint16_t> values) const = 0;
+  // Fills `plane`, shape.bytes() bytes, from `coded`, untrusted bytes that do not overlap it. The
+  // whole of `coded` must be used up and type and element count must match, else kCorrupt; `plane`
+  // then holds garbage.
+  virtual Status decode(const PlaneShape& shape, ByteView coded,
+                        std::span<std::byte> plane) const = 0;
 };
 
-// The codec with that name, or an error that lists the known ones. Lives for the whole program.
-Result<const Codec*> find_codec(std::string_view name);
+// The codec with that name on kernels of that tier, which this processor must support; or an error
+// that lists the known names. Lives for the whole program.
+Result<const Codec*> find_codec(std::string_view name, Isa isa = best_isa());
 
 // "none, splitzip": for help texts, handshakes and errors.
 std::string_view codec_names();

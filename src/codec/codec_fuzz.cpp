@@ -1,46 +1,48 @@
 // Codecs on bytes from strangers: decoding stays in bounds, what decodes can be encoded again, and
 // any values survive the round trip. The first bytes choose codec, type and number of values.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <vector>
 
 #include "codec/codec.h"
 
 namespace kvlane {
 namespace {
 
-using Values = std::vector<std::uint16_t>;
-
 void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// Into and from heap blocks of exactly the promised sizes, so that AddressSanitizer sees every
-// slip.
-void round_trip(const Codec& codec, ElementType type, const Values& values) {
-  const std::size_t bound = codec.bound(values.size());
-  const auto first = std::make_unique<std::byte[]>(bound);
-  const auto second = std::make_unique<std::byte[]>(bound);
-  std::memset(first.get(), 0xFF, bound);
-  const std::size_t bytes = codec.encode(type, values, {first.get(), bound});
-  require(bytes <= bound);
-  require(codec.encode(type, values, {second.get(), bound}) == bytes);
-  require(bytes == 0 || std::memcmp(first.get(), second.get(), bytes) == 0);
-  const auto exact = std::make_unique<std::byte[]>(bytes);
-  if (bytes > 0) std::memcpy(exact.get(), first.get(), bytes);
-  Values decoded(values.size());
-  require(codec.decode(type, {exact.get(), bytes}, decoded).ok());
-  require(decoded == values);
+PlaneShape shape_of(ElementType type, std::size_t elements) {
+  return {type, 1, 1, static_cast<int>(elements)};
 }
 
-void decode_untrusted(const Codec& codec, ElementType type, ByteView body, std::size_t elements) {
+// Into and from heap blocks of exactly the promised sizes, so that AddressSanitizer sees every
+// slip.
+void round_trip(const Codec& codec, const PlaneShape& shape, ByteView plane) {
+  const std::size_t bound = codec.bound(shape);
+  const auto first = std::make_unique<std::byte[]>(bound);
+  const auto second = std::make_unique<std::byte[]>(bound);
+  std::fill_n(first.get(), bound, std::byte{0xFF});
+  const std::size_t bytes = codec.encode(shape, plane, nullptr, {first.get(), bound});
+  require(bytes <= bound);
+  require(codec.encode(shape, plane, nullptr, {second.get(), bound}) == bytes);
+  require(std::equal(first.get(), first.get() + bytes, second.get()));
+  const auto exact = std::make_unique<std::byte[]>(bytes);
+  std::copy_n(first.get(), bytes, exact.get());
+  const auto decoded = std::make_unique<std::byte[]>(plane.size());
+  require(codec.decode(shape, {exact.get(), bytes}, {decoded.get(), plane.size()}).ok());
+  require(std::equal(plane.begin(), plane.end(), decoded.get()));
+}
+
+void decode_untrusted(const Codec& codec, const PlaneShape& shape, ByteView body) {
   const auto exact = std::make_unique<std::byte[]>(body.size());
-  if (!body.empty()) std::memcpy(exact.get(), body.data(), body.size());
-  Values values(elements);
-  if (!codec.decode(type, {exact.get(), body.size()}, values).ok()) return;
-  round_trip(codec, type, values);
+  std::copy(body.begin(), body.end(), exact.get());
+  Bytes plane(shape.bytes());
+  if (!codec.decode(shape, {exact.get(), body.size()}, plane).ok()) return;
+  round_trip(codec, shape, plane);
 }
 
 }  // namespace
@@ -50,17 +52,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace kvlane;
   if (size < 1) return 0;
   const Codec& codec = **find_codec((data[0] & 1) != 0 ? "none" : "splitzip");
-  const ElementType type = (data[0] & 2) != 0 ? ElementType::kFp16 : ElementType::kBf16;
+  constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp8E4m3,
+                                    ElementType::kFp8E5m2};
+  const ElementType type = kTypes[data[0] >> 1 & 3];
   const ByteView input = std::as_bytes(std::span(data + 1, size - 1));
-  if ((data[0] & 4) != 0) {
-    Values values(input.size() / 2);
-    if (!values.empty()) std::memcpy(values.data(), input.data(), values.size() * 2);
-    round_trip(codec, type, values);
+  if ((data[0] & 8) != 0) {
+    const PlaneShape shape = shape_of(type, input.size() / element_bytes(type));
+    round_trip(codec, shape, input.first(shape.bytes()));
     return 0;
   }
   // The count that the body itself claims, within reason, or most inputs would end at that check.
   std::uint32_t elements = 0;
   if (input.size() >= 8) std::memcpy(&elements, input.data() + 4, sizeof(elements));
-  decode_untrusted(codec, type, input, elements % 65536);
+  decode_untrusted(codec, shape_of(type, elements % 65536), input);
   return 0;
 }

@@ -31,18 +31,25 @@ std::vector<fs::path> frames_in(const char* folder) {
   return paths;
 }
 
+PlaneShape shape_of(const FrameHeader& header) {
+  return {header.type, header.kv_heads, header.tokens, header.head_dim};
+}
+
+PlaneShape shape_of(std::size_t elements, ElementType type) {
+  return {type, 1, 1, static_cast<int>(elements)};
+}
+
 // Decodes both planes of a frame, each from and to heap blocks of the exact size.
-Status decode_planes(const Frame& frame, std::vector<std::uint16_t>& planes) {
+Status decode_planes(const Frame& frame, Bytes& planes) {
   KVLANE_ASSIGN(const Codec* codec, find_codec(frame.header.codec));
-  const std::size_t elements = frame.header.plane_elements();
+  const PlaneShape shape = shape_of(frame.header);
   planes.clear();
   for (const ByteView coded : {frame.k, frame.v}) {
     const auto copy = std::make_unique<std::byte[]>(coded.size());
     std::copy(coded.begin(), coded.end(), copy.get());
-    const auto values = std::make_unique<std::uint16_t[]>(elements);
-    KVLANE_TRY(
-        codec->decode(frame.header.type, {copy.get(), coded.size()}, {values.get(), elements}));
-    planes.insert(planes.end(), values.get(), values.get() + elements);
+    const auto plane = std::make_unique<std::byte[]>(shape.bytes());
+    KVLANE_TRY(codec->decode(shape, {copy.get(), coded.size()}, {plane.get(), shape.bytes()}));
+    planes.insert(planes.end(), plane.get(), plane.get() + shape.bytes());
   }
   return {};
 }
@@ -67,7 +74,11 @@ TEST(Codec, NoCodecGrowsAPlaneBeyondTheFrameLimit) {
   for (const std::string_view name : {"none", "splitzip"}) {
     for (std::size_t n :
          {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1000}, kPlaneElementsMax}) {
-      EXPECT_LE((*find_codec(name))->bound(n), 2 * n + kPlaneGrowthBytesMax) << name << " " << n;
+      for (const ElementType type : {ElementType::kBf16, ElementType::kFp8E5m2}) {
+        const PlaneShape shape = shape_of(n, type);
+        EXPECT_LE((*find_codec(name))->bound(shape), shape.bytes() + kPlaneGrowthBytesMax)
+            << name << " " << n;
+      }
     }
   }
 }
@@ -78,22 +89,22 @@ TEST(CodecGolden, ValidPlanesDecodeAndOurEncoderWritesTheSameBytes) {
     ASSERT_TRUE(file.ok());
     const Result<Frame> frame = parse_frame(as_byte_view(*file));
     ASSERT_TRUE(frame.ok()) << path << ": " << frame.status().message();
-    std::vector<std::uint16_t> planes;
+    Bytes planes;
     const Status decoded = decode_planes(*frame, planes);
     ASSERT_TRUE(decoded.ok()) << path << ": " << decoded.message();
     const Result<std::string> expected =
         read_text_file(fs::path(path).replace_extension(".planes"), 1 << 20);
     ASSERT_TRUE(expected.ok()) << path;
-    ASSERT_EQ(planes.size() * 2, expected->size()) << path;
+    ASSERT_EQ(planes.size(), expected->size()) << path;
     EXPECT_EQ(std::memcmp(planes.data(), expected->data(), expected->size()), 0) << path;
 
     if (path.stem().string().starts_with("foreign_")) continue;
     const Codec& codec = **find_codec(frame->header.codec);
-    const std::size_t elements = planes.size() / 2;
+    const PlaneShape shape = shape_of(frame->header);
     for (const bool second : {false, true}) {
-      Bytes coded(codec.bound(elements), std::byte{0xAA});
-      const std::span values = std::span(planes).subspan(second ? elements : 0, elements);
-      coded.resize(codec.encode(frame->header.type, values, coded));
+      Bytes coded(codec.bound(shape), std::byte{0xAA});
+      const ByteView plane = ByteView(planes).subspan(second ? shape.bytes() : 0, shape.bytes());
+      coded.resize(codec.encode(shape, plane, nullptr, coded));
       const ByteView golden = second ? frame->v : frame->k;
       EXPECT_TRUE(std::equal(coded.begin(), coded.end(), golden.begin(), golden.end()))
           << path << (second ? " V" : " K");
@@ -109,7 +120,7 @@ TEST(CodecGolden, BadPlanesAreRefusedForTheirReason) {
       const Result<Frame> frame = parse_frame(as_byte_view(*file));
       ASSERT_TRUE(frame.ok()) << path << ": the frame around the plane is right";
       if (path.stem() == "unknown_format") continue;  // formats are refused before codecs are asked
-      std::vector<std::uint16_t> planes;
+      Bytes planes;
       const Status status = decode_planes(*frame, planes);
       EXPECT_EQ(status.code(), code) << path << ": " << status.message();
     }
@@ -118,21 +129,24 @@ TEST(CodecGolden, BadPlanesAreRefusedForTheirReason) {
 
 TEST(NoneCodec, RoundTripAndExactLength) {
   const Codec& codec = **find_codec("none");
-  std::vector<std::uint16_t> values(65536);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::uint16_t>(i);
-  Bytes coded(codec.bound(values.size()));
-  ASSERT_EQ(codec.encode(ElementType::kFp16, values, coded), 2 * values.size());
-  EXPECT_EQ(coded[2 * 0x1234], std::byte{0x34});  // little-endian
-  EXPECT_EQ(coded[2 * 0x1234 + 1], std::byte{0x12});
-  std::vector<std::uint16_t> decoded(values.size());
-  ASSERT_TRUE(codec.decode(ElementType::kFp16, coded, decoded).ok());
-  EXPECT_EQ(decoded, values);
-  const ByteView cut = ByteView(coded).first(coded.size() - 1);
-  EXPECT_EQ(codec.decode(ElementType::kFp16, cut, decoded).code(), Code::kCorrupt);
-  coded.push_back(std::byte{0});
-  EXPECT_EQ(codec.decode(ElementType::kFp16, coded, decoded).code(), Code::kCorrupt);
-  EXPECT_EQ(codec.encode(ElementType::kBf16, {}, {}), 0U);
-  EXPECT_TRUE(codec.decode(ElementType::kBf16, {}, {}).ok());
+  for (const ElementType type : {ElementType::kFp16, ElementType::kFp8E4m3}) {
+    Bytes plane(65536);
+    for (std::size_t i = 0; i < plane.size(); ++i) plane[i] = std::byte(i % 251);
+    const PlaneShape shape = shape_of(plane.size() / element_bytes(type), type);
+    ASSERT_EQ(codec.bound(shape), plane.size());
+    Bytes coded(plane.size());
+    ASSERT_EQ(codec.encode(shape, plane, nullptr, coded), plane.size());
+    EXPECT_EQ(coded, plane);
+    Bytes decoded(plane.size());
+    ASSERT_TRUE(codec.decode(shape, coded, decoded).ok());
+    EXPECT_EQ(decoded, plane);
+    const ByteView cut = ByteView(coded).first(coded.size() - 1);
+    EXPECT_EQ(codec.decode(shape, cut, decoded).code(), Code::kCorrupt);
+    coded.push_back(std::byte{0});
+    EXPECT_EQ(codec.decode(shape, coded, decoded).code(), Code::kCorrupt);
+    EXPECT_EQ(codec.encode(shape_of(0, type), {}, nullptr, {}), 0U);
+    EXPECT_TRUE(codec.decode(shape_of(0, type), {}, {}).ok());
+  }
 }
 
 }  // namespace

@@ -8,19 +8,22 @@
 
 namespace kvlane {
 
-std::size_t NoneCodec::encode(ElementType, std::span<const std::uint16_t> values,
+std::size_t NoneCodec::encode(const PlaneShape& shape, ByteView plane, const Codebook*,
                               std::span<std::byte> destination) const {
-  assert(destination.size() >= values.size_bytes());
-  if (!values.empty()) std::memcpy(destination.data(), values.data(), values.size_bytes());
-  return values.size_bytes();
+  assert(plane.size() == shape.bytes() && destination.size() >= plane.size());
+  static_cast<void>(shape);
+  if (!plane.empty()) std::memcpy(destination.data(), plane.data(), plane.size());
+  return plane.size();
 }
 
-Status NoneCodec::decode(ElementType, ByteView coded, std::span<std::uint16_t> values) const {
-  if (coded.size() != values.size_bytes()) {
-    return corrupt("an uncoded plane of " + std::to_string(values.size()) + " values has " +
+Status NoneCodec::decode(const PlaneShape& shape, ByteView coded,
+                         std::span<std::byte> plane) const {
+  assert(plane.size() == shape.bytes());
+  if (coded.size() != plane.size()) {
+    return corrupt("an uncoded plane of " + std::to_string(shape.elements()) + " values has " +
                    std::to_string(coded.size()) + " bytes");
   }
-  if (!values.empty()) std::memcpy(values.data(), coded.data(), coded.size());
+  if (!plane.empty()) std::memcpy(plane.data(), coded.data(), coded.size());
   return {};
 }
 

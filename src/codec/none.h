@@ -9,10 +9,10 @@ namespace kvlane {
 class NoneCodec final : public Codec {
  public:
   std::string_view name() const override { return "none"; }
-  std::size_t bound(std::size_t elements) const override { return 2 * elements; }
-  std::size_t encode(ElementType type, std::span<const std::uint16_t> values,
+  std::size_t bound(const PlaneShape& shape) const override { return shape.bytes(); }
+  std::size_t encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
                      std::span<std::byte> destination) const override;
-  Status decode(ElementType type, ByteView coded, std::span<std::uint16_t> values) const override;
+  Status decode(const PlaneShape& shape, ByteView coded, std::span<std::byte> plane) const override;
 };
 
 }  // namespace kvlane

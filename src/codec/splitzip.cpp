@@ -13,13 +13,12 @@
 
 namespace kvlane {
 
-static_assert(splitzip::raw_body_bytes(kPlaneElementsMax) <= kPlaneBytesMax);
-static_assert(sizeof(splitzip::Prefix) + splitzip::kAlignment - 2 <= kPlaneGrowthBytesMax);
+static_assert(splitzip::raw_body_bytes(2 * kPlaneElementsMax) <= kPlaneBytesMax);
+static_assert(sizeof(splitzip::Prefix) + splitzip::kAlignment - 1 <= kPlaneGrowthBytesMax);
 
 namespace {
 
 using namespace splitzip;
-using Values = std::span<const std::uint16_t>;
 
 // bfloat16: s eeeeeeee mmmmmmm.
 constexpr unsigned exponent_of(std::uint16_t value) { return value >> 7 & 0xFFU; }
@@ -43,6 +42,22 @@ void store(std::byte* at, T value) {
   std::memcpy(at, &value, sizeof(T));
 }
 
+// A plane of 16-bit values, as it lies in bytes without alignment.
+class Values {
+ public:
+  explicit Values(ByteView bytes) : bytes_(bytes) {}
+  std::size_t size() const { return bytes_.size() / 2; }
+  std::uint16_t operator[](std::size_t i) const {
+    return load<std::uint16_t>(bytes_.data() + 2 * i);
+  }
+  Values subspan(std::size_t first, std::size_t count) const {
+    return Values(bytes_.subspan(2 * first, 2 * count));
+  }
+
+ private:
+  ByteView bytes_;
+};
+
 void fill_zeros(std::span<std::byte> body, std::size_t begin, std::size_t end) {
   std::fill(body.begin() + begin, body.begin() + end, std::byte{0});
 }
@@ -53,7 +68,6 @@ void fill_zeros(std::span<std::byte> body, std::size_t begin, std::size_t end) {
 // Code of each exponent; kEscape for those outside the codebook, whose code is then 0.
 constexpr std::uint8_t kEscape = 0x10;
 using CodeTable = std::array<std::uint8_t, 256>;
-using Codebook = std::array<std::uint8_t, kCodebookEntries>;
 
 // The 16 most frequent exponents, the smaller first among equals, in ascending order.
 Codebook choose_codebook(Values values) {
@@ -74,18 +88,19 @@ Codebook choose_codebook(Values values) {
   }
   std::nth_element(keys.begin(), keys.begin() + kCodebookEntries, keys.end(), std::greater<>());
   Codebook codebook;
-  for (std::size_t c = 0; c < codebook.size(); ++c) {
-    codebook[c] = static_cast<std::uint8_t>(255 - (keys[c] & 0xFFU));
+  for (std::size_t c = 0; c < kCodebookEntries; ++c) {
+    codebook.exponents[c] = static_cast<std::uint8_t>(255 - (keys[c] & 0xFFU));
   }
-  std::sort(codebook.begin(), codebook.end());
+  std::sort(codebook.exponents.begin(), codebook.exponents.end());
   return codebook;
 }
 
 CodeTable invert(const Codebook& codebook) {
   CodeTable codes;
   codes.fill(kEscape);
-  for (std::size_t c = 0; c < codebook.size(); ++c)
-    codes[codebook[c]] = static_cast<std::uint8_t>(c);
+  for (std::size_t c = 0; c < kCodebookEntries; ++c) {
+    codes[codebook.exponents[c]] = static_cast<std::uint8_t>(c);
+  }
   return codes;
 }
 
@@ -166,19 +181,17 @@ void encode_tables(Values values, const CodeTable& code_of, const Sections& at,
   fill_zeros(body, at.raw_exponents_end, at.end);
 }
 
-std::size_t encode_raw(ElementType type, Values values, std::span<std::byte> body) {
-  const std::size_t end = raw_body_bytes(values.size());
+std::size_t encode_raw(const PlaneShape& shape, ByteView plane, std::span<std::byte> body) {
+  const std::size_t end = raw_body_bytes(plane.size());
   store(body.data(), Prefix{.version = kBodyVersion,
                             .mode = static_cast<std::uint8_t>(Mode::kRaw),
-                            .element_type = static_cast<std::uint8_t>(type),
+                            .element_type = static_cast<std::uint8_t>(shape.type),
                             .reserved = 0,
-                            .elements = static_cast<std::uint32_t>(values.size()),
+                            .elements = static_cast<std::uint32_t>(shape.elements()),
                             .escapes = 0,
                             .raw_exponents = 0});
-  if (!values.empty()) {
-    std::memcpy(body.data() + sizeof(Prefix), values.data(), values.size_bytes());
-  }
-  fill_zeros(body, sizeof(Prefix) + values.size_bytes(), end);
+  if (!plane.empty()) std::memcpy(body.data() + sizeof(Prefix), plane.data(), plane.size());
+  fill_zeros(body, sizeof(Prefix) + plane.size(), end);
   return end;
 }
 
@@ -279,29 +292,24 @@ Result<ShiftedCodebook> read_codebook(const std::byte* entries) {
 
 // Decodes as if there were no escapes.
 void decode_dense(const ShiftedCodebook& codebook, const std::byte* codes,
-                  const std::byte* sign_mantissa, std::span<std::uint16_t> values) {
-  std::size_t i = 0;
-  for (; i + 2 <= values.size(); i += 2) {
+                  const std::byte* sign_mantissa, std::size_t elements, std::byte* plane) {
+  for (std::size_t i = 0; i < elements; ++i) {
     const auto pair = std::to_integer<unsigned>(codes[i / 2]);
-    values[i] = join(codebook[pair >> 4], sign_mantissa[i]);
-    values[i + 1] = join(codebook[pair & 0xFU], sign_mantissa[i + 1]);
-  }
-  if (i < values.size()) {
-    const auto pair = std::to_integer<unsigned>(codes[i / 2]);
-    values[i] = join(codebook[pair >> 4], sign_mantissa[i]);
+    const unsigned code = i % 2 == 0 ? pair >> 4 : pair & 0xFU;
+    store(plane + 2 * i, join(codebook[code], sign_mantissa[i]));
   }
 }
 
 // Puts the exponents of escapes and raw chunks in place. The positions are still unchecked.
-Status decode_tables(ByteView body, const Sections& at, std::span<std::uint16_t> values) {
+Status decode_tables(ByteView body, const Sections& at, std::size_t elements, std::byte* plane) {
   const auto put = [&](std::size_t i, std::byte exponent) {
-    values[i] = join(static_cast<std::uint16_t>(std::to_integer<unsigned>(exponent) << 7),
-                     body[at.sign_mantissa + i]);
+    store(plane + 2 * i, join(static_cast<std::uint16_t>(std::to_integer<unsigned>(exponent) << 7),
+                              body[at.sign_mantissa + i]));
   };
   std::size_t escape = 0;
   std::size_t raw = at.raw_exponents;
-  for (std::size_t first = 0; first < values.size(); first += kChunkElements) {
-    const std::size_t length = std::min(kChunkElements, values.size() - first);
+  for (std::size_t first = 0; first < elements; first += kChunkElements) {
+    const std::size_t length = std::min(kChunkElements, elements - first);
     const auto count = load<std::uint16_t>(body.data() + at.counts + first / kChunkElements * 2);
     if (count == kRawChunk) {
       for (std::size_t i = 0; i < length; ++i) put(first + i, body[raw + i]);
@@ -323,68 +331,70 @@ Status decode_tables(ByteView body, const Sections& at, std::span<std::uint16_t>
   return {};
 }
 
-Status decode_coded(ByteView body, const Prefix& prefix, std::span<std::uint16_t> values) {
+Status decode_coded(ByteView body, const Prefix& prefix, std::byte* plane) {
   const Sections at = sections(prefix.elements, prefix.escapes, prefix.raw_exponents);
   KVLANE_TRY(check_length(body, at.end));
   KVLANE_TRY(check_padding(body, prefix.elements, at));
   KVLANE_TRY(check_counts(body, prefix, at));
   KVLANE_ASSIGN(const ShiftedCodebook codebook, read_codebook(body.data() + at.codebook));
-  decode_dense(codebook, body.data() + at.codes, body.data() + at.sign_mantissa, values);
-  return decode_tables(body, at, values);
+  decode_dense(codebook, body.data() + at.codes, body.data() + at.sign_mantissa, prefix.elements,
+               plane);
+  return decode_tables(body, at, prefix.elements, plane);
 }
 
-Status decode_raw(ByteView body, std::span<std::uint16_t> values) {
-  KVLANE_TRY(check_length(body, raw_body_bytes(values.size())));
-  if (!all_zero(body, sizeof(Prefix) + values.size_bytes(), body.size())) {
+Status decode_raw(ByteView body, std::span<std::byte> plane) {
+  KVLANE_TRY(check_length(body, raw_body_bytes(plane.size())));
+  if (!all_zero(body, sizeof(Prefix) + plane.size(), body.size())) {
     return corrupt("the splitzip body has padding that is not zero");
   }
-  if (!values.empty()) {
-    std::memcpy(values.data(), body.data() + sizeof(Prefix), values.size_bytes());
-  }
+  if (!plane.empty()) std::memcpy(plane.data(), body.data() + sizeof(Prefix), plane.size());
   return {};
 }
 
 }  // namespace
 
-std::size_t SplitZipCodec::encode(ElementType type, std::span<const std::uint16_t> values,
+std::size_t SplitZipCodec::encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
                                   std::span<std::byte> destination) const {
-  assert(values.size() <= kPlaneElementsMax && type != ElementType::kF32);
-  assert(destination.size() >= bound(values.size()));
-  const std::size_t raw_end = raw_body_bytes(values.size());
-  const Sections dense = sections(values.size(), 0, 0);
-  if (type != ElementType::kBf16 || dense.end >= raw_end) {
-    return encode_raw(type, values, destination);
+  assert(shape.elements() <= kPlaneElementsMax && shape.type != ElementType::kF32);
+  assert(plane.size() == shape.bytes() && destination.size() >= bound(shape));
+  const std::size_t elements = shape.elements();
+  const std::size_t raw_end = raw_body_bytes(plane.size());
+  const Sections dense = sections(elements, 0, 0);
+  if (shape.type != ElementType::kBf16 || dense.end >= raw_end) {
+    return encode_raw(shape, plane, destination);
   }
   // The dense part is written before the number of escapes is known; it fits, as it is shorter than
   // the raw body.
-  const Codebook codebook = choose_codebook(values);
+  const Values values(plane);
+  const Codebook codebook = book != nullptr ? *book : choose_codebook(values);
   const CodeTable code_of = invert(codebook);
   const Totals totals = encode_dense(values, code_of, dense, destination);
-  const Sections at = sections(values.size(), totals.escapes, totals.raw_exponents);
-  if (at.end >= raw_end) return encode_raw(type, values, destination);
-  store(destination.data() + at.codebook, codebook);
+  const Sections at = sections(elements, totals.escapes, totals.raw_exponents);
+  if (at.end >= raw_end) return encode_raw(shape, plane, destination);
+  store(destination.data() + at.codebook, codebook.exponents);
   encode_tables(values, code_of, at, destination);
   store(destination.data(),
         Prefix{.version = kBodyVersion,
                .mode = static_cast<std::uint8_t>(Mode::kCoded),
-               .element_type = static_cast<std::uint8_t>(type),
+               .element_type = static_cast<std::uint8_t>(shape.type),
                .reserved = 0,
-               .elements = static_cast<std::uint32_t>(values.size()),
+               .elements = static_cast<std::uint32_t>(elements),
                .escapes = static_cast<std::uint32_t>(totals.escapes),
                .raw_exponents = static_cast<std::uint32_t>(totals.raw_exponents)});
   return at.end;
 }
 
-Status SplitZipCodec::decode(ElementType type, ByteView coded,
-                             std::span<std::uint16_t> values) const {
+Status SplitZipCodec::decode(const PlaneShape& shape, ByteView coded,
+                             std::span<std::byte> plane) const {
+  assert(plane.size() == shape.bytes());
   if (coded.size() < sizeof(Prefix)) {
     return corrupt("a splitzip body of " + std::to_string(coded.size()) +
                    " bytes has no room for its prefix");
   }
   const auto prefix = load<Prefix>(coded.data());
-  KVLANE_TRY(check_prefix(prefix, type, values.size()));
-  if (prefix.mode == static_cast<std::uint8_t>(Mode::kRaw)) return decode_raw(coded, values);
-  return decode_coded(coded, prefix, values);
+  KVLANE_TRY(check_prefix(prefix, shape.type, shape.elements()));
+  if (prefix.mode == static_cast<std::uint8_t>(Mode::kRaw)) return decode_raw(coded, plane);
+  return decode_coded(coded, prefix, plane.data());
 }
 
 }  // namespace kvlane

@@ -80,9 +80,9 @@ constexpr Sections sections(std::size_t elements, std::size_t escapes, std::size
   return s;
 }
 
-// The length of a raw body, and the most that any plane takes: values and at most 30 bytes.
-constexpr std::size_t raw_body_bytes(std::size_t elements) {
-  return sizeof(Prefix) + pad16(2 * elements);
+// The length of a raw body, and the most that a plane of so many bytes takes: at most 31 more.
+constexpr std::size_t raw_body_bytes(std::size_t plane_bytes) {
+  return sizeof(Prefix) + pad16(plane_bytes);
 }
 
 }  // namespace splitzip
@@ -91,14 +91,13 @@ constexpr std::size_t raw_body_bytes(std::size_t elements) {
 class SplitZipCodec final : public Codec {
  public:
   std::string_view name() const override { return "splitzip"; }
-  std::size_t bound(std::size_t elements) const override {
-    return splitzip::raw_body_bytes(elements);
+  std::size_t bound(const PlaneShape& shape) const override {
+    return splitzip::raw_body_bytes(shape.bytes());
   }
-  // `type` is kBf16 or kFp16.
-  std::size_t encode(ElementType type, std::span<const std::uint16_t> values,
+  std::size_t encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
                      std::span<std::byte> destination) const override;
   // Also kUnsupported, for a body version of the future.
-  Status decode(ElementType type, ByteView coded, std::span<std::uint16_t> values) const override;
+  Status decode(const PlaneShape& shape, ByteView coded, std::span<std::byte> plane) const override;
 };
 
 }  // namespace kvlane

@@ -21,12 +21,18 @@ using Plane = std::vector<std::uint16_t>;
 
 const SplitZipCodec kCodec;
 
+PlaneShape shape_of(std::size_t elements, ElementType type = ElementType::kBf16) {
+  return {type, 1, 1, static_cast<int>(elements)};
+}
+
 // Encodes into a heap block of exactly bound() bytes, full of garbage before.
 Bytes encode(const Plane& plane, ElementType type = ElementType::kBf16) {
-  const std::size_t bound = kCodec.bound(plane.size());
+  const PlaneShape shape = shape_of(plane.size(), type);
+  const std::size_t bound = kCodec.bound(shape);
   const auto block = std::make_unique<std::byte[]>(bound);
   std::memset(block.get(), 0xA5, bound);
-  const std::size_t bytes = kCodec.encode(type, plane, {block.get(), bound});
+  const std::size_t bytes =
+      kCodec.encode(shape, std::as_bytes(std::span(plane)), nullptr, {block.get(), bound});
   EXPECT_LE(bytes, bound);
   return {block.get(), block.get() + bytes};
 }
@@ -37,7 +43,8 @@ Status decode(ByteView body, std::size_t elements, Plane& plane,
   const auto copy = std::make_unique<std::byte[]>(body.size());
   std::copy(body.begin(), body.end(), copy.get());
   const auto values = std::make_unique<std::uint16_t[]>(elements);
-  const Status status = kCodec.decode(type, {copy.get(), body.size()}, {values.get(), elements});
+  const Status status = kCodec.decode(shape_of(elements, type), {copy.get(), body.size()},
+                                      std::as_writable_bytes(std::span(values.get(), elements)));
   plane.assign(values.get(), values.get() + elements);
   return status;
 }
@@ -150,7 +157,7 @@ TEST(SplitZip, SizesAreThoseOfTheSpecification) {
   EXPECT_EQ(encode(Plane{}).size(), 16U);
   EXPECT_EQ(encode(Plane(1, 0)).size(), 32U);
   for (std::size_t n = 0; n < 3000; ++n) {
-    EXPECT_LE(kCodec.bound(n), 2 * n + 30) << n;
+    EXPECT_LE(kCodec.bound(shape_of(n)), 2 * n + 30) << n;
   }
   // Planes of one exponent are coded exactly when that is shorter; padding decides around 100.
   for (std::size_t n = 0; n <= 200; ++n) {
@@ -256,7 +263,6 @@ TEST(SplitZip, OtherCountsAndTypesThanTheBodysAreCorrupt) {
     EXPECT_EQ(decode(body, n, decoded).code(), Code::kCorrupt) << n;
   }
   EXPECT_EQ(decode(body, 1025, decoded, ElementType::kFp16).code(), Code::kCorrupt);
-  EXPECT_EQ(decode(body, 1025, decoded, ElementType::kF32).code(), Code::kCorrupt);
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -24,8 +24,10 @@ bool isa_supported(Isa isa) {
   return false;
 }
 
+Isa best_isa() { return isa_supported(Isa::kAvx512) ? Isa::kAvx512 : Isa::kScalar; }
+
 Result<Isa> select_isa(std::string_view name) {
-  if (name == "auto") return isa_supported(Isa::kAvx512) ? Isa::kAvx512 : Isa::kScalar;
+  if (name == "auto") return best_isa();
   for (const Isa isa : kAllIsas) {
     if (isa_name(isa) != name) continue;
     if (isa_supported(isa)) return isa;

@@ -23,7 +23,10 @@ std::string_view isa_name(Isa isa);
 // Whether this processor can run the tier.
 bool isa_supported(Isa isa);
 
-// The tier called `name` ("auto": the best this processor has). Fails with kInvalidArgument for an
+// The best tier this processor can run: what "auto" means.
+Isa best_isa();
+
+// The tier called `name` ("auto": best_isa()). Fails with kInvalidArgument for an
 // unknown name and kUnsupported when the processor lacks it.
 Result<Isa> select_isa(std::string_view name);
 

@@ -90,7 +90,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
     return invalid_argument("chunk_tokens and sequences_max must be at least 1");
   }
   if (!(options.slowdown_max > 1)) return invalid_argument("slowdown_max must be more than 1");
-  KVLANE_ASSIGN(const Codec* codec, find_codec(options.kv_codec));
+  KVLANE_ASSIGN(const Codec* codec, find_codec(options.kv_codec, model.isa()));
   const KvShape shape = model.config().kv_shape();
   KVLANE_ASSIGN(BlockPool pool, BlockPool::create(shape, options.kv_bytes));
   KVLANE_ASSIGN(BlockArena arena, BlockArena::create(shape.block_bytes(), options.host_bytes));
@@ -246,7 +246,7 @@ Result<RequestId> EngineImpl::fetch_and_decode(GenerationRequest generation, con
 
 std::shared_ptr<KvReceiver> EngineImpl::make_receiver(Request& request) {
   request.receiver = std::make_shared<KvReceiver>(
-      request.prompt().table, request.prompt_tokens(),
+      request.prompt().table, request.prompt_tokens(), model_.isa(),
       later(request.id,
             [this](Request& r, const Result<ReceivedKv>& received) { arrive(r, received); }));
   return request.receiver;

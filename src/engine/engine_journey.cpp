@@ -29,8 +29,7 @@ PrefillOutcome::First from_wire(const FirstToken& wire) {
 Status EngineImpl::depart(Request& request) {
   const TransferBegin begin{request.prompt_tokens(), pool_.shape().layers, kv_format(),
                             std::string(codec_.name())};
-  const std::size_t plane_bytes =
-      codec_.bound(pool_.shape().page_plane_elements() * pool_.shape().kv_heads);
+  const std::size_t plane_bytes = codec_.bound(plane_shape(pool_.shape(), kBlockTokens));
   const std::size_t bytes_max = outgoing_bytes_needed(begin, kFrameHeaderBytes + 2 * plane_bytes);
   const OnDelivered on_delivered = later(
       request.id,

@@ -10,10 +10,10 @@
 
 namespace kvlane {
 
-KvReceiver::KvReceiver(const BlockTable& table, int tokens, OnReceived on_received)
-    : table_(table), tokens_(tokens), on_received_(std::move(on_received)) {
+KvReceiver::KvReceiver(const BlockTable& table, int tokens, Isa isa, OnReceived on_received)
+    : table_(table), tokens_(tokens), isa_(isa), on_received_(std::move(on_received)) {
   const KvShape& shape = table.pool().shape();
-  plane_.resize(shape.page_plane_elements() * shape.kv_heads);
+  plane_.resize(plane_shape(shape, kBlockTokens).bytes());
   decodings_.reserve(std::size_t(shape.layers) * blocks_for(tokens));
 }
 
@@ -42,16 +42,17 @@ Status KvReceiver::on_slab(const Frame& frame) {
     return corrupt("slab " + std::to_string(block) + " of layer " + std::to_string(header.layer) +
                    " does not have the shape of this model's KV");
   }
-  KVLANE_ASSIGN(const Codec* codec, find_codec(header.codec));
+  KVLANE_ASSIGN(const Codec* codec, find_codec(header.codec, isa_));
 
   const TimePoint start = SteadyClock::now();
   const BlockId id = table_.id(block);
-  const std::size_t row_elements = std::size_t(rows) * shape.head_dim;
+  const PlaneShape plane = plane_shape(shape, rows);
+  const std::size_t head_bytes = plane.bytes() / shape.kv_heads;
   const auto adopt_plane = [&](ByteView coded, std::size_t page_offset) -> Status {
-    KVLANE_TRY(codec->decode(shape.type, coded, {plane_.data(), header.plane_elements()}));
+    KVLANE_TRY(codec->decode(plane, coded, {plane_.data(), plane.bytes()}));
     for (int head = 0; head < shape.kv_heads; ++head) {
       std::memcpy(table_.pool().page(id, header.layer, head) + page_offset,
-                  plane_.data() + head * row_elements, row_elements * sizeof(std::uint16_t));
+                  plane_.data() + head * head_bytes, head_bytes);
     }
     return {};
   };

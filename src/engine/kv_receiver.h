@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "cache/block_pool.h"
+#include "cpu/isa.h"
 #include "engine/engine.h"
 #include "transfer/endpoint.h"
 
@@ -27,8 +28,9 @@ class KvReceiver final : public TransferSink {
  public:
   using OnReceived = std::function<void(Result<ReceivedKv>)>;
 
-  // `table` has room for `tokens` tokens once grant() was called.
-  KvReceiver(const BlockTable& table, int tokens, OnReceived on_received);
+  // `table` has room for `tokens` tokens once grant() was called; `isa` is the tier of the
+  // decoders.
+  KvReceiver(const BlockTable& table, int tokens, Isa isa, OnReceived on_received);
 
   // The table has its blocks now. From any thread.
   void grant() { granted_ = true; }
@@ -46,10 +48,11 @@ class KvReceiver final : public TransferSink {
 
   const BlockTable& table_;
   const int tokens_;
+  const Isa isa_;
   const OnReceived on_received_;
   std::atomic<bool> granted_ = false;
   TimePoint begun_;
-  std::vector<std::uint16_t> plane_;  // [kv_heads][rows][head_dim]
+  std::vector<std::byte> plane_;  // [kv_heads][rows][head_dim]
   std::vector<Decoding> decodings_;
   KvBytes kv_;
 };

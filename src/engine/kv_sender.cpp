@@ -11,10 +11,10 @@ namespace kvlane {
 KvSender::KvSender(const BlockPool& pool, const ModelIdentity& model, std::string format,
                    const Codec& codec)
     : pool_(pool), model_(model), format_(std::move(format)), codec_(codec) {
-  const std::size_t elements = pool.shape().page_plane_elements() * pool.shape().kv_heads;
-  plane_.resize(elements);
-  coded_k_.resize(codec.bound(elements));
-  coded_v_.resize(codec.bound(elements));
+  const PlaneShape largest = plane_shape(pool.shape(), kBlockTokens);
+  plane_.resize(largest.bytes());
+  coded_k_.resize(codec.bound(largest));
+  coded_v_.resize(codec.bound(largest));
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -88,14 +88,15 @@ void KvSender::encode(Job& job, int layer, int block) {
   header.tokens = std::min(kBlockTokens, job.tokens_ - block * kBlockTokens);
 
   const BlockId id = job.table_.id(block);
-  const std::size_t row_elements = std::size_t(header.tokens) * shape.head_dim;
+  const PlaneShape plane = plane_shape(shape, header.tokens);
+  const std::size_t head_bytes = plane.bytes() / shape.kv_heads;
   const auto encode_plane = [&](std::size_t page_offset, std::vector<std::byte>& coded) {
     for (int head = 0; head < shape.kv_heads; ++head) {
-      std::memcpy(plane_.data() + head * row_elements, pool_.page(id, layer, head) + page_offset,
-                  row_elements * sizeof(std::uint16_t));
+      std::memcpy(plane_.data() + head * head_bytes, pool_.page(id, layer, head) + page_offset,
+                  head_bytes);
     }
-    const std::span<const std::uint16_t> values(plane_.data(), header.plane_elements());
-    return ByteView(coded.data(), codec_.encode(shape.type, values, coded));
+    const ByteView values(plane_.data(), plane.bytes());
+    return ByteView(coded.data(), codec_.encode(plane, values, nullptr, coded));
   };
   const ByteView k = encode_plane(0, coded_k_);
   const ByteView v = encode_plane(shape.page_plane_elements(), coded_v_);

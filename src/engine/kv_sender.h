@@ -70,7 +70,7 @@ class KvSender {
   const ModelIdentity model_;
   const std::string format_;
   const Codec& codec_;
-  std::vector<std::uint16_t> plane_;          // [kv_heads][rows][head_dim]
+  std::vector<std::byte> plane_;              // [kv_heads][rows][head_dim]
   std::vector<std::byte> coded_k_, coded_v_;  // codec.bound(plane)
 
   std::mutex mutex_;

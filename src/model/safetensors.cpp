@@ -291,6 +291,8 @@ const char* safetensors_type_name(ElementType type) {
     case ElementType::kF32: return "F32";
     case ElementType::kBf16: return "BF16";
     case ElementType::kFp16: return "F16";
+    case ElementType::kFp8E4m3: return "F8_E4M3";
+    case ElementType::kFp8E5m2: return "F8_E5M2";
   }
   return "unknown";
 }

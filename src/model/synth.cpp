@@ -111,7 +111,7 @@ ByteView fill(const Piece& piece, std::uint64_t seed, std::span<std::byte> buffe
   switch (piece.target->spec.type) {
     case ElementType::kBf16: return make(static_cast<bf16*>(nullptr));
     case ElementType::kFp16: return make(static_cast<fp16*>(nullptr));
-    case ElementType::kF32: break;
+    default: break;  // kF32: options name no other
   }
   return make(static_cast<float*>(nullptr));
 }
@@ -150,6 +150,7 @@ Result<Plan> make_plan(const SynthOptions& options) {
       case ElementType::kF32: json["torch_dtype"] = "float32"; break;
       case ElementType::kBf16: json["torch_dtype"] = "bfloat16"; break;
       case ElementType::kFp16: json["torch_dtype"] = "float16"; break;
+      default: break;
     }
   }
   Plan plan;

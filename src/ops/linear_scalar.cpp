@@ -81,6 +81,9 @@ Result<std::unique_ptr<Linear>> pack_linear_scalar(const LinearWeights& weights,
       linear = std::make_unique<ScalarLinear<Float32, Float32>>(n, weights.k, ElementType::kF32,
                                                                 std::move(copy));
       break;
+    default:
+      return unsupported(std::string("there is no product with weights of type ") +
+                         element_name(weights.type));
   }
   return linear;
 }
