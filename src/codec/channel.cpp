@@ -1,0 +1,324 @@
+// Bodies of `splitzip:channel`: sections, checks, and the way over the tiles. What happens inside a
+// tile is in channel_scalar.cpp and its peers.
+// SPDX-License-Identifier: Apache-2.0
+#include "codec/channel.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <string>
+
+#include "format/frame.h"
+
+namespace kvlane {
+
+static_assert(channel::raw_body_bytes(2 * kPlaneElementsMax) <= kPlaneBytesMax);
+static_assert(sizeof(channel::Prefix) + channel::kBodyAlignment - 1 <= kPlaneGrowthBytesMax);
+
+namespace channel {
+
+const Kernels& kernels(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx512: return kAvx512Kernels;
+    default: return kScalarKernels;
+  }
+}
+
+namespace {
+constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+constexpr std::size_t round_up(std::size_t a, std::size_t b) { return divide_up(a, b) * b; }
+}  // namespace
+
+Sections sections(const PlaneShape& shape) {
+  const std::size_t heads = shape.kv_heads;
+  const std::size_t rows = shape.rows;
+  const std::size_t channels = shape.head_dim;
+  const std::size_t row_blocks = divide_up(rows, kTileRows);
+  Sections s{};
+  s.tiles = heads * row_blocks * divide_up(channels, kTileChannels);
+  s.counts = sizeof(Prefix);
+  s.anchors = s.counts + sizeof(TileCounts) * s.tiles;
+  s.anchors_end = s.anchors + s.tiles;
+  s.base_codes = round_up(s.anchors_end, kSectionAlignment);
+  s.base_codes_end = s.base_codes + heads * row_blocks * packed_bytes(channels);
+  s.codes = round_up(s.base_codes_end, kSectionAlignment);
+  s.codes_end = s.codes + heads * packed_bytes(rows) * channels;
+  s.sign_mantissa = round_up(s.codes_end, kSectionAlignment);
+  s.tails = s.sign_mantissa + shape.elements();
+  return s;
+}
+
+}  // namespace channel
+
+namespace {
+
+using namespace channel;
+
+static_assert(kTileChannels % 4 == 0 && kTileRows % 4 == 0,
+              "packed lengths of tiles add up to those of planes");
+
+template <class T>
+T load(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof(T));
+  return value;
+}
+template <class T>
+void store(std::byte* at, const T& value) {
+  std::memcpy(at, &value, sizeof(T));
+}
+
+// Beyond this many bytes of output, stores go around the caches: whoever reads it next would not
+// find it there, and the lines need not be read before they are written.
+constexpr std::size_t kStreamBytesMin = std::size_t{8} << 20;
+
+bool is_aligned(const void* at) {
+  return reinterpret_cast<std::uintptr_t>(at) % kSectionAlignment == 0;
+}
+
+// One tile's place: in the plane and in the sections whose layout follows from the shape.
+struct Place {
+  std::size_t index;
+  int rows;
+  int channels;
+  std::size_t values;      // index of its first value in the plane
+  std::size_t base_codes;  // offsets in their sections
+  std::size_t codes;
+};
+
+// Calls visit(place) for each tile in order until one returns false; false if one did.
+template <class Visit>
+bool for_each_tile(const PlaneShape& shape, const Visit& visit) {
+  const std::size_t channels = shape.head_dim;
+  Place place{};
+  std::size_t block_values = 0;  // of the first value of the 64 rows
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    for (int row = 0; row < shape.rows; row += kTileRows) {
+      place.rows = std::min(kTileRows, shape.rows - row);
+      for (int first = 0; first < shape.head_dim; first += kTileChannels) {
+        place.channels = std::min(kTileChannels, shape.head_dim - first);
+        place.values = block_values + first;
+        if (!visit(static_cast<const Place&>(place))) return false;
+        ++place.index;
+        place.base_codes += packed_bytes(place.channels);
+        place.codes += packed_bytes(place.rows) * place.channels;
+      }
+      block_values += place.rows * channels;
+    }
+  }
+  return true;
+}
+
+void fill_zeros(std::span<std::byte> body, std::size_t begin, std::size_t end) {
+  std::fill(body.begin() + begin, body.begin() + end, std::byte{0});
+}
+
+bool all_zero(ByteView body, std::size_t begin, std::size_t end) {
+  return std::all_of(body.begin() + begin, body.begin() + end,
+                     [](std::byte b) { return b == std::byte{0}; });
+}
+
+// ------------------------------------------------------------------------------------------------
+// Encoder.
+
+void store_prefix(const PlaneShape& shape, Mode mode, std::byte* body) {
+  store(body, Prefix{.version = kBodyVersion,
+                     .mode = static_cast<std::uint8_t>(mode),
+                     .element_type = static_cast<std::uint8_t>(shape.type),
+                     .reserved = 0,
+                     .heads = static_cast<std::uint32_t>(shape.kv_heads),
+                     .rows = static_cast<std::uint32_t>(shape.rows),
+                     .channels = static_cast<std::uint32_t>(shape.head_dim)});
+}
+
+std::size_t encode_raw(const PlaneShape& shape, ByteView plane, std::span<std::byte> body) {
+  const std::size_t end = raw_body_bytes(plane.size());
+  store_prefix(shape, Mode::kRaw, body.data());
+  if (!plane.empty()) std::memcpy(body.data() + sizeof(Prefix), plane.data(), plane.size());
+  fill_zeros(body, sizeof(Prefix) + plane.size(), end);
+  return end;
+}
+
+// The length of the coded body; 0 if it would not be shorter than `limit`.
+std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView plane,
+                         std::size_t limit, std::span<std::byte> body) {
+  const Sections at = sections(shape);
+  if (at.tails >= limit) return 0;
+  const bool stream = plane.size() >= kStreamBytesMin && is_aligned(body.data()) &&
+                      shape.head_dim % kTileChannels == 0;
+  TileScratch scratch;
+  std::size_t end = at.tails;
+  const bool fits = for_each_tile(shape, [&](const Place& place) {
+    const EncodedTile encoded =
+        kernels.encode({.rows = place.rows,
+                        .channels = place.channels,
+                        .row_values = static_cast<std::size_t>(shape.head_dim),
+                        .values = plane.data() + 2 * place.values,
+                        .base_codes = body.data() + at.base_codes + place.base_codes,
+                        .codes = body.data() + at.codes + place.codes,
+                        .sign_mantissa = body.data() + at.sign_mantissa + place.values,
+                        .stream = stream},
+                       scratch);
+    const std::size_t tail = tail_bytes(encoded.counts);
+    if (tail >= limit - end) return false;
+    std::memcpy(body.data() + end, scratch.tail, tail);
+    end += tail;
+    store(body.data() + at.counts + sizeof(TileCounts) * place.index, encoded.counts);
+    body[at.anchors + place.index] = std::byte{encoded.anchor};
+    return true;
+  });
+  if (stream) kernels.finish_stream();
+  const std::size_t padded = round_up(end, kBodyAlignment);
+  if (!fits || padded >= limit) return 0;
+  fill_zeros(body, at.anchors_end, at.base_codes);
+  fill_zeros(body, at.base_codes_end, at.codes);
+  fill_zeros(body, at.codes_end, at.sign_mantissa);
+  fill_zeros(body, end, padded);
+  store_prefix(shape, Mode::kCoded, body.data());
+  return padded;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Decoder.
+
+Status check_prefix(const Prefix& p, const PlaneShape& shape) {
+  if (p.version != kBodyVersion) {
+    return unsupported("the splitzip:channel body has version " + std::to_string(p.version) +
+                       ", this reader knows version " + std::to_string(kBodyVersion));
+  }
+  if (p.mode > static_cast<std::uint8_t>(Mode::kCoded)) {
+    return corrupt("the splitzip:channel body has mode " + std::to_string(p.mode));
+  }
+  if (p.reserved != 0) return corrupt("the splitzip:channel body uses a reserved byte");
+  if (p.element_type != static_cast<std::uint8_t>(shape.type) || shape.type == ElementType::kF32) {
+    return corrupt("the splitzip:channel body has element type " + std::to_string(p.element_type) +
+                   ", its plane " + element_name(shape.type));
+  }
+  if (p.heads != static_cast<std::uint32_t>(shape.kv_heads) ||
+      p.rows != static_cast<std::uint32_t>(shape.rows) ||
+      p.channels != static_cast<std::uint32_t>(shape.head_dim) ||
+      shape.elements() > kPlaneElementsMax) {
+    return corrupt("the splitzip:channel body has " + std::to_string(p.heads) + " heads of " +
+                   std::to_string(p.rows) + " rows of " + std::to_string(p.channels) +
+                   " channels, its plane " + std::to_string(shape.kv_heads) + " of " +
+                   std::to_string(shape.rows) + " of " + std::to_string(shape.head_dim));
+  }
+  if (p.mode == static_cast<std::uint8_t>(Mode::kCoded) &&
+      (shape.type != ElementType::kBf16 || shape.elements() == 0)) {
+    return corrupt("a splitzip:channel body of " + std::to_string(shape.elements()) + " " +
+                   element_name(shape.type) + " values cannot be coded");
+  }
+  return {};
+}
+
+Status check_length(ByteView body, std::size_t expected) {
+  if (body.size() == expected) return {};
+  return corrupt("the splitzip:channel body has " + std::to_string(body.size()) +
+                 " bytes, its prefix and counts mean " + std::to_string(expected));
+}
+
+TileCounts counts_of(ByteView body, const Sections& at, std::size_t tile) {
+  return load<TileCounts>(body.data() + at.counts + sizeof(TileCounts) * tile);
+}
+
+// Where the tails end, or kCorrupt: after this nothing is read past the end of the body.
+Result<std::size_t> check_counts(const PlaneShape& shape, ByteView body, const Sections& at) {
+  std::size_t end = at.tails;
+  std::size_t bad_tile = 0;
+  const bool good = for_each_tile(shape, [&](const Place& place) {
+    const TileCounts counts = counts_of(body, at, place.index);
+    std::size_t most = std::size_t(place.rows + 1) * place.channels;
+    for (const std::uint16_t count : counts.escapes) {
+      bad_tile = place.index;
+      if (count > most) return false;
+      most = count;
+    }
+    end += tail_bytes(counts);
+    return true;
+  });
+  if (good) return end;
+  return corrupt("tile " + std::to_string(bad_tile) +
+                 " of the splitzip:channel body has more escapes than a layer has elements");
+}
+
+Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView body,
+                    std::span<std::byte> plane) {
+  const Sections at = sections(shape);
+  if (body.size() < at.tails) {
+    return corrupt("the splitzip:channel body has " + std::to_string(body.size()) +
+                   " bytes, its plane needs " + std::to_string(at.tails) + " and more");
+  }
+  KVLANE_ASSIGN(const std::size_t end, check_counts(shape, body, at));
+  KVLANE_TRY(check_length(body, round_up(end, kBodyAlignment)));
+  if (!all_zero(body, at.anchors_end, at.base_codes) ||
+      !all_zero(body, at.base_codes_end, at.codes) ||
+      !all_zero(body, at.codes_end, at.sign_mantissa) || !all_zero(body, end, body.size())) {
+    return corrupt("the splitzip:channel body has padding that is not zero");
+  }
+  const bool stream = plane.size() >= kStreamBytesMin && is_aligned(plane.data()) &&
+                      shape.head_dim % kTileChannels == 0;
+  TileScratch scratch;
+  std::size_t tail = at.tails;
+  std::size_t tile = 0;
+  const bool good = for_each_tile(shape, [&](const Place& place) {
+    tile = place.index;
+    const TileCounts counts = counts_of(body, at, tile);
+    const std::byte* const tail_begin = body.data() + tail;
+    tail += tail_bytes(counts);
+    return kernels.decode({.rows = place.rows,
+                           .channels = place.channels,
+                           .row_values = static_cast<std::size_t>(shape.head_dim),
+                           .values = plane.data() + 2 * place.values,
+                           .base_codes = body.data() + at.base_codes + place.base_codes,
+                           .codes = body.data() + at.codes + place.codes,
+                           .sign_mantissa = body.data() + at.sign_mantissa + place.values,
+                           .tail = tail_begin,
+                           .counts = counts,
+                           .anchor = std::to_integer<std::uint8_t>(body[at.anchors + place.index]),
+                           .stream = stream},
+                          scratch);
+  });
+  if (stream) kernels.finish_stream();
+  if (good) return {};
+  return corrupt("tile " + std::to_string(tile) +
+                 " of the splitzip:channel body has other escapes than its counts say, or bits "
+                 "set behind its codes");
+}
+
+Status decode_raw(ByteView body, std::span<std::byte> plane) {
+  KVLANE_TRY(check_length(body, raw_body_bytes(plane.size())));
+  if (!all_zero(body, sizeof(Prefix) + plane.size(), body.size())) {
+    return corrupt("the splitzip:channel body has padding that is not zero");
+  }
+  if (!plane.empty()) std::memcpy(plane.data(), body.data() + sizeof(Prefix), plane.size());
+  return {};
+}
+
+}  // namespace
+
+std::size_t ChannelCodec::encode(const PlaneShape& shape, ByteView plane, const Codebook*,
+                                 std::span<std::byte> destination) const {
+  assert(shape.elements() <= kPlaneElementsMax && shape.type != ElementType::kF32);
+  assert(plane.size() == shape.bytes() && destination.size() >= bound(shape));
+  if (shape.type == ElementType::kBf16 && !plane.empty()) {
+    const std::size_t end =
+        encode_coded(kernels_, shape, plane, bound(shape), destination.first(bound(shape)));
+    if (end != 0) return end;
+  }
+  return encode_raw(shape, plane, destination);
+}
+
+Status ChannelCodec::decode(const PlaneShape& shape, ByteView coded,
+                            std::span<std::byte> plane) const {
+  assert(plane.size() == shape.bytes());
+  if (coded.size() < sizeof(Prefix)) {
+    return corrupt("a splitzip:channel body of " + std::to_string(coded.size()) +
+                   " bytes has no room for its prefix");
+  }
+  const auto prefix = load<Prefix>(coded.data());
+  KVLANE_TRY(check_prefix(prefix, shape));
+  if (prefix.mode == static_cast<std::uint8_t>(Mode::kRaw)) return decode_raw(coded, plane);
+  return decode_coded(kernels_, shape, coded, plane);
+}
+
+}  // namespace kvlane
