@@ -7,6 +7,7 @@ import re
 import struct
 
 import splitzip
+import splitzip_channel
 from refusal import corrupt, unsupported
 from xxh3 import xxh3_64
 
@@ -134,4 +135,7 @@ def decode_plane(header, coded):
     if header["codec"] == "splitzip":
         element_type = FORMAT_ELEMENT_TYPES[header["format"]]
         return splitzip.decode(coded, element_type, header["plane_elements"])
+    if header["codec"] == "splitzip:channel":
+        shape = (header["kv_heads"], header["tokens"], header["head_dim"])
+        return splitzip_channel.decode(coded, FORMAT_ELEMENT_TYPES[header["format"]], 2, *shape)
     raise unsupported(f"codec {header['codec']}")

@@ -81,7 +81,8 @@ struct Place {
   std::size_t index;
   int rows;
   int channels;
-  std::size_t values;      // index of its first value in the plane
+  std::size_t values;       // index of its first value in the plane
+  std::size_t next_values;  // of the next tile's; for the last tile that of the plane's end
   std::size_t base_codes;  // offsets in their sections
   std::size_t codes;
 };
@@ -98,6 +99,9 @@ bool for_each_tile(const PlaneShape& shape, const Visit& visit) {
       for (int first = 0; first < shape.head_dim; first += kTileChannels) {
         place.channels = std::min(kTileChannels, shape.head_dim - first);
         place.values = block_values + first;
+        place.next_values = first + kTileChannels < shape.head_dim
+                                ? place.values + kTileChannels
+                                : block_values + place.rows * channels;
         if (!visit(static_cast<const Place&>(place))) return false;
         ++place.index;
         place.base_codes += packed_bytes(place.channels);
@@ -154,6 +158,7 @@ std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, ByteVi
                         .channels = place.channels,
                         .row_values = static_cast<std::size_t>(shape.head_dim),
                         .values = plane.data() + 2 * place.values,
+                        .next_values = plane.data() + 2 * place.next_values,
                         .base_codes = body.data() + at.base_codes + place.base_codes,
                         .codes = body.data() + at.codes + place.codes,
                         .sign_mantissa = body.data() + at.sign_mantissa + place.values,

@@ -169,6 +169,10 @@ inline void encode_rows(const EncodeTile& tile, __m512i bases, __mmask64 lanes,
   const __m512i three = _mm512_set1_epi8(kEscape);
   std::uint8_t* const next = scratch.layers[0];
   const auto code = [&](int r) __attribute__((always_inline)) {
+    const char* const ahead =
+        reinterpret_cast<const char*>(tile.next_values + 2 * r * tile.row_values);
+    _mm_prefetch(ahead, _MM_HINT_T0);
+    _mm_prefetch(ahead + 64, _MM_HINT_T0);
     const __m512i distance = _mm512_sub_epi8(bases, _mm512_load_si512(scratch.exponents[r]));
     append(_mm512_mask_cmpge_epu8_mask(lanes, distance, three), distance, next, escapes);
     return _mm512_min_epu8(distance, three);

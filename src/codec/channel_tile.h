@@ -71,6 +71,8 @@ struct EncodeTile {
   int channels;              // 1 ... 64
   std::size_t row_values;    // from one row to the next, in `values` and `sign_mantissa`
   const std::byte* values;   // [rows][row_values], BF16
+  // Where the next tile begins, to have it fetched; it need not be there, and is not read.
+  const std::byte* next_values;
   std::byte* base_codes;     // packed_bytes(channels)
   std::byte* codes;          // packed_bytes(rows) * channels
   std::byte* sign_mantissa;  // [rows][row_values]

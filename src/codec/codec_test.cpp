@@ -56,7 +56,7 @@ Status decode_planes(const Frame& frame, Bytes& planes) {
 
 TEST(Codec, TableKnowsEveryListedNameAndNoOther) {
   std::string listed;
-  for (const std::string_view name : {"none", "splitzip"}) {
+  for (const std::string_view name : {"none", "splitzip", "splitzip:channel"}) {
     const Result<const Codec*> codec = find_codec(name);
     ASSERT_TRUE(codec.ok()) << name;
     EXPECT_EQ((*codec)->name(), name);
@@ -71,7 +71,7 @@ TEST(Codec, TableKnowsEveryListedNameAndNoOther) {
 }
 
 TEST(Codec, NoCodecGrowsAPlaneBeyondTheFrameLimit) {
-  for (const std::string_view name : {"none", "splitzip"}) {
+  for (const std::string_view name : {"none", "splitzip", "splitzip:channel"}) {
     for (std::size_t n :
          {std::size_t{0}, std::size_t{1}, std::size_t{7}, std::size_t{1000}, kPlaneElementsMax}) {
       for (const ElementType type : {ElementType::kBf16, ElementType::kFp8E5m2}) {

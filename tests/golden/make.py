@@ -12,6 +12,7 @@ import pathlib
 import random
 import sys
 
+import channel
 import messages
 from writer import BF16, FP16, MAGIC, Header, best_codebook, coded_body, frame, raw_body, splitzip, values_to_bytes
 
@@ -316,6 +317,8 @@ def make(directory):
     make_valid_planes(out)
     make_foreign_planes(out)
     make_refused_planes(out)
+    channel.make_valid(out)
+    channel.make_refused(out)
     messages.make_valid(out.write)
     messages.make_refused(out.write)
 
