@@ -24,10 +24,12 @@ sys.path.insert(0, str(ROOT / "spec" / "decoder"))
 sys.path.insert(0, str(GOLDEN))
 
 import block_name  # noqa: E402
+import channel  # noqa: E402
 import frame  # noqa: E402
 import make  # noqa: E402
 import message  # noqa: E402
 import read_frame  # noqa: E402
+import splitzip_channel  # noqa: E402
 from refusal import Refusal  # noqa: E402
 from xxh3 import xxh3_64  # noqa: E402
 
@@ -179,6 +181,11 @@ class WorkedExamples(unittest.TestCase):
         [(_, k, v)] = frame.read_frames(path.read_bytes())
         self.assertEqual(hex_dump("splitzip.md", "## 6. Worked example"), bytes(k))
         self.assertEqual(hex_dump("splitzip.md", "the encoder writes"), bytes(v))
+
+    def test_splitzip_channel(self):
+        body = hex_dump("splitzip_channel.md", "## 7. Worked example")
+        self.assertEqual(body, channel.Body(channel.EXAMPLE, *channel.EXAMPLE_SHAPE).to_bytes())
+        self.assertEqual(splitzip_channel.decode(body, 2, 2, *channel.EXAMPLE_SHAPE), channel.EXAMPLE)
 
 
 class Program(unittest.TestCase):

@@ -64,6 +64,16 @@ void decode_untrusted(const PlaneShape& shape, ByteView body) {
   if (good) round_trip(shape, plane);
 }
 
+// A right body with up to four bytes changed: place (two bytes) and value, from the input.
+void damage(const PlaneShape& shape, Bytes body, ByteView changes) {
+  for (std::size_t i = 0; i + 3 <= changes.size() && i < 12; i += 3) {
+    const auto at = std::to_integer<std::size_t>(changes[i]) << 8 |
+                    std::to_integer<std::size_t>(changes[i + 1]);
+    body[at % body.size()] = changes[i + 2];
+  }
+  decode_untrusted(shape, body);
+}
+
 }  // namespace
 }  // namespace kvlane
 
@@ -73,10 +83,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   PlaneShape shape{ElementType::kBf16, 1 + data[1] % 4, 1 + data[2] % 130, 1 + data[3] % 200};
   const ByteView input = std::as_bytes(std::span(data + 4, size - 4));
   if ((data[0] & 1) != 0) {
-    // As many rows as the input has values for; repeated, or rows would seldom be many.
+    // The input over and over, or shapes of many values would need long inputs.
     Bytes plane(shape.bytes());
     for (std::size_t i = 0; i < plane.size(); ++i) plane[i] = input[i % input.size()];
-    round_trip(shape, plane);
+    if ((data[0] & 2) != 0) {
+      round_trip(shape, plane);
+    } else {
+      damage(shape, encode(Isa::kScalar, shape, plane), input);
+    }
     return 0;
   }
   // A prefix that fits the shape, or most inputs would end at that check.
