@@ -55,6 +55,9 @@ class EndpointImpl : public Endpoint {
     return handle(std::move(outgoing));
   }
   std::size_t outgoing_bytes_free() const override { return core_->outgoing_bytes_free(); }
+  std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const override {
+    return core_->link_speed(peer);
+  }
   Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink) override {
     return core_->expect(id, wait, std::move(sink), /*room=*/true);
   }

@@ -162,6 +162,9 @@ class Endpoint {
                                                          OnDelivered on_delivered) = 0;
   // Bytes of the arena that are not set aside. More before `on_delivered` is called, never less.
   virtual std::size_t outgoing_bytes_free() const = 0;
+  // How fast the link to `peer` takes what is pushed; without a peer, the slowest of the links that
+  // fetch from here. Empty while no such link stands that has ever been the bottleneck.
+  virtual std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const = 0;
 
   // Receiving. `expect` waits for a push at most `wait`; `fetch` asks `peer` for parked frames.
   // Errors as above; the sink is then not called.

@@ -59,6 +59,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   Result<OutgoingPtr> park(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max,
                            OnDelivered on_delivered);
   std::size_t outgoing_bytes_free() const;
+  std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const;
   Status add_frame(const OutgoingPtr& outgoing, ByteView frame);
   void finish(const OutgoingPtr& outgoing, TransferEnd end);
   void fail(const OutgoingPtr& outgoing, const Status& why);

@@ -66,6 +66,20 @@ Result<EndpointCore::SessionPtr> EndpointCore::dial(const Address& peer) {
   return session;
 }
 
+std::optional<LinkSpeed> EndpointCore::link_speed(const std::optional<Address>& peer) const {
+  const Lock lock(mutex_);
+  if (peer) {
+    const auto at = dialled_.find(to_string(*peer));
+    return at == dialled_.end() ? std::nullopt : at->second->link->speed();
+  }
+  std::optional<LinkSpeed> slowest;
+  for (const SessionPtr& session : accepted_) {
+    const std::optional<LinkSpeed> speed = session->link->speed();
+    if (speed && (!slowest || speed->bytes_per_second < slowest->bytes_per_second)) slowest = speed;
+  }
+  return slowest;
+}
+
 // Messages.
 
 void EndpointCore::on_message(const SessionPtr& session, const Bytes& bytes) {

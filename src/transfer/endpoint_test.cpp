@@ -51,6 +51,45 @@ TEST(Endpoint, TheTimeOfALateLinkIsTold) {
   EXPECT_EQ(parked.sink->end()->since_begin, 0);
 }
 
+// Of what is pushed to a peer, and of what others fetch, each on links of its own.
+TEST(Endpoint, LinksThatWereTheBottleneckHaveASpeed) {
+  TestFaults faults;
+  faults.bytes_per_second = 20e6;
+  Pair pair(faults);
+  const TransferBegin begin = begin_of(200, 3);
+  const std::size_t bytes_max = outgoing_bytes_needed(begin, std::size_t{1} << 18);
+  const auto heavy = [&](std::uint32_t number, bool parked) {
+    const TransferId id = id_of(number);
+    const auto sink = std::make_shared<CheckingSink>();
+    Delivery delivery;
+    if (!parked) {
+      ASSERT_TRUE(pair.b->expect(id, Seconds(30), sink).ok());
+    }
+    const auto outgoing =
+        parked ? *pair.a->park(id, begin, bytes_max, delivery.callback())
+               : *pair.a->push(pair.b->address(), id, begin, bytes_max, delivery.callback());
+    for (std::uint32_t slab = 0; slab < 12; ++slab) {
+      FrameHeader header = frame_header_of(begin, {slab / 4, slab % 4});
+      header.head_dim = 800;
+      ASSERT_TRUE(outgoing->add_frame(frame_with(header, {slab / 4, slab % 4})).ok());
+    }
+    outgoing->finish(end_of(17));
+    if (parked) {
+      ASSERT_TRUE(pair.b->fetch(pair.a->address(), id, sink).ok());
+    }
+    ASSERT_TRUE(pair.run(*sink, delivery));
+  };
+  EXPECT_FALSE(pair.a->link_speed(pair.b->address()));
+  heavy(1, false);
+  ASSERT_TRUE(pair.a->link_speed(pair.b->address()));
+  EXPECT_NEAR(pair.a->link_speed(pair.b->address())->bytes_per_second, 20e6, 1e6);
+  EXPECT_FALSE(pair.a->link_speed(std::nullopt)) << "nobody has fetched yet";
+  EXPECT_FALSE(pair.a->link_speed(Address{"elsewhere", 1}));
+  heavy(2, true);
+  ASSERT_TRUE(pair.a->link_speed(std::nullopt));
+  EXPECT_NEAR(pair.a->link_speed(std::nullopt)->bytes_per_second, 20e6, 1e6);
+}
+
 TEST(Endpoint, SlabsLeaveWhileMoreAreComputed) {
   Pair pair;
   const TransferBegin begin = begin_of(64, 3);

@@ -14,11 +14,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "kvlane/status.h"
+#include "transfer/link_speed.h"
 
 namespace kvlane {
 
@@ -60,6 +62,8 @@ class Link {
   virtual void close() = 0;
   // Who is at the other end, for messages to people: "127.0.0.1:4711".
   virtual std::string peer() const = 0;
+  // How fast it was in this direction when it was the bottleneck; empty while it never was.
+  virtual std::optional<LinkSpeed> speed() const = 0;
 };
 
 // Where links come from, and the clock that goes with them. Thread-safe. Links and tasks may

@@ -51,6 +51,7 @@ class TcpLink : public Link {
   }
   void close() override { connection_->close(); }
   std::string peer() const override { return connection_->peer(); }
+  std::optional<LinkSpeed> speed() const override { return connection_->speed(); }
 
  private:
   const std::shared_ptr<TcpConnection> connection_;

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "transfer/seconds_text.h"
+#include "transfer/tcp_progress.h"
 
 namespace kvlane {
 namespace {
@@ -29,6 +30,8 @@ using Lock = std::lock_guard<std::mutex>;
 constexpr std::size_t kCallBytesMax = std::size_t{8} << 20;
 // Messages one write call may gather; the system takes 1,024 pieces, Asio 64.
 constexpr std::size_t kGatherMax = 32;
+// A write that the system takes at once: messages without frames, mostly.
+constexpr std::size_t kSmallWriteMax = std::size_t{16} << 10;
 // How long a closed link waits for its peer to read the last messages and to close as well.
 constexpr Seconds kLingerLimit{1};
 constexpr Seconds kStopLimit{0.25};
@@ -265,13 +268,14 @@ void TcpConnection::start_write() {
     socket_.shutdown(Socket::shutdown_send, ignored);
     if (stopping_) end();
   }
-  if (in_flight_.empty()) return;
   std::vector<asio::const_buffer> gathered;
   std::size_t total = 0;
   for (const auto& message : in_flight_) {
     gathered.push_back(asio::buffer(*message));
     total += message->size();
   }
+  measure(total);
+  if (in_flight_.empty()) return;
   asio::async_write(
       socket_, gathered, until(total),
       [self = shared_from_this()](const Error& error, std::size_t) { self->on_written(error); });
@@ -292,6 +296,23 @@ void TcpConnection::on_written(const Error& error) {
   start_write();
   const std::shared_ptr<LinkEvents> events = events_;
   if (owed && events) events->on_writable();
+}
+
+// A write of so many bytes begins, or nothing is left to write. A write is over when the system has
+// taken its last byte, so from one begin to the next there was always something waiting.
+void TcpConnection::measure(std::size_t bytes) {
+  const bool waiting = bytes > kSmallWriteMax;
+  if (!waiting && !meter_.measuring()) return;
+  const std::optional<LinkProgress> progress = tcp_progress(socket_.native_handle());
+  if (!progress) return;
+  const TimePoint now = SteadyClock::now();
+  const Lock lock(mutex_);
+  waiting ? meter_.waiting(now, *progress) : meter_.idle(now, *progress);
+}
+
+std::optional<LinkSpeed> TcpConnection::speed() const {
+  const Lock lock(mutex_);
+  return meter_.speed();
 }
 
 // Ending.

@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,8 @@ struct TcpLoop {
   std::atomic<int> accepted = 0;
 };
 
-// post(), close() and peer() from any thread, all else on the loop's. Handlers hold the connection,
-// so it lives until its socket is closed.
+// post(), close(), peer() and speed() from any thread, all else on the loop's. Handlers hold the
+// connection, so it lives until its socket is closed.
 class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
  public:
   using Socket = boost::asio::ip::tcp::socket;
@@ -39,6 +40,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   Status post(std::shared_ptr<const Bytes> message);
   void close();
   const std::string& peer() const { return peer_; }
+  std::optional<LinkSpeed> speed() const;
 
   // Begins to read on an accepted socket.
   void start(std::shared_ptr<LinkEvents> events);
@@ -60,6 +62,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   void wake_writer();
   void start_write();
   void on_written(const Error& error);
+  void measure(std::size_t bytes);
   void begin_closing(Seconds limit);
   void refuse(const Status& why, std::shared_ptr<const Bytes> answer);
   void fail(Status why);
@@ -91,6 +94,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   bool writing_ = false;          // start_write is scheduled or a write is under way
   bool closing_ = false;          // close() was called
   bool ended_ = false;            // the socket is closed
+  LinkSpeedMeter meter_;
 };
 
 }  // namespace kvlane

@@ -27,7 +27,10 @@ struct Wire {
     bool refused = false;          // a post() was, on_writable is owed
     std::size_t queued_bytes = 0;  // posted here, still on the way
     std::uint32_t posted = 0;      // messages, for the random numbers
-    TimePoint not_before{};        // when the last message posted here in order arrives
+    std::uint64_t arrived_bytes = 0;
+    LinkSpeedMeter meter;
+    TimePoint free_at{};     // when the last message posted here has been put on the wire
+    TimePoint not_before{};  // when the last message posted here in order arrives
     std::string peer;
   };
   std::uint32_t number = 0;
@@ -101,9 +104,13 @@ class TestLink : public Link {
   Status post(std::shared_ptr<const Bytes> message) override;
   void close() override;
   std::string peer() const override { return wire_->ends[side_].peer; }
+  std::optional<LinkSpeed> speed() const override {
+    const Lock lock(events_->mutex);
+    return wire_->ends[side_].meter.speed();
+  }
 
  private:
-  TimePoint arrival(const TestFaults& faults, std::uint32_t index, bool* lost);
+  TimePoint arrival(const TestFaults& faults, std::uint32_t index, std::size_t bytes, bool* lost);
 
   const std::shared_ptr<Events> events_;
   const std::shared_ptr<Wire> wire_;
@@ -111,7 +118,8 @@ class TestLink : public Link {
 };
 
 // When the message with this index arrives, and whether it does.
-TimePoint TestLink::arrival(const TestFaults& faults, std::uint32_t index, bool* lost) {
+TimePoint TestLink::arrival(const TestFaults& faults, std::uint32_t index, std::size_t bytes,
+                            bool* lost) {
   Wire::End& here = wire_->ends[side_];
   const PhiloxCounter dice =
       philox4x32(faults.seed, {wire_->number, static_cast<std::uint32_t>(side_), index, 0});
@@ -121,7 +129,11 @@ TimePoint TestLink::arrival(const TestFaults& faults, std::uint32_t index, bool*
   *lost = happens(dice[0], faults.loss);
   const double spread = uniform_unit(dice[2], dice[3]);
   const Seconds delay = faults.delay_min + (faults.delay_max - faults.delay_min) * spread;
-  const TimePoint in_order = std::max(here.not_before, events_->now() + ticks(delay));
+  here.free_at = std::max(here.free_at, events_->now());
+  if (faults.bytes_per_second > 0) {
+    here.free_at += ticks(Seconds(static_cast<double>(bytes) / faults.bytes_per_second));
+  }
+  const TimePoint in_order = std::max(here.not_before, here.free_at + ticks(delay));
   if (happens(dice[1], faults.reorder)) return in_order + ticks(faults.reorder_delay);
   return here.not_before = in_order;
 }
@@ -148,8 +160,9 @@ Status TestLink::post(std::shared_ptr<const Bytes> message) {
   if (wire_->dead) return {};  // on its way into nothing
 
   bool lost = false;
-  const TimePoint when = arrival(faults, here.posted++, &lost);
+  const TimePoint when = arrival(faults, here.posted++, size, &lost);
   here.queued_bytes += size;
+  if (faults.bytes_per_second > 0) here.meter.waiting(events_->now(), {here.arrived_bytes, {}});
   events_->at(when, [events = events_, wire = wire_, side = side_, lost, message] {
     std::shared_ptr<LinkEvents> receiver;
     std::shared_ptr<LinkEvents> waiting;
@@ -157,6 +170,11 @@ Status TestLink::post(std::shared_ptr<const Bytes> message) {
       const Lock inner(events->mutex);
       Wire::End& sender = wire->ends[side];
       sender.queued_bytes -= message->size();
+      sender.arrived_bytes += message->size();
+      const LinkProgress progress{sender.arrived_bytes, {}};
+      sender.queued_bytes > 0 && sender.meter.measuring()
+          ? sender.meter.waiting(events->now(), progress)
+          : sender.meter.idle(events->now(), progress);
       const bool vanished = lost || (wire->dead && wire->silent);
       if (!vanished && wire->ends[1 - side].open) receiver = wire->ends[1 - side].events;
       if (sender.refused && sender.queued_bytes <= events->options.queue_bytes_max / 2) {

@@ -36,6 +36,9 @@ struct TestFaults {
   // Probability that a message is held back by reorder_delay more and others may overtake it.
   double reorder = 0;
   Seconds reorder_delay{0.01};
+  // What one direction of a link carries; infinite when 0. A message takes its size over this, one
+  // after another, and the delays besides.
+  double bytes_per_second = 0;
   // A link breaks when so many messages, or bytes, have been posted on all links together: those
   // come through, the next one does not. Both ends get on_closed with kUnavailable, unless the cut
   // is silent: then everything on the link vanishes and nobody is told.

@@ -77,6 +77,21 @@ TEST(TestLink, LossIsSeededAndOfTheRightSize) {
   EXPECT_TRUE(std::ranges::is_sorted(first));
 }
 
+TEST(TestLink, BandwidthTakesTimeAndIsMeasured) {
+  TestFaults faults;
+  faults.bytes_per_second = 10e6;
+  Wired wired({.faults = faults});
+  EXPECT_FALSE(wired.here_link->speed());
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(wired.post(i, 500'000).ok());
+  wired.network->run_for(Seconds(0.26));  // 50 ms each, 1 ms to connect, 1 ms of delay
+  EXPECT_EQ(wired.received(), numbers_to(5));
+  wired.network->run_for(Seconds(1));
+  EXPECT_EQ(wired.received(), numbers_to(8));
+  ASSERT_TRUE(wired.here_link->speed());
+  EXPECT_NEAR(wired.here_link->speed()->bytes_per_second, 10e6, 0.3e6);
+  EXPECT_FALSE(wired.there_link->speed());
+}
+
 TEST(TestLink, ReorderLosesNothing) {
   TestFaults faults;
   faults.reorder = 0.5;
