@@ -56,7 +56,7 @@ TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
   for (const char* name : {"llama-mha-bf16-tied", "llama-gqa-bf16-llama3-sharded", "qwen3-gqa-bf16",
                            "llama-mqa-f32"}) {
     const Model& model = fixture_model(name);
-    for (const char* codec : {"none", "splitzip"}) {
+    for (const char* codec : {"none", "splitzip", "auto"}) {
       const auto network = make_network();
       Worker prefill(*network, model, {.chunk_tokens = 100, .kv_codec = codec});
       Worker decode(*network, model);
@@ -88,6 +88,45 @@ TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
       decode.expect_clean();
     }
   }
+}
+
+// The first prompts find out that the link is slow, which the later ones then know.
+TEST(Disaggregation, AutoUsesACodecOnceTheLinkIsKnownToBeSlow) {
+  const Model& model = fixture_model();
+  TestFaults faults;
+  faults.bytes_per_second = 1e6;
+  const auto network = make_network(faults);
+  Worker prefill(*network, model, {.sequences_max = 8, .kv_codec = "auto"});
+  Worker decode(*network, model, {.sequences_max = 8});
+  std::vector<std::string> codecs;
+  for (std::uint32_t round = 0; round < 3; ++round) {
+    std::vector<std::unique_ptr<Push>> pushes;
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      pushes.push_back(
+          std::make_unique<Push>(prefill, decode, make_request(300, 2, 8 * round + i)));
+    }
+    for (const auto& push : pushes) {
+      const Finish& finish = push->answer.wait();
+      EXPECT_TRUE(finish.error.ok()) << finish.error.message();
+      codecs.push_back(finish.kv.codec);
+      EXPECT_EQ(push->prefilled.wait().finish.kv.codec, finish.kv.codec);
+    }
+  }
+  EXPECT_NE(codecs.back(), "none");
+  EXPECT_TRUE(prefill.endpoint->link_speed(decode.endpoint->address()).has_value());
+  EXPECT_GT(prefill.engine->load().codebooks_counted, 0);
+}
+
+TEST(Disaggregation, AutoLeavesAFastLinkAlone) {
+  const Model& model = fixture_model();
+  const auto network = make_network();
+  Worker prefill(*network, model, {.kv_codec = "auto"});
+  Worker decode(*network, model);
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    Push push(prefill, decode, make_request(300, 2, i));
+    EXPECT_EQ(push.answer.wait().kv.codec, "none");
+  }
+  EXPECT_EQ(prefill.engine->load().codebooks_counted, 0);
 }
 
 TEST(Disaggregation, ParkedAnswersEqualOneProcess) {

@@ -90,8 +90,16 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
     return invalid_argument("chunk_tokens and sequences_max must be at least 1");
   }
   if (!(options.slowdown_max > 1)) return invalid_argument("slowdown_max must be more than 1");
-  KVLANE_ASSIGN(const Codec* codec, find_codec(options.kv_codec, model.isa()));
   const KvShape shape = model.config().kv_shape();
+  if (!options.kv_codebooks.empty() &&
+      options.kv_codebooks.size() != std::size_t(2) * shape.layers) {
+    return invalid_argument("a model of " + std::to_string(shape.layers) + " layers has " +
+                            std::to_string(2 * shape.layers) + " codebooks, not " +
+                            std::to_string(options.kv_codebooks.size()));
+  }
+  KVLANE_ASSIGN(
+      std::unique_ptr<CodecChoice> codecs,
+      CodecChoice::create(options.kv_codec, model.isa(), plane_shape(shape, kBlockTokens)));
   KVLANE_ASSIGN(BlockPool pool, BlockPool::create(shape, options.kv_bytes));
   KVLANE_ASSIGN(BlockArena arena, BlockArena::create(shape.block_bytes(), options.host_bytes));
   KVLANE_ASSIGN(
@@ -99,17 +107,17 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
       Forward::create(model, options.chunk_tokens + options.sequences_max, options.sequences_max));
   return std::unique_ptr<Engine>(
       std::make_unique<EngineImpl>(model, tokenizer, endpoint, std::move(options), std::move(pool),
-                                   std::move(arena), std::move(forward), *codec));
+                                   std::move(arena), std::move(forward), std::move(codecs)));
 }
 
 EngineImpl::EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
                        EngineOptions options, BlockPool pool, BlockArena arena,
-                       std::unique_ptr<Forward> forward, const Codec& codec)
+                       std::unique_ptr<Forward> forward, std::unique_ptr<CodecChoice> codecs)
     : model_(model),
       tokenizer_(tokenizer),
       endpoint_(endpoint),
       options_(std::move(options)),
-      codec_(codec),
+      codecs_(std::move(codecs)),
       pool_(std::move(pool)),
       arena_(std::move(arena)),
       forward_(std::move(forward)) {
@@ -118,7 +126,8 @@ EngineImpl::EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint*
   pool_.set_on_evict(
       [this](BlockId id, const BlockName& name) { arena_.put(name, pool_.block(id)); });
   if (endpoint_ != nullptr) {
-    sender_ = std::make_unique<KvSender>(pool_, model.identity(), kv_format(), codec_);
+    sender_ = std::make_unique<KvSender>(pool_, model.identity(), kv_format(), *codecs_,
+                                         options_.kv_codebooks);
   }
   publish_load();
   thread_ = std::thread([this] { loop(); });

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "codec/codec.h"
 #include "engine/account.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
@@ -44,6 +45,11 @@ struct GenerationRequest {
 struct KvBytes {
   std::uint64_t raw = 0;      // valid rows x 2 bytes
   std::uint64_t shipped = 0;  // frames, headers included
+  std::string codec;          // of these frames, or of some while the others had none; empty: no KV
+
+  void add_codec(const std::string& name) {
+    if (codec.empty() || codec == "none") codec = name;
+  }
 };
 
 enum class FinishReason {
@@ -94,10 +100,13 @@ struct EngineOptions {
   // How much longer a step may take for running answers because it carries prompt tokens too; at
   // least kPromptTokensMin (plan/batching.h) are carried anyway. More than 1.
   double slowdown_max = 2;
-  int sequences_max = 64;         // running at once
-  int queued_max = 1024;          // waiting at most; beyond: kExhausted
-  std::string kv_codec = "none";  // for transfers this worker sends
-  bool push_whole = false;        // send when all is computed, not layer by layer
+  int sequences_max = 64;  // running at once
+  int queued_max = 1024;   // waiting at most; beyond: kExhausted
+  // For transfers this worker sends: a codec's name, or "auto": for each what its link asks for.
+  std::string kv_codec = "none";
+  // From calibration, for codecs that take one: K then V for each layer; or none at all.
+  std::vector<Codebook> kv_codebooks;
+  bool push_whole = false;  // send when all is computed, not layer by layer
   // How long a reservation waits for the push to begin, and its answer for somebody to attach.
   Seconds reservation_lease{60};
   int threads = 0;  // of parallel loops; 0: as many as OpenMP would take
@@ -118,6 +127,9 @@ struct EngineLoad {
   std::int64_t host_hit_tokens = 0;      // of these: brought back from host memory
   std::int64_t preemptions = 0;
   std::int64_t recomputed_tokens = 0;  // because of preemptions
+  // Planes whose codebook was made anew; of these, where one did not fit any more.
+  std::int64_t codebooks_counted = 0;
+  std::int64_t codebooks_replaced = 0;
   std::int64_t steps = 0;
   double step_seconds = 0;      // in steps, all of them
   double schedule_seconds = 0;  // of these: not in the forward pass and not in sampling

@@ -23,7 +23,7 @@ class EngineImpl final : public Engine {
  public:
   EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
              EngineOptions options, BlockPool pool, BlockArena arena,
-             std::unique_ptr<Forward> forward, const Codec& codec);
+             std::unique_ptr<Forward> forward, std::unique_ptr<CodecChoice> codecs);
   ~EngineImpl() override;
 
   Status validate(const GenerationRequest& request) const override;
@@ -111,7 +111,7 @@ class EngineImpl final : public Engine {
   const Tokenizer& tokenizer_;
   Endpoint* const endpoint_;
   const EngineOptions options_;
-  const Codec& codec_;
+  const std::unique_ptr<CodecChoice> codecs_;
 
   BlockPool pool_;
   BlockArena arena_;

@@ -27,20 +27,25 @@ PrefillOutcome::First from_wire(const FirstToken& wire) {
 }  // namespace
 
 Status EngineImpl::depart(Request& request) {
+  const bool push = request.journey == Request::Journey::kPush;
+  const auto link = [endpoint = endpoint_,
+                     peer = push ? std::optional(request.peer) : std::nullopt] {
+    return endpoint->link_speed(peer);
+  };
+  const Codec& codec = codecs_->for_transfer(link());
   const TransferBegin begin{request.prompt_tokens(), pool_.shape().layers, kv_format(),
-                            std::string(codec_.name())};
-  const std::size_t plane_bytes = codec_.bound(plane_shape(pool_.shape(), kBlockTokens));
+                            std::string(codec.name())};
+  const std::size_t plane_bytes = codec.bound(plane_shape(pool_.shape(), kBlockTokens));
   const std::size_t bytes_max = outgoing_bytes_needed(begin, kFrameHeaderBytes + 2 * plane_bytes);
   const OnDelivered on_delivered = later(
       request.id,
       [this](Request& r, const Result<Durations>& delivered) { on_peer_answer(r, delivered); });
   auto outgoing =
-      request.journey == Request::Journey::kPush
-          ? endpoint_->push(request.peer, request.transfer, begin, bytes_max, on_delivered)
-          : endpoint_->park(request.transfer, begin, bytes_max, on_delivered);
+      push ? endpoint_->push(request.peer, request.transfer, begin, bytes_max, on_delivered)
+           : endpoint_->park(request.transfer, begin, bytes_max, on_delivered);
   if (!outgoing.ok()) return outgoing.status();
   request.job = std::make_shared<KvSender::Job>(std::move(*outgoing), request.prompt().table,
-                                                request.prompt_tokens());
+                                                request.prompt_tokens(), codec, link);
   return {};
 }
 

@@ -55,6 +55,10 @@ void EngineImpl::publish_load() {
   load.blocks_free = pool_.blocks_free();
   load.blocks_cached = pool_.blocks_cached();
   load.host_blocks = arena_.blocks_used();
+  if (sender_) {
+    load.codebooks_counted = sender_->planes_counted();
+    load.codebooks_replaced = sender_->codebooks_replaced();
+  }
   const std::lock_guard lock(load_mutex_);
   load_ = load;
 }

@@ -59,6 +59,7 @@ Status KvReceiver::on_slab(const Frame& frame) {
   KVLANE_TRY(adopt_plane(frame.k, 0));
   KVLANE_TRY(adopt_plane(frame.v, shape.page_plane_elements()));
   decodings_.push_back({start, SteadyClock::now()});
+  kv_.add_codec(header.codec);
   kv_.raw += header.raw_bytes();
   kv_.shipped += kFrameHeaderBytes + header.body_bytes();
   return {};

@@ -4,17 +4,29 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 namespace kvlane {
+namespace {
+
+// The one that takes a codebook from its caller.
+constexpr std::string_view kCodebookCodec = "splitzip";
+
+}  // namespace
 
 KvSender::KvSender(const BlockPool& pool, const ModelIdentity& model, std::string format,
-                   const Codec& codec)
-    : pool_(pool), model_(model), format_(std::move(format)), codec_(codec) {
+                   CodecChoice& choice, const std::vector<Codebook>& calibrated)
+    : pool_(pool),
+      model_(model),
+      format_(std::move(format)),
+      choice_(choice),
+      books_(plane_shape(pool.shape(), kBlockTokens), pool.shape().layers, calibrated) {
   const PlaneShape largest = plane_shape(pool.shape(), kBlockTokens);
   plane_.resize(largest.bytes());
-  coded_k_.resize(codec.bound(largest));
-  coded_v_.resize(codec.bound(largest));
+  for (std::vector<std::byte>* coded : {&coded_k_, &coded_v_, &trial_}) {
+    coded->resize(choice.bound(largest));
+  }
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -76,10 +88,12 @@ void KvSender::loop() {
 void KvSender::encode(Job& job, int layer, int block) {
   if (job.cancelled_ || !job.status_.ok()) return;
   const KvShape& shape = pool_.shape();
+  const Codec& codec =
+      choice_.watches_links() ? choice_.for_slab(job.codec_, job.link_()) : job.codec_;
   FrameHeader header;
   header.model = model_;
   header.format = format_;
-  header.codec = codec_.name();
+  header.codec = codec.name();
   header.type = shape.type;
   header.layer = layer;
   header.kv_heads = shape.kv_heads;
@@ -89,18 +103,13 @@ void KvSender::encode(Job& job, int layer, int block) {
 
   const BlockId id = job.table_.id(block);
   const PlaneShape plane = plane_shape(shape, header.tokens);
-  const std::size_t head_bytes = plane.bytes() / shape.kv_heads;
-  const auto encode_plane = [&](std::size_t page_offset, std::vector<std::byte>& coded) {
-    for (int head = 0; head < shape.kv_heads; ++head) {
-      std::memcpy(plane_.data() + head * head_bytes, pool_.page(id, layer, head) + page_offset,
-                  head_bytes);
-    }
-    const ByteView values(plane_.data(), plane.bytes());
-    return ByteView(coded.data(), codec_.encode(plane, values, nullptr, coded));
-  };
-  const ByteView k = encode_plane(0, coded_k_);
-  const ByteView v = encode_plane(shape.page_plane_elements(), coded_v_);
+  gather(id, layer, PlanePart::kK, plane);
+  const ByteView k = encode_plane(codec, layer, PlanePart::kK, plane, coded_k_);
+  gather(id, layer, PlanePart::kV, plane);
+  const ByteView v = encode_plane(codec, layer, PlanePart::kV, plane, coded_v_);
+  try_another(codec, plane);
   const std::size_t raw_bytes = header.raw_bytes();
+  job.kv_.add_codec(header.codec);
   auto frame = build_frame(std::move(header), k, v);
   if (!frame.ok()) {
     job.status_ = frame.status();
@@ -109,6 +118,42 @@ void KvSender::encode(Job& job, int layer, int block) {
   job.kv_.raw += raw_bytes;
   job.kv_.shipped += frame->size();
   job.status_ = job.outgoing_->add_frame(std::move(*frame));
+}
+
+// The valid rows of all heads, into plane_.
+void KvSender::gather(BlockId block, int layer, PlanePart part, const PlaneShape& plane) {
+  const std::size_t offset = part == PlanePart::kV ? pool_.shape().page_plane_elements() : 0;
+  const std::size_t head_bytes = plane.bytes() / plane.kv_heads;
+  for (int head = 0; head < plane.kv_heads; ++head) {
+    std::memcpy(plane_.data() + head * head_bytes, pool_.page(block, layer, head) + offset,
+                head_bytes);
+  }
+}
+
+// plane_ as coded bytes.
+ByteView KvSender::encode_plane(const Codec& codec, int layer, PlanePart part,
+                                const PlaneShape& plane, std::vector<std::byte>& coded) {
+  const bool has_codebook = codec.name() == kCodebookCodec;
+  const Codebook* const book = has_codebook ? books_.find(layer, part) : nullptr;
+  const TimePoint start = SteadyClock::now();
+  const std::size_t bytes = codec.encode(plane, {plane_.data(), plane.bytes()}, book, coded);
+  choice_.learn(codec, plane, bytes, SteadyClock::now() - start);
+  const ByteView body(coded.data(), bytes);
+  if (!has_codebook) return body;
+  books_.learn(layer, part, plane, body, book == nullptr);
+  planes_counted_ = books_.counted();
+  codebooks_replaced_ = books_.replaced();
+  return body;
+}
+
+// Keeps what is known about codecs that are not in use up to date.
+void KvSender::try_another(const Codec& used, const PlaneShape& plane) {
+  const TimePoint start = SteadyClock::now();
+  const Codec* const codec = choice_.due(used, start);
+  if (codec == nullptr) return;
+  const std::size_t bytes = codec->encode(plane, {plane_.data(), plane.bytes()}, nullptr, trial_);
+  const TimePoint end = SteadyClock::now();
+  choice_.learn_trial(*codec, plane, bytes, end - start, end);
 }
 
 }  // namespace kvlane

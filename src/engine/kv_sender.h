@@ -1,5 +1,5 @@
 // The sending side of KV: turns finished slabs into frames, on a thread of its own, while the
-// engine computes the next layer.
+// engine computes the next layer. Watches what its codecs achieve, and their codebooks.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -9,13 +9,16 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "cache/block_pool.h"
 #include "codec/codec.h"
+#include "engine/codec_choice.h"
 #include "engine/engine.h"
+#include "engine/moving_codebooks.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
@@ -33,8 +36,14 @@ class KvSender {
   // One sequence on its way out.
   class Job {
    public:
-    Job(std::shared_ptr<OutgoingTransfer> outgoing, const BlockTable& table, int tokens)
-        : outgoing_(std::move(outgoing)), table_(table), tokens_(tokens) {}
+    // `codec` is what the transfer has named; `link` tells the speed of its link.
+    Job(std::shared_ptr<OutgoingTransfer> outgoing, const BlockTable& table, int tokens,
+        const Codec& codec, std::function<std::optional<LinkSpeed>()> link)
+        : outgoing_(std::move(outgoing)),
+          table_(table),
+          tokens_(tokens),
+          codec_(codec),
+          link_(std::move(link)) {}
     // Skips what is not encoded yet; on_encoded still comes.
     void cancel() { cancelled_ = true; }
 
@@ -43,14 +52,17 @@ class KvSender {
     const std::shared_ptr<OutgoingTransfer> outgoing_;
     const BlockTable& table_;
     const int tokens_;  // of the prompt: the last block holds what is left
+    const Codec& codec_;
+    const std::function<std::optional<LinkSpeed>()> link_;
     std::atomic<bool> cancelled_ = false;
     // Touched by the sender's thread only.
     Status status_;
     KvBytes kv_;
   };
 
+  // `choice` is told what its codecs achieve. `calibrated`: see MovingCodebooks.
   KvSender(const BlockPool& pool, const ModelIdentity& model, std::string format,
-           const Codec& codec);
+           CodecChoice& choice, const std::vector<Codebook>& calibrated);
   ~KvSender();  // encodes what is queued, then joins
 
   // Blocks [first_block, last_block) of `layer` are final for this job.
@@ -59,19 +71,33 @@ class KvSender {
   void finish(const std::shared_ptr<Job>& job, TransferEnd end,
               std::function<void(SentKv)> on_encoded);
 
+  // Planes whose encoder had to count them, and those of them that had a codebook which did not fit
+  // any more.
+  std::int64_t planes_counted() const { return planes_counted_; }
+  std::int64_t codebooks_replaced() const { return codebooks_replaced_; }
+
  private:
   using Work = std::function<void()>;
 
   void post(Work work);
   void loop();
   void encode(Job& job, int layer, int block);
+  void gather(BlockId block, int layer, PlanePart part, const PlaneShape& plane);
+  ByteView encode_plane(const Codec& codec, int layer, PlanePart part, const PlaneShape& plane,
+                        std::vector<std::byte>& coded);
+  void try_another(const Codec& used, const PlaneShape& plane);
 
   const BlockPool& pool_;
   const ModelIdentity model_;
   const std::string format_;
-  const Codec& codec_;
-  std::vector<std::byte> plane_;              // [kv_heads][rows][head_dim]
-  std::vector<std::byte> coded_k_, coded_v_;  // codec.bound(plane)
+  CodecChoice& choice_;
+  // Touched by the sender's thread only.
+  MovingCodebooks books_;
+  std::vector<std::byte> plane_;                      // [kv_heads][rows][head_dim]
+  std::vector<std::byte> coded_k_, coded_v_, trial_;  // what a plane may take coded
+
+  std::atomic<std::int64_t> planes_counted_ = 0;
+  std::atomic<std::int64_t> codebooks_replaced_ = 0;
 
   std::mutex mutex_;
   std::condition_variable wake_;

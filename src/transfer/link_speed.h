@@ -26,7 +26,7 @@ struct LinkProgress {
 
 // A window of measurement is closed when it is so long and so much was carried.
 inline constexpr Seconds kSpeedWindowMin{0.02};
-inline constexpr std::uint64_t kSpeedWindowBytesMin = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t kSpeedWindowBytesMin = std::uint64_t{1} << 18;
 // What the latest window weighs: links change, after some ten windows the past is forgotten.
 inline constexpr double kSpeedWindowWeight = 0.25;
 
