@@ -85,8 +85,8 @@ function(kvlane_library name)
   endif()
 endfunction()
 
-# One translation unit per instruction-set tier: X_avx512.cpp of these folders is compiled for it, all
-# else for plain x86-64. Such a file calls no inline function of a library: the linker could keep the
+# One translation unit per instruction-set tier: X_avx2.cpp and X_avx512.cpp of these folders are compiled
+# for it, all else for plain x86-64. Such a file calls no inline function of a library: the linker could keep the
 # AVX-512 copy of it for everybody. g++ 12 takes the undefined operands inside its own intrinsics for
 # uninitialised variables (GCC bug 105593).
 function(kvlane_simd)
@@ -97,5 +97,7 @@ function(kvlane_simd)
   foreach(name ${ARGN})
     file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx512.cpp)
     set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "${avx512_options}")
+    file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx2.cpp)
+    set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "-mavx2")
   endforeach()
 endfunction()

@@ -67,11 +67,11 @@ class Help(program.ProgramTest):
         short = run("version")
         self.assertRegex(short.out, r"^kvlane \d+\.\d+\.\d+\n$")
         shown = run("version", "--verbose").out
-        for line in ("commit: ", "compiler: ", "codecs: none, splitzip", "kernels:", "  scalar: ", "  avx512: "):
+        for line in ("commit: ", "compiler: ", "codecs: none, splitzip", "kernels:", "  scalar: ", "  avx2: ", "  avx512: "):
             self.assertIn("\n" + line, shown)
         self.assertEqual(shown.count("chosen by --cpu auto"), 1)
         described = run("version", "--json").json()
-        self.assertEqual([tier["cpu"] for tier in described["kernels"]], ["scalar", "avx512"])
+        self.assertEqual([tier["cpu"] for tier in described["kernels"]], ["scalar", "avx2", "avx512"])
         self.assertEqual(sum(tier["chosen"] for tier in described["kernels"]), 1)
 
 

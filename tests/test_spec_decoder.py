@@ -8,8 +8,8 @@ SPDX-License-Identifier: Apache-2.0
 
 import json
 import pathlib
+import random
 import re
-import struct
 import subprocess
 import sys
 import tempfile
@@ -29,7 +29,9 @@ import frame  # noqa: E402
 import make  # noqa: E402
 import message  # noqa: E402
 import read_frame  # noqa: E402
+import splitzip  # noqa: E402
 import splitzip_channel  # noqa: E402
+import writer  # noqa: E402
 from refusal import Refusal  # noqa: E402
 from xxh3 import xxh3_64  # noqa: E402
 
@@ -106,10 +108,12 @@ class GoldenFiles(unittest.TestCase):
                 if not planes.exists():  # only headers of unknown formats have none
                     self.assertNotIn(frames[0][0]["format"], frame.FORMAT_ELEMENT_TYPES)
                     continue
-                values = []
+                data = b""
                 for header, k, v in frames:
-                    values += frame.decode_plane(header, k) + frame.decode_plane(header, v)
-                self.assertEqual(struct.pack(f"<{len(values)}H", *values), planes.read_bytes())
+                    element_type = frame.FORMAT_ELEMENT_TYPES[header["format"]]
+                    for coded in (k, v):
+                        data += frame.values_to_bytes(element_type, frame.decode_plane(header, coded))
+                self.assertEqual(data, planes.read_bytes())
 
     def test_bad_frames_are_refused_for_their_reason(self):
         for kind in ("corrupt", "unsupported"):
@@ -127,7 +131,7 @@ class GoldenFiles(unittest.TestCase):
                 self.assertEqual(caught.exception.kind, kind, path.name)
 
     def test_every_truncation_and_every_changed_byte_is_refused(self):
-        data = (GOLDEN / "codec" / "valid" / "splitzip_89_values_are_coded.frame").read_bytes()
+        data = (GOLDEN / "codec" / "valid" / "splitzip_249_values_are_coded.frame").read_bytes()
         for at in range(len(data)):
             with self.assertRaises(Refusal, msg=f"cut at {at}"):
                 list(frame.read_frames(data[:at]))
@@ -177,15 +181,33 @@ class WorkedExamples(unittest.TestCase):
         self.assertEqual(hex_dump("frame.md", "## 9. Worked example"), expected)
 
     def test_splitzip(self):
-        path = GOLDEN / "codec" / "valid" / "foreign_coded_although_raw_is_shorter.frame"
-        [(_, k, v)] = frame.read_frames(path.read_bytes())
-        self.assertEqual(hex_dump("splitzip.md", "## 6. Worked example"), bytes(k))
-        self.assertEqual(hex_dump("splitzip.md", "the encoder writes"), bytes(v))
+        values = [0x3F80, 0xC000, 0x0000, 0x3FC0, 0x7F80, 0x3F00, 0xBF80, 0x4049, 0x7FC1]
+        for heading, made in (
+            ("## 7. Worked example", writer.coded_body(values).to_bytes()),
+            ("the encoder writes", writer.splitzip(values, writer.BF16)),
+        ):
+            shown = hex_dump("splitzip.md", heading)
+            self.assertEqual(shown, made)
+            self.assertEqual(splitzip.decode(shown, writer.BF16, 9), values)
 
     def test_splitzip_channel(self):
         body = hex_dump("splitzip_channel.md", "## 7. Worked example")
         self.assertEqual(body, channel.Body(channel.EXAMPLE, *channel.EXAMPLE_SHAPE).to_bytes())
         self.assertEqual(splitzip_channel.decode(body, 2, 2, *channel.EXAMPLE_SHAPE), channel.EXAMPLE)
+
+
+class SplitZipBodies(unittest.TestCase):
+    """Bodies too short for a frame: it leaves them no room to grow."""
+
+    def test_all_lengths_of_short_groups(self):
+        rng = random.Random(7)
+        for element_type in writer.FIELDS:
+            bits = writer.FIELDS[element_type][0]
+            for count in [*range(140), 255, 256, 257, 383, 385]:
+                values = [rng.getrandbits(bits) for _ in range(count)]
+                for raw_chunks in ((), (0,), (1,)):
+                    body = writer.coded_body(values, raw_chunks=raw_chunks, element_type=element_type).to_bytes()
+                    self.assertEqual(splitzip.decode(body, element_type, count), values, (element_type, count))
 
 
 class Program(unittest.TestCase):

@@ -23,8 +23,9 @@ POSITION_MAX = 2**31 - 64
 PLANE_ELEMENTS_MAX = 2**26
 PLANE_GROWTH_BYTES_MAX = 64
 FLAG_ROPE_APPLIED = 1
-ELEMENT_TYPES = {2: "bf16", 3: "fp16"}
-FORMAT_ELEMENT_TYPES = {"bf16": 2, "fp16": 3}
+ELEMENT_TYPES = {2: "bf16", 3: "fp16", 4: "fp8_e4m3", 5: "fp8_e5m2"}
+ELEMENT_BYTES = {2: 2, 3: 2, 4: 1, 5: 1}
+FORMAT_ELEMENT_TYPES = {name: number for number, name in ELEMENT_TYPES.items()}
 NAME = re.compile(rb"([a-z][a-z0-9_:=,.+-]*)\0*")
 
 # Section 3, field by field. Reserved parts are named, so that none is forgotten.
@@ -60,7 +61,7 @@ def _check_ranges(raw):
     _require_range(raw, "plane_elements", 1, PLANE_ELEMENTS_MAX)
     if raw["plane_elements"] != raw["kv_heads"] * raw["tokens"] * raw["head_dim"]:
         raise corrupt("plane_elements is not kv_heads * tokens * head_dim")
-    plane_bytes_max = 2 * raw["plane_elements"] + PLANE_GROWTH_BYTES_MAX
+    plane_bytes_max = ELEMENT_BYTES[raw["element_type"]] * raw["plane_elements"] + PLANE_GROWTH_BYTES_MAX
     _require_range(raw, "k_bytes", 1, plane_bytes_max)
     _require_range(raw, "v_bytes", 1, plane_bytes_max)
 
@@ -120,20 +121,30 @@ def read_frames(data):
             return
 
 
-def _decode_none(coded, elements):
-    if len(coded) != 2 * elements:
+def values_from_bytes(element_type, plane):
+    """The values of a plane as integers of the width of their type."""
+    width = ELEMENT_BYTES[element_type]
+    return list(struct.unpack(f"<{len(plane) // width}{'BH'[width - 1]}", plane))
+
+
+def values_to_bytes(element_type, values):
+    return struct.pack(f"<{len(values)}{'BH'[ELEMENT_BYTES[element_type] - 1]}", *values)
+
+
+def _decode_none(coded, element_type, elements):
+    if len(coded) != ELEMENT_BYTES[element_type] * elements:
         raise corrupt(f"an uncoded plane of {elements} values has {len(coded)} bytes")
-    return list(struct.unpack(f"<{elements}H", coded))
+    return values_from_bytes(element_type, coded)
 
 
 def decode_plane(header, coded):
-    """Steps 9 and 10: the values of one plane as 16-bit integers."""
+    """Steps 9 and 10: the values of one plane as integers of the width of their type."""
     if header["format"] not in FORMAT_ELEMENT_TYPES:
         raise unsupported(f"format {header['format']}")
+    element_type = FORMAT_ELEMENT_TYPES[header["format"]]
     if header["codec"] == "none":
-        return _decode_none(coded, header["plane_elements"])
+        return _decode_none(coded, element_type, header["plane_elements"])
     if header["codec"] == "splitzip":
-        element_type = FORMAT_ELEMENT_TYPES[header["format"]]
         return splitzip.decode(coded, element_type, header["plane_elements"])
     if header["codec"] == "splitzip:channel":
         shape = (header["kv_heads"], header["tokens"], header["head_dim"])

@@ -10,7 +10,6 @@ SPDX-License-Identifier: Apache-2.0
 import argparse
 import json
 import pathlib
-import struct
 import sys
 
 import frame
@@ -26,12 +25,13 @@ def read_file(path):
 
 
 def write_planes(directory, frames):
-    """Writes FRAME.k and FRAME.v, values as little-endian u16, with the frame's number from 0."""
+    """Writes FRAME.k and FRAME.v, little-endian values, with the frame's number from 0."""
     directory.mkdir(parents=True, exist_ok=True)
-    for number, (_, planes) in enumerate(frames):
+    for number, (header, planes) in enumerate(frames):
+        element_type = frame.FORMAT_ELEMENT_TYPES[header["format"]]
         for suffix, values in zip(("k", "v"), planes):
             path = directory / f"{number}.{suffix}"
-            path.write_bytes(struct.pack(f"<{len(values)}H", *values))
+            path.write_bytes(frame.values_to_bytes(element_type, values))
 
 
 def main():

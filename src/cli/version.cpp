@@ -9,6 +9,7 @@
 #include "bench/figures.h"
 #include "cli/command.h"
 #include "codec/codec.h"
+#include "codec/splitzip.h"
 #include "cpu/isa.h"
 #include "ops/linear.h"
 
@@ -29,6 +30,7 @@ nlohmann::json describe_build() {
                        {"supported", isa_supported(isa)},
                        {"products", linear_description(isa)},
                        {"attention", page_kernel_description(isa)},
+                       {"splitzip", splitzip_description(isa)},
                        {"chosen", chosen.ok() && *chosen == isa}});
   }
   return {{"version", KVLANE_VERSION}, {"commit", build_commit()}, {"compiler", __VERSION__},
@@ -52,7 +54,7 @@ Status print_version(const VersionFlags& flags) {
                               : tier["supported"].get<bool>() ? "available"
                                                               : "not on this processor";
     std::cout << "  " << tier["cpu"].get<std::string>() << ": " << state << '\n';
-    for (const char* operation : {"products", "attention"}) {
+    for (const char* operation : {"products", "attention", "splitzip"}) {
       std::cout << "    " << operation << ": " << tier[operation].get<std::string>() << '\n';
     }
   }

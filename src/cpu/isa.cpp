@@ -7,6 +7,7 @@ namespace kvlane {
 std::string_view isa_name(Isa isa) {
   switch (isa) {
     case Isa::kScalar: return "scalar";
+    case Isa::kAvx2: return "avx2";
     case Isa::kAvx512: return "avx512";
   }
   return "unknown";
@@ -15,6 +16,7 @@ std::string_view isa_name(Isa isa) {
 bool isa_supported(Isa isa) {
   switch (isa) {
     case Isa::kScalar: return true;
+    case Isa::kAvx2: return __builtin_cpu_supports("avx2");
     case Isa::kAvx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -24,7 +26,10 @@ bool isa_supported(Isa isa) {
   return false;
 }
 
-Isa best_isa() { return isa_supported(Isa::kAvx512) ? Isa::kAvx512 : Isa::kScalar; }
+Isa best_isa() {
+  if (isa_supported(Isa::kAvx512)) return Isa::kAvx512;
+  return isa_supported(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar;
+}
 
 Result<Isa> select_isa(std::string_view name) {
   if (name == "auto") return best_isa();
@@ -34,7 +39,7 @@ Result<Isa> select_isa(std::string_view name) {
     return unsupported("this processor cannot run the kernels of tier " + std::string(name));
   }
   return invalid_argument("unknown CPU tier \"" + std::string(name) +
-                          "\"; known are auto, scalar, avx512");
+                          "\"; known are auto, scalar, avx2, avx512");
 }
 
 }  // namespace kvlane

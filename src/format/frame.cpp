@@ -101,7 +101,7 @@ Status require_range(std::string_view field, std::int64_t value, std::int64_t lo
 // Step 5 of spec/frame.md, section 6, in three parts: the shape, what follows from it, the names.
 Status check_shape(const Numbers& n) {
   KVLANE_TRY(require_range("element type", n.element_type, std::int64_t(ElementType::kBf16),
-                           std::int64_t(ElementType::kFp16)));
+                           std::int64_t(ElementType::kFp8E5m2)));
   KVLANE_TRY(require_range("tokens", n.tokens, 1, kBlockTokens));
   KVLANE_TRY(require_range("layer", n.layer, 0, kFrameLayerMax));
   KVLANE_TRY(require_range("kv_heads", n.kv_heads, 1, kFrameKvHeadsMax));
@@ -118,12 +118,15 @@ Status check_shape(const Numbers& n) {
 // Precondition: check_shape has passed, so the product of a plane cannot overflow.
 Status check_lengths(const Numbers& n) {
   const std::int64_t plane_elements = n.kv_heads * n.tokens * n.head_dim;
-  const std::int64_t plane_bytes_max = 2 * plane_elements + std::int64_t{kPlaneGrowthBytesMax};
+  const auto value_bytes =
+      static_cast<std::int64_t>(element_bytes(static_cast<ElementType>(n.element_type)));
+  const std::int64_t plane_bytes_max =
+      value_bytes * plane_elements + std::int64_t{kPlaneGrowthBytesMax};
   KVLANE_TRY(require_range("k_bytes", n.k_bytes, 1, plane_bytes_max));
   return require_range("v_bytes", n.v_bytes, 1, plane_bytes_max);
 }
 
-// Also holds the two formats of this version against their element types.
+// Also holds the formats of this version, which are named as their element types, against these.
 Status check_names(std::string_view format, std::string_view codec, ElementType type) {
   if (!is_name(format, kFormatNameBytesMax)) {
     return invalid_argument("the frame's format " + quoted(format) + " is not a name");
@@ -131,7 +134,8 @@ Status check_names(std::string_view format, std::string_view codec, ElementType 
   if (!is_name(codec, kCodecNameBytesMax)) {
     return invalid_argument("the frame's codec " + quoted(codec) + " is not a name");
   }
-  for (const ElementType other : {ElementType::kBf16, ElementType::kFp16}) {
+  for (const ElementType other :
+       {ElementType::kBf16, ElementType::kFp16, ElementType::kFp8E4m3, ElementType::kFp8E5m2}) {
     if (format == element_name(other) && type != other) {
       return invalid_argument("a frame of format " + std::string(format) + " cannot have " +
                               element_name(type) + " planes");

@@ -22,11 +22,11 @@ Result<std::unique_ptr<Linear>> Linear::pack(Isa isa, const LinearWeights& weigh
     return invalid_argument("weights are not a whole number of rows of " +
                             std::to_string(weights.k) + " elements");
   }
-  return isa == Isa::kScalar ? pack_linear_scalar(weights, n) : pack_linear_onednn(weights, n);
+  return isa == Isa::kAvx512 ? pack_linear_onednn(weights, n) : pack_linear_scalar(weights, n);
 }
 
 std::string linear_description(Isa isa) {
-  return isa == Isa::kScalar ? "scalar loop" : onednn_description();
+  return isa == Isa::kAvx512 ? onednn_description() : "scalar loop";
 }
 
 }  // namespace kvlane

@@ -14,7 +14,10 @@ import sys
 
 import channel
 import messages
-from writer import BF16, FP16, MAGIC, Header, best_codebook, coded_body, frame, raw_body, splitzip, values_to_bytes
+from writer import (
+    BF16, FP8_E4M3, FP8_E5M2, FP16, MAGIC, Header, best_codebook, coded_body, escape_words, frame, raw_body, splitzip,
+    values_to_bytes,
+)  # fmt: skip
 
 
 class Out:
@@ -34,9 +37,9 @@ class Out:
         headers = [header.to_json() for header, *_ in frames]
         self.write(f"{kind}/valid/{name}.frame", data)
         self.write(f"{kind}/valid/{name}.json", json.dumps(headers, indent=1).encode() + b"\n")
-        planes = [plane for *_, k, v in frames for plane in (k, v)]
-        if None not in planes:
-            self.write(f"{kind}/valid/{name}.planes", b"".join(map(values_to_bytes, planes)))
+        planes = [(plane, header.element_type) for header, *_, k, v in frames for plane in (k, v)]
+        if all(plane is not None for plane, _ in planes):
+            self.write(f"{kind}/valid/{name}.planes", b"".join(values_to_bytes(*plane) for plane in planes))
 
     def refused(self, kind, why, name, data):
         self.write(f"{kind}/{why}/{name}.frame", data)
@@ -116,7 +119,7 @@ def make_refused_frames(out):
     unsupported("reserved_156", broken(reserved_156=1 << 31))
     unsupported("reserved_168", broken(reserved_168=b"\1" + bytes(15)))
     unsupported("reserved_183", broken(reserved_168=bytes(15) + b"\x80"))
-    for element_type in (0, 1, 4, 255):
+    for element_type in (0, 1, 6, 255):
         corrupt(f"element_type_{element_type}", broken(element_type=element_type, format="bf16"))
     for field, values in {
         "tokens": (0, 65), "layer": (65536, 2**32 - 1), "kv_heads": (0, 1025), "head_dim": (0, 4097),
@@ -136,6 +139,7 @@ def make_refused_frames(out):
     corrupt("format_after_zero", broken(format="bf16\0x"))
     corrupt("format_not_ascii", broken(format=b"bf16\xe9"))
     corrupt("format_of_other_type", broken(format="fp16"))
+    corrupt("fp8_k_bytes_69", broken(element_type=FP8_E5M2, k_bytes=69))
     corrupt("codec_empty", broken(codec=""))
     corrupt("codec_blank", broken(codec="no ne"))
     corrupt("codec_last_byte_only", broken(codec=bytes(23) + b"n"))
@@ -155,10 +159,25 @@ def coded(k, v, element_type=BF16):
     return [(header, splitzip(k, element_type), splitzip(v, element_type), k, v)]
 
 
-def foreign(k_body, k, v=None):
+def foreign(k_body, k, element_type=BF16):
     """A frame with a K body of somebody else's making; V as our encoder writes it."""
-    v = k if v is None else v
-    return [(planes_header(len(k), "splitzip"), k_body, splitzip(v, BF16), k, v)]
+    return [(planes_header(len(k), "splitzip", element_type), k_body, splitzip(k, element_type), k, k)]
+
+
+def fp8_values(rng, count, element_type):
+    """Exponents around the middle, one in 128 anywhere."""
+    rest_bits, low, window = (4, 5, 6) if element_type == FP8_E4M3 else (3, 9, 14)
+
+    def exponent():
+        return low + rng.randrange(window) if rng.getrandbits(7) else rng.getrandbits(7 - rest_bits + 1)
+
+    return [
+        rng.getrandbits(1) << 7 | exponent() << rest_bits - 1 | rng.getrandbits(rest_bits - 1)
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+FP8 = ((FP8_E4M3, "fp8_e4m3"), (FP8_E5M2, "fp8_e5m2"))
 
 
 def make_valid_planes(out):
@@ -168,146 +187,214 @@ def make_valid_planes(out):
         out.valid("codec", name, frames)
 
     few = kv_values(rng, 6)
-    for element_type, name in ((BF16, "bf16"), (FP16, "fp16")):
-        header = planes_header(6, "none", element_type)
-        valid(f"none_{name}", [(header, values_to_bytes(few), values_to_bytes(few[::-1]), few, few[::-1])])
+    for element_type, name in ((BF16, "bf16"), (FP16, "fp16"), *FP8):
+        k = few if element_type in (BF16, FP16) else [value & 255 for value in few]
+        header, planes = planes_header(6, "none", element_type), (k, k[::-1])
+        valid(f"none_{name}", [(header, *(values_to_bytes(plane, element_type) for plane in planes), *planes)])
     valid("splitzip_typical", coded(kv_values(rng, 2048), kv_values(rng, 2048)))
     valid("splitzip_fp16_is_raw", coded(kv_values(rng, 96), [0] * 96, FP16))
-    valid("splitzip_noise_is_raw", coded([rng.getrandbits(16) for _ in range(96)], [rng.getrandbits(16)] * 96))
-    valid("splitzip_88_values_are_raw", coded([0] * 88, kv_values(rng, 88)))
-    valid("splitzip_89_values_are_coded", coded([0] * 89, with_exponents(rng, [120 + i % 16 for i in range(89)])))
-    for count in (1, 1023, 1024, 1025):
+    valid("splitzip_noise_is_raw", coded([rng.getrandbits(16) for _ in range(384)], [rng.getrandbits(16)] * 384))
+    valid("splitzip_248_values_are_raw", coded([0] * 248, kv_values(rng, 248)))
+    valid("splitzip_249_values_are_coded", coded([0] * 249, with_exponents(rng, [120 + i % 16 for i in range(249)])))
+    for count in (1, 255, 256, 383, 385, 511, 512, 513, 1025):
         valid(f"splitzip_{count}_values", coded(kv_values(rng, count), [0x8000] * count))
     ties = [100 + i % 20 for i in range(1280)]
     valid("splitzip_ties_go_to_the_smaller", coded(with_exponents(rng, ties), with_exponents(rng, ties[::-1])))
-    # 16 exponents fill the codebook; one chunk has exactly 255 or 256 others.
+    # 16 exponents fill the codebook; one chunk has exactly 127 or 128 others.
     filled = [100 + i % 16 for i in range(1024)]
-    edge = {count: filled + [200] * count + [110] * (1024 - count) for count in (255, 256)}
-    valid("splitzip_255_and_256_escapes", coded(*[with_exponents(rng, edge[c]) for c in (255, 256)]))
-    # The last chunk is raw and short; in V the middle one is.
-    ends = filled * 3 + [rng.randrange(0, 100) for _ in range(300)]
-    middle = filled + [rng.randrange(150, 250) for _ in range(1024)] + filled + [100] * 300
+    edge = {count: filled + [200] * count + [110] * (256 - count) for count in (127, 128)}
+    valid("splitzip_127_and_128_escapes", coded(*[with_exponents(rng, edge[c]) for c in (127, 128)]))
+    # The last chunk is raw, short and odd; in V the middle one is.
+    ends = filled * 3 + [rng.randrange(0, 100) for _ in range(195)]
+    middle = filled + [rng.randrange(150, 250) for _ in range(256)] + (filled * 2)[256:] + [100] * 195
     valid("splitzip_raw_chunks", coded(with_exponents(rng, ends), with_exponents(rng, middle)))
-    special = [0x0000, 0x8000, 0x0001, 0x807F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF, 0x7FFF] * 16
+    special = [0x0000, 0x8000, 0x0001, 0x807F, 0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF, 0x7FFF] * 32
     valid("splitzip_zeros_subnormals_infinities_nans", coded(special, special[::-1]))
+    make_valid_fp8_planes(valid, rng)
+
+
+def make_valid_fp8_planes(valid, rng):
+    for element_type, name in FP8:
+        for count in (2048, 1281, 1406, 1535):
+            planes = [fp8_values(rng, count, element_type) for _ in range(2)]
+            valid(f"splitzip_{name}_{count}_values", coded(*planes, element_type))
+        noise = [[rng.getrandbits(8) for _ in range(2048)] for _ in range(2)]
+        valid(f"splitzip_{name}_noise_is_raw", coded(*noise, element_type))
+        # One raw chunk, which has exponents from outside the codebook only.
+        rare = 0x7F if element_type == FP8_E4M3 else 0x7D
+        plane = fp8_values(rng, 4096, element_type)
+        plane[1024:1280] = [rare] * 256
+        valid(f"splitzip_{name}_raw_chunk", coded(plane, [0x80] * 4096, element_type))
 
 
 def make_foreign_planes(out):
     rng = random.Random(3)
 
-    def valid(name, k_body, k):
+    def valid(name, k_body, k, element_type=BF16):
         data = k_body if isinstance(k_body, bytes) else k_body.to_bytes()
-        out.valid("codec", f"foreign_{name}", foreign(data, k))
+        out.valid("codec", f"foreign_{name}", foreign(data, k, element_type))
 
-    nine = [0x3F80, 0xC000, 0x0000, 0x3FC0, 0x7F80, 0x3F00, 0xBF80, 0x4049, 0x7FC1]
-    valid("coded_although_raw_is_shorter", coded_body(nine), nine)
-    values = kv_values(rng, 96)
+    # Frames leave a coded plane 64 bytes to grow, so bodies that could be shorter need planes of some length.
+    values = kv_values(rng, 2048)
+    valid("coded_although_raw_is_shorter", coded_body(values[:128]), values[:128])
     valid("raw_although_coded_is_shorter", raw_body(values, BF16), values)
-    valid("raw_chunk_without_need", coded_body(values[:32], raw_chunks=(0,)), values[:32])
-    valid("escapes_that_are_in_the_codebook", coded_body(values, escape=(0, 1, 50, 95)), values)
-    valid("escapes_for_a_quarter", coded_body(values, escape=range(1, 96, 4)), values)
+    valid("raw_chunk_without_need", coded_body(values[:2003], raw_chunks=(7,)), values[:2003])
+    valid("escapes_that_are_in_the_codebook", coded_body(values, escape=(0, 1, 50, 255, 2047)), values)
+    valid("escapes_for_a_fifth", coded_body(values, escape=range(1, 2048, 5)), values)
     poor = sorted(set(best_codebook(values)) - {124} | {255})
     valid("codebook_with_a_useless_entry", coded_body(values, codebook=poor), values)
     body = coded_body(values, escape=(7, 8))
     body.codes[7] = body.codes[8] = 15
     valid("codes_under_escapes", body, values)
-    body = coded_body(values[:32], raw_chunks=(0,))
-    body.codes = [i % 16 for i in range(32)]
-    valid("codes_in_a_raw_chunk", body, values[:32])
+    body = coded_body(values, raw_chunks=(0,))
+    body.codes[:256] = [i % 16 for i in range(256)]
+    valid("codes_in_a_raw_chunk", body, values)
+    for element_type, name in FP8:
+        for count in (2049, 2053, 2179):
+            plane = fp8_values(rng, count, element_type)
+            body = coded_body(plane, escape=(0, count - 1), element_type=element_type)
+            valid(f"{name}_{count}_values", body, plane, element_type)
+        plane = fp8_values(rng, 2053, element_type)
+        body = coded_body(plane, raw_chunks=(8,), element_type=element_type)
+        valid(f"{name}_short_raw_chunk", body, plane, element_type)
 
 
 def small_body(**fields):
-    """A right body of 96 values with two escapes, changed as told."""
-    body = coded_body(SMALL, escape=(3, 90), codebook=list(range(118, 134)))
-    assert body.counts == [2]
+    """A right body of 2080 values with two escapes in the first chunk and one in the last, changed as told."""
+    body = coded_body(SMALL, escape=(3, 90, 2048 + 31), codebook=list(range(118, 134)))
+    assert body.counts == small_counts(2, 1)
     for name, value in fields.items():
         assert hasattr(body, name)
         setattr(body, name, value)
     return body.to_bytes()
 
 
-SMALL = with_exponents(random.Random(4), [120 + i % 7 for i in range(96)])
+def small_counts(first, last=1):
+    return [first] + [0] * 7 + [last]
+
+
+def small_table(first, last=(31,)):
+    """Its escape table with other places in its chunks."""
+    return [escape_words([120] * 256, first), escape_words([120] * 256, last)]
+
+
+SMALL = with_exponents(random.Random(4), [120 + i % 7 for i in range(2080)])
+
+
+def patched(body, at, value):
+    return body[:at] + bytes([value]) + body[at + 1 :]
 
 
 def make_refused_planes(out):
-    def corrupt(name, k_body, k=SMALL):
-        out.refused("codec", "corrupt", name, frame(planes_header(len(k), "splitzip"), k_body, splitzip(k, BF16)))
-
-    def patched(body, at, value):
-        return body[:at] + bytes([value]) + body[at + 1 :]
+    def corrupt(name, k_body, k=SMALL, element_type=BF16):
+        header = planes_header(len(k), "splitzip", element_type)
+        out.refused("codec", "corrupt", name, frame(header, k_body, splitzip(k, element_type)))
 
     for name, length in (("short", 11), ("long", 13)):
         data = bytes(range(length))
         out.refused("codec", "corrupt", f"none_{name}", frame(planes_header(6, "none"), data, bytes(12)))
-    v_broken = frame(planes_header(96, "splitzip"), splitzip(SMALL, BF16), small_body(mode=2))
+    v_broken = frame(planes_header(2080, "splitzip"), splitzip(SMALL, BF16), small_body(mode=2))
     out.refused("codec", "corrupt", "splitzip_v_plane", v_broken)
     good = small_body()
     corrupt("splitzip_truncated_prefix", good[:15])
     corrupt("splitzip_prefix_only", good[:16])
     corrupt("splitzip_last_byte_missing", good[:-1])
-    corrupt("splitzip_last_row_missing", good[:-16])
+    corrupt("splitzip_last_line_missing", good[:-64])
     corrupt("splitzip_trailing_byte", good + bytes(1))
-    corrupt("splitzip_trailing_row", good + bytes(16))
+    corrupt("splitzip_trailing_line", good + bytes(64))
+    corrupt("splitzip_raw_trailing_row", raw_body(SMALL, BF16) + bytes(16))
     corrupt("splitzip_mode_2", small_body(mode=2))
-    corrupt("splitzip_element_type_0", small_body(element_type=0))
-    corrupt("splitzip_element_type_of_fp16", small_body(element_type=FP16))
+    corrupt("splitzip_element_type_0", patched(good, 2, 0))
+    corrupt("splitzip_element_type_of_fp16", patched(good, 2, FP16))
     corrupt("splitzip_raw_of_fp16", raw_body(SMALL, FP16))
+    corrupt("splitzip_coded_fp16", patched(good, 2, FP16), SMALL, FP16)
     corrupt("splitzip_reserved_byte", small_body(reserved=1))
-    corrupt("splitzip_elements_95", small_body(elements=95))
-    corrupt("splitzip_elements_97", small_body(elements=97))
-    corrupt("splitzip_escapes_97", small_body(escapes=97))
-    corrupt("splitzip_escapes_4294967295", small_body(escapes=2**32 - 1))
-    corrupt("splitzip_escapes_1", small_body(escapes=1))
-    corrupt("splitzip_escapes_3", small_body(escapes=3))
-    corrupt("splitzip_raw_exponents_1", small_body(raw_exponent_count=1))
-    corrupt("splitzip_raw_exponents_4294967295", small_body(raw_exponent_count=2**32 - 1))
-    corrupt("splitzip_count_1", small_body(counts=[1]))
-    corrupt("splitzip_count_3", small_body(counts=[3]))
-    corrupt("splitzip_count_65535_without_exponents", small_body(counts=[65535]))
-    corrupt("splitzip_positions_equal", small_body(positions=[3, 3]))
-    corrupt("splitzip_positions_descending", small_body(positions=[90, 3]))
-    corrupt("splitzip_position_behind_short_chunk", small_body(positions=[3, 96]))
-    corrupt("splitzip_position_65535", small_body(positions=[3, 65535]))
+    corrupt("splitzip_reserved_12", small_body(reserved_12=1))
+    corrupt("splitzip_elements_2079", small_body(elements=2079))
+    corrupt("splitzip_elements_2081", small_body(elements=2081))
+    corrupt("splitzip_table_words_2081", small_body(table_words=2081))
+    corrupt("splitzip_table_words_4294967295", small_body(table_words=2**32 - 1))
+    corrupt("splitzip_table_words_2", small_body(table_words=2))
+    corrupt("splitzip_table_words_4", small_body(table_words=4))
+    corrupt("splitzip_count_1", small_body(counts=small_counts(1, 1)))
+    corrupt("splitzip_count_3", small_body(counts=small_counts(3, 1)))
+    corrupt("splitzip_count_128", small_body(counts=small_counts(128, 1), tables=small_table(range(128))))
+    corrupt("splitzip_count_254", small_body(counts=small_counts(254, 1), tables=small_table(range(254))))
+    corrupt("splitzip_count_255_without_exponents", small_body(counts=small_counts(255, 1)))
+    other_chunk = small_body(counts=small_counts(1, 255), tables=small_table([]) + [bytes(256)])
+    corrupt("splitzip_exponents_of_another_chunk", other_chunk)
+    corrupt("splitzip_counts_sum_wraps", small_body(counts=small_counts(127, 127), tables=small_table([0])))
+    corrupt("splitzip_places_equal", small_body(tables=small_table([3, 3])))
+    corrupt("splitzip_places_descending", small_body(tables=small_table([90, 3])))
+    corrupt("splitzip_place_behind_short_chunk", small_body(tables=small_table([3, 90], [32])))
+    corrupt("splitzip_place_255_of_short_chunk", small_body(tables=small_table([3, 90], [255])))
     corrupt("splitzip_codebook_equal", small_body(codebook=[118] + list(range(118, 133))))
     corrupt("splitzip_codebook_descending", small_body(codebook=list(range(133, 117, -1))))
-    corrupt("splitzip_tables_padding", patched(good, len(good) - 1, 1))
-    raw = raw_body(SMALL[:90], BF16)
-    corrupt("splitzip_raw_padding", patched(raw, len(raw) - 1, 1), SMALL[:90])
-    even = coded_body(SMALL[:90]).to_bytes()
-    corrupt("splitzip_codes_padding", patched(even, 32 + 47, 1), SMALL[:90])
-    odd = coded_body(SMALL[:89]).to_bytes()
-    corrupt("splitzip_code_behind_last_value", patched(odd, 32 + 44, odd[32 + 44] | 1), SMALL[:89])
-    corrupt("splitzip_sign_mantissa_padding", patched(odd, 32 + 48 + 89, 128), SMALL[:89])
-    corrupt("splitzip_raw_with_escapes", patched(raw_body(SMALL, BF16), 8, 1))
-    corrupt("splitzip_raw_with_raw_exponents", patched(raw_body(SMALL, BF16), 12, 1))
-    make_refused_chunks(corrupt)
-    unsupported = small_body(version=2)
+    raw = raw_body(SMALL[:2078], BF16)
+    corrupt("splitzip_raw_padding", patched(raw, len(raw) - 1, 1), SMALL[:2078])
+    corrupt("splitzip_raw_with_table_words", patched(raw_body(SMALL, BF16), 8, 1))
+    make_refused_padding(corrupt)
+    make_refused_fp8(corrupt)
     out.refused("codec", "unsupported", "splitzip_version_2",
-                frame(planes_header(96, "splitzip"), unsupported, small_body()))
-    for name, names in (("codec", {"codec": "splitzap"}), ("format", {"format": "fp8_e5m2"})):
+                frame(planes_header(2080, "splitzip"), small_body(version=2), small_body()))
+    for name, names in (("codec", {"codec": "splitzap"}), ("format", {"format": "fp9"})):
         out.refused("codec", "unsupported", f"unknown_{name}", broken(**names))
 
 
-def make_refused_chunks(corrupt):
-    """Tables of bodies with more than one chunk."""
-    long = with_exponents(random.Random(5), [120 + i % 7 for i in range(2040)])
+def make_refused_padding(corrupt):
+    """2079 values: a gap behind every section, and a short group of 31 with an unused nibble."""
+    odd = SMALL[:2079]
+    body = coded_body(odd, codebook=list(range(118, 134)))
+    good = body.to_bytes()
+    rests = 64 + 1088
+    counts = rests + 2112
+    assert len(good) == counts + 64 and not any(body.counts)
+    for name, at in {
+        "codebook": 32, "codebook_end": 63, "nibbles": 64 + 1040, "nibbles_end": rests - 1,
+        "rests": rests + 2079, "rests_end": counts - 1, "counts": counts + 9, "table": counts + 10,
+        "table_end": counts + 63,
+    }.items():  # fmt: skip
+        corrupt(f"splitzip_padding_behind_{name}", patched(good, at, 1), odd)
+    last = 64 + 1039
+    corrupt("splitzip_nibble_of_no_place", patched(good, last, good[last] | 16), odd)
+    body = coded_body(odd, raw_chunks=(8,))
+    good = body.to_bytes()
+    corrupt("splitzip_byte_behind_odd_raw_chunk", patched(good, counts + 10 + 31, 1), odd)
 
-    def body(**fields):
-        made = coded_body(long, escape=tuple(range(300)))
-        assert made.counts == [65535, 0] and len(made.raw_exponents) == 1024
-        for name, value in fields.items():
-            setattr(made, name, value)
-        return made.to_bytes()
 
-    corrupt("splitzip_count_256", body(counts=[256, 0], positions=list(range(256)), values=[120] * 256,
-                                       raw_exponents=[]), long)
-    corrupt("splitzip_count_65534", body(counts=[65534, 0]), long)
-    corrupt("splitzip_raw_exponents_of_other_chunk", body(counts=[0, 65535]), long)
-    corrupt("splitzip_raw_exponents_of_one_chunk_more", body(counts=[65535, 65535]), long)
-    corrupt("splitzip_raw_exponents_of_no_chunk", body(counts=[0, 0]), long)
-    corrupt("splitzip_counts_sum_wraps", body(counts=[255, 2], positions=[1], values=[120], raw_exponents=[]), long)
-    corrupt("splitzip_position_in_next_chunk",
-            body(counts=[1, 0], positions=[1024], values=[120], raw_exponents=[]), long)
+def make_refused_fp8(corrupt):
+    for element_type, name in FP8:
+        exponent_limit, entries = (16, 8) if element_type == FP8_E4M3 else (32, 16)
+        plane = fp8_values(random.Random(5), 4101, element_type)
+
+        def body(change, raw_chunks=(), plane=plane, element_type=element_type):
+            made = coded_body(plane, escape=(4100,), raw_chunks=raw_chunks, element_type=element_type)
+            change(made)
+            return made.to_bytes()
+
+        def refuse(case, data, plane=plane, element_type=element_type, name=name):
+            corrupt(f"splitzip_{name}_{case}", data, plane, element_type)
+
+        def high_codebook(made, limit=exponent_limit):
+            made.codebook[-1] = limit
+
+        def high_escape(made, limit=exponent_limit):
+            made.tables[-1] = escape_words([limit] * 5, [4])
+
+        def high_raw(made, limit=exponent_limit):
+            made.tables[0] = bytes(255) + bytes([limit])
+
+        refuse("codebook_out_of_range", body(high_codebook))
+        refuse("escape_out_of_range", body(high_escape))
+        refuse("raw_exponent_out_of_range", body(high_raw, (0,)))
+        # The last group has five values: three bytes of nibbles, two of pairs, one of bits.
+        good = body(lambda made: None)
+        nibbles, pairs, bits = 64 + 2050, 64 + 2112 + 1025, 64 + 2112 + 1088 + 512
+        refuse("nibble_of_no_place", patched(good, nibbles, good[nibbles] | 16))
+        refuse("pair_of_no_place", patched(good, pairs, good[pairs] | 64))
+        refuse("bit_of_no_place", patched(good, bits, good[bits] | 128))
+        if entries == 8:
+            refuse("codebook_of_16", patched(good, 31, 15))
 
 
 def make(directory):

@@ -14,11 +14,13 @@ from xxh3 import xxh3_64  # noqa: E402
 
 MAGIC = bytes.fromhex("8B4B564C414E450A")
 HEADER = struct.Struct("<8sHHI32s48s24sBBHIIIQIIIIQ16s")
-BF16, FP16 = 2, 3
-ELEMENT_NAMES = {BF16: "bf16", FP16: "fp16"}
+BF16, FP16, FP8_E4M3, FP8_E5M2 = 2, 3, 4, 5
+ELEMENT_NAMES = {BF16: "bf16", FP16: "fp16", FP8_E4M3: "fp8_e4m3", FP8_E5M2: "fp8_e5m2"}
+# Bits of a value, of its exponent, and entries of its codebook.
+FIELDS = {BF16: (16, 8, 16), FP8_E4M3: (8, 4, 8), FP8_E5M2: (8, 5, 16)}
 MODEL = bytes(range(32))
-CHUNK = 1024
-RAW_CHUNK = 65535
+GROUP, CHUNK = 128, 256
+RAW_CHUNK = 255
 
 
 class Header:
@@ -98,83 +100,131 @@ def frame(header, k, v):
     return header.to_bytes() + k + v
 
 
-def values_to_bytes(values):
-    return struct.pack(f"<{len(values)}H", *values)
+def values_to_bytes(values, element_type=BF16):
+    width = "H" if element_type in (BF16, FP16) else "B"
+    return struct.pack(f"<{len(values)}{width}", *values)
 
 
-def pad16(data):
-    return data + bytes(-len(data) % 16)
+def pad(data, alignment):
+    return data + bytes(-len(data) % alignment)
 
 
-def exponent(value):
-    return value >> 7 & 255
+def split(value, element_type):
+    """Exponent and rest of a value."""
+    bits, exponent_bits, _ = FIELDS[element_type]
+    rotated = value << 1 & (1 << bits) - 1 | value >> bits - 1
+    rest_bits = bits - exponent_bits
+    return rotated >> rest_bits, rotated & (1 << rest_bits) - 1
 
 
-def best_codebook(values):
-    """The 16 most frequent exponents, the smaller first among equals, in ascending order."""
-    counts = collections.Counter(map(exponent, values))
-    return sorted(sorted(range(256), key=lambda e: (-counts[e], e))[:16])
+def by_place(values, element_type):
+    """The values of a plane in the order of their places in a body."""
+    if element_type != BF16:
+        return list(values)
+    whole = len(values) // GROUP * GROUP
+    places = [
+        values[first + 64 * a + 32 * h + k]
+        for first in range(0, whole, GROUP) for a in range(2) for k in range(32) for h in range(2)
+    ]  # fmt: skip
+    return places + list(values[whole:])
+
+
+def groups(fields):
+    return [fields[first : first + GROUP] for first in range(0, len(fields), GROUP)]
+
+
+def packed(fields, width):
+    """Fields of `width` bits, 8 / width of them in a byte: those of one byte are a step apart."""
+    data = b""
+    for group in groups(fields):
+        step = -(-len(group) * width // 8)
+        rows = [group[first : first + step] for first in range(0, len(group), step)]
+        rows = [row + [0] * (step - len(row)) for row in rows]
+        data += bytes(sum(row[j] << width * f for f, row in enumerate(rows)) for j in range(step))
+    return data
+
+
+def packed_bits(bits):
+    data = b""
+    for group in groups(bits):
+        data += sum(bit << p for p, bit in enumerate(group)).to_bytes(-(-len(group) // 8), "little")
+    return data
+
+
+def best_codebook(values, element_type=BF16):
+    """The most frequent exponents, the smaller first among equals, in ascending order."""
+    _, exponent_bits, entries = FIELDS[element_type]
+    counts = collections.Counter(split(v, element_type)[0] for v in values)
+    return sorted(sorted(range(1 << exponent_bits), key=lambda e: (-counts[e], e))[:entries])
 
 
 class SplitZipBody:
     """The sections of a coded body. Made right by coded_body(); tests then change what they want."""
 
-    def __init__(self):
-        self.version, self.mode, self.element_type, self.reserved = 1, 1, BF16, 0
-        self.elements = self.escapes = self.raw_exponent_count = None
-        self.codebook, self.codes, self.signs = [], [], []
-        self.counts, self.positions, self.values, self.raw_exponents = [], [], [], []
+    def __init__(self, element_type):
+        self.version, self.mode, self.element_type, self.reserved = 1, 1, element_type, 0
+        self.elements = self.table_words = None
+        self.reserved_12 = 0
+        self.codebook, self.codes, self.rests, self.counts = [], [], [], []
+        self.tables = []  # bytes of each chunk in the escape table
+
+    def dense(self):
+        if self.element_type == BF16:
+            return [packed(self.codes, 4), bytes(self.rests)]
+        e4m3 = self.element_type == FP8_E4M3
+        nibbles, triples = (self.rests, self.codes) if e4m3 else (self.codes, self.rests)
+        return [packed(nibbles, 4), packed([t & 3 for t in triples], 2), packed_bits([t >> 2 for t in triples])]
 
     def to_bytes(self):
         def own(stated, true):
             return true if stated is None else stated
 
-        packed = self.codes + [0] * (len(self.codes) % 2)
+        table = b"".join(self.tables)
         prefix = struct.pack(
             "<4B3I", self.version, self.mode, self.element_type, self.reserved,
-            own(self.elements, len(self.codes)), own(self.escapes, len(self.positions)),
-            own(self.raw_exponent_count, len(self.raw_exponents)),
+            own(self.elements, len(self.codes)), own(self.table_words, len(table) // 2), self.reserved_12,
         )  # fmt: skip
-        tables = values_to_bytes(self.counts + self.positions) + bytes(self.values + self.raw_exponents)
-        return (
-            prefix
-            + bytes(self.codebook)
-            + pad16(bytes(high << 4 | low for high, low in zip(packed[::2], packed[1::2])))
-            + pad16(bytes(self.signs))
-            + pad16(tables)
-        )
+        body = pad(prefix + bytes(self.codebook), 64)
+        for section in self.dense():
+            body = pad(body + section, 64)
+        return pad(pad(body + bytes(self.counts), 2) + table, 64)
 
 
-def coded_body(values, codebook=None, escape=(), raw_chunks=()):
-    """Codes a bf16 plane. `escape`: values to escape, `raw_chunks`: chunks to store raw, without need."""
-    body = SplitZipBody()
-    body.codebook = best_codebook(values) if codebook is None else codebook
+def escape_words(exponents, places):
+    return struct.pack(f"<{len(places)}H", *(exponents[p] << 8 | p for p in places))
+
+
+def coded_body(values, codebook=None, escape=(), raw_chunks=(), element_type=BF16):
+    """Codes a plane. `escape`: places to escape, `raw_chunks`: chunks to store raw, without need."""
+    body = SplitZipBody(element_type)
+    body.codebook = best_codebook(values, element_type) if codebook is None else codebook
     code = {e: i for i, e in enumerate(body.codebook)}
-    body.signs = [v >> 8 & 128 | v & 127 for v in values]
-    for first in range(0, len(values), CHUNK):
-        exponents = [exponent(v) for v in values[first : first + CHUNK]]
+    fields = [split(v, element_type) for v in by_place(values, element_type)]
+    body.rests = [rest for _, rest in fields]
+    for first in range(0, len(fields), CHUNK):
+        exponents = [e for e, _ in fields[first : first + CHUNK]]
         escapes = [p for p, e in enumerate(exponents) if e not in code or first + p in escape]
-        if len(escapes) >= 256 or first // CHUNK in raw_chunks:
+        if len(escapes) >= 128 or first // CHUNK in raw_chunks:
             body.counts.append(RAW_CHUNK)
             body.codes += [0] * len(exponents)
-            body.raw_exponents += exponents
+            body.tables.append(pad(bytes(exponents), 2))
             continue
         body.counts.append(len(escapes))
-        body.positions += escapes
-        body.values += [exponents[p] for p in escapes]
-        body.codes += [0 if p in set(escapes) else code[e] for p, e in enumerate(exponents)]
+        body.tables.append(escape_words(exponents, escapes))
+        escaped = set(escapes)
+        body.codes += [0 if p in escaped else code[e] for p, e in enumerate(exponents)]
     return body
 
 
 def raw_body(values, element_type):
     prefix = struct.pack("<4B3I", 1, 0, element_type, 0, len(values), 0, 0)
-    return prefix + pad16(values_to_bytes(values))
+    return pad(prefix + values_to_bytes(values, element_type), 16)
 
 
 def splitzip(values, element_type):
-    """What every encoder writes: section 4 of spec/splitzip.md."""
+    """What every encoder writes that counts the plane itself: section 5 of spec/splitzip.md."""
     raw = raw_body(values, element_type)
-    if element_type != BF16:
+    if element_type not in FIELDS:
         return raw
-    coded = coded_body(values).to_bytes()
+    coded = coded_body(values, element_type=element_type).to_bytes()
     return coded if len(coded) < len(raw) else raw
