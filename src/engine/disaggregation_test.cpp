@@ -114,7 +114,6 @@ TEST(Disaggregation, AutoUsesACodecOnceTheLinkIsKnownToBeSlow) {
   }
   EXPECT_NE(codecs.back(), "none");
   EXPECT_TRUE(prefill.endpoint->link_speed(decode.endpoint->address()).has_value());
-  EXPECT_GT(prefill.engine->load().codebooks_counted, 0);
 }
 
 TEST(Disaggregation, AutoLeavesAFastLinkAlone) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "codec/codec.h"
 #include "engine/engine.h"
 #include "transfer/test_link.h"
 
@@ -130,6 +131,7 @@ struct Worker {
     EndpointOptions door;
     door.model = model.identity();
     door.idle_timeout = idle_timeout;
+    door.codecs = codec_names();
     endpoint = take(Endpoint::start(network, door));
     if (options.kv_bytes == EngineOptions().kv_bytes) options.kv_bytes = std::size_t{1} << 24;
     engine = take(Engine::create(model, fixture_tokenizer(), endpoint.get(), std::move(options)));
