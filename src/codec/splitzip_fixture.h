@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -133,16 +132,18 @@ inline Status decode_exactly(const Codec& codec, ByteView body, const PlaneShape
 // Bytes that begin `shift` behind a multiple of 64.
 class AlignedBytes {
  public:
-  AlignedBytes(std::size_t bytes, std::size_t shift)
-      : block_(new (std::align_val_t{64}) std::byte[bytes + shift]), shift_(shift), bytes_(bytes) {}
-  std::span<std::byte> span() const { return {block_.get() + shift_, bytes_}; }
+  AlignedBytes(std::size_t bytes, std::size_t shift) : block_(63 + shift + bytes) {
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(block_.data()) % 64;
+    bytes_ = std::span(block_).subspan((64 - past) % 64 + shift, bytes);
+  }
+  AlignedBytes(const AlignedBytes&) = delete;
+  AlignedBytes& operator=(const AlignedBytes&) = delete;
+
+  std::span<std::byte> span() const { return bytes_; }
 
  private:
-  struct Free {
-    void operator()(std::byte* block) const { ::operator delete[](block, std::align_val_t{64}); }
-  };
-  std::unique_ptr<std::byte[], Free> block_;
-  std::size_t shift_, bytes_;
+  Bytes block_;
+  std::span<std::byte> bytes_;
 };
 
 // ------------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 // All tiers of `splitzip` against the scalar one: on hostile bodies the same verdict and the same
-// plane, on any plane the same body. The first bytes choose type, task and codebook.
+// plane, on any plane the same body. A frame is its K body (golden files are the seeds); else the
+// first bytes choose type, task and codebook.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 
 #include "codec/splitzip_fixture.h"
+#include "format/frame.h"
 
 namespace kvlane {
 namespace {
@@ -49,6 +51,15 @@ void compare_encoders(const Plane& plane, const Codebook* book) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace kvlane;
   if (size < 2) return 0;
+  if (size > kFrameHeaderBytes && data[0] == 0x8B && data[1] == 'K') {
+    std::uint32_t k_bytes = 0;
+    std::memcpy(&k_bytes, data + 148, sizeof(k_bytes));
+    const std::size_t there = size - kFrameHeaderBytes;
+    const auto type = static_cast<ElementType>(2 + data[120] % 4);  // kBf16 ... kFp8E5m2
+    compare_decoders(type, std::as_bytes(std::span(data + kFrameHeaderBytes,
+                                                   std::min<std::size_t>(there, k_bytes))));
+    return 0;
+  }
   constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kBf16, ElementType::kFp8E4m3,
                                     ElementType::kFp8E5m2};
   const ElementType type = kTypes[data[0] & 3];
