@@ -85,7 +85,9 @@ class Source:
         parts = path.split("/")
         self.folder = parts[1] if parts[0] == "src" and len(parts) > 2 else None
         stem = pathlib.PurePosixPath(path).stem
-        self.is_test = stem.endswith(("_test", "_fuzz")) or parts[0] == "tests"
+        # Experiments are free as tests are: both are programs of their own.
+        self.is_lab = parts[0] == "lab"
+        self.is_test = stem.endswith(("_test", "_fuzz")) or parts[0] == "tests" or self.is_lab
         # What a compiler sees, at the same offsets: no comments, literals or directives.
         self.code = DIRECTIVE.sub(blanked, COMMENT_OR_LITERAL.sub(blanked, text)) if self.is_cpp else ""
         self._line_starts = [0] + [match.end() for match in re.finditer("\n", text)]
@@ -195,7 +197,7 @@ def check_includes(source, tables, headers):
         folder = name.split("/")[0]
         if name not in headers and name not in GENERATED_HEADERS:
             yield source.finding(line, f'there is no "{name}" under src or include')
-        elif folder not in may:
+        elif folder not in may and not source.is_lab:
             where = f"src/{source.folder}" if source.folder else source.path
             yield source.finding(line, f'{where} may not include "{name}"')
 
