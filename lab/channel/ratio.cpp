@@ -2,7 +2,8 @@
 //
 //   ratio HEADS CHANNELS FILE...
 //
-// Prints for each file, and for all, raw bytes over coded bytes of BF16 planes [HEADS][64][CHANNELS].
+// Prints for each file, and for all, raw bytes over coded bytes of BF16 planes
+// [HEADS][64][CHANNELS].
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdio>
 #include <cstdlib>

@@ -128,7 +128,8 @@ def main():
         print(f"\n{test.name} {kind}: bits of an exponent by layer, mean, ratio")
         for name in rows[0]:
             bits = [row[name] for row in rows]
-            print(f"{name:28} " + " ".join(f"{b:5.2f}" for b in bits) + f"  {np.mean(bits):6.3f} {16 / (8 + np.mean(bits)):6.3f}")
+            mean = np.mean(bits)
+            print(f"{name:28} " + " ".join(f"{b:5.2f}" for b in bits) + f"  {mean:6.3f} {16 / (8 + mean):6.3f}")
 
 
 main()

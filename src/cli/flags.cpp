@@ -53,7 +53,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str();
   command
       .add_option("--kv-codec", flags.kv_codec,
-                  "lossless codec for the KV that this process sends: none, splitzip")
+                  "lossless codec for the KV that this process sends: none, splitzip, splitzip:channel")
       ->capture_default_str();
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")
