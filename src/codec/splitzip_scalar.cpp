@@ -29,48 +29,51 @@ std::uint16_t load_word(const std::byte* at) {
   return word;
 }
 
-// The value that has place `place` of a chunk (spec/splitzip.md, section 2).
-std::size_t value_at(ElementType type, std::size_t place, std::size_t elements) {
-  const std::size_t group = place / kGroupElements * kGroupElements;
-  if (type != ElementType::kBf16 || group + kGroupElements > elements) return place;
-  const std::size_t half = place & ~std::size_t{63};
-  return half + place % 2 * 32 + place % 64 / 2;
-}
-
-unsigned rotate_left(unsigned value, int bits) {
-  return (value << 1 | value >> (bits - 1)) & ((1U << bits) - 1);
-}
-unsigned rotate_right(unsigned value, int bits) {
-  return (value >> 1 | value << (bits - 1)) & ((1U << bits) - 1);
-}
-
-void split(ElementType type, const std::byte* values, std::size_t elements, Places& exponents,
-           Places& rests) {
-  const Fields fields = fields_of(type);
-  const bool words = type == ElementType::kBf16;
-  for (std::size_t place = 0; place < elements; ++place) {
-    const std::size_t i = value_at(type, place, elements);
-    const unsigned value = words ? load_word(values + 2 * i) : std::to_integer<unsigned>(values[i]);
-    const unsigned rotated = rotate_left(value, fields.exponent_bits + fields.rest_bits);
-    exponents[place] = static_cast<std::uint8_t>(rotated >> fields.rest_bits);
-    rests[place] = static_cast<std::uint8_t>(rotated & ((1U << fields.rest_bits) - 1));
+// Calls visit(place, i) for each place of a chunk and the number, in the chunk, of the value that
+// has it (spec/splitzip.md, section 2).
+template <ElementType kType, class Visit>
+void for_each_place(std::size_t elements, const Visit& visit) {
+  std::size_t first = 0;
+  if constexpr (kType == ElementType::kBf16) {
+    for (; first + kGroupElements <= elements; first += kGroupElements) {
+      for (const std::size_t half : {first, first + 64}) {
+        for (std::size_t k = 0; k < 32; ++k) {
+          visit(half + 2 * k, half + k);
+          visit(half + 2 * k + 1, half + 32 + k);
+        }
+      }
+    }
   }
+  for (; first < elements; ++first) visit(first, first);
 }
 
-void join(ElementType type, const Places& exponents, const Places& rests, std::size_t elements,
-          std::byte* values) {
-  const Fields fields = fields_of(type);
-  for (std::size_t place = 0; place < elements; ++place) {
-    const std::size_t i = value_at(type, place, elements);
-    const unsigned rotated = unsigned{exponents[place]} << fields.rest_bits | rests[place];
-    const unsigned value = rotate_right(rotated, fields.exponent_bits + fields.rest_bits);
-    if (type == ElementType::kBf16) {
+template <ElementType kType>
+void split(const std::byte* values, std::size_t elements, Places& exponents, Places& rests) {
+  constexpr Fields kFields = fields_of(kType);
+  constexpr int kBits = kFields.exponent_bits + kFields.rest_bits;
+  for_each_place<kType>(elements, [&](std::size_t place, std::size_t i) {
+    const unsigned value =
+        kBits == 16 ? load_word(values + 2 * i) : std::to_integer<unsigned>(values[i]);
+    const unsigned rotated = (value << 1 | value >> (kBits - 1)) & ((1U << kBits) - 1);
+    exponents[place] = static_cast<std::uint8_t>(rotated >> kFields.rest_bits);
+    rests[place] = static_cast<std::uint8_t>(rotated & ((1U << kFields.rest_bits) - 1));
+  });
+}
+
+template <ElementType kType>
+void join(const Places& exponents, const Places& rests, std::size_t elements, std::byte* values) {
+  constexpr Fields kFields = fields_of(kType);
+  constexpr int kBits = kFields.exponent_bits + kFields.rest_bits;
+  for_each_place<kType>(elements, [&](std::size_t place, std::size_t i) {
+    const unsigned rotated = unsigned{exponents[place]} << kFields.rest_bits | rests[place];
+    const unsigned value = rotated >> 1 | rotated << (kBits - 1);
+    if constexpr (kBits == 16) {
       const auto word = static_cast<std::uint16_t>(value);
       std::memcpy(values + 2 * i, &word, sizeof(word));
     } else {
-      values[i] = std::byte(value);
+      values[i] = std::byte(value & 0xFFU);
     }
-  }
+  });
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -79,27 +82,38 @@ void join(ElementType type, const Places& exponents, const Places& rests, std::s
 // Nibbles (width 4) and pairs (width 2): neighbours in a byte are ceil(length * width / 8) apart.
 void pack_fields(const std::uint8_t* fields, std::size_t length, unsigned width, std::byte* out) {
   const std::size_t step = (length * width + 7) / 8;
-  std::memset(out, 0, step);
-  for (std::size_t place = 0; place < length; ++place) {
-    const unsigned field = fields[place] & ((1U << width) - 1);
-    out[place % step] |= std::byte(field << (place / step * width));
+  const unsigned mask = (1U << width) - 1;
+  for (std::size_t at = 0; at < step; ++at) out[at] = std::byte(fields[at] & mask);
+  unsigned shift = width;
+  for (std::size_t first = step; first < length; first += step, shift += width) {
+    const std::size_t end = first + step < length ? step : length - first;
+    for (std::size_t at = 0; at < end; ++at) {
+      out[at] |= std::byte((fields[first + at] & mask) << shift);
+    }
   }
 }
 
 void unpack_fields(const std::byte* in, std::size_t length, unsigned width, std::uint8_t* fields) {
   const std::size_t step = (length * width + 7) / 8;
-  for (std::size_t place = 0; place < length; ++place) {
-    const auto packed = std::to_integer<unsigned>(in[place % step]);
-    fields[place] =
-        static_cast<std::uint8_t>(packed >> (place / step * width) & ((1U << width) - 1));
+  const unsigned mask = (1U << width) - 1;
+  unsigned shift = 0;
+  for (std::size_t first = 0; first < length; first += step, shift += width) {
+    const std::size_t end = first + step < length ? step : length - first;
+    for (std::size_t at = 0; at < end; ++at) {
+      fields[first + at] =
+          static_cast<std::uint8_t>(std::to_integer<unsigned>(in[at]) >> shift & mask);
+    }
   }
 }
 
 // Bit 2 of triples: places in order.
 void pack_bits(const std::uint8_t* triples, std::size_t length, std::byte* out) {
-  std::memset(out, 0, (length + 7) / 8);
-  for (std::size_t place = 0; place < length; ++place) {
-    out[place / 8] |= std::byte((triples[place] >> 2 & 1U) << place % 8);
+  for (std::size_t first = 0; first < length; first += 8) {
+    unsigned byte = 0;
+    for (std::size_t bit = 0; bit < 8 && first + bit < length; ++bit) {
+      byte |= (triples[first + bit] >> 2 & 1U) << bit;
+    }
+    out[first / 8] = std::byte(byte);
   }
 }
 
@@ -114,14 +128,15 @@ std::size_t group_length(std::size_t first, std::size_t elements) {
   return first + kGroupElements <= elements ? kGroupElements : elements - first;
 }
 
-void pack(ElementType type, const Places& codes, const Places& rests, std::size_t elements,
+template <ElementType kType>
+void pack(const Places& codes, const Places& rests, std::size_t elements,
           const Streams<std::byte>& out) {
-  const Places& nibbles = type == ElementType::kFp8E4m3 ? rests : codes;
-  const Places& triples = type == ElementType::kFp8E4m3 ? codes : rests;
+  const Places& nibbles = kType == ElementType::kFp8E4m3 ? rests : codes;
+  const Places& triples = kType == ElementType::kFp8E4m3 ? codes : rests;
   for (std::size_t first = 0; first < elements; first += kGroupElements) {
     const std::size_t length = group_length(first, elements);
     pack_fields(nibbles.data() + first, length, 4, out.nibbles + first / 2);
-    if (type == ElementType::kBf16) {
+    if constexpr (kType == ElementType::kBf16) {
       std::memcpy(out.bytes + first, rests.data() + first, length);
     } else {
       pack_fields(triples.data() + first, length, 2, out.pairs + first / 4);
@@ -130,14 +145,15 @@ void pack(ElementType type, const Places& codes, const Places& rests, std::size_
   }
 }
 
-void unpack(ElementType type, const Streams<const std::byte>& in, std::size_t elements,
-            Places& codes, Places& rests) {
-  Places& nibbles = type == ElementType::kFp8E4m3 ? rests : codes;
-  Places& triples = type == ElementType::kFp8E4m3 ? codes : rests;
+template <ElementType kType>
+void unpack(const Streams<const std::byte>& in, std::size_t elements, Places& codes,
+            Places& rests) {
+  Places& nibbles = kType == ElementType::kFp8E4m3 ? rests : codes;
+  Places& triples = kType == ElementType::kFp8E4m3 ? codes : rests;
   for (std::size_t first = 0; first < elements; first += kGroupElements) {
     const std::size_t length = group_length(first, elements);
     unpack_fields(in.nibbles + first / 2, length, 4, nibbles.data() + first);
-    if (type == ElementType::kBf16) {
+    if constexpr (kType == ElementType::kBf16) {
       std::memcpy(rests.data() + first, in.bytes + first, length);
     } else {
       unpack_fields(in.pairs + first / 4, length, 2, triples.data() + first);
@@ -172,22 +188,21 @@ bool take_raw_exponents(const Fields& fields, const std::byte* table, std::size_
   return all >> fields.exponent_bits == 0;
 }
 
-}  // namespace
-
-int encode_chunk(ElementType type, const std::byte* values, std::size_t elements,
-                 const CodeTables& tables, const Streams<std::byte>& out, std::uint8_t* count,
-                 std::byte* table, std::size_t words_left) {
+template <ElementType kType>
+int encode_chunk_of(const std::byte* values, std::size_t elements, const CodeTables& tables,
+                    const Streams<std::byte>& out, std::uint8_t* count, std::byte* table,
+                    std::size_t words_left) {
   Places exponents, rests, codes;
-  split(type, values, elements, exponents, rests);
+  split<kType>(values, elements, exponents, rests);
   std::size_t escapes = 0;
   for (std::size_t place = 0; place < elements; ++place) {
     const std::uint8_t code = tables.code_of[exponents[place]];
-    escapes += code == CodeTables::kEscape ? 1 : 0;
+    escapes += code / CodeTables::kEscape;
     codes[place] = code & 0xFU;
   }
   const bool raw = escapes > kChunkEscapesMax;
   if (raw) codes.fill(0);
-  pack(type, codes, rests, elements, out);
+  pack<kType>(codes, rests, elements, out);
   *count = raw ? kRawChunk : static_cast<std::uint8_t>(escapes);
   const std::size_t words = table_words_of(*count, elements);
   if (words > words_left) return -1;
@@ -196,26 +211,48 @@ int encode_chunk(ElementType type, const std::byte* values, std::size_t elements
     std::memcpy(table, exponents.data(), elements);
     return static_cast<int>(words);
   }
-  for (std::size_t place = 0; place < elements; ++place) {
+  for (std::size_t place = 0; escapes > 0; ++place) {
     if (tables.code_of[exponents[place]] != CodeTables::kEscape) continue;
     const auto escape = static_cast<std::uint16_t>(exponents[place] << 8 | place);
     std::memcpy(table, &escape, sizeof(escape));
     table += sizeof(escape);
+    --escapes;
   }
   return static_cast<int>(words);
+}
+
+template <ElementType kType>
+bool decode_chunk_of(const Streams<const std::byte>& in, const std::uint8_t* codebook,
+                     std::uint8_t count, const std::byte* table, std::size_t elements,
+                     std::byte* values) {
+  constexpr Fields kFields = fields_of(kType);
+  Places codes, rests, exponents;
+  unpack<kType>(in, elements, codes, rests);
+  for (std::size_t place = 0; place < elements; ++place) exponents[place] = codebook[codes[place]];
+  const bool right = count == kRawChunk ? take_raw_exponents(kFields, table, elements, exponents)
+                                        : patch(kFields, count, table, elements, exponents);
+  join<kType>(exponents, rests, elements, values);
+  return right;
+}
+
+}  // namespace
+
+int encode_chunk(ElementType type, const std::byte* values, std::size_t elements,
+                 const CodeTables& tables, const Streams<std::byte>& out, std::uint8_t* count,
+                 std::byte* table, std::size_t words_left) {
+  const auto encode = type == ElementType::kBf16      ? encode_chunk_of<ElementType::kBf16>
+                      : type == ElementType::kFp8E4m3 ? encode_chunk_of<ElementType::kFp8E4m3>
+                                                      : encode_chunk_of<ElementType::kFp8E5m2>;
+  return encode(values, elements, tables, out, count, table, words_left);
 }
 
 bool decode_chunk(ElementType type, const Streams<const std::byte>& in,
                   const std::uint8_t* codebook, std::uint8_t count, const std::byte* table,
                   std::size_t elements, std::byte* values) {
-  const Fields fields = fields_of(type);
-  Places codes, rests, exponents;
-  unpack(type, in, elements, codes, rests);
-  for (std::size_t place = 0; place < elements; ++place) exponents[place] = codebook[codes[place]];
-  const bool right = count == kRawChunk ? take_raw_exponents(fields, table, elements, exponents)
-                                        : patch(fields, count, table, elements, exponents);
-  join(type, exponents, rests, elements, values);
-  return right;
+  const auto decode = type == ElementType::kBf16      ? decode_chunk_of<ElementType::kBf16>
+                      : type == ElementType::kFp8E4m3 ? decode_chunk_of<ElementType::kFp8E4m3>
+                                                      : decode_chunk_of<ElementType::kFp8E5m2>;
+  return decode(in, codebook, count, table, elements, values);
 }
 
 bool unused_fields_zero(ElementType type, const Streams<const std::byte>& group,
