@@ -52,8 +52,9 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->transform([](const std::string& name) { return name == "auto" ? "bf16" : name; })
       ->capture_default_str();
   command
-      .add_option("--kv-codec", flags.kv_codec,
-                  "lossless codec for the KV that this process sends: none, splitzip, splitzip:channel")
+      .add_option(
+          "--kv-codec", flags.kv_codec,
+          "lossless codec for the KV that this process sends: none, splitzip, splitzip:channel")
       ->capture_default_str();
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")

@@ -83,7 +83,7 @@ struct Place {
   int channels;
   std::size_t values;       // index of its first value in the plane
   std::size_t next_values;  // of the next tile's; for the last tile that of the plane's end
-  std::size_t base_codes;  // offsets in their sections
+  std::size_t base_codes;   // offsets in their sections
   std::size_t codes;
 };
 

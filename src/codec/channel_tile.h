@@ -67,10 +67,10 @@ struct TileScratch {
 // Parts of a plane and of its body that belong to one tile. No pointer needs an alignment, but all
 // that `stream` writes to.
 struct EncodeTile {
-  int rows;                  // 1 ... 64
-  int channels;              // 1 ... 64
-  std::size_t row_values;    // from one row to the next, in `values` and `sign_mantissa`
-  const std::byte* values;   // [rows][row_values], BF16
+  int rows;                 // 1 ... 64
+  int channels;             // 1 ... 64
+  std::size_t row_values;   // from one row to the next, in `values` and `sign_mantissa`
+  const std::byte* values;  // [rows][row_values], BF16
   // Where the next tile begins, to have it fetched; it need not be there, and is not read.
   const std::byte* next_values;
   std::byte* base_codes;     // packed_bytes(channels)

@@ -1,5 +1,5 @@
-// Which codec pays on which link: the cases one can work out by hand, and the crossover as the place
-// where the choice changes.
+// Which codec pays on which link: the cases one can work out by hand, and the crossover as the
+// place where the choice changes.
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/codec_policy.h"
 
