@@ -136,7 +136,8 @@ def make_valid(out):
     def two(shape, outliers=0):
         return [plane_of(rng, *shape, outliers) for _ in range(2)]
 
-    for shape in ((2, 64, 64), (1, 64, 128), (1, 64, 80), (1, 63, 64), (1, 1, 600), (3, 10, 72), (2, 61, 8), (1, 2, 130)):
+    shapes = ((2, 64, 64), (1, 64, 128), (1, 64, 80), (1, 63, 64), (1, 1, 600), (3, 10, 72), (2, 61, 8), (1, 2, 130))
+    for shape in shapes:
         valid("x".join(map(str, shape)), shape, *two(shape, 5))
     valid("half_outliers", (1, 64, 64), *two((1, 64, 64), 500))
     valid("1_value", (1, 1, 1), [0x3F80], [0xFFFF])
