@@ -148,5 +148,5 @@ def decode_plane(header, coded):
         return splitzip.decode(coded, element_type, header["plane_elements"])
     if header["codec"] == "splitzip:channel":
         shape = (header["kv_heads"], header["tokens"], header["head_dim"])
-        return splitzip_channel.decode(coded, FORMAT_ELEMENT_TYPES[header["format"]], 2, *shape)
+        return splitzip_channel.decode(coded, element_type, ELEMENT_BYTES[element_type], *shape)
     raise unsupported(f"codec {header['codec']}")

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 
+#include "codec/splitzip_kernels.h"
 #include "format/frame.h"
 
 namespace kvlane {
@@ -19,9 +20,11 @@ namespace channel {
 
 const Kernels& kernels(Isa isa) {
   switch (isa) {
+    case Isa::kScalar:
+    case Isa::kAvx2: return kScalarKernels;
     case Isa::kAvx512: return kAvx512Kernels;
-    default: return kScalarKernels;
   }
+  return kScalarKernels;
 }
 
 namespace {
@@ -68,46 +71,45 @@ void store(std::byte* at, const T& value) {
   std::memcpy(at, &value, sizeof(T));
 }
 
-// Beyond this many bytes of output, stores go around the caches: whoever reads it next would not
-// find it there, and the lines need not be read before they are written.
-constexpr std::size_t kStreamBytesMin = std::size_t{8} << 20;
-
 bool is_aligned(const void* at) {
   return reinterpret_cast<std::uintptr_t>(at) % kSectionAlignment == 0;
 }
 
-// One tile's place: in the plane and in the sections whose layout follows from the shape.
+// The place of one band: in the plane and in the sections whose layout follows from the shape.
 struct Place {
-  std::size_t index;
+  std::size_t tile;  // index of its first tile
   int rows;
   int channels;
   std::size_t values;       // index of its first value in the plane
-  std::size_t next_values;  // of the next tile's; for the last tile that of the plane's end
+  std::size_t next_values;  // of the next band's; for the last band that of the plane's end
   std::size_t base_codes;   // offsets in their sections
   std::size_t codes;
+
+  int tiles() const { return tile_count(channels); }
 };
 
-// Calls visit(place) for each tile in order until one returns false; false if one did.
+// Calls visit(place) for each band of up to `band_tiles` tiles, in order, until one returns false;
+// false if one did.
 template <class Visit>
-bool for_each_tile(const PlaneShape& shape, const Visit& visit) {
-  const std::size_t channels = shape.head_dim;
+bool for_each_band(const PlaneShape& shape, int band_tiles, const Visit& visit) {
+  const int band_channels = band_tiles * kTileChannels;
   Place place{};
   std::size_t block_values = 0;  // of the first value of the 64 rows
   for (int head = 0; head < shape.kv_heads; ++head) {
     for (int row = 0; row < shape.rows; row += kTileRows) {
       place.rows = std::min(kTileRows, shape.rows - row);
-      for (int first = 0; first < shape.head_dim; first += kTileChannels) {
-        place.channels = std::min(kTileChannels, shape.head_dim - first);
+      const std::size_t next_block = block_values + std::size_t(place.rows) * shape.head_dim;
+      for (int first = 0; first < shape.head_dim; first += band_channels) {
+        place.channels = std::min(band_channels, shape.head_dim - first);
         place.values = block_values + first;
-        place.next_values = first + kTileChannels < shape.head_dim
-                                ? place.values + kTileChannels
-                                : block_values + place.rows * channels;
+        const bool last = first + band_channels >= shape.head_dim;
+        place.next_values = last ? next_block : place.values + band_channels;
         if (!visit(static_cast<const Place&>(place))) return false;
-        ++place.index;
+        place.tile += place.tiles();
         place.base_codes += packed_bytes(place.channels);
         place.codes += packed_bytes(place.rows) * place.channels;
       }
-      block_values += place.rows * channels;
+      block_values = next_block;
     }
   }
   return true;
@@ -148,28 +150,32 @@ std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, ByteVi
                          std::size_t limit, std::span<std::byte> body) {
   const Sections at = sections(shape);
   if (at.tails >= limit) return 0;
-  const bool stream = plane.size() >= kStreamBytesMin && is_aligned(body.data()) &&
+  const bool stream = plane.size() >= splitzip::kStreamingBytes && is_aligned(body.data()) &&
                       shape.head_dim % kTileChannels == 0;
-  TileScratch scratch;
+  EncodeScratch scratch;
   std::size_t end = at.tails;
-  const bool fits = for_each_tile(shape, [&](const Place& place) {
-    const EncodedTile encoded =
-        kernels.encode({.rows = place.rows,
-                        .channels = place.channels,
-                        .row_values = static_cast<std::size_t>(shape.head_dim),
-                        .values = plane.data() + 2 * place.values,
-                        .next_values = plane.data() + 2 * place.next_values,
-                        .base_codes = body.data() + at.base_codes + place.base_codes,
-                        .codes = body.data() + at.codes + place.codes,
-                        .sign_mantissa = body.data() + at.sign_mantissa + place.values,
-                        .stream = stream},
-                       scratch);
-    const std::size_t tail = tail_bytes(encoded.counts);
-    if (tail >= limit - end) return false;
-    std::memcpy(body.data() + end, scratch.tail, tail);
-    end += tail;
-    store(body.data() + at.counts + sizeof(TileCounts) * place.index, encoded.counts);
-    body[at.anchors + place.index] = std::byte{encoded.anchor};
+  const bool fits = for_each_band(shape, kEncodeBandTiles, [&](const Place& place) {
+    TileTables tables[kEncodeBandTiles];
+    kernels.encode({.rows = place.rows,
+                    .channels = place.channels,
+                    .row_values = static_cast<std::size_t>(shape.head_dim),
+                    .values = plane.data() + 2 * place.values,
+                    .next_values = plane.data() + 2 * place.next_values,
+                    .base_codes = body.data() + at.base_codes + place.base_codes,
+                    .codes = body.data() + at.codes + place.codes,
+                    .sign_mantissa = body.data() + at.sign_mantissa + place.values,
+                    .stream = stream},
+                   scratch, tables);
+    std::size_t tails = 0;
+    for (int i = 0; i < place.tiles(); ++i) {
+      const std::size_t tile = place.tile + i;
+      store(body.data() + at.counts + sizeof(TileCounts) * tile, tables[i].counts);
+      body[at.anchors + tile] = std::byte{tables[i].anchor};
+      tails += tail_bytes(tables[i].counts);
+    }
+    if (tails >= limit - end) return false;
+    std::memcpy(body.data() + end, scratch.tails, tails);
+    end += tails;
     return true;
   });
   if (stream) kernels.finish_stream();
@@ -222,27 +228,30 @@ Status check_length(ByteView body, std::size_t expected) {
                  " bytes, its prefix and counts mean " + std::to_string(expected));
 }
 
-TileCounts counts_of(ByteView body, const Sections& at, std::size_t tile) {
-  return load<TileCounts>(body.data() + at.counts + sizeof(TileCounts) * tile);
+TileTables tables_of(ByteView body, const Sections& at, std::size_t tile) {
+  return {load<TileCounts>(body.data() + at.counts + sizeof(TileCounts) * tile),
+          std::to_integer<std::uint8_t>(body[at.anchors + tile])};
 }
 
 // Where the tails end, or kCorrupt: after this nothing is read past the end of the body.
 Result<std::size_t> check_counts(const PlaneShape& shape, ByteView body, const Sections& at) {
   std::size_t end = at.tails;
-  std::size_t bad_tile = 0;
-  const bool good = for_each_tile(shape, [&](const Place& place) {
-    const TileCounts counts = counts_of(body, at, place.index);
-    std::size_t most = std::size_t(place.rows + 1) * place.channels;
-    for (const std::uint16_t count : counts.escapes) {
-      bad_tile = place.index;
-      if (count > most) return false;
-      most = count;
+  std::size_t tile = 0;
+  const bool good = for_each_band(shape, kDecodeBandTiles, [&](const Place& place) {
+    for (int i = 0; i < place.tiles(); ++i) {
+      tile = place.tile + i;
+      const TileCounts counts = tables_of(body, at, tile).counts;
+      int most = (place.rows + 1) * tile_channels(place.channels, i);
+      for (const std::uint16_t count : counts.escapes) {
+        if (count > most) return false;
+        most = count;
+      }
+      end += tail_bytes(counts);
     }
-    end += tail_bytes(counts);
     return true;
   });
   if (good) return end;
-  return corrupt("tile " + std::to_string(bad_tile) +
+  return corrupt("tile " + std::to_string(tile) +
                  " of the splitzip:channel body has more escapes than a layer has elements");
 }
 
@@ -260,28 +269,30 @@ Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView bo
       !all_zero(body, at.codes_end, at.sign_mantissa) || !all_zero(body, end, body.size())) {
     return corrupt("the splitzip:channel body has padding that is not zero");
   }
-  const bool stream = plane.size() >= kStreamBytesMin && is_aligned(plane.data()) &&
+  const bool stream = plane.size() >= splitzip::kStreamingBytes && is_aligned(plane.data()) &&
                       shape.head_dim % kTileChannels == 0;
-  TileScratch scratch;
-  std::size_t tail = at.tails;
+  DecodeScratch scratch;
+  std::size_t tails = at.tails;
   std::size_t tile = 0;
-  const bool good = for_each_tile(shape, [&](const Place& place) {
-    tile = place.index;
-    const TileCounts counts = counts_of(body, at, tile);
-    const std::byte* const tail_begin = body.data() + tail;
-    tail += tail_bytes(counts);
-    return kernels.decode({.rows = place.rows,
-                           .channels = place.channels,
-                           .row_values = static_cast<std::size_t>(shape.head_dim),
-                           .values = plane.data() + 2 * place.values,
-                           .base_codes = body.data() + at.base_codes + place.base_codes,
-                           .codes = body.data() + at.codes + place.codes,
-                           .sign_mantissa = body.data() + at.sign_mantissa + place.values,
-                           .tail = tail_begin,
-                           .counts = counts,
-                           .anchor = std::to_integer<std::uint8_t>(body[at.anchors + place.index]),
-                           .stream = stream},
-                          scratch);
+  const bool good = for_each_band(shape, kDecodeBandTiles, [&](const Place& place) {
+    DecodeBand band{.rows = place.rows,
+                    .channels = place.channels,
+                    .row_values = static_cast<std::size_t>(shape.head_dim),
+                    .values = plane.data() + 2 * place.values,
+                    .base_codes = body.data() + at.base_codes + place.base_codes,
+                    .codes = body.data() + at.codes + place.codes,
+                    .sign_mantissa = body.data() + at.sign_mantissa + place.values,
+                    .next_sign_mantissa = body.data() + at.sign_mantissa + place.next_values,
+                    .tails = body.data() + tails,
+                    .tiles = {},
+                    .stream = stream};
+    for (int i = 0; i < place.tiles(); ++i) {
+      band.tiles[i] = tables_of(body, at, place.tile + i);
+      tails += tail_bytes(band.tiles[i].counts);
+    }
+    const int done = kernels.decode(band, scratch);
+    tile = place.tile + done;
+    return done == place.tiles();
   });
   if (stream) kernels.finish_stream();
   if (good) return {};

@@ -18,7 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/channel_tile.h"
+#include "codec/channel_kernels.h"
 #include "codec/codec.h"
 
 namespace kvlane {
@@ -63,7 +63,7 @@ constexpr std::size_t raw_body_bytes(std::size_t plane_bytes) {
 }  // namespace channel
 
 // Planes have at most kPlaneElementsMax (format/frame.h) values; decode refuses more as kCorrupt.
-// Codebooks have no use here. Takes some 25 KB of the caller's stack.
+// Codebooks have no use here. Takes some 70 KB of the caller's stack.
 class ChannelCodec final : public Codec {
  public:
   // `isa` is supported by this processor; all give the same bytes.

@@ -10,7 +10,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
 
-#include "codec/channel_tile.h"
+#include "codec/channel_kernels.h"
 
 namespace kvlane::channel {
 namespace {
@@ -64,10 +64,20 @@ inline __mmask64 group_lanes(std::size_t bytes, std::size_t codes, std::size_t k
   return first_lanes(left < bytes ? left : bytes);
 }
 
-template <bool kStream>
-inline void store_vector(std::byte* at, __mmask64 lanes, __m512i v) {
-  if constexpr (kStream) {
+// How a tile's rows are read and written. A mask costs a little even when it is full.
+enum class Rows { kPart, kFull, kStream };
+
+template <Rows kRows>
+inline __m512i load_bytes(const std::byte* at, __mmask64 lanes) {
+  return kRows == Rows::kPart ? _mm512_maskz_loadu_epi8(lanes, at) : _mm512_loadu_si512(at);
+}
+
+template <Rows kRows>
+inline void store_bytes(std::byte* at, __mmask64 lanes, __m512i v) {
+  if constexpr (kRows == Rows::kStream) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(at), v);
+  } else if constexpr (kRows == Rows::kFull) {
+    _mm512_storeu_si512(at, v);
   } else {
     _mm512_mask_storeu_epi8(at, lanes, v);
   }
@@ -87,34 +97,62 @@ inline std::size_t count_lanes(__mmask64 lanes) {
 // ------------------------------------------------------------------------------------------------
 // Encoder.
 
-template <bool kStream>
-inline void split_rows(const EncodeTile& tile, __mmask64 lanes, TileScratch& scratch) {
-  const __m512i low = kTables.low.vector();
-  const __m512i high = kTables.high.vector();
+// Lanes of two vectors of 32 values.
+struct ValueLanes {
+  explicit ValueLanes(__mmask64 lanes)
+      : first(_mm512_movepi8_mask(_mm512_movm_epi16(static_cast<__mmask32>(lanes)))),
+        second(_mm512_movepi8_mask(_mm512_movm_epi16(static_cast<__mmask32>(lanes >> 32)))) {}
+  __mmask64 first, second;
+};
+
+// Splits 64 values of a row: sign and mantissa to `rest_out`, exponents to `exponents`.
+template <Rows kRows>
+inline void split_vector(const std::byte* values, std::byte* rest_out, __mmask64 lanes,
+                         std::uint8_t* exponents) {
+  const ValueLanes in(lanes);
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
   const __m512i one = _mm512_set1_epi8(1);
-  const auto first = static_cast<__mmask32>(lanes);
-  const auto second = static_cast<__mmask32>(lanes >> 32);
-  for (int r = 0; r < tile.rows; ++r) {
-    const std::byte* const row = tile.values + 2 * r * tile.row_values;
-    const __m512i a = _mm512_maskz_loadu_epi16(first, row);
-    const __m512i b = _mm512_maskz_loadu_epi16(second, row + 64);
-    const __m512i l = _mm512_permutex2var_epi8(a, low, b);
-    const __m512i h = _mm512_permutex2var_epi8(a, high, b);
-    // By bits: h where `sign` is set, else l; and twice h, or the bit of l that `one` takes.
-    const __m512i rest = _mm512_ternarylogic_epi64(sign, h, l, 0xCA);
-    const __m512i exponent =
-        _mm512_ternarylogic_epi64(_mm512_add_epi8(h, h), _mm512_srli_epi16(l, 7), one, 0xF8);
-    store_vector<kStream>(tile.sign_mantissa + r * tile.row_values, lanes, rest);
-    _mm512_store_si512(scratch.exponents[r], exponent);
+  const __m512i a = load_bytes<kRows>(values, in.first);
+  const __m512i b = load_bytes<kRows>(values + 64, in.second);
+  const __m512i l = _mm512_permutex2var_epi8(a, kTables.low.vector(), b);
+  const __m512i h = _mm512_permutex2var_epi8(a, kTables.high.vector(), b);
+  // By bits: h where `sign` is set, else l; and twice h, or the bit of l that `one` takes.
+  const __m512i rest = _mm512_ternarylogic_epi64(sign, h, l, 0xCA);
+  const __m512i exponent =
+      _mm512_ternarylogic_epi64(_mm512_add_epi8(h, h), _mm512_srli_epi16(l, 7), one, 0xF8);
+  store_bytes<kRows>(rest_out, lanes, rest);
+  _mm512_store_si512(exponents, exponent);
+}
+
+using Exponents = std::uint8_t[kTileRows][kTileChannels];
+
+// Exponents of missing rows repeat those that there are. `kRows` is that of all tiles but the last,
+// kLast that of the last.
+template <Rows kRows, Rows kLast>
+inline void split_rows(const EncodeBand& band, Exponents* exponents) {
+  const int last = tile_count(band.channels) - 1;
+  const __mmask64 lanes = first_lanes(tile_channels(band.channels, last));
+  const std::byte* values = band.values;
+  std::byte* rest_out = band.sign_mantissa;
+  const std::size_t row_values = band.row_values;
+  const int rows = band.rows;
+  for (int r = 0; r < rows; ++r) {
+    for (int i = 0; i < last; ++i) {
+      split_vector<kRows>(values + 128 * i, rest_out + 64 * i, ~__mmask64{0}, exponents[i][r]);
+    }
+    split_vector<kLast>(values + 128 * last, rest_out + 64 * last, lanes, exponents[last][r]);
+    values += 2 * row_values;
+    rest_out += row_values;
   }
-  for (int r = tile.rows; r < kTileRows; ++r) {
-    _mm512_store_si512(scratch.exponents[r], _mm512_load_si512(scratch.exponents[r - tile.rows]));
+  for (int r = rows; r < kTileRows; ++r) {
+    for (int i = 0; i <= last; ++i) {
+      _mm512_store_si512(exponents[i][r], _mm512_load_si512(exponents[i][r - rows]));
+    }
   }
 }
 
-inline __m512i fold(const TileScratch& scratch) {
-  const auto row = [&](int r) { return _mm512_load_si512(scratch.exponents[r]); };
+inline __m512i fold(const Exponents& exponents) {
+  const auto row = [&](int r) { return _mm512_load_si512(exponents[r]); };
   __m512i rows[16];
   for (int i = 0; i < 16; ++i) {
     rows[i] = _mm512_max_epu8(_mm512_max_epu8(row(i), row(i + 32)),
@@ -144,57 +182,77 @@ inline void append(__mmask64 lanes, __m512i v, std::uint8_t* layer, std::size_t&
   count += count_lanes(lanes);
 }
 
-// Layer-1 codes of the bases.
-inline void encode_bases(const EncodeTile& tile, __m512i bases, unsigned anchor, __mmask64 lanes,
-                         std::uint8_t* next, std::size_t& escapes) {
+// Layer-1 codes of the bases; what escapes goes before `next`. Returns how many.
+inline std::size_t encode_bases(int channels, __m512i bases, unsigned anchor, __mmask64 lanes,
+                                std::uint8_t* next, std::byte* out) {
   const __m512i three = _mm512_set1_epi8(kEscape);
   const __m512i distance = _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(anchor)), bases);
-  const __m512i codes = _mm512_maskz_min_epu8(lanes, distance, three);
-  append(_mm512_mask_cmpge_epu8_mask(lanes, distance, three), distance, next, escapes);
+  const __mmask64 escaped = _mm512_mask_cmpge_epu8_mask(lanes, distance, three);
+  const std::size_t escapes = count_lanes(escaped);
+  _mm512_mask_storeu_epi8(next - escapes, first_lanes(escapes),
+                          _mm512_maskz_compress_epi8(escaped, distance));
   alignas(64) std::uint8_t sequence[128];
-  _mm512_store_si512(sequence, codes);
+  _mm512_store_si512(sequence, _mm512_maskz_min_epu8(lanes, distance, three));
   _mm512_store_si512(sequence + 64, _mm512_setzero_si512());
-  const std::size_t bytes = packed_bytes(tile.channels);
+  const std::size_t bytes = packed_bytes(channels);
   __m128i packed = _mm_setzero_si128();
   for (std::size_t k = 0; k < 4; ++k) {
     const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(sequence + k * bytes));
     packed = _mm_or_si128(packed, _mm_slli_epi16(part, static_cast<int>(2 * k)));
   }
-  _mm_mask_storeu_epi8(tile.base_codes, static_cast<__mmask16>(first_lanes(bytes)), packed);
+  _mm_mask_storeu_epi8(out, static_cast<__mmask16>(first_lanes(bytes)), packed);
+  return escapes;
 }
 
-template <bool kStream>
-inline void encode_rows(const EncodeTile& tile, __m512i bases, __mmask64 lanes,
-                        TileScratch& scratch, std::size_t& escapes) {
+// Parts of one tile of a band.
+struct Tile {
+  int rows;
+  int channels;
+  __mmask64 lanes;
+  const std::byte* next_values;  // and the bytes from row to row there
+  std::size_t row_bytes;
+};
+
+// Codes of the rows; what escapes goes to `next`. Returns how many.
+template <Rows kRows>
+inline std::size_t encode_rows(const Tile& tile, __m512i bases, const Exponents& exponents,
+                               std::byte* codes, std::uint8_t* next) {
   const __m512i three = _mm512_set1_epi8(kEscape);
-  std::uint8_t* const next = scratch.layers[0];
+  const __mmask64 lanes = tile.lanes;
+  const std::byte* ahead = tile.next_values;
+  const std::size_t row_bytes = tile.row_bytes;
+  const std::size_t channels = kRows == Rows::kPart ? tile.channels : kTileChannels;
+  const int rows = tile.rows;
+  std::size_t escapes = 0;
   const auto code = [&](int r) __attribute__((always_inline)) {
-    const char* const ahead =
-        reinterpret_cast<const char*>(tile.next_values + 2 * r * tile.row_values);
-    _mm_prefetch(ahead, _MM_HINT_T0);
-    _mm_prefetch(ahead + 64, _MM_HINT_T0);
-    const __m512i distance = _mm512_sub_epi8(bases, _mm512_load_si512(scratch.exponents[r]));
-    append(_mm512_mask_cmpge_epu8_mask(lanes, distance, three), distance, next, escapes);
+    _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T1);
+    ahead += row_bytes;
+    const __m512i distance = _mm512_sub_epi8(bases, _mm512_load_si512(exponents[r]));
+    const __mmask64 escaped = kRows == Rows::kPart
+                                  ? _mm512_mask_cmpge_epu8_mask(lanes, distance, three)
+                                  : _mm512_cmpge_epu8_mask(distance, three);
+    append(escaped, distance, next, escapes);
     return _mm512_min_epu8(distance, three);
   };
-  std::byte* codes = tile.codes;
   int r = 0;
-  for (; r + 4 <= tile.rows; r += 4) {
+  for (; r + 4 <= rows; r += 4) {
     const __m512i a = code(r);
     const __m512i b = _mm512_slli_epi16(code(r + 1), 2);
     const __m512i c = _mm512_slli_epi16(code(r + 2), 4);
     const __m512i d = _mm512_slli_epi16(code(r + 3), 6);
     const __m512i all = _mm512_or_si512(_mm512_ternarylogic_epi64(a, b, c, 0xFE), d);
-    store_vector<kStream>(codes, lanes, all);
-    codes += tile.channels;
+    store_bytes<kRows>(codes, lanes, all);
+    codes += channels;
   }
-  if (r < tile.rows) {
+  if (r < rows) {
     __m512i all = _mm512_setzero_si512();
-    for (int k = 0; r + k < tile.rows; ++k) {
+    for (int k = 0; r + k < rows; ++k) {
       all = _mm512_or_si512(all, _mm512_sll_epi16(code(r + k), _mm_cvtsi32_si128(2 * k)));
     }
     _mm512_mask_storeu_epi8(codes, lanes, all);
   }
+  return escapes;
 }
 
 // Codes of the `count` elements of a layer, packed; returns how many escaped to `next`.
@@ -223,32 +281,61 @@ inline std::size_t encode_layer(const std::uint8_t* layer, std::size_t count, in
   return escapes;
 }
 
-template <bool kStream>
-inline EncodedTile encode_tile(const EncodeTile& tile, __mmask64 lanes, TileScratch& scratch) {
-  split_rows<kStream>(tile, lanes, scratch);
-  const __m512i bases = fold(scratch);
-  const unsigned anchor = choose_anchor(bases, lanes, tile.channels);
-  std::size_t escapes = 0;
-  encode_bases(tile, bases, anchor, lanes, scratch.layers[0], escapes);
-  encode_rows<kStream>(tile, bases, lanes, scratch, escapes);
-  EncodedTile encoded;
-  encoded.anchor = static_cast<std::uint8_t>(anchor);
-  std::byte* tail = scratch.tail;
+// One tile whose exponents are split off; returns the end of its tail.
+template <Rows kRows>
+inline std::byte* encode_tile(const Tile& tile, const Exponents& exponents, std::byte* base_codes,
+                              std::byte* codes, EncodeScratch& scratch, std::byte* tail,
+                              TileTables& tables) {
+  const __m512i bases = fold(exponents);
+  // Rows before bases, though their escapes come later: nothing then waits for the anchor.
+  std::uint8_t* const from_rows = scratch.layers[0].bytes + kTileChannels;
+  std::size_t count = encode_rows<kRows>(tile, bases, exponents, codes, from_rows);
+  const unsigned anchor = choose_anchor(bases, tile.lanes, tile.channels);
+  const std::size_t from_bases =
+      encode_bases(tile.channels, bases, anchor, tile.lanes, from_rows, base_codes);
+  count += from_bases;
+  tables.anchor = static_cast<std::uint8_t>(anchor);
+  const std::uint8_t* elements = from_rows - from_bases;
   for (int layer = 1; layer < kLayers; ++layer) {
-    const std::size_t count = escapes;
-    encoded.counts.escapes[layer - 1] = static_cast<std::uint16_t>(count);
-    escapes = encode_layer(scratch.layers[layer - 1], count, layer, tail, scratch.layers[layer]);
+    tables.counts.escapes[layer - 1] = static_cast<std::uint16_t>(count);
+    std::uint8_t* const next = scratch.layers[layer].bytes;
+    const std::size_t escapes = encode_layer(elements, count, layer, tail, next);
     tail += packed_bytes(count);
+    elements = next;
+    count = escapes;
   }
-  encoded.counts.escapes[kLayers - 1] = static_cast<std::uint16_t>(escapes);
-  copy_slack(scratch.layers[kLayers - 1], escapes, tail);
-  return encoded;
+  tables.counts.escapes[kLayers - 1] = static_cast<std::uint16_t>(count);
+  copy_slack(elements, count, tail);
+  return tail + count;
 }
 
-EncodedTile encode(const EncodeTile& tile, TileScratch& scratch) {
-  if (tile.stream) return encode_tile<true>(tile, ~__mmask64{0}, scratch);
-  if (tile.channels == kTileChannels) return encode_tile<false>(tile, ~__mmask64{0}, scratch);
-  return encode_tile<false>(tile, first_lanes(tile.channels), scratch);
+template <Rows kRows, Rows kLast>
+inline void encode_band(const EncodeBand& band, EncodeScratch& scratch, TileTables* tables) {
+  split_rows<kRows, kLast>(band, scratch.exponents);
+  std::byte* base_codes = band.base_codes;
+  std::byte* codes = band.codes;
+  std::byte* tail = scratch.tails;
+  for (int i = 0; i < tile_count(band.channels); ++i) {
+    const int channels = tile_channels(band.channels, i);
+    const Tile tile{band.rows, channels, first_lanes(channels), band.next_values + 128 * i,
+                    2 * band.row_values};
+    tail = channels == kTileChannels ? encode_tile<kRows>(tile, scratch.exponents[i], base_codes,
+                                                          codes, scratch, tail, tables[i])
+                                     : encode_tile<kLast>(tile, scratch.exponents[i], base_codes,
+                                                          codes, scratch, tail, tables[i]);
+    base_codes += packed_bytes(channels);
+    codes += packed_bytes(band.rows) * channels;
+  }
+}
+
+void encode(const EncodeBand& band, EncodeScratch& scratch, TileTables* tables) {
+  if (band.stream) {
+    encode_band<Rows::kStream, Rows::kStream>(band, scratch, tables);
+  } else if (band.channels % kTileChannels == 0) {
+    encode_band<Rows::kFull, Rows::kFull>(band, scratch, tables);
+  } else {
+    encode_band<Rows::kFull, Rows::kPart>(band, scratch, tables);
+  }
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -261,8 +348,12 @@ struct Elements {
   std::size_t taken = 0;
 
   // `distances`, and in the lanes of code 3 the next elements.
+  template <Rows kRows>
   __m512i fill(__m512i distances, __m512i codes, __mmask64 lanes) {
-    const __mmask64 escaped = _mm512_mask_cmpeq_epi8_mask(lanes, codes, _mm512_set1_epi8(kEscape));
+    const __m512i three = _mm512_set1_epi8(kEscape);
+    const __mmask64 escaped = kRows == Rows::kPart
+                                  ? _mm512_mask_cmpeq_epi8_mask(lanes, codes, three)
+                                  : _mm512_cmpeq_epi8_mask(codes, three);
     const __m512i filled =
         _mm512_mask_expand_epi8(distances, escaped, _mm512_loadu_si512(elements + taken));
     taken += count_lanes(escaped);
@@ -288,7 +379,8 @@ inline bool decode_layer(const std::byte* in, std::size_t count, int index, Elem
       const __m512i codes = code_of(packed, k);
       set |= _mm512_mask_test_epi8_mask(~lanes, codes, codes);
       const __m512i distances = _mm512_permutexvar_epi8(codes, table);
-      _mm512_storeu_si512(layer + first + k * bytes, escapes.fill(distances, codes, lanes));
+      _mm512_storeu_si512(layer + first + k * bytes,
+                          escapes.fill<Rows::kPart>(distances, codes, lanes));
     }
     in += bytes;
   }
@@ -296,7 +388,7 @@ inline bool decode_layer(const std::byte* in, std::size_t count, int index, Elem
 }
 
 // The values of one row: `distances` below `bases`, with sign and mantissa from `rest`.
-template <bool kStream>
+template <Rows kRows>
 inline void join_row(__m512i bases, __m512i distances, __m512i rest, __mmask64 lanes,
                      std::byte* out) {
   const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -305,78 +397,133 @@ inline void join_row(__m512i bases, __m512i distances, __m512i rest, __mmask64 l
   const __m512i low = _mm512_ternarylogic_epi64(sign, _mm512_slli_epi16(exponent, 7), rest, 0xCA);
   const __m512i a = _mm512_permutex2var_epi8(low, kTables.first_half.vector(), high);
   const __m512i b = _mm512_permutex2var_epi8(low, kTables.second_half.vector(), high);
-  if constexpr (kStream) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(out), a);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(out + 64), b);
-  } else {
+  if constexpr (kRows == Rows::kPart) {
     _mm512_mask_storeu_epi16(out, static_cast<__mmask32>(lanes), a);
     _mm512_mask_storeu_epi16(out + 64, static_cast<__mmask32>(lanes >> 32), b);
+  } else {
+    store_bytes<kRows>(out, lanes, a);
+    store_bytes<kRows>(out + 64, lanes, b);
   }
 }
 
-template <bool kStream>
-inline bool decode_rows(const DecodeTile& tile, __m512i bases, __mmask64 lanes, Elements& escapes) {
-  const auto row = [&](__m512i codes, int r) __attribute__((always_inline)) {
-    const std::size_t first = r * tile.row_values;
-    const __m512i rest = _mm512_maskz_loadu_epi8(lanes, tile.sign_mantissa + first);
-    join_row<kStream>(bases, escapes.fill(codes, codes, lanes), rest, lanes,
-                      tile.values + 2 * first);
-  };
-  const __m512i three = _mm512_set1_epi8(kEscape);
-  const std::byte* in = tile.codes;
-  int r = 0;
-  for (; r + 4 <= tile.rows; r += 4) {
-    const __m512i packed = _mm512_maskz_loadu_epi8(lanes, in);
-    row(_mm512_and_si512(packed, three), r);
-    row(_mm512_and_si512(_mm512_srli_epi16(packed, 2), three), r + 1);
-    row(_mm512_and_si512(_mm512_srli_epi16(packed, 4), three), r + 2);
-    row(_mm512_and_si512(_mm512_srli_epi16(packed, 6), three), r + 3);
-    in += tile.channels;
-  }
-  if (r == tile.rows) return true;
-  const __m512i packed = _mm512_maskz_loadu_epi8(lanes, in);
-  std::size_t k = 0;
-  for (; r < tile.rows; ++r, ++k) row(code_of(packed, k), r);
-  for (; k < 4; ++k) {
-    const __m512i codes = code_of(packed, k);
-    if (_mm512_test_epi8_mask(codes, codes) != 0) return false;
-  }
-  return true;
-}
-
-template <bool kStream>
-inline bool decode_tile(const DecodeTile& tile, __mmask64 lanes, TileScratch& scratch) {
-  const std::uint16_t* const counts = tile.counts.escapes;
+// The elements of layer 2, from the raw bytes backwards.
+inline bool decode_tail(const std::byte* tail, const TileCounts& tile, DecodeScratch& scratch,
+                        std::uint8_t* elements) {
+  const std::uint16_t* const counts = tile.escapes;
   const std::byte* parts[kLayers];  // of layers 2 to 4; then the raw bytes
-  parts[0] = tile.tail;
+  parts[0] = tail;
   for (int layer = 1; layer < kLayers; ++layer) {
     parts[layer] = parts[layer - 1] + packed_bytes(counts[layer - 1]);
   }
+  std::uint8_t* const raw = scratch.layers[kLayers - 2].bytes;
   for (std::size_t i = 0; i < counts[kLayers - 1]; i += 64) {
     const __mmask64 some = first_lanes(counts[kLayers - 1] - i);
-    _mm512_storeu_si512(scratch.layers[kLayers - 1] + i,
-                        _mm512_maskz_loadu_epi8(some, parts[kLayers - 1] + i));
+    _mm512_storeu_si512(raw + i, _mm512_maskz_loadu_epi8(some, parts[kLayers - 1] + i));
   }
   bool good = true;
   for (int layer = kLayers - 1; layer > 0; --layer) {
-    Elements escapes{scratch.layers[layer]};
-    good &= decode_layer(parts[layer - 1], counts[layer - 1], layer, escapes,
-                         scratch.layers[layer - 1]);
+    Elements escapes{scratch.layers[layer - 1].bytes};
+    std::uint8_t* const out = layer > 1 ? scratch.layers[layer - 2].bytes : elements;
+    good &= decode_layer(parts[layer - 1], counts[layer - 1], layer, escapes, out);
     good &= escapes.taken == counts[layer];
   }
-  Elements escapes{scratch.layers[0]};
-  alignas(64) std::uint8_t base_distances[64 + 64];
-  good &= decode_layer(tile.base_codes, tile.channels, 0, escapes, base_distances);
-  const __m512i bases = _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(tile.anchor)),
-                                        _mm512_load_si512(base_distances));
-  good &= decode_rows<kStream>(tile, bases, lanes, escapes);
-  return good && escapes.taken == counts[0];
+  return good;
 }
 
-bool decode(const DecodeTile& tile, TileScratch& scratch) {
-  if (tile.stream) return decode_tile<true>(tile, ~__mmask64{0}, scratch);
-  if (tile.channels == kTileChannels) return decode_tile<false>(tile, ~__mmask64{0}, scratch);
-  return decode_tile<false>(tile, first_lanes(tile.channels), scratch);
+// What decoding the rows of a tile needs and moves on.
+struct RowReader {
+  Elements escapes;
+  const std::byte* codes;
+  __m512i bases;
+};
+
+// Up to four rows of one tile: those whose codes are in the same bytes. False when codes of rows
+// that are not there are set.
+template <Rows kRows>
+inline bool decode_rows(RowReader& reader, int rows, __mmask64 lanes, std::size_t row_values,
+                        const std::byte* rest_in, std::ptrdiff_t ahead, std::byte* out) {
+  static_assert(kSymbols[0][0] == 0 && kSymbols[0][1] == 1 && kSymbols[0][2] == 2,
+                "codes of the first layer are distances");
+  const __m512i three = _mm512_set1_epi8(kEscape);
+  const __m512i packed = load_bytes<kRows>(reader.codes, lanes);
+  const __m512i bases = reader.bases;
+  Elements elements = reader.escapes;
+  const auto row = [&](__m512i codes) __attribute__((always_inline)) {
+    _mm_prefetch(reinterpret_cast<const char*>(rest_in + ahead), _MM_HINT_T1);
+    const __m512i rest = load_bytes<kRows>(rest_in, lanes);
+    join_row<kRows>(bases, elements.fill<kRows>(codes, codes, lanes), rest, lanes, out);
+    rest_in += row_values;
+    out += 2 * row_values;
+  };
+  __mmask64 behind = 0;
+  if (rows == 4) {
+    row(_mm512_and_si512(packed, three));
+    row(_mm512_and_si512(_mm512_srli_epi16(packed, 2), three));
+    row(_mm512_and_si512(_mm512_srli_epi16(packed, 4), three));
+    row(_mm512_and_si512(_mm512_srli_epi16(packed, 6), three));
+  } else {
+    for (int k = 0; k < 4; ++k) {
+      const __m512i codes = code_of(packed, static_cast<std::size_t>(k));
+      if (k < rows) {
+        row(codes);
+      } else {
+        behind |= _mm512_mask_test_epi8_mask(lanes, codes, codes);
+      }
+    }
+  }
+  reader.escapes = elements;
+  return behind == 0;
+}
+
+template <Rows kRows, Rows kLast>
+inline int decode_band(const DecodeBand& band, DecodeScratch& scratch) {
+  const int tiles = tile_count(band.channels);
+  const int last = tiles - 1;
+  const __mmask64 last_lanes = first_lanes(tile_channels(band.channels, last));
+  RowReader readers[kDecodeBandTiles];
+  bool good[kDecodeBandTiles];
+  const std::byte* base_codes = band.base_codes;
+  const std::byte* codes = band.codes;
+  const std::byte* tail = band.tails;
+  for (int i = 0; i < tiles; ++i) {
+    const int channels = tile_channels(band.channels, i);
+    const TileTables& tables = band.tiles[i];
+    good[i] = decode_tail(tail, tables.counts, scratch, scratch.elements[i].bytes);
+    readers[i].escapes = {scratch.elements[i].bytes};
+    readers[i].codes = codes;
+    good[i] &= decode_layer(base_codes, channels, 0, readers[i].escapes, scratch.bases[i]);
+    readers[i].bases = _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(tables.anchor)),
+                                       _mm512_load_si512(scratch.bases[i]));
+    base_codes += packed_bytes(channels);
+    codes += packed_bytes(band.rows) * channels;
+    tail += tail_bytes(tables.counts);
+  }
+  const std::ptrdiff_t ahead = band.next_sign_mantissa - band.sign_mantissa;
+  for (int r = 0; r < band.rows; r += 4) {
+    const int rows = band.rows - r < 4 ? band.rows - r : 4;
+    const std::byte* const rest_in = band.sign_mantissa + r * band.row_values;
+    std::byte* const out = band.values + 2 * r * band.row_values;
+    for (int i = 0; i < last; ++i) {
+      good[i] &= decode_rows<kRows>(readers[i], rows, ~__mmask64{0}, band.row_values,
+                                    rest_in + 64 * i, ahead, out + 128 * i);
+      readers[i].codes += kTileChannels;
+    }
+    good[last] &= decode_rows<kLast>(readers[last], rows, last_lanes, band.row_values,
+                                     rest_in + 64 * last, ahead, out + 128 * last);
+    readers[last].codes += tile_channels(band.channels, last);
+  }
+  for (int i = 0; i < tiles; ++i) {
+    if (!good[i] || readers[i].escapes.taken != band.tiles[i].counts.escapes[0]) return i;
+  }
+  return tiles;
+}
+
+int decode(const DecodeBand& band, DecodeScratch& scratch) {
+  if (band.stream) return decode_band<Rows::kStream, Rows::kStream>(band, scratch);
+  if (band.channels % kTileChannels == 0) {
+    return decode_band<Rows::kFull, Rows::kFull>(band, scratch);
+  }
+  return decode_band<Rows::kFull, Rows::kPart>(band, scratch);
 }
 
 void finish_stream() { _mm_sfence(); }

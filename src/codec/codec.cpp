@@ -17,12 +17,11 @@ Result<const Codec*> find_codec(std::string_view name, Isa isa) {
   static const SplitZipCodec splitzip[] = {SplitZipCodec(Isa::kScalar), SplitZipCodec(Isa::kAvx2),
                                            SplitZipCodec(Isa::kAvx512)};
   static_assert(std::size(splitzip) == kAllIsas.size() && std::size_t(Isa::kAvx512) == 2);
-  static const ChannelCodec scalar_channel(Isa::kScalar);
-  static const ChannelCodec avx512_channel(Isa::kAvx512);
-  const Codec* const channel = isa == Isa::kAvx512 ? &avx512_channel : &scalar_channel;
-  for (const Codec* codec : {static_cast<const Codec*>(&none),
-                             static_cast<const Codec*>(&splitzip[static_cast<std::size_t>(isa)]),
-                             static_cast<const Codec*>(channel)}) {
+  static const ChannelCodec channel[] = {ChannelCodec(Isa::kScalar), ChannelCodec(Isa::kAvx2),
+                                         ChannelCodec(Isa::kAvx512)};
+  const auto tier = static_cast<std::size_t>(isa);
+  const Codec* const codecs[] = {&none, &splitzip[tier], &channel[tier]};
+  for (const Codec* codec : codecs) {
     if (codec->name() == name) return codec;
   }
   return unsupported("there is no codec '" + std::string(name) + "'; known are " +

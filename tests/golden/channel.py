@@ -6,14 +6,22 @@ SPDX-License-Identifier: Apache-2.0
 import random
 import struct
 
-from writer import BF16, FP16, Header, exponent, frame, pad16, values_to_bytes
+from writer import BF16, FP16, FP8_E5M2, Header, frame, pad, values_to_bytes
 
 SYMBOLS = ((0, 1, 2), (3, 255, 4), (5, 254, 6), (7, 8, 9))
 FOLDS = (max, max, min, max, min, max)
 
 
+def pad16(data):
+    return pad(data, 16)
+
+
 def pad64(data):
-    return data + bytes(-len(data) % 64)
+    return pad(data, 64)
+
+
+def exponent(value):
+    return value >> 7 & 255
 
 
 def pack(codes, m):
@@ -95,7 +103,7 @@ class Body:
 
 def raw_body(values, element_type, heads, rows, channels):
     prefix = struct.pack("<4B3I", 1, 0, element_type, 0, heads, rows, channels)
-    return prefix + pad16(values_to_bytes(values))
+    return prefix + pad16(values_to_bytes(values, element_type))
 
 
 def encode(values, element_type, *shape):
@@ -136,12 +144,14 @@ def make_valid(out):
     def two(shape, outliers=0):
         return [plane_of(rng, *shape, outliers) for _ in range(2)]
 
-    shapes = ((2, 64, 64), (1, 64, 128), (1, 64, 80), (1, 63, 64), (1, 1, 600), (3, 10, 72), (2, 61, 8), (1, 2, 130))
-    for shape in shapes:
+    for shape in ((2, 64, 64), (1, 64, 128), (1, 64, 80), (1, 63, 64), (1, 1, 600), (3, 10, 72), (2, 61, 8),
+                  (1, 2, 130)):  # fmt: skip
         valid("x".join(map(str, shape)), shape, *two(shape, 5))
     valid("half_outliers", (1, 64, 64), *two((1, 64, 64), 500))
     valid("1_value", (1, 1, 1), [0x3F80], [0xFFFF])
     valid("fp16_is_raw", (1, 16, 16), *two((1, 16, 16)), FP16)
+    eight_bits = [[rng.getrandbits(3) | 0x38 for _ in range(252)] for _ in range(2)]
+    valid("fp8_is_raw", (1, 36, 7), *eight_bits, FP8_E5M2)
     valid("noise_is_raw", (1, 32, 32), *[[rng.getrandbits(16) for _ in range(1024)] for _ in range(2)])
     zeros, patterns = [0] * 4096, list(range(0, 65536, 16))
     valid("zeros_and_patterns", (1, 64, 64), zeros, patterns)
