@@ -106,12 +106,15 @@ class TableCoder {
   __m256i entry_[kCodebookEntries];
 };
 
+// The compiler's own memcpy: one instruction, at any address.
 inline std::uint16_t load_word(const std::byte* at) {
-  return *reinterpret_cast<const std::uint16_t __attribute__((may_alias, aligned(1)))*>(at);
+  std::uint16_t word;
+  __builtin_memcpy(&word, at, sizeof word);
+  return word;
 }
-inline void store_word(std::byte* at, unsigned word) {
-  *reinterpret_cast<std::uint16_t __attribute__((may_alias, aligned(1)))*>(at) =
-      static_cast<std::uint16_t>(word);
+inline void store_word(std::byte* at, unsigned value) {
+  const auto word = static_cast<std::uint16_t>(value);
+  __builtin_memcpy(at, &word, sizeof word);
 }
 
 // The number, within its chunk, of the value that has this place in it.
