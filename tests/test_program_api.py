@@ -67,7 +67,7 @@ class Serve(program.ProgramTest):
         usage = body["usage"]
         self.assertEqual(usage["completion_tokens"], 24)
         self.assertEqual(usage["total_tokens"], usage["prompt_tokens"] + 24)
-        self.assertEqual(body["kvlane"]["kv"], {"raw_bytes": 0, "shipped_bytes": 0})
+        self.assertEqual(body["kvlane"]["kv"], {"raw_bytes": 0, "shipped_bytes": 0, "codec": None})
         self.assert_account(body["kvlane"])
 
     def test_stream_says_the_same_then_usage_then_done(self):

@@ -88,17 +88,19 @@ Status parse_head(const Json& root, const ModelIdentity& model, const KvShape& s
 
 }  // namespace
 
+// One line for each layer: people look at this.
 std::string to_json(const CodebookFile& file) {
-  Json layers = Json::array();
-  for (std::size_t i = 0; i + 1 < file.books.size(); i += 2) {
-    layers.push_back({{"k", to_json(file.books[i])}, {"v", to_json(file.books[i + 1])}});
-  }
-  const Json root = {{"kvlane_codebook", kVersion},
+  const Json head = {{"kvlane_codebook", kVersion},
                      {"model", to_hex(file.model)},
                      {"element_type", element_name(ElementType::kBf16)},
-                     {"tokens", file.tokens},
-                     {"layers", std::move(layers)}};
-  return root.dump(1) + "\n";
+                     {"tokens", file.tokens}};
+  std::string text = head.dump(1);
+  text.replace(text.size() - 2, 2, ",\n \"layers\": [");
+  for (std::size_t i = 0; i + 1 < file.books.size(); i += 2) {
+    const Json layer = {{"k", to_json(file.books[i])}, {"v", to_json(file.books[i + 1])}};
+    text += (i == 0 ? "\n  " : ",\n  ") + layer.dump();
+  }
+  return text + "\n ]\n}\n";
 }
 
 Result<CodebookFile> parse_codebook_file(std::string_view text, const ModelIdentity& model,

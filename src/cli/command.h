@@ -28,5 +28,6 @@ void add_generate(CLI::App& app, Run& run);
 void add_inspect(CLI::App& app, Run& run);
 void add_synth(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
+void add_calibrate(CLI::App& app, Run& run);
 
 }  // namespace kvlane

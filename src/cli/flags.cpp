@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <sstream>
 
+#include "codec/codec.h"
+
 namespace kvlane {
 
 namespace {
@@ -54,8 +56,12 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option(
           "--kv-codec", flags.kv_codec,
-          "lossless codec for the KV that this process sends: none, splitzip, splitzip:channel")
+          "lossless codec for the KV that this process sends: " + std::string(codec_names()) +
+              ", or auto: for each link what its speed asks for")
       ->capture_default_str();
+  command.add_option("--kv-codebook", flags.kv_codebook,
+                     "what `kvlane calibrate codebook` wrote for this model (default: learn from "
+                     "what is sent)");
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")
       ->transform(CLI::AsSizeValue(false))
@@ -189,6 +195,9 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
   const auto add = [&arguments](const char* name, int value) {
     if (value > 0) arguments.insert(arguments.end(), {name, std::to_string(value)});
   };
+  if (!flags.kv_codebook.empty()) {
+    arguments.insert(arguments.end(), {"--kv-codebook", flags.kv_codebook});
+  }
   add("--max-model-len", flags.max_model_len);
   add("--threads", flags.threads);
   return arguments;

@@ -16,6 +16,7 @@ struct ModelFlags {
   std::string directory;
   std::string kv_format = "bf16";
   std::string kv_codec = "none";
+  std::string kv_codebook;                               // file; empty: none
   std::uint64_t kv_memory = std::uint64_t{1} << 30;      // bytes
   std::uint64_t host_memory = std::uint64_t{256} << 20;  // bytes
   bool prefix_caching = true;

@@ -75,8 +75,9 @@ Result<Answer> answer(Engine& engine, GenerationRequest request,
 
 Status generate(const GenerateFlags& flags) {
   KVLANE_ASSIGN(const LoadedModel loaded, load_model(flags.model));
-  KVLANE_ASSIGN(const auto engine, Engine::create(*loaded.model, *loaded.tokenizer, nullptr,
-                                                  engine_options(flags.model)));
+  KVLANE_ASSIGN(EngineOptions options, engine_options(flags.model, *loaded.model));
+  KVLANE_ASSIGN(const auto engine,
+                Engine::create(*loaded.model, *loaded.tokenizer, nullptr, std::move(options)));
   GenerationRequest request;
   KVLANE_ASSIGN(request.prompt, encode_prompt(flags, loaded));
   request.sampling.temperature = flags.temperature;

@@ -6,9 +6,12 @@
 
 #include <cstdint>
 
+#include "base/file.h"
+#include "calib/codebook_file.h"
 #include "codec/codec.h"
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
+#include "engine/codec_choice.h"
 
 namespace kvlane {
 
@@ -30,7 +33,10 @@ Status check_model(const ModelFlags& flags) {
   if (flags.kv_format != "bf16") {
     return unsupported("the KV format '" + flags.kv_format + "' is not known; known: bf16");
   }
-  KVLANE_TRY(find_codec(flags.kv_codec).status());
+  if (flags.kv_codec != kAutoCodec) {
+    const Status known = find_codec(flags.kv_codec).status();
+    if (!known.ok()) return Status(known.code(), known.message() + ", auto");
+  }
   KVLANE_TRY(select_isa(flags.cpu).status());
   KVLANE_TRY(check_memory("--kv-memory", flags.kv_memory));
   KVLANE_TRY(check_memory("--host-memory", flags.host_memory));
@@ -65,7 +71,7 @@ ModelPrompter make_prompter(const LoadedModel& loaded) {
           loaded.chat_problem, loaded.model->config(), loaded.model->context()};
 }
 
-EngineOptions engine_options(const ModelFlags& flags) {
+Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model) {
   EngineOptions options;
   options.kv_bytes = flags.kv_memory;
   options.host_bytes = flags.host_memory;
@@ -75,6 +81,11 @@ EngineOptions engine_options(const ModelFlags& flags) {
   options.slowdown_max = flags.slowdown_max;
   options.kv_codec = flags.kv_codec;
   options.threads = flags.threads;
+  if (flags.kv_codebook.empty()) return options;
+  KVLANE_ASSIGN(const std::string text, read_text_file(flags.kv_codebook, kCodebookFileBytesMax));
+  const auto file = parse_codebook_file(text, model.identity(), model.config().kv_shape());
+  if (!file.ok()) return file.status().with_context(flags.kv_codebook);
+  for (const CalibratedCodebook& each : file->books) options.kv_codebooks.push_back(each.book);
   return options;
 }
 

@@ -31,7 +31,7 @@ Result<LoadedModel> load_model(const ModelFlags& flags);
 // Refers to `loaded`, which outlives it.
 ModelPrompter make_prompter(const LoadedModel& loaded);
 
-// What the flags say about an engine.
-EngineOptions engine_options(const ModelFlags& flags);
+// What the flags say about an engine of this model; reads the file of codebooks if there is one.
+Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model);
 
 }  // namespace kvlane

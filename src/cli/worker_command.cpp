@@ -49,7 +49,7 @@ Status run_worker(Role role, const WorkerFlags& flags) {
     KVLANE_ASSIGN(endpoint, start_endpoint(*network, flags, *loaded.model));
     options.data_plane = endpoint->address();
   }
-  EngineOptions engine_settings = engine_options(flags.model);
+  KVLANE_ASSIGN(EngineOptions engine_settings, engine_options(flags.model, *loaded.model));
   engine_settings.reservation_lease = Seconds(flags.data_plane.lease);
   engine_settings.push_whole = flags.push.granularity == "whole";
   KVLANE_ASSIGN(std::unique_ptr<Engine> engine,

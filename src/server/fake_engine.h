@@ -183,7 +183,7 @@ class FakeEngine : public Engine {
       outcome.finish.prompt_tokens = static_cast<int>(request.prompt.size());
       outcome.finish.completion_tokens = request.n;
       outcome.finish.account.prefill = 0.001;
-      outcome.finish.kv = {200, 150};
+      outcome.finish.kv = {200, 150, "splitzip"};
       for (int choice = 0; choice < request.n; ++choice) {
         const Update update = nth_token(request, choice, 0);
         PrefillOutcome::First& first = outcome.first.emplace_back();
@@ -239,7 +239,7 @@ class FakeEngine : public Engine {
     end.completion_tokens = tokens * request.n;
     end.account.prefill = 0.001;
     end.account.decode = 0.002;
-    end.kv = {200, 150};
+    end.kv = {200, 150, "splitzip"};
     on_update(last);
   }
   void remember(const GenerationRequest& request) {

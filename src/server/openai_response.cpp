@@ -36,7 +36,10 @@ json usage_json(const Finish& finish) {
 
 json kvlane_json(const Finish& finish) {
   return {{"account", account_json(finish.account)},
-          {"kv", {{"raw_bytes", finish.kv.raw}, {"shipped_bytes", finish.kv.shipped}}}};
+          {"kv",
+           {{"raw_bytes", finish.kv.raw},
+            {"shipped_bytes", finish.kv.shipped},
+            {"codec", finish.kv.codec.empty() ? json() : json(finish.kv.codec)}}}};
 }
 
 }  // namespace

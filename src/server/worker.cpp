@@ -8,6 +8,7 @@
 
 #include "server/coroutine.h"
 #include "server/json_field.h"
+#include "server/log.h"
 #include "server/mailbox.h"
 #include "server/tokenize.h"
 
@@ -207,6 +208,10 @@ asio::awaitable<void> Worker::prefill(Job job, HttpReply& reply) {
     co_await reply.send(response);
     co_return;
   }
+  const KvBytes& kv = outcome.finish.kv;
+  log_debug("request " + job.head.request_id + ": " + std::to_string(kv.raw) + " bytes of KV " +
+            (park ? "parked" : "sent") + " as " + std::to_string(kv.shipped) + " with codec " +
+            kv.codec);
   close_account(outcome.finish.account, seconds_since(job.received));
   const json params = park ? parked_params(transfer.id, *options_.data_plane, options_.engine_id,
                                            outcome.finish.prompt_tokens)

@@ -133,6 +133,7 @@ struct WorkerMetrics::Families {
                                               "KV that crossed between workers, before the codec.");
   prometheus::Counter& transfer_shipped = counter(
       "kvlane_transfer_shipped_bytes_total", "KV that crossed between workers, as it was shipped.");
+  prometheus::Family<prometheus::Counter>* transfers;
   prometheus::Family<prometheus::Counter>* failures;
   prometheus::Counter* stopped;
   prometheus::Counter* at_length;
@@ -141,6 +142,11 @@ struct WorkerMetrics::Families {
 
 WorkerMetrics::Families::Families(Role worker_role, const std::string& model_name)
     : labels{{"model_name", model_name}}, role(worker_role) {
+  transfers = &BuildCounter()
+                   .Name("kvlane_transfers_total")
+                   .Help("Requests whose KV crossed between workers, by the codec it had.")
+                   .Labels(labels)
+                   .Register(registry);
   failures = &BuildCounter()
                   .Name("kvlane_request_failures_total")
                   .Help("Requests refused, failed or given up, by the error's code.")
@@ -210,6 +216,12 @@ std::vector<MetricFamily> WorkerMetrics::Families::of_load(const EngineLoad& loa
             load.preemptions),
       total("kvlane_recomputed_tokens_total", "Tokens computed again because of preemptions.",
             load.recomputed_tokens),
+      total("kvlane_codebooks_counted_total",
+            "Planes of KV whose codebook was made from them and not from others.",
+            load.codebooks_counted),
+      total("kvlane_codebooks_replaced_total",
+            "Of these: because the codebook of the planes before did not fit any more.",
+            load.codebooks_replaced),
       total("kvlane_steps_total", "Steps of the engine.", load.steps),
       total("kvlane_step_seconds_total", "Time in steps.", load.step_seconds),
       total("kvlane_schedule_seconds_total", "Of this: neither forward pass nor sampling.",
@@ -286,6 +298,7 @@ void RequestMeter::ended(const Finish& finish, TimePoint now) {
     families.failed(std::string(code_name(finish.error.code())));
     return;
   }
+  if (!finish.kv.codec.empty()) families.transfers->Add({{"codec", finish.kv.codec}}).Increment();
   const double seconds = seconds_between(received_, now);
   families.request.Observe(seconds);
   families.request_prompt_tokens.Observe(prompt_tokens_);

@@ -33,7 +33,7 @@ class WorkerMetricsTest : public testing::Test {
     finish.completion_tokens = 3;
     finish.account.queue = 0.25;
     finish.account.prefill = 0.5;
-    finish.kv = {1000, 700};
+    finish.kv = {1000, 700, "splitzip"};
     if (finish.error.ok()) update.ended = FinishReason::kStop;
     return update;
   }
@@ -67,6 +67,7 @@ TEST_F(WorkerMetricsTest, OneRequestFromItsArrivalToItsEnd) {
   EXPECT_EQ(sample(all, "kvlane_answers_finished_total", {"reason=\"length\""}), 0);
   EXPECT_EQ(sample(all, "kvlane_transfer_raw_bytes_total"), 1000);
   EXPECT_EQ(sample(all, "kvlane_transfer_shipped_bytes_total"), 700);
+  EXPECT_EQ(sample(all, "kvlane_transfers_total", {"codec=\"splitzip\""}), 1);
   const auto interval = [&](const std::string& name) {
     return sample(all, "kvlane_request_account_seconds_sum", {"interval=\"" + name + "\""});
   };
@@ -126,7 +127,7 @@ TEST_F(WorkerMetricsTest, PrefillsForOthersCountPromptsNotFirstTokens) {
   RequestMeter request = meter();
   PrefillOutcome outcome;
   outcome.finish.account.prefill = 0.5;
-  outcome.finish.kv = {1000, 700};
+  outcome.finish.kv = {1000, 700, "none"};
   outcome.first.resize(1);
   request.prefilled(outcome, start_ + milliseconds(750));
   const std::string all = text();

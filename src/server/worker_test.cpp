@@ -41,7 +41,8 @@ TEST_F(WorkerTest, CompletesAText) {
                                    {"completion_tokens", 3},
                                    {"total_tokens", 4},
                                    {"prompt_tokens_details", {{"cached_tokens", 0}}}}));
-  EXPECT_EQ(answer["kvlane"]["kv"], (json{{"raw_bytes", 200}, {"shipped_bytes", 150}}));
+  EXPECT_EQ(answer["kvlane"]["kv"],
+            (json{{"raw_bytes", 200}, {"shipped_bytes", 150}, {"codec", "splitzip"}}));
   const json& account = answer["kvlane"]["account"];
   EXPECT_DOUBLE_EQ(account["total"].get<double>(), account["prefill"].get<double>() +
                                                        account["decode"].get<double>() +
