@@ -26,6 +26,7 @@ void add_bench(CLI::App& app, Run& run) {
   add_bench_engine(*bench, run);
   add_bench_serve(*bench, run);
   add_bench_gateway(*bench, run);
+  add_bench_transfer(*bench, run);
 }
 
 }  // namespace kvlane

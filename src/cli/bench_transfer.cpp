@@ -1,0 +1,102 @@
+// `kvlane bench transfer`: a prompt's KV over a link, with each codec.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+
+#include "bench/transfer_bench.h"
+#include "cli/bench.h"
+#include "cli/progress.h"
+#include "codec/codec.h"
+#include "engine/codec_choice.h"
+
+namespace kvlane {
+namespace {
+
+struct BenchTransferFlags {
+  TransferBenchOptions options;
+  std::string directory;
+  std::string text;
+  std::string listen, send_to;
+  std::string cpu = "auto";
+  bool json = false;
+};
+
+Result<Address> parse_address(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  int port = 0;
+  if (colon == std::string::npos || !CLI::detail::lexical_cast(text.substr(colon + 1), port) ||
+      port < 1 || port > UINT16_MAX) {
+    return invalid_argument("'" + text + "' is no HOST:PORT");
+  }
+  return Address{text.substr(0, colon), static_cast<std::uint16_t>(port)};
+}
+
+Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& typed) {
+  TransferBenchOptions options = flags.options;
+  options.directory = flags.directory;
+  options.text = flags.text;
+  KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
+  for (const std::string& codec : options.codecs) {
+    if (codec != kAutoCodec) KVLANE_TRY(find_codec(codec, options.isa).status());
+  }
+  if (!flags.listen.empty()) {
+    KVLANE_ASSIGN(options.listen, parse_address(flags.listen));
+  }
+  if (!flags.send_to.empty()) {
+    KVLANE_ASSIGN(options.send_to, parse_address(flags.send_to));
+  }
+  if (options.listen && options.send_to) {
+    return invalid_argument("--listen and --send-to are for two processes");
+  }
+  if (!options.listen && (flags.directory.empty() || flags.text.empty())) {
+    return invalid_argument("whoever sends needs a model directory and --text");
+  }
+  Report report;
+  {
+    Progress progress("bench transfer");
+    options.progress = [&progress](std::string_view what) { progress.show(what); };
+    KVLANE_ASSIGN(report, bench_transfer(options));
+  }
+  if (options.listen) return {};
+  report.command = "kvlane bench transfer " + typed;
+  std::cout << (flags.json ? report_json(report) + "\n" : report_table(report));
+  return {};
+}
+
+}  // namespace
+
+void add_bench_transfer(CLI::App& bench, Run& run) {
+  CLI::App* const command = bench.add_subcommand(
+      "transfer", "A prompt's KV from worker to worker over TCP, with each codec in turn");
+  command->footer(
+      "Example: kvlane bench transfer models/kvlane-tiny-gqa --text README.md --tokens 1024");
+  const auto flags = std::make_shared<BenchTransferFlags>();
+  TransferBenchOptions& options = flags->options;
+  command->add_option("DIR,--model", flags->directory, "model whose K and V are sent");
+  command->add_option("--text", flags->text, "text that it reads");
+  command->add_option("--codecs", options.codecs, "in turn; the first is what others compare with")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--tokens", options.tokens, "of the prompt, which has Llama 3.1 8B's shape")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--layers", options.layers, "of that shape")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->add_option("--rounds", options.rounds, "medians are over so many runs of all codecs")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--listen", flags->listen, "HOST:PORT: receive here, from another process");
+  command->add_option("--send-to", flags->send_to, "HOST:PORT: the other process listens there");
+  command->add_flag("--shaped", options.shaped, "the link is the bottleneck: goals for that");
+  command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
+      ->capture_default_str();
+  command->add_flag("--json", flags->json, "one JSON object instead of a table");
+  command->callback([flags, command, &run] {
+    run = [flags, typed = typed_options(*command)] { return run_bench_transfer(*flags, typed); };
+  });
+}
+
+}  // namespace kvlane
