@@ -74,12 +74,16 @@ class Calibration(program.ProgramTest):
         self.assertLess(abs(shipped["file"] - shipped["none"]), 0.01 * shipped["none"])
 
     def test_files_that_do_not_fit_are_refused(self):
-        flags = ("--prompt", "Hello", "--max-tokens", 1)
-        self.assert_refused(run("generate", TINY, *SMALL, *flags, "--kv-codebook", self.files["prose"]), "another model")
-        self.assert_refused(run("generate", GQA, *SMALL, *flags, "--kv-codebook", "/no/such/file"), "/no/such/file")
         broken = self.folder() / "broken.json"
         broken.write_text(self.files["prose"].read_text()[:-5])
-        self.assert_refused(run("generate", GQA, *SMALL, *flags, "--kv-codebook", broken), "broken.json: it is not valid JSON")
+        cases = (
+            (TINY, self.files["prose"], "another model"),
+            (GQA, "/no/such/file", "/no/such/file"),
+            (GQA, broken, "broken.json: it is not valid JSON"),
+        )
+        for model, file, message in cases:
+            answer = run("generate", model, *SMALL, "--prompt", "Hello", "--max-tokens", 1, "--kv-codebook", file)
+            self.assert_refused(answer, message)
 
     def test_texts_that_are_none_are_refused(self):
         folder = self.folder()

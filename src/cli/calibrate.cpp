@@ -3,7 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
+#include <iomanip>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -76,13 +76,13 @@ void print(const CalibrateFlags& flags, const CodebookFile& file, double seconds
     std::cout << json.dump() << '\n';
     return;
   }
-  std::printf("wrote codebooks of %zu layers to %s, from %llu tokens in %.1f s\n",
-              file.books.size() / 2, flags.out.c_str(),
-              static_cast<unsigned long long>(file.tokens), seconds);
-  std::printf(
-      "values that the codebook holds, mean and lowest layer: K %.3f %%, %.3f %%; "
-      "V %.3f %%, %.3f %%\n",
-      100 * k.mean, 100 * k.lowest, 100 * v.mean, 100 * v.lowest);
+  const auto percent = [](double share) { return 100 * share; };
+  std::cout << std::fixed << "wrote codebooks of " << file.books.size() / 2 << " layers to "
+            << flags.out << ", from " << file.tokens << " tokens in " << std::setprecision(1)
+            << seconds << " s\n"
+            << "values that the codebook holds, mean and lowest layer: K " << std::setprecision(3)
+            << percent(k.mean) << " %, " << percent(k.lowest) << " %; V " << percent(v.mean)
+            << " %, " << percent(v.lowest) << " %\n";
 }
 
 Status calibrate(const CalibrateFlags& flags) {
