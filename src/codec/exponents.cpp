@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <functional>
 
 namespace kvlane {
 namespace {
@@ -26,6 +26,21 @@ constexpr Place place_of(ElementType type) {
   return {7, 8};
 }
 
+// Neighbours often have the same exponent and would wait for each other's store: so four tables.
+template <class Word>
+void count(const Place& place, ByteView values, ExponentCounts& counts) {
+  std::array<ExponentCounts, 4> partial{};
+  const unsigned mask = (1U << place.bits) - 1;
+  for (std::size_t i = 0; i < values.size() / sizeof(Word); ++i) {
+    Word value;
+    std::memcpy(&value, values.data() + i * sizeof(Word), sizeof(Word));
+    ++partial[i % partial.size()][value >> place.shift & mask];
+  }
+  for (const ExponentCounts& part : partial) {
+    for (std::size_t e = 0; e < counts.size(); ++e) counts[e] += part[e];
+  }
+}
+
 }  // namespace
 
 int exponent_values(ElementType type) { return 1 << place_of(type).bits; }
@@ -35,29 +50,24 @@ int codebook_entries(ElementType type) {
 }
 
 void count_exponents(ElementType type, ByteView values, ExponentCounts& counts) {
-  const Place place = place_of(type);
-  const std::size_t width = element_bytes(type);
-  const unsigned mask = (1U << place.bits) - 1;
-  // Neighbours are often equal: two tables keep one addition from waiting for the other.
-  std::array<std::array<std::uint64_t, 256>, 2> tables{};
-  for (std::size_t i = 0; i + width <= values.size(); i += width) {
-    unsigned value = std::to_integer<unsigned>(values[i]);
-    if (width == 2) value |= std::to_integer<unsigned>(values[i + 1]) << 8;
-    ++tables[i / width % 2][value >> place.shift & mask];
+  if (element_bytes(type) == 1) {
+    count<std::uint8_t>(place_of(type), values, counts);
+  } else {
+    count<std::uint16_t>(place_of(type), values, counts);
   }
-  for (std::size_t e = 0; e < counts.size(); ++e) counts[e] += tables[0][e] + tables[1][e];
 }
 
 Codebook codebook_of(ElementType type, const ExponentCounts& counts) {
-  std::array<std::uint8_t, 256> order{};
-  std::iota(order.begin(), order.end(), std::uint8_t{0});
-  const auto end = order.begin() + exponent_values(type);
-  std::sort(order.begin(), end, [&](std::uint8_t a, std::uint8_t b) {
-    return counts[a] != counts[b] ? counts[a] > counts[b] : a < b;
-  });
-  Codebook book;
+  // Greatest first: the count, then the complement of the exponent.
+  std::array<std::uint64_t, 256> keys;
+  const int exponents = exponent_values(type);
+  for (int e = 0; e < exponents; ++e) keys[e] = counts[e] << 8 | static_cast<unsigned>(255 - e);
   const int entries = codebook_entries(type);
-  std::copy_n(order.begin(), entries, book.exponents.begin());
+  std::partial_sort(keys.begin(), keys.begin() + entries, keys.begin() + exponents,
+                    std::greater<>());
+  Codebook book;
+  std::transform(keys.begin(), keys.begin() + entries, book.exponents.begin(),
+                 [](std::uint64_t key) { return static_cast<std::uint8_t>(255 - (key & 0xFFU)); });
   std::sort(book.exponents.begin(), book.exponents.begin() + entries);
   return book;
 }
@@ -68,21 +78,6 @@ double coverage(ElementType type, const Codebook& book, const ExponentCounts& co
   std::uint64_t covered = 0;
   for (int i = 0; i < codebook_entries(type); ++i) covered += counts[book.exponents[i]];
   return total == 0 ? 1 : static_cast<double>(covered) / static_cast<double>(total);
-}
-
-std::optional<WrittenCodebook> written_codebook(const PlaneShape& shape, ByteView body) {
-  constexpr std::size_t kModeOffset = 1;
-  constexpr std::size_t kTableWordsOffset = 8;
-  constexpr std::size_t kCodebookOffset = 16;
-  constexpr std::byte kCoded{1};
-  WrittenCodebook written;
-  const std::size_t exponents = written.book.exponents.size();
-  if (body.size() < kCodebookOffset + exponents || body[kModeOffset] != kCoded) return std::nullopt;
-  std::uint32_t words = 0;  // one for each escape; in chunks of many, one for two values
-  std::memcpy(&words, body.data() + kTableWordsOffset, sizeof words);
-  written.escapes = static_cast<double>(words) / static_cast<double>(shape.elements());
-  std::memcpy(written.book.exponents.data(), body.data() + kCodebookOffset, exponents);
-  return written;
 }
 
 }  // namespace kvlane

@@ -1,11 +1,10 @@
-// Exponents of floating-point values: how often each occurs, and the codebook that follows. Scalar:
-// for calibration, not for encoders.
+// Exponents of floating-point values: how often each occurs, and the codebook that follows. For
+// calibration, and for encoders that have none.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <optional>
 
 #include "base/bytes.h"
 #include "codec/codec.h"
@@ -16,7 +15,7 @@ namespace kvlane {
 // How often each exponent occurs; the index is the value's exponent field.
 using ExponentCounts = std::array<std::uint64_t, 256>;
 
-// Adds the exponents of a run of values (not kF32) to `counts`.
+// Adds the exponents of a run of values (not kF32), fewer than 2^56 in all, to `counts`.
 void count_exponents(ElementType type, ByteView values, ExponentCounts& counts);
 
 // How many exponents a type has, and how many of them its codebooks hold: 16, for FP8 E4M3 8.
@@ -29,15 +28,5 @@ Codebook codebook_of(ElementType type, const ExponentCounts& counts);
 
 // The share of the counted values whose exponent is in the codebook; 1 when nothing was counted.
 double coverage(ElementType type, const Codebook& book, const ExponentCounts& counts);
-
-// What a body that an encoder has just written tells about the codebook in it.
-struct WrittenCodebook {
-  Codebook book;
-  double escapes = 0;  // share of the values that are not in it
-};
-
-// Of a body of codec `splitzip` (spec/splitzip.md section 3); empty when the plane stayed raw.
-// `body` is our own work: only its size is checked.
-std::optional<WrittenCodebook> written_codebook(const PlaneShape& shape, ByteView body);
 
 }  // namespace kvlane

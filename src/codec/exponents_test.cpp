@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "codec/splitzip.h"
+
 namespace kvlane {
 namespace {
 

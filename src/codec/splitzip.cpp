@@ -6,9 +6,9 @@
 #include <array>
 #include <cassert>
 #include <cstring>
-#include <functional>
 #include <string>
 
+#include "codec/exponents.h"
 #include "codec/splitzip_kernels.h"
 #include "format/frame.h"
 
@@ -53,48 +53,11 @@ bool is_aligned(const std::byte* at) {
 // ------------------------------------------------------------------------------------------------
 // Encoder.
 
-// Counts of the exponents of a plane. Several tables, as neighbours often have the same exponent
-// and would wait for each other's store.
-using Histogram = std::array<std::uint32_t, 256>;
-
-Histogram count_exponents(ElementType type, ByteView plane) {
-  std::array<Histogram, 4> partial{};
-  if (type == ElementType::kBf16) {
-    const std::size_t elements = plane.size() / 2;
-    for (std::size_t i = 0; i < elements; ++i) {
-      ++partial[i % 4][load<std::uint16_t>(plane.data() + 2 * i) >> 7 & 0xFFU];
-    }
-  } else {
-    const Fields fields = fields_of(type);
-    const int mantissa_bits = fields.rest_bits - 1;
-    const unsigned mask = (1U << fields.exponent_bits) - 1;
-    for (std::size_t i = 0; i < plane.size(); ++i) {
-      ++partial[i % 4][std::to_integer<unsigned>(plane[i]) >> mantissa_bits & mask];
-    }
-  }
-  for (std::size_t e = 0; e < partial[0].size(); ++e) {
-    partial[0][e] += partial[1][e] + partial[2][e] + partial[3][e];
-  }
-  return partial[0];
-}
-
-// The most frequent exponents, the smaller first among equals, in ascending order.
+// The best one for this plane.
 Codebook choose_codebook(ElementType type, ByteView plane) {
-  const Fields fields = fields_of(type);
-  const Histogram histogram = count_exponents(type, plane);
-  // Greatest first: the count, then the complement of the exponent.
-  std::array<std::uint64_t, 256> keys;
-  const std::size_t exponents = std::size_t{1} << fields.exponent_bits;
-  for (std::size_t e = 0; e < exponents; ++e)
-    keys[e] = std::uint64_t{histogram[e]} << 8 | (255 - e);
-  std::partial_sort(keys.begin(), keys.begin() + fields.codebook_entries, keys.begin() + exponents,
-                    std::greater<>());
-  Codebook codebook;
-  const auto end = codebook.exponents.begin() + fields.codebook_entries;
-  std::transform(keys.begin(), keys.begin() + fields.codebook_entries, codebook.exponents.begin(),
-                 [](std::uint64_t key) { return static_cast<std::uint8_t>(255 - (key & 0xFFU)); });
-  std::sort(codebook.exponents.begin(), end);
-  return codebook;
+  ExponentCounts counts{};
+  count_exponents(type, plane, counts);
+  return codebook_of(type, counts);
 }
 
 CodeTables make_tables(ElementType type, const Codebook& codebook) {
@@ -316,6 +279,18 @@ const Kernels& splitzip::kernels_of(Isa isa) {
     case Isa::kAvx512: return kAvx512;
   }
   return kScalar;
+}
+
+std::optional<WrittenCodebook> written_codebook(const PlaneShape& shape, ByteView body) {
+  WrittenCodebook written;
+  const std::size_t exponents = written.book.exponents.size();
+  if (body.size() < sizeof(Prefix) + exponents) return std::nullopt;
+  const auto prefix = load<Prefix>(body.data());
+  if (prefix.mode != static_cast<std::uint8_t>(Mode::kCoded)) return std::nullopt;
+  // The table has one word for each escape; in chunks of many, one for two values.
+  written.escapes = static_cast<double>(prefix.table_words) / static_cast<double>(shape.elements());
+  std::memcpy(written.book.exponents.data(), body.data() + sizeof(Prefix), exponents);
+  return written;
 }
 
 std::string_view splitzip_description(Isa isa) { return kernels_of(isa).description; }

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "codec/codec.h"
 
@@ -127,6 +128,15 @@ constexpr std::size_t raw_body_bytes(std::size_t plane_bytes) {
 struct Kernels;
 
 }  // namespace splitzip
+
+// What a body that an encoder has just written tells about the codebook in it.
+struct WrittenCodebook {
+  Codebook book;
+  double escapes = 0;  // share of the values that are not in it
+};
+
+// Empty when the plane stayed raw. `body` is our own work: only its size is checked.
+std::optional<WrittenCodebook> written_codebook(const PlaneShape& shape, ByteView body);
 
 // What the kernels of a tier use, for people.
 std::string_view splitzip_description(Isa isa);

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "codec/exponents.h"
+#include "codec/splitzip.h"
 
 namespace kvlane {
 

@@ -9,6 +9,7 @@
 
 #include "base/bf16.h"
 #include "base/random.h"
+#include "codec/exponents.h"
 
 namespace kvlane {
 namespace {
