@@ -19,7 +19,7 @@ namespace {
 
 std::vector<Isa> tiers() {
   std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
+  for (const Isa isa : kModelIsas) {
     if (isa_supported(isa)) supported.push_back(isa);
   }
   return supported;

@@ -18,6 +18,8 @@ enum class Isa {
 };
 
 inline constexpr std::array kAllIsas = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
+// Those that compute models with kernels of their own; codecs have some for each tier.
+inline constexpr std::array kModelIsas = {Isa::kScalar, Isa::kAvx512};
 
 std::string_view isa_name(Isa isa);
 

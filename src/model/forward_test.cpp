@@ -26,7 +26,7 @@ const fs::path kFixtures = fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models"
 
 std::vector<Isa> tiers() {
   std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
+  for (const Isa isa : kModelIsas) {
     if (isa_supported(isa)) supported.push_back(isa);
   }
   return supported;
