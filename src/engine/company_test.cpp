@@ -244,10 +244,14 @@ TEST(Company, ChangesNoBitOfAnyAnswer) {
   SCOPED_TRACE("KVLANE_COMPANY_SEED=" + std::to_string(seed));
   const Seconds limit(environment("KVLANE_COMPANY_SECONDS", 5));
   Dice dice(seed);
-  const TimePoint start = SteadyClock::now();
   const std::vector<Case> cases = make_cases(dice, 60);
   Totals totals;
-  while (Seconds(seconds_since(start)) < limit && !HasFailure()) {
+  // Preemption and shared prefixes must have happened, however slow the machine is.
+  const auto seen_all = [&] {
+    return totals.load.preemptions > 0 && totals.load.prefix_hit_tokens > 0;
+  };
+  const TimePoint start = SteadyClock::now();
+  while ((Seconds(seconds_since(start)) < limit || !seen_all()) && !HasFailure()) {
     if (dice.chance(0.5)) {
       one_engine(dice, cases, totals);
     } else {
@@ -258,8 +262,6 @@ TEST(Company, ChangesNoBitOfAnyAnswer) {
             << totals.load.preemptions << " preemptions, tokens from the prefix cache "
             << totals.load.prefix_hit_tokens << ", of these from host memory "
             << totals.load.host_hit_tokens << '\n';
-  EXPECT_GT(totals.load.preemptions, 0);
-  EXPECT_GT(totals.load.prefix_hit_tokens, 0);
 }
 
 }  // namespace
