@@ -71,7 +71,8 @@ function(kvlane_library name)
     target_compile_options(${name}_test PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
     # Parameters by number or name: values may print as addresses, which change.
     # Listing them takes long under a sanitizer on a busy machine.
-    gtest_discover_tests(${name}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120 NO_PRETTY_VALUES PROPERTIES TIMEOUT 300
+    gtest_discover_tests(${name}_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120 NO_PRETTY_VALUES
+      PROPERTIES TIMEOUT 300
       # Threads that spin while they wait take the cores from those they wait for.
       ENVIRONMENT OMP_WAIT_POLICY=passive)
   endif()
