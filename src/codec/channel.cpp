@@ -20,8 +20,8 @@ namespace channel {
 
 const Kernels& kernels(Isa isa) {
   switch (isa) {
-    case Isa::kScalar:
-    case Isa::kAvx2: return kScalarKernels;
+    case Isa::kScalar: return kScalarKernels;
+    case Isa::kAvx2: return kAvx2Kernels;
     case Isa::kAvx512: return kAvx512Kernels;
   }
   return kScalarKernels;

@@ -144,6 +144,7 @@ struct Kernels {
 
 const Kernels& kernels(Isa isa);
 extern const Kernels kScalarKernels;
+extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
 
 }  // namespace kvlane::channel
