@@ -1,10 +1,11 @@
 // Ratio and speed of `splitzip:channel` on planes written by planes.cpp, in one run with memcpy.
 //
-//   speed CHANNELS FILE...
+//   speed CHANNELS SIZES FILE...
 //
-// The files' planes (BF16, [.][64][CHANNELS]) are joined and repeated to fill buffers of several
-// sizes; every round times memcpy, a copy with stores around the caches, and each tier in turn, and
-// medians are printed, in GB/s of raw bytes and relative to memcpy of the same round.
+// SIZES says how many planes of how many KiB are coded, one after another, as "2x131072,1x192". The
+// files' planes (BF16, [.][64][CHANNELS]) are joined and repeated to fill them; every round times
+// memcpy, a copy with stores around the caches, and each tier in turn, and medians are printed, in
+// GB/s of raw bytes and relative to memcpy of the same round.
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
 
@@ -16,6 +17,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -65,9 +67,7 @@ void measure(const std::vector<char>& data, const PlaneShape& shape, std::size_t
   for (std::size_t i = 0; i < bytes; i += data.size()) {
     std::memcpy(plane + i, data.data(), std::min(data.size(), bytes - i));
   }
-  const Codec& scalar = **find_codec("splitzip:channel", Isa::kScalar);
-  const Codec& fast = **find_codec("splitzip:channel");
-  const std::size_t room = (fast.bound(shape) + 63) / 64 * 64;
+  const std::size_t room = ((*find_codec("splitzip:channel"))->bound(shape) + 63) / 64 * 64;
   std::vector<std::size_t> sizes(planes);
   const auto encode = [&](const Codec& codec) {
     for (std::size_t p = 0; p < planes; ++p) {
@@ -84,11 +84,12 @@ void measure(const std::vector<char>& data, const PlaneShape& shape, std::size_t
   std::vector<Job> jobs;
   jobs.push_back({"memcpy", [&] { std::memcpy(copy, plane, bytes); }, {}});
   jobs.push_back({"copy around caches", [&] { copy_around_caches(copy, plane, bytes); }, {}});
-  jobs.push_back({"encode", [&] { encode(fast); }, {}});
-  jobs.push_back({"decode", [&] { decode(fast); }, {}});
-  if (bytes <= 4U << 20) {
-    jobs.push_back({"encode scalar", [&] { encode(scalar); }, {}});
-    jobs.push_back({"decode scalar", [&] { decode(scalar); }, {}});
+  for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kScalar}) {
+    if (!isa_supported(isa) || (isa == Isa::kScalar && bytes > 4U << 20)) continue;
+    const Codec& codec = **find_codec("splitzip:channel", isa);
+    const std::string tier(isa_name(isa));
+    jobs.push_back({"encode " + tier, [&] { encode(codec); }, {}});
+    jobs.push_back({"decode " + tier, [&] { decode(codec); }, {}});
   }
   const std::size_t inner = std::max<std::size_t>(1, (std::size_t{32} << 20) / bytes);
   for (int round = 0; round < (bytes > 64U << 20 ? 11 : 21); ++round) {
@@ -121,13 +122,13 @@ void measure(const std::vector<char>& data, const PlaneShape& shape, std::size_t
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "usage: speed CHANNELS FILE...\n");
+  if (argc < 4) {
+    std::fprintf(stderr, "usage: speed CHANNELS SIZES FILE...\n");
     return 2;
   }
   const int channels = std::atoi(argv[1]);
   std::vector<char> data;
-  for (int i = 2; i < argc; ++i) {
+  for (int i = 3; i < argc; ++i) {
     std::ifstream file(argv[i], std::ios::binary);
     data.insert(data.end(), std::istreambuf_iterator<char>(file), {});
   }
@@ -138,14 +139,14 @@ int main(int argc, char** argv) {
   std::byte* const plane = memory(kLargest);
   std::byte* const copy = memory(kLargest);
   std::byte* const coded = memory(kLargest + (4U << 20));
-  for (const auto& [planes, bytes] : std::initializer_list<std::pair<std::size_t, std::size_t>>{
-           {2, std::size_t{128} << 20},     // as large as planes may be
-           {2048, std::size_t{128} << 10},  // slabs of a model of usual size
-           {32, std::size_t{128} << 10},
-           {1, std::size_t{192} << 10},
-           {1, std::size_t{16} << 10}}) {
-    const PlaneShape shape{ElementType::kBf16, static_cast<int>(bytes / head_bytes), 64, channels};
-    if (shape.kv_heads > 0) measure(data, shape, planes, plane, copy, coded);
+  std::istringstream sizes(argv[2]);
+  std::size_t planes = 0;
+  std::size_t kib = 0;
+  for (char x = 'x'; sizes >> planes >> x >> kib; sizes >> x) {
+    const std::size_t heads = (kib << 10) / head_bytes;
+    if (planes * (kib << 10) > kLargest || heads == 0) return 2;
+    measure(data, {ElementType::kBf16, static_cast<int>(heads), 64, channels}, planes, plane, copy,
+            coded);
   }
   return 0;
 }

@@ -55,9 +55,7 @@ constexpr Tables make_tables() {
 }
 constexpr Tables kTables = make_tables();
 
-inline __m256i load(const void* at) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(at));
-}
+inline __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
 inline void store(void* at, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(at), v); }
 inline __m128i load_16(const void* at) { return _mm_loadu_si128(static_cast<const __m128i*>(at)); }
 inline __m128i load_8(const void* at) { return _mm_loadl_epi64(static_cast<const __m128i*>(at)); }
@@ -98,8 +96,8 @@ inline void split_half(const std::byte* values, std::byte* rest_out, std::uint8_
   const __m256i low_bytes = _mm256_set1_epi16(0xFF);
   const __m256i rest_bits = _mm256_set1_epi16(static_cast<short>(0x807F));
   // Values 0 to 7 and 16 to 23, 8 to 15 and 24 to 31: packing two vectors goes by halves.
-  const __m256i a = _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(values)),
-                                            load_16(values + 32), 1);
+  const __m256i a =
+      _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(values)), load_16(values + 32), 1);
   const __m256i b = _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(values + 16)),
                                             load_16(values + 48), 1);
   // A byte pair added up: 128 or 0, and the mantissa.
@@ -157,9 +155,7 @@ inline void split_rows(const EncodeBand& band, Exponents* exponents) {
 
 // The bases of 32 channels.
 inline __m256i fold(const Exponents& exponents, int first) {
-  const auto row = [&](int r) __attribute__((always_inline)) {
-    return load(exponents[r] + first);
-  };
+  const auto row = [&](int r) __attribute__((always_inline)) { return load(exponents[r] + first); };
   const auto eighth = [&](int i) __attribute__((always_inline)) {
     const __m256i a = _mm256_max_epu8(_mm256_max_epu8(row(i), row(i + 32)),
                                       _mm256_max_epu8(row(i + 16), row(i + 48)));
@@ -238,8 +234,8 @@ inline std::size_t encode_bases(int channels, const __m256i (&bases)[2], unsigne
 struct Tile {
   int rows;
   int channels;
-  const std::byte* next_values;  // and the bytes from row to row there
-  std::size_t row_bytes;
+  const std::byte* next_values;  // to be fetched, and the bytes from row to row there
+  std::size_t row_bytes;         // 0: nothing is to be fetched
 };
 
 // Codes of the rows; what escapes goes to `next`. Returns how many. Exponents become distances.
@@ -251,7 +247,7 @@ inline std::size_t encode_rows(const Tile& tile, const __m256i (&bases)[2], Expo
   const __m256i right = bases[1];
   const std::byte* ahead = tile.next_values;
   std::uint8_t* end = next;
-  const auto code = [&](std::uint8_t* at, __m256i base) __attribute__((always_inline)) {
+  const auto code = [&](std::uint8_t * at, __m256i base) __attribute__((always_inline)) {
     const __m256i distance = _mm256_sub_epi8(base, load(at));
     const __m256i codes_of = _mm256_min_epu8(distance, three);
     store(at, distance);
@@ -264,9 +260,11 @@ inline std::size_t encode_rows(const Tile& tile, const __m256i (&bases)[2], Expo
     const int there = tile.rows - r < 4 ? tile.rows - r : 4;
     const auto row = [&](int k) __attribute__((always_inline)) {
       if (k >= there) return;
-      _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T1);
-      ahead += tile.row_bytes;
+      if (tile.row_bytes != 0) {
+        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T1);
+        ahead += tile.row_bytes;
+      }
       low = _mm256_or_si256(low, _mm256_slli_epi16(code(exponents[r + k], left), 2 * k));
       high = _mm256_or_si256(high, _mm256_slli_epi16(code(exponents[r + k] + kHalf, right), 2 * k));
     };
@@ -289,8 +287,8 @@ inline std::size_t encode_rows(const Tile& tile, const __m256i (&bases)[2], Expo
   return static_cast<std::size_t>(end - next);
 }
 
-// Codes of the up to 256 elements of one group, packed to `bytes` bytes; 64 are written. Returns where
-// the next escape goes.
+// Codes of the up to 256 elements of one group, packed to `bytes` bytes; 64 are written. Returns
+// where the next escape goes.
 template <bool kFull>
 inline std::uint8_t* encode_group(const std::uint8_t* layer, int count, int bytes, __m256i table,
                                   std::byte* out, std::uint8_t* next) {
@@ -305,8 +303,7 @@ inline std::uint8_t* encode_group(const std::uint8_t* layer, int count, int byte
       packed[h] = _mm256_srli_epi16(packed[h], 2);
       if (!kFull && there <= h * kHalf) continue;
       const std::uint8_t* const distances = layer + k * bytes + h * kHalf;
-      const __m256i place =
-          _mm256_min_epu8(_mm256_add_epi8(load(distances), offset), last);
+      const __m256i place = _mm256_min_epu8(_mm256_add_epi8(load(distances), offset), last);
       __m256i codes = _mm256_shuffle_epi8(table, place);
       if constexpr (!kFull) codes = _mm256_and_si256(codes, lanes_before(there, h * kHalf));
       next = append(mask_of(_mm256_cmpeq_epi8(codes, three)), distances, next);
@@ -329,8 +326,8 @@ inline std::size_t encode_layer(const std::uint8_t* layer, std::size_t count, in
     out += kTileChannels;
   }
   if (count != 0) {
-    end = encode_group<false>(layer, static_cast<int>(count),
-                              static_cast<int>(packed_bytes(count)), table, out, end);
+    end = encode_group<false>(layer, static_cast<int>(count), static_cast<int>(packed_bytes(count)),
+                              table, out, end);
   }
   return static_cast<std::size_t>(end - next);
 }
@@ -368,17 +365,20 @@ inline void encode_band(const EncodeBand& band, EncodeScratch& scratch, TileTabl
   std::byte* base_codes = band.base_codes;
   std::byte* codes = band.codes;
   std::byte* tail = scratch.tails;
+  // As in channel_avx512.cpp: bands of whole rows are left to the processor to fetch.
+  const bool whole = band.row_values == static_cast<std::size_t>(band.channels);
+  const std::size_t row_bytes = whole ? 0 : 2 * band.row_values;
   for (int i = 0; i < tile_count(band.channels); ++i) {
     const Tile tile{band.rows, tile_channels(band.channels, i),
-                    band.next_values + 2 * kTileChannels * i, 2 * band.row_values};
+                    band.next_values + 2 * kTileChannels * i, row_bytes};
     tail = tile.channels == kTileChannels
                ? encode_tile<kRows>(tile, scratch.exponents[i], base_codes, codes, scratch, tail,
                                     tables[i])
                : encode_tile<Rows::kPart>(tile, scratch.exponents[i], base_codes, codes, scratch,
                                           tail, tables[i]);
     base_codes += packed_bytes(static_cast<std::size_t>(tile.channels));
-    codes += packed_bytes(static_cast<std::size_t>(band.rows)) *
-             static_cast<std::size_t>(tile.channels);
+    codes +=
+        packed_bytes(static_cast<std::size_t>(band.rows)) * static_cast<std::size_t>(tile.channels);
   }
 }
 
@@ -461,8 +461,8 @@ inline bool decode_layer(const std::byte* in, std::size_t count, int index, Elem
   alignas(32) std::byte last[kTileChannels] = {};
   const std::size_t bytes = packed_bytes(count);
   __builtin_memcpy(last, in, bytes);
-  return decode_group<false>(last, static_cast<int>(count), static_cast<int>(bytes), table,
-                             escapes, layer);
+  return decode_group<false>(last, static_cast<int>(count), static_cast<int>(bytes), table, escapes,
+                             layer);
 }
 
 // The elements of layer 2, from the raw bytes backwards.
@@ -531,7 +531,7 @@ struct RowPlace {
   const std::byte* rest;
   std::byte* out;
   std::size_t row_values;
-  std::ptrdiff_t ahead;  // from `rest` to what is fetched
+  std::ptrdiff_t rests_ahead, codes_ahead;  // how far the same place of the next band is
   int channels;
 };
 
@@ -541,6 +541,7 @@ template <Rows kRows>
 inline bool decode_rows(RowReader& reader, int rows, RowPlace at) {
   alignas(32) std::byte part[kTileChannels] = {};
   const std::byte* codes = reader.codes;
+  _mm_prefetch(reinterpret_cast<const char*>(codes + at.codes_ahead), _MM_HINT_T1);
   if constexpr (kRows == Rows::kPart) {
     __builtin_memcpy(part, codes, static_cast<std::size_t>(at.channels));
     codes = part;
@@ -549,7 +550,7 @@ inline bool decode_rows(RowReader& reader, int rows, RowPlace at) {
   const __m256i bases[2] = {reader.bases[0], reader.bases[1]};
   Elements escapes = reader.escapes;
   for (int k = 0; k < rows; ++k) {
-    _mm_prefetch(reinterpret_cast<const char*>(at.rest + at.ahead), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(at.rest + at.rests_ahead), _MM_HINT_T1);
     if constexpr (kRows == Rows::kPart) {
       alignas(32) std::byte values[2 * kTileChannels];
       __builtin_memcpy(part, at.rest, static_cast<std::size_t>(at.channels));
@@ -593,11 +594,17 @@ inline int decode_band(const DecodeBand& band, DecodeScratch& scratch) {
     codes += packed_bytes(static_cast<std::size_t>(band.rows)) * channels;
     tail += tail_bytes(tables.counts);
   }
-  const std::ptrdiff_t ahead = band.next_sign_mantissa - band.sign_mantissa;
+  const std::ptrdiff_t rests_ahead = band.next_sign_mantissa - band.sign_mantissa;
+  const std::ptrdiff_t codes_ahead = codes - band.codes;
   for (int r = 0; r < band.rows; r += 4) {
     const int rows = band.rows - r < 4 ? band.rows - r : 4;
     const std::size_t first = static_cast<std::size_t>(r) * band.row_values;
-    RowPlace at{band.sign_mantissa + first, band.values + 2 * first, band.row_values, ahead, 0};
+    RowPlace at{.rest = band.sign_mantissa + first,
+                .out = band.values + 2 * first,
+                .row_values = band.row_values,
+                .rests_ahead = rests_ahead,
+                .codes_ahead = codes_ahead,
+                .channels = 0};
     for (int i = 0; i < tiles; ++i) {
       at.channels = tile_channels(band.channels, i);
       good[i] &= at.channels == kTileChannels ? decode_rows<kRows>(readers[i], rows, at)

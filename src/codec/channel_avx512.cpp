@@ -209,8 +209,8 @@ struct Tile {
   int rows;
   int channels;
   __mmask64 lanes;
-  const std::byte* next_values;  // and the bytes from row to row there
-  std::size_t row_bytes;
+  const std::byte* next_values;  // to be fetched, and the bytes from row to row there
+  std::size_t row_bytes;         // 0: nothing is to be fetched
 };
 
 // Codes of the rows; what escapes goes to `next`. Returns how many.
@@ -225,9 +225,11 @@ inline std::size_t encode_rows(const Tile& tile, __m512i bases, const Exponents&
   const int rows = tile.rows;
   std::size_t escapes = 0;
   const auto code = [&](int r) __attribute__((always_inline)) {
-    _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
-    _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T1);
-    ahead += row_bytes;
+    if (row_bytes != 0) {
+      _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T1);
+      ahead += row_bytes;
+    }
     const __m512i distance = _mm512_sub_epi8(bases, _mm512_load_si512(exponents[r]));
     const __mmask64 escaped = kRows == Rows::kPart
                                   ? _mm512_mask_cmpge_epu8_mask(lanes, distance, three)
@@ -315,10 +317,13 @@ inline void encode_band(const EncodeBand& band, EncodeScratch& scratch, TileTabl
   std::byte* base_codes = band.base_codes;
   std::byte* codes = band.codes;
   std::byte* tail = scratch.tails;
+  // Bands of whole rows follow one another in memory: processors fetch them better when left alone.
+  const bool whole = band.row_values == static_cast<std::size_t>(band.channels);
+  const std::size_t row_bytes = whole ? 0 : 2 * band.row_values;
   for (int i = 0; i < tile_count(band.channels); ++i) {
     const int channels = tile_channels(band.channels, i);
     const Tile tile{band.rows, channels, first_lanes(channels), band.next_values + 128 * i,
-                    2 * band.row_values};
+                    row_bytes};
     tail = channels == kTileChannels ? encode_tile<kRows>(tile, scratch.exponents[i], base_codes,
                                                           codes, scratch, tail, tables[i])
                                      : encode_tile<kLast>(tile, scratch.exponents[i], base_codes,
@@ -437,19 +442,25 @@ struct RowReader {
   __m512i bases;
 };
 
+// How far ahead the same place of the next band is.
+struct Ahead {
+  std::ptrdiff_t rests, codes;
+};
+
 // Up to four rows of one tile: those whose codes are in the same bytes. False when codes of rows
 // that are not there are set.
 template <Rows kRows>
 inline bool decode_rows(RowReader& reader, int rows, __mmask64 lanes, std::size_t row_values,
-                        const std::byte* rest_in, std::ptrdiff_t ahead, std::byte* out) {
+                        const std::byte* rest_in, const Ahead& ahead, std::byte* out) {
   static_assert(kSymbols[0][0] == 0 && kSymbols[0][1] == 1 && kSymbols[0][2] == 2,
                 "codes of the first layer are distances");
   const __m512i three = _mm512_set1_epi8(kEscape);
+  _mm_prefetch(reinterpret_cast<const char*>(reader.codes + ahead.codes), _MM_HINT_T1);
   const __m512i packed = load_bytes<kRows>(reader.codes, lanes);
   const __m512i bases = reader.bases;
   Elements elements = reader.escapes;
   const auto row = [&](__m512i codes) __attribute__((always_inline)) {
-    _mm_prefetch(reinterpret_cast<const char*>(rest_in + ahead), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(rest_in + ahead.rests), _MM_HINT_T1);
     const __m512i rest = load_bytes<kRows>(rest_in, lanes);
     join_row<kRows>(bases, elements.fill<kRows>(codes, codes, lanes), rest, lanes, out);
     rest_in += row_values;
@@ -498,7 +509,7 @@ inline int decode_band(const DecodeBand& band, DecodeScratch& scratch) {
     codes += packed_bytes(band.rows) * channels;
     tail += tail_bytes(tables.counts);
   }
-  const std::ptrdiff_t ahead = band.next_sign_mantissa - band.sign_mantissa;
+  const Ahead ahead{band.next_sign_mantissa - band.sign_mantissa, codes - band.codes};
   for (int r = 0; r < band.rows; r += 4) {
     const int rows = band.rows - r < 4 ? band.rows - r : 4;
     const std::byte* const rest_in = band.sign_mantissa + r * band.row_values;
