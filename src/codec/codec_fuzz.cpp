@@ -51,7 +51,8 @@ void decode_untrusted(const Codec& codec, const PlaneShape& shape, ByteView body
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace kvlane;
   if (size < 1) return 0;
-  const Codec& codec = **find_codec((data[0] & 1) != 0 ? "none" : "splitzip");
+  constexpr const char* kNames[] = {"none", "splitzip", "splitzip", "splitzip:channel"};
+  const Codec& codec = **find_codec(kNames[(data[0] & 1) | (data[0] >> 3 & 2)]);
   constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp8E4m3,
                                     ElementType::kFp8E5m2};
   const ElementType type = kTypes[data[0] >> 1 & 3];

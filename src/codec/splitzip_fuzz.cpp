@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                                    std::min<std::size_t>(there, k_bytes))));
     return 0;
   }
-  constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kBf16, ElementType::kFp8E4m3,
+  constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp8E4m3,
                                     ElementType::kFp8E5m2};
   const ElementType type = kTypes[data[0] & 3];
   const ByteView input = std::as_bytes(std::span(data + 2, size - 2));
