@@ -86,6 +86,17 @@ inline void put(std::byte* at, __m256i v) {
   }
 }
 
+// As in channel_avx512.cpp.
+[[gnu::always_inline]] inline void fetch(const std::byte* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+}
+template <Rows kRows>
+[[gnu::always_inline]] inline void fetch_to_write(const std::byte* at) {
+  if constexpr (kRows != Rows::kStream) {
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+  }
+}
+
 // ------------------------------------------------------------------------------------------------
 // Encoder.
 
@@ -130,8 +141,10 @@ inline void split_rows(const EncodeBand& band, Exponents* exponents) {
   const int full = band.channels / kTileChannels;
   const std::byte* values = band.values;
   std::byte* rest_out = band.sign_mantissa;
+  const std::size_t ahead = rows_ahead(tiles) * band.row_values;
   for (int r = 0; r < band.rows; ++r) {
     for (int i = 0; i < full; ++i) {
+      fetch_to_write<kRows>(rest_out + kTileChannels * i + ahead);
       for (int h = 0; h < kTileChannels; h += kHalf) {
         const int first = kTileChannels * i + h;
         split_half<kRows>(values + 2 * first, rest_out + first, exponents[i][r] + h);
@@ -261,8 +274,8 @@ inline std::size_t encode_rows(const Tile& tile, const __m256i (&bases)[2], Expo
     const auto row = [&](int k) __attribute__((always_inline)) {
       if (k >= there) return;
       if (tile.row_bytes != 0) {
-        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T1);
+        fetch(ahead);
+        fetch(ahead + 64);
         ahead += tile.row_bytes;
       }
       low = _mm256_or_si256(low, _mm256_slli_epi16(code(exponents[r + k], left), 2 * k));
@@ -526,12 +539,18 @@ inline void decode_row(Elements& escapes, const __m256i (&packed)[2], const __m2
   }
 }
 
+// How far ahead to fetch, as in channel_avx512.cpp.
+struct Ahead {
+  std::ptrdiff_t rests, codes;
+  std::size_t values;
+};
+
 // Where the rows of a tile are.
 struct RowPlace {
   const std::byte* rest;
   std::byte* out;
   std::size_t row_values;
-  std::ptrdiff_t rests_ahead, codes_ahead;  // how far the same place of the next band is
+  Ahead ahead;
   int channels;
 };
 
@@ -541,7 +560,7 @@ template <Rows kRows>
 inline bool decode_rows(RowReader& reader, int rows, RowPlace at) {
   alignas(32) std::byte part[kTileChannels] = {};
   const std::byte* codes = reader.codes;
-  _mm_prefetch(reinterpret_cast<const char*>(codes + at.codes_ahead), _MM_HINT_T1);
+  fetch(codes + at.ahead.codes);
   if constexpr (kRows == Rows::kPart) {
     __builtin_memcpy(part, codes, static_cast<std::size_t>(at.channels));
     codes = part;
@@ -550,7 +569,9 @@ inline bool decode_rows(RowReader& reader, int rows, RowPlace at) {
   const __m256i bases[2] = {reader.bases[0], reader.bases[1]};
   Elements escapes = reader.escapes;
   for (int k = 0; k < rows; ++k) {
-    _mm_prefetch(reinterpret_cast<const char*>(at.rest + at.rests_ahead), _MM_HINT_T1);
+    fetch(at.rest + at.ahead.rests);
+    fetch_to_write<kRows>(at.out + at.ahead.values);
+    fetch_to_write<kRows>(at.out + at.ahead.values + 64);
     if constexpr (kRows == Rows::kPart) {
       alignas(32) std::byte values[2 * kTileChannels];
       __builtin_memcpy(part, at.rest, static_cast<std::size_t>(at.channels));
@@ -594,16 +615,16 @@ inline int decode_band(const DecodeBand& band, DecodeScratch& scratch) {
     codes += packed_bytes(static_cast<std::size_t>(band.rows)) * channels;
     tail += tail_bytes(tables.counts);
   }
-  const std::ptrdiff_t rests_ahead = band.next_sign_mantissa - band.sign_mantissa;
-  const std::ptrdiff_t codes_ahead = codes - band.codes;
+  const Ahead ahead{.rests = band.next_sign_mantissa - band.sign_mantissa,
+                    .codes = codes - band.codes,
+                    .values = 2 * rows_ahead(tiles) * band.row_values};
   for (int r = 0; r < band.rows; r += 4) {
     const int rows = band.rows - r < 4 ? band.rows - r : 4;
     const std::size_t first = static_cast<std::size_t>(r) * band.row_values;
     RowPlace at{.rest = band.sign_mantissa + first,
                 .out = band.values + 2 * first,
                 .row_values = band.row_values,
-                .rests_ahead = rests_ahead,
-                .codes_ahead = codes_ahead,
+                .ahead = ahead,
                 .channels = 0};
     for (int i = 0; i < tiles; ++i) {
       at.channels = tile_channels(band.channels, i);

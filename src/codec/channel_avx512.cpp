@@ -83,6 +83,18 @@ inline void store_bytes(std::byte* at, __mmask64 lanes, __m512i v) {
   }
 }
 
+// What is read soon, and what is written soon. Always inlined, or g++ 12 takes them for functions
+// without effect and drops their calls.
+[[gnu::always_inline]] inline void fetch(const std::byte* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+}
+template <Rows kRows>
+[[gnu::always_inline]] inline void fetch_to_write(const std::byte* at) {
+  if constexpr (kRows != Rows::kStream) {
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+  }
+}
+
 // Copies with vectors, up to 63 bytes too many on both sides.
 inline void copy_slack(const std::uint8_t* from, std::size_t count, std::byte* to) {
   for (std::size_t i = 0; i < count; i += 64) {
@@ -135,11 +147,14 @@ inline void split_rows(const EncodeBand& band, Exponents* exponents) {
   const std::byte* values = band.values;
   std::byte* rest_out = band.sign_mantissa;
   const std::size_t row_values = band.row_values;
+  const std::size_t ahead = rows_ahead(last + 1) * row_values;
   const int rows = band.rows;
   for (int r = 0; r < rows; ++r) {
     for (int i = 0; i < last; ++i) {
+      fetch_to_write<kRows>(rest_out + 64 * i + ahead);
       split_vector<kRows>(values + 128 * i, rest_out + 64 * i, ~__mmask64{0}, exponents[i][r]);
     }
+    fetch_to_write<kLast>(rest_out + 64 * last + ahead);
     split_vector<kLast>(values + 128 * last, rest_out + 64 * last, lanes, exponents[last][r]);
     values += 2 * row_values;
     rest_out += row_values;
@@ -226,8 +241,8 @@ inline std::size_t encode_rows(const Tile& tile, __m512i bases, const Exponents&
   std::size_t escapes = 0;
   const auto code = [&](int r) __attribute__((always_inline)) {
     if (row_bytes != 0) {
-      _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T1);
+      fetch(ahead);
+      fetch(ahead + 64);
       ahead += row_bytes;
     }
     const __m512i distance = _mm512_sub_epi8(bases, _mm512_load_si512(exponents[r]));
@@ -442,9 +457,11 @@ struct RowReader {
   __m512i bases;
 };
 
-// How far ahead the same place of the next band is.
+// How far ahead to fetch: what is read from the same place of the next band, what is written some
+// rows further.
 struct Ahead {
   std::ptrdiff_t rests, codes;
+  std::size_t values;
 };
 
 // Up to four rows of one tile: those whose codes are in the same bytes. False when codes of rows
@@ -455,12 +472,14 @@ inline bool decode_rows(RowReader& reader, int rows, __mmask64 lanes, std::size_
   static_assert(kSymbols[0][0] == 0 && kSymbols[0][1] == 1 && kSymbols[0][2] == 2,
                 "codes of the first layer are distances");
   const __m512i three = _mm512_set1_epi8(kEscape);
-  _mm_prefetch(reinterpret_cast<const char*>(reader.codes + ahead.codes), _MM_HINT_T1);
+  fetch(reader.codes + ahead.codes);
   const __m512i packed = load_bytes<kRows>(reader.codes, lanes);
   const __m512i bases = reader.bases;
   Elements elements = reader.escapes;
   const auto row = [&](__m512i codes) __attribute__((always_inline)) {
-    _mm_prefetch(reinterpret_cast<const char*>(rest_in + ahead.rests), _MM_HINT_T1);
+    fetch(rest_in + ahead.rests);
+    fetch_to_write<kRows>(out + ahead.values);
+    fetch_to_write<kRows>(out + ahead.values + 64);
     const __m512i rest = load_bytes<kRows>(rest_in, lanes);
     join_row<kRows>(bases, elements.fill<kRows>(codes, codes, lanes), rest, lanes, out);
     rest_in += row_values;
@@ -509,7 +528,9 @@ inline int decode_band(const DecodeBand& band, DecodeScratch& scratch) {
     codes += packed_bytes(band.rows) * channels;
     tail += tail_bytes(tables.counts);
   }
-  const Ahead ahead{band.next_sign_mantissa - band.sign_mantissa, codes - band.codes};
+  const Ahead ahead{.rests = band.next_sign_mantissa - band.sign_mantissa,
+                    .codes = codes - band.codes,
+                    .values = 2 * rows_ahead(tiles) * band.row_values};
   for (int r = 0; r < band.rows; r += 4) {
     const int rows = band.rows - r < 4 ? band.rows - r : 4;
     const std::byte* const rest_in = band.sign_mantissa + r * band.row_values;
