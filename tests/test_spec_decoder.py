@@ -210,6 +210,24 @@ class SplitZipBodies(unittest.TestCase):
                     self.assertEqual(splitzip.decode(body, element_type, count), values, (element_type, count))
 
 
+class ChannelBodies(unittest.TestCase):
+    """Frames have at most 64 rows, bodies do not. The values stand in src/codec/channel_test.cpp too."""
+
+    def test_more_rows_than_a_tile(self):
+        state, values = 1, []
+        for i in range(2 * 130 * 131):
+            state = (state * 1664525 + 1013904223) % 2**32
+            below = 16 - ((state >> 16) | 1 << 8).bit_length()  # 0 to 7
+            exponent = state >> 8 & 255 if state >> 20 & 63 == 0 else 120 + i % 131 % 5 - below
+            values.append(state >> 7 & 0x8000 | exponent << 7 | state & 127)
+        body = channel.encode(values, writer.BF16, 2, 130, 131)
+        self.assertEqual(splitzip_channel.decode(body, writer.BF16, 2, 2, 130, 131), values)
+        checksum = 14695981039346656037
+        for byte in body:
+            checksum = (checksum ^ byte) * 1099511628211 % 2**64
+        self.assertEqual((body[1], len(body), checksum), (1, 45632, 3937359373327168065))
+
+
 class Program(unittest.TestCase):
     def run_it(self, *arguments, program=READ_FRAME):
         command = [sys.executable, "-B", str(program), *map(str, arguments)]

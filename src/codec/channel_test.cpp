@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -244,6 +245,30 @@ TEST(Channel, LargePlanesGoAroundTheCachesAndHaveTheSameBytes) {
       EXPECT_EQ(std::memcmp(back->data() + shift, plane.data(), shape.bytes()), 0);
     }
   }
+}
+
+// Golden files are frames, which have at most 64 rows. Length and checksum (FNV-1a) are those of
+// the second encoder, in tests/test_spec_decoder.py, whose bodies the reader in spec/decoder reads.
+TEST(Channel, MoreRowsThanATileAsTheSecondEncoderHasThem) {
+  const PlaneShape shape = shape_of(2, 130, 131);
+  Plane plane(shape.elements());
+  std::uint32_t state = 1;
+  for (std::size_t i = 0; i < plane.size(); ++i) {
+    state = state * 1664525 + 1013904223;
+    const auto below = static_cast<unsigned>(std::countl_zero(state >> 16 | 1U << 8)) - 16;
+    const bool outlier = (state >> 20 & 63) == 0;
+    const unsigned exponent =
+        outlier ? state >> 8 & 255 : 120 + static_cast<unsigned>(i % 131 % 5) - below;
+    plane[i] = static_cast<std::uint16_t>((state >> 7 & 0x8000) | exponent << 7 | (state & 127));
+  }
+  const Bytes body = encode(shape, plane);
+  EXPECT_TRUE(is_coded(body));
+  EXPECT_EQ(body.size(), 45632U);
+  std::uint64_t checksum = 14695981039346656037U;
+  for (const std::byte b : body) {
+    checksum = (checksum ^ std::to_integer<std::uint64_t>(b)) * 1099511628211U;
+  }
+  EXPECT_EQ(checksum, 3937359373327168065U);
 }
 
 // ------------------------------------------------------------------------------------------------

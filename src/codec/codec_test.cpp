@@ -39,9 +39,15 @@ PlaneShape shape_of(std::size_t elements, ElementType type) {
   return {type, 1, 1, static_cast<int>(elements)};
 }
 
+std::vector<Isa> tiers() {
+  std::vector<Isa> supported(kAllIsas.begin(), kAllIsas.end());
+  std::erase_if(supported, [](Isa isa) { return !isa_supported(isa); });
+  return supported;
+}
+
 // Decodes both planes of a frame, each from and to heap blocks of the exact size.
-Status decode_planes(const Frame& frame, Bytes& planes) {
-  KVLANE_ASSIGN(const Codec* codec, find_codec(frame.header.codec));
+Status decode_planes(const Frame& frame, Isa isa, Bytes& planes) {
+  KVLANE_ASSIGN(const Codec* codec, find_codec(frame.header.codec, isa));
   const PlaneShape shape = shape_of(frame.header);
   planes.clear();
   for (const ByteView coded : {frame.k, frame.v}) {
@@ -83,31 +89,38 @@ TEST(Codec, NoCodecGrowsAPlaneBeyondTheFrameLimit) {
   }
 }
 
+void expect_encodes_to(const Frame& frame, Isa isa, const Bytes& planes) {
+  const Codec& codec = **find_codec(frame.header.codec, isa);
+  const PlaneShape shape = shape_of(frame.header);
+  for (const bool second : {false, true}) {
+    Bytes coded(codec.bound(shape), std::byte{0xAA});
+    const ByteView plane = ByteView(planes).subspan(second ? shape.bytes() : 0, shape.bytes());
+    coded.resize(codec.encode(shape, plane, nullptr, coded));
+    const ByteView golden = second ? frame.v : frame.k;
+    EXPECT_TRUE(std::equal(coded.begin(), coded.end(), golden.begin(), golden.end()))
+        << (second ? "V" : "K");
+  }
+}
+
 TEST(CodecGolden, ValidPlanesDecodeAndOurEncoderWritesTheSameBytes) {
   for (const fs::path& path : frames_in("valid")) {
     const Result<std::string> file = read_text_file(path, 1 << 20);
     ASSERT_TRUE(file.ok());
     const Result<Frame> frame = parse_frame(as_byte_view(*file));
     ASSERT_TRUE(frame.ok()) << path << ": " << frame.status().message();
-    Bytes planes;
-    const Status decoded = decode_planes(*frame, planes);
-    ASSERT_TRUE(decoded.ok()) << path << ": " << decoded.message();
     const Result<std::string> expected =
         read_text_file(fs::path(path).replace_extension(".planes"), 1 << 20);
     ASSERT_TRUE(expected.ok()) << path;
-    ASSERT_EQ(planes.size(), expected->size()) << path;
-    EXPECT_EQ(std::memcmp(planes.data(), expected->data(), expected->size()), 0) << path;
-
-    if (path.stem().string().starts_with("foreign_")) continue;
-    const Codec& codec = **find_codec(frame->header.codec);
-    const PlaneShape shape = shape_of(frame->header);
-    for (const bool second : {false, true}) {
-      Bytes coded(codec.bound(shape), std::byte{0xAA});
-      const ByteView plane = ByteView(planes).subspan(second ? shape.bytes() : 0, shape.bytes());
-      coded.resize(codec.encode(shape, plane, nullptr, coded));
-      const ByteView golden = second ? frame->v : frame->k;
-      EXPECT_TRUE(std::equal(coded.begin(), coded.end(), golden.begin(), golden.end()))
-          << path << (second ? " V" : " K");
+    for (const Isa isa : tiers()) {
+      SCOPED_TRACE(path.string() + " on " + std::string(isa_name(isa)));
+      Bytes planes;
+      const Status decoded = decode_planes(*frame, isa, planes);
+      ASSERT_TRUE(decoded.ok()) << decoded.message();
+      ASSERT_EQ(planes.size(), expected->size());
+      EXPECT_EQ(std::memcmp(planes.data(), expected->data(), expected->size()), 0);
+      if (!path.stem().string().starts_with("foreign_")) {
+        expect_encodes_to(*frame, isa, planes);
+      }
     }
   }
 }
@@ -120,9 +133,12 @@ TEST(CodecGolden, BadPlanesAreRefusedForTheirReason) {
       const Result<Frame> frame = parse_frame(as_byte_view(*file));
       ASSERT_TRUE(frame.ok()) << path << ": the frame around the plane is right";
       if (path.stem() == "unknown_format") continue;  // formats are refused before codecs are asked
-      Bytes planes;
-      const Status status = decode_planes(*frame, planes);
-      EXPECT_EQ(status.code(), code) << path << ": " << status.message();
+      for (const Isa isa : tiers()) {
+        Bytes planes;
+        const Status status = decode_planes(*frame, isa, planes);
+        EXPECT_EQ(status.code(), code)
+            << path << " on " << isa_name(isa) << ": " << status.message();
+      }
     }
   }
 }

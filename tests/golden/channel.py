@@ -160,6 +160,13 @@ def make_valid(out):
     ones[5:4000:37] = (special * 11)[: len(ones[5:4000:37])]
     valid("zeros_subnormals_infinities_nans", (1, 64, 64), ones, ones[::-1])
     make_foreign(out, rng)
+    # All edges at once: several heads, a last group of one row, a third tile of three channels; and all layers.
+    shape, rng = (3, 61, 131), random.Random(8)
+    planes = [plane_of(rng, *shape, outliers) for outliers in (5, 200)]
+    for plane in planes:
+        tiles = Body(plane, *shape).tiles
+        assert len(tiles) == 9 and all(count > 0 for tile in tiles[::3] for count in tile.counts)
+    valid("3x61x131", shape, *planes)
 
 
 EXAMPLE_SHAPE = (1, 5, 3)
