@@ -24,8 +24,8 @@ struct alignas(64) Bytes64 {
 // Distances are looked up at distance + kTableOffset, cut at the last entry, which is an escape.
 constexpr int kTableOffset = 8;
 struct Tables {
-  Bytes64 low, high;                // places of the low and the high bytes of 64 values
-  Bytes64 first_half, second_half;  // of values 0 to 31 and 32 to 63: low and high byte in turn
+  // Places of the bytes of 32 values: the low ones and then the high ones, or the high ones first.
+  Bytes64 low_high, high_low;
   Bytes64 codes[kLayers];
   Bytes64 distances[kLayers];  // of the code in the lowest two bits of an index
 };
@@ -33,10 +33,8 @@ struct Tables {
 constexpr Tables make_tables() {
   Tables t{};
   for (int i = 0; i < 64; ++i) {
-    t.low.bytes[i] = static_cast<std::uint8_t>(2 * i);
-    t.high.bytes[i] = static_cast<std::uint8_t>(2 * i + 1);
-    t.first_half.bytes[i] = static_cast<std::uint8_t>(i / 2 + (i % 2 != 0 ? 64 : 0));
-    t.second_half.bytes[i] = static_cast<std::uint8_t>(32 + i / 2 + (i % 2 != 0 ? 64 : 0));
+    t.low_high.bytes[i] = static_cast<std::uint8_t>(2 * i % 64 + (i < 32 ? 0 : 1));
+    t.high_low.bytes[i] = static_cast<std::uint8_t>(2 * i % 64 + (i < 32 ? 1 : 0));
   }
   for (int layer = 0; layer < kLayers; ++layer) {
     for (int i = 0; i < 64; ++i) {
@@ -126,8 +124,11 @@ inline void split_vector(const std::byte* values, std::byte* rest_out, __mmask64
   const __m512i one = _mm512_set1_epi8(1);
   const __m512i a = load_bytes<kRows>(values, in.first);
   const __m512i b = load_bytes<kRows>(values + 64, in.second);
-  const __m512i l = _mm512_permutex2var_epi8(a, kTables.low.vector(), b);
-  const __m512i h = _mm512_permutex2var_epi8(a, kTables.high.vector(), b);
+  // Two permutations of one vector each: those of two vectors take three operations.
+  const __m512i lh = _mm512_permutexvar_epi8(kTables.low_high.vector(), a);
+  const __m512i hl = _mm512_permutexvar_epi8(kTables.high_low.vector(), b);
+  const __m512i l = _mm512_mask_blend_epi64(0xF0, lh, hl);
+  const __m512i h = _mm512_shuffle_i64x2(lh, hl, 0x4E);
   // By bits: h where `sign` is set, else l; and twice h, or the bit of l that `one` takes.
   const __m512i rest = _mm512_ternarylogic_epi64(sign, h, l, 0xCA);
   const __m512i exponent =
@@ -415,8 +416,13 @@ inline void join_row(__m512i bases, __m512i distances, __m512i rest, __mmask64 l
   const __m512i exponent = _mm512_sub_epi8(bases, distances);
   const __m512i high = _mm512_ternarylogic_epi64(sign, rest, _mm512_srli_epi16(exponent, 1), 0xCA);
   const __m512i low = _mm512_ternarylogic_epi64(sign, _mm512_slli_epi16(exponent, 7), rest, 0xCA);
-  const __m512i a = _mm512_permutex2var_epi8(low, kTables.first_half.vector(), high);
-  const __m512i b = _mm512_permutex2var_epi8(low, kTables.second_half.vector(), high);
+  // Unpacking goes by quarters, of 8 values each: 0, 2, 4 and 6, then 1, 3, 5 and 7.
+  const __m512i even = _mm512_unpacklo_epi8(low, high);
+  const __m512i odd = _mm512_unpackhi_epi8(low, high);
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  const __m512i a = _mm512_permutex2var_epi64(even, first, odd);
+  const __m512i b = _mm512_permutex2var_epi64(even, second, odd);
   if constexpr (kRows == Rows::kPart) {
     _mm512_mask_storeu_epi16(out, static_cast<__mmask32>(lanes), a);
     _mm512_mask_storeu_epi16(out + 64, static_cast<__mmask32>(lanes >> 32), b);

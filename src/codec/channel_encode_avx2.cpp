@@ -3,7 +3,7 @@
 //
 // There is no vpcompressb here: escapes are packed eight bytes at a time, by byte shuffles from a
 // table with an entry for each set of eight. BMI2 would do without the table, but its pext and pdep
-// are slow on some processors that have AVX2. Packing is a third of all instructions
+// are slow on some processors that have AVX2. Packing takes two fifths of all instructions
 // (lab/channel/README.md).
 //
 // No inline library function is called here (see kvlane_simd in cmake/kvlane.cmake).
