@@ -89,7 +89,7 @@ PlaneShape shape_of(const std::uint8_t* choices) {
   constexpr ElementType kTypes[] = {ElementType::kBf16,    ElementType::kBf16,   ElementType::kBf16,
                                     ElementType::kBf16,    ElementType::kBf16,   ElementType::kFp16,
                                     ElementType::kFp8E4m3, ElementType::kFp8E5m2};
-  constexpr std::size_t kElementsMax = 1 << 16;
+  constexpr std::size_t kElementsMax = 1 << 14;  // small planes are many planes
   PlaneShape shape{kTypes[choices[0] >> 2 & 7], 1 + choices[1] % 4, 1 + choices[2] % 130,
                    1 + choices[3] * 5 / 2};
   while (shape.elements() > kElementsMax && shape.kv_heads > 1) --shape.kv_heads;

@@ -16,6 +16,9 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
+// Small planes are many planes. More does not reach other code, but stores around the caches.
+constexpr std::size_t kElementsMax = 1 << 14;
+
 const Codec& codec_of(Isa isa) { return **find_codec("splitzip", isa); }
 
 // Decodes on every tier. What decodes at all must survive a round trip.
@@ -23,7 +26,7 @@ void compare_decoders(ElementType type, ByteView body) {
   // The count that the body itself claims, within reason, or most inputs would end at that check.
   std::uint32_t elements = 0;
   if (body.size() >= 8) std::memcpy(&elements, body.data() + 4, sizeof(elements));
-  const PlaneShape shape = shape_of(type, elements % 65536);
+  const PlaneShape shape = shape_of(type, elements % kElementsMax);
   Bytes expected, plane;
   const Status judged = decode_exactly(codec_of(Isa::kScalar), body, shape, expected);
   for (const Isa isa : kAllIsas) {
@@ -50,7 +53,7 @@ void compare_encoders(const Plane& plane, const Codebook* book) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace kvlane;
-  if (size < 2) return 0;
+  if (size < 2 || size > 2 * kElementsMax) return 0;
   if (size > kFrameHeaderBytes && data[0] == 0x8B && data[1] == 'K') {
     std::uint32_t k_bytes = 0;
     std::memcpy(&k_bytes, data + 148, sizeof(k_bytes));
@@ -71,7 +74,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Plane plane{shape_of(type, input.size() / element_bytes(type)), {}};
   if ((data[0] & 8) != 0) {
     // Inputs are short: repeated, they make planes that are worth coding.
-    plane.shape = shape_of(type, plane.shape.elements() * (1 + data[1] % 32));
+    const std::size_t elements = plane.shape.elements();
+    const std::size_t times =
+        std::min<std::size_t>(1 + data[1] % 32, 1 + kElementsMax / (1 + elements));
+    plane.shape = shape_of(type, elements * times);
     while (plane.bytes.size() < plane.shape.bytes() && !input.empty()) {
       plane.bytes.insert(plane.bytes.end(), input.begin(), input.end());
     }
