@@ -65,11 +65,12 @@ static inline void put(std::byte* at, __m256i v) {
 [[gnu::always_inline]] static inline void fetch(const std::byte* at) {
   _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
 }
+[[gnu::always_inline]] static inline void fetch_near(const std::byte* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
 template <Rows kRows>
 [[gnu::always_inline]] static inline void fetch_to_write(const std::byte* at) {
-  if constexpr (kRows != Rows::kStream) {
-    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
-  }
+  if constexpr (kRows != Rows::kStream) fetch_near(at);
 }
 
 void encode(const EncodeBand& band, EncodeScratch& scratch, TileTables* tables);

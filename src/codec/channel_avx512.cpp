@@ -81,16 +81,17 @@ inline void store_bytes(std::byte* at, __mmask64 lanes, __m512i v) {
   }
 }
 
-// What is read soon, and what is written soon. Always inlined, or g++ 12 takes them for functions
-// without effect and drops their calls.
+// For what is read later, soon, and for what is written soon. Always inlined, or g++ 12 takes them
+// for functions without effect and drops their calls.
 [[gnu::always_inline]] inline void fetch(const std::byte* at) {
   _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
 }
+[[gnu::always_inline]] inline void fetch_near(const std::byte* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
 template <Rows kRows>
 [[gnu::always_inline]] inline void fetch_to_write(const std::byte* at) {
-  if constexpr (kRows != Rows::kStream) {
-    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
-  }
+  if constexpr (kRows != Rows::kStream) fetch_near(at);
 }
 
 // Copies with vectors, up to 63 bytes too many on both sides.
@@ -151,12 +152,17 @@ inline void split_rows(const EncodeBand& band, Exponents* exponents) {
   const std::size_t ahead = rows_ahead(last + 1) * row_values;
   const int rows = band.rows;
   for (int r = 0; r < rows; ++r) {
-    for (int i = 0; i < last; ++i) {
-      fetch_to_write<kRows>(rest_out + 64 * i + ahead);
-      split_vector<kRows>(values + 128 * i, rest_out + 64 * i, ~__mmask64{0}, exponents[i][r]);
+    for (int i = 0; i <= last; ++i) {
+      fetch_near(values + 128 * i + 2 * ahead);
+      fetch_near(values + 128 * i + 2 * ahead + 64);
+      if (i < last) {
+        fetch_to_write<kRows>(rest_out + 64 * i + ahead);
+        split_vector<kRows>(values + 128 * i, rest_out + 64 * i, ~__mmask64{0}, exponents[i][r]);
+      } else {
+        fetch_to_write<kLast>(rest_out + 64 * i + ahead);
+        split_vector<kLast>(values + 128 * i, rest_out + 64 * i, lanes, exponents[i][r]);
+      }
     }
-    fetch_to_write<kLast>(rest_out + 64 * last + ahead);
-    split_vector<kLast>(values + 128 * last, rest_out + 64 * last, lanes, exponents[last][r]);
     values += 2 * row_values;
     rest_out += row_values;
   }
@@ -333,7 +339,7 @@ inline void encode_band(const EncodeBand& band, EncodeScratch& scratch, TileTabl
   std::byte* base_codes = band.base_codes;
   std::byte* codes = band.codes;
   std::byte* tail = scratch.tails;
-  // Bands of whole rows follow one another in memory: processors fetch them better when left alone.
+  // Bands of whole rows follow one another in memory: what split_rows() fetches is enough for them.
   const bool whole = band.row_values == static_cast<std::size_t>(band.channels);
   const std::size_t row_bytes = whole ? 0 : 2 * band.row_values;
   for (int i = 0; i < tile_count(band.channels); ++i) {

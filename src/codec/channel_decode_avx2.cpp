@@ -161,6 +161,8 @@ inline void join_half(__m256i exponents, const std::byte* rest, std::byte* out) 
 template <Rows kRows>
 inline void decode_row(Elements& escapes, const __m256i (&packed)[2], const __m256i (&bases)[2],
                        const std::byte* rest, std::byte* out) {
+  static_assert(kSymbols[0][0] == 0 && kSymbols[0][1] == 1 && kSymbols[0][2] == 2,
+                "codes of the first layer are distances");
   const __m256i three = fill(kEscape);
   for (int h = 0; h < 2; ++h) {
     const __m256i codes = _mm256_and_si256(packed[h], three);

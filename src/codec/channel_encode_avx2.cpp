@@ -84,6 +84,8 @@ inline void split_rows(const EncodeBand& band, Exponents* exponents) {
   const std::size_t ahead = rows_ahead(tiles) * band.row_values;
   for (int r = 0; r < band.rows; ++r) {
     for (int i = 0; i < full; ++i) {
+      fetch_near(values + 2 * (kTileChannels * i + ahead));
+      fetch_near(values + 2 * (kTileChannels * i + ahead) + 64);
       fetch_to_write<kRows>(rest_out + kTileChannels * i + ahead);
       for (int h = 0; h < kTileChannels; h += kHalf) {
         const int first = kTileChannels * i + h;
@@ -318,7 +320,7 @@ inline void encode_band(const EncodeBand& band, EncodeScratch& scratch, TileTabl
   std::byte* base_codes = band.base_codes;
   std::byte* codes = band.codes;
   std::byte* tail = scratch.tails;
-  // As in channel_avx512.cpp: bands of whole rows are left to the processor to fetch.
+  // As in channel_avx512.cpp: for bands of whole rows split_rows() fetches enough.
   const bool whole = band.row_values == static_cast<std::size_t>(band.channels);
   const std::size_t row_bytes = whole ? 0 : 2 * band.row_values;
   for (int i = 0; i < tile_count(band.channels); ++i) {

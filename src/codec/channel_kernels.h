@@ -72,9 +72,10 @@ inline constexpr std::size_t kSlackBytes = 64;
 inline constexpr int kEncodeBandTiles = 4;
 inline constexpr int kDecodeBandTiles = 8;
 
-// Stores to lines that are not in a cache stop all that come behind them, unless they go around the
-// caches: kernels fetch the lines they will write so many rows ahead. Further, what they fetch
-// would drive out what they work on; nearer, it would come too late.
+// How many rows ahead kernels fetch the lines they will write, as stores to lines that are not in a
+// cache stop all that come behind them (those that go around the caches do not), and the encoders
+// the values. Further, what is fetched would drive out what is worked on; nearer, it would come
+// late.
 static constexpr std::size_t rows_ahead(int tiles) { return 16 / static_cast<std::size_t>(tiles); }
 
 // The elements of a layer, with room before them for what escapes from bases.
