@@ -9,18 +9,16 @@
 #include <mutex>
 
 #include "base/clock.h"
-#include "base/file.h"
 #include "bench/recorded_kv.h"
+#include "calib/text_tokens.h"
 #include "cpu/parallel.h"
 #include "engine/kv_receiver.h"
 #include "engine/kv_sender.h"
-#include "model/tokenizer.h"
 #include "transfer/tcp.h"
 
 namespace kvlane {
 namespace {
 
-constexpr std::size_t kTextBytesMax = std::size_t{1} << 30;
 // Tokens that are computed for their values; longer prompts repeat them.
 constexpr std::size_t kRecordedTokens = 4096;
 constexpr Seconds kWait{600};  // for the other end
@@ -201,15 +199,6 @@ void Sender::report(bool shaped, std::vector<Figure>& results) const {
   }
 }
 
-Result<std::vector<std::int32_t>> read_tokens(const TransferBenchOptions& options) {
-  KVLANE_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(options.directory));
-  KVLANE_ASSIGN(std::string text, read_text_file(options.text, kTextBytesMax));
-  text.resize(std::min(text.size(), 16 * kRecordedTokens));
-  KVLANE_ASSIGN(auto tokens, tokenizer.encode(text));
-  tokens.resize(std::min(tokens.size(), kRecordedTokens));
-  return tokens;
-}
-
 bool same_rows(const End& a, const End& b) {
   for (int block = 0; block < a.table->blocks(); ++block) {
     if (std::memcmp(a.pool->block(a.table->id(block)), b.pool->block(b.table->id(block)),
@@ -252,7 +241,8 @@ Result<Report> bench_transfer(const TransferBenchOptions& options) {
   KVLANE_ASSIGN(const std::unique_ptr<End> here, End::create(options, {"127.0.0.1", 0}));
   say("computing KV");
   {
-    KVLANE_ASSIGN(const auto tokens, read_tokens(options));
+    KVLANE_ASSIGN(const auto tokens,
+                  read_text_tokens(options.directory, options.text, kRecordedTokens));
     KVLANE_ASSIGN(const auto model, Model::load(options.directory, {.isa = options.isa}));
     KVLANE_TRY(fill_with_recorded_kv(*model, tokens, *here->table, options.tokens));
   }

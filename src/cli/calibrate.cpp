@@ -11,17 +11,14 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "calib/calibrate_codebook.h"
+#include "calib/text_tokens.h"
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cpu/parallel.h"
 #include "crypto/sha256.h"
-#include "model/tokenizer.h"
 
 namespace kvlane {
 namespace {
-
-// Of text: more would be tokens that nobody asks for.
-constexpr std::size_t kTextBytesMax = std::size_t{256} << 20;
 
 struct CalibrateFlags {
   std::string directory;
@@ -32,20 +29,6 @@ struct CalibrateFlags {
   std::string cpu = "auto";
   bool json = false;
 };
-
-Result<std::vector<std::int32_t>> read_tokens(const CalibrateFlags& flags) {
-  KVLANE_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(flags.directory));
-  KVLANE_ASSIGN(std::string text, read_text_file(flags.text, kTextBytesMax));
-  // Words of many bytes included, no token is longer on the average of any text; the rest of a long
-  // file need not be tokenised.
-  constexpr std::size_t kBytesPerToken = 16;
-  text.resize(std::min(text.size(), static_cast<std::size_t>(flags.tokens) * kBytesPerToken));
-  auto tokens = tokenizer.encode(text);
-  if (!tokens.ok()) return tokens.status().with_context(flags.text);
-  tokens->resize(std::min(tokens->size(), static_cast<std::size_t>(flags.tokens)));
-  if (tokens->empty()) return invalid_argument(flags.text + " holds no text");
-  return tokens;
-}
 
 struct Summary {
   double lowest = 1;
@@ -89,7 +72,9 @@ Status calibrate(const CalibrateFlags& flags) {
   const TimePoint start = SteadyClock::now();
   if (flags.threads > 0) set_parallel_threads(flags.threads);
   KVLANE_ASSIGN(const Isa isa, select_isa(flags.cpu));
-  KVLANE_ASSIGN(const std::vector<std::int32_t> tokens, read_tokens(flags));
+  KVLANE_ASSIGN(
+      const std::vector<std::int32_t> tokens,
+      read_text_tokens(flags.directory, flags.text, static_cast<std::size_t>(flags.tokens)));
   std::unique_ptr<Model> model;
   {
     Progress progress("loading " + flags.directory);

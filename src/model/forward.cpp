@@ -87,7 +87,8 @@ Status Forward::allocate() {
   return {};
 }
 
-Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) {
+Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
+                    const OnInput& on_input) {
   times_ = {};
   const ScopedTimer timer(times_.total);
   rows_ = 0;
@@ -109,6 +110,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer)
   embed(spans);
   const auto& layers = model_.layers();
   for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
+    if (on_input) on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
     KVLANE_TRY(attention_block(layers[layer], layer));
     if (on_layer) on_layer(layer);
     KVLANE_TRY(ffn_block(layers[layer]));

@@ -38,10 +38,14 @@ class Forward {
 
   // Called when the K and V of this layer are final for all rows of the pass.
   using OnLayer = std::function<void(int layer)>;
+  // Called with the hidden states that are about to enter this layer, [rows of the pass][hidden] in
+  // the order of the spans; those of layer 0 are the embeddings.
+  using OnInput = std::function<void(int layer, std::span<const float> hidden)>;
 
   // Appends the tokens to their sequences. Afterwards logits(i) belongs to the i-th span that
   // wanted them, until the next pass. On an error the tables are unchanged.
-  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer);
+  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
+             const OnInput& on_input = {});
 
   std::span<float> logits(int index) const;  // [vocab]
   const ForwardTimes& times() const { return times_; }

@@ -207,6 +207,30 @@ TEST(Forward, TellsEveryLayerInOrder) {
   EXPECT_EQ(table.tokens(), 3);
 }
 
+TEST(Forward, ShowsWhatEntersEachLayer) {
+  Runner runner(kFixtures / "llama-mha-bf16-tied", Isa::kScalar);
+  const std::size_t hidden = runner.model->config().hidden;
+  BlockTable table(runner.pool);
+  ASSERT_TRUE(table.grow(3).ok());
+  const auto tokens = random_tokens(3, 96, 2);
+  const ForwardSpan span{&table, tokens, false};
+  std::vector<std::vector<float>> inputs;
+  const auto keep = [&](int layer, std::span<const float> rows) {
+    EXPECT_EQ(layer, static_cast<int>(inputs.size()));
+    inputs.emplace_back(rows.begin(), rows.end());
+  };
+  ASSERT_TRUE(runner.forward->run({&span, 1}, {}, keep).ok());
+  ASSERT_EQ(inputs.size(), 2U);
+  std::vector<float> embedding(hidden);
+  for (std::size_t token = 0; token < tokens.size(); ++token) {
+    runner.model->embed(tokens[token], embedding.data());
+    const std::span<const float> row(inputs[0].data() + token * hidden, hidden);
+    EXPECT_TRUE(std::ranges::equal(row, embedding));
+  }
+  ASSERT_EQ(inputs[1].size(), inputs[0].size());
+  EXPECT_NE(inputs[1], inputs[0]);
+}
+
 TEST(Forward, RefusesMoreRowsThanItHasBuffersFor) {
   Runner runner(kFixtures / "llama-mha-bf16-tied", Isa::kScalar, 4);
   BlockTable table(runner.pool);
