@@ -27,6 +27,7 @@ void add_bench(CLI::App& app, Run& run) {
   add_bench_serve(*bench, run);
   add_bench_gateway(*bench, run);
   add_bench_transfer(*bench, run);
+  add_bench_codec(*bench, run);
 }
 
 }  // namespace kvlane
