@@ -14,7 +14,21 @@ namespace {
 constexpr std::size_t kGroupBytes = 2 * kGroupElements;
 constexpr std::size_t kChunkBytes = 2 * kChunkElements;
 constexpr std::size_t kMasksPerChunk = kChunkElements / 32;
-constexpr std::size_t kPrefetchBytes = 4096;  // as in splitzip_avx512.cpp
+// As in splitzip_avx512.cpp.
+constexpr std::size_t kPrefetchBytes = 2048;
+constexpr std::size_t kPrefetchTargetBytes = 1024;
+template <int kLines>
+__attribute__((always_inline)) inline void prefetch(const std::byte* at) {
+  for (int i = 0; i < kLines; ++i) {
+    _mm_prefetch(reinterpret_cast<const char*>(at + 64 * i), _MM_HINT_T1);
+  }
+}
+template <int kLines>
+__attribute__((always_inline)) inline void prefetch_target(const std::byte* at) {
+  for (int i = 0; i < kLines; ++i) {
+    _mm_prefetch(reinterpret_cast<const char*>(at + kPrefetchTargetBytes + 64 * i), _MM_HINT_T0);
+  }
+}
 
 inline __m256i load(const std::byte* at) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
@@ -177,11 +191,10 @@ EncodeProgress encode(const EncodeTask& task) {
     std::uint32_t any = 0;
     for (std::size_t step = 0; step < 4; ++step) {  // two to a group of 128 values
       const std::size_t at = step / 2 * kGroupBytes + step % 2 * 32;
-      if constexpr (kStreaming) {
-        const char* const ahead =
-            reinterpret_cast<const char*>(values + step * 128 + kPrefetchBytes);
-        _mm_prefetch(ahead, _MM_HINT_T0);
-        _mm_prefetch(ahead + 64, _MM_HINT_T0);
+      prefetch<2>(values + step * 128 + kPrefetchBytes);
+      if constexpr (!kStreaming) {
+        if (step % 2 == 0) prefetch_target<1>(nibbles + step * 32);
+        prefetch_target<1>(rests + step * 64);
       }
       const Halves low = split(values + at);
       const Halves high = split(values + at + 128);
@@ -245,10 +258,10 @@ bool decode(const DecodeTask& task) {
     std::byte* const values = kStreaming ? staged : plane;
     for (std::size_t step = 0; step < 4; ++step) {  // two to a group of 128 values
       if constexpr (kStreaming) {
-        _mm_prefetch(reinterpret_cast<const char*>(nibbles + step * 32 + kPrefetchBytes / 2),
-                     _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(rests + step * 64 + kPrefetchBytes),
-                     _MM_HINT_T0);
+        if (step % 2 == 0) prefetch<1>(nibbles + step * 32 + kPrefetchBytes / 2);
+        prefetch<1>(rests + step * 64 + kPrefetchBytes);
+      } else {
+        prefetch_target<2>(plane + step * 128);
       }
       const std::size_t at = step / 2 * kGroupBytes + step % 2 * 32;
       const std::byte* const own = rests + step / 2 * kGroupElements + step % 2 * 32;

@@ -71,7 +71,7 @@ struct Kernels {
 // The kernels of a tier that this processor supports.
 const Kernels& kernels_of(Isa isa);
 
-// From this many bytes of output on, kernels write past the caches and prefetch what they read.
+// From this many bytes of output on, kernels write past the caches.
 // Output of that size is no longer in a private cache when somebody reads it, and a line written
 // through the caches is first read from memory. Where shared caches are large, both ways are
 // equally fast around this size (lab/splitzip); slabs are smaller and stay in the cache for the
