@@ -299,7 +299,8 @@ Status CodecBench::time(Place place, const PlaneSet& set, std::span<const Coder>
     contenders.push_back({coded.coder().name + "_encode", [&] { coded.encode(memory_); }, {}});
     contenders.push_back({coded.coder().name + "_decode", [&] { coded.decode(memory_); }, {}});
   }
-  time_in_turns(contenders, options_.repeats, place == Place::kL2 ? kCachedSeconds : 0,
+  time_in_turns(contenders, TimedBy::kOneThread, options_.repeats,
+                place == Place::kL2 ? kCachedSeconds : 0,
                 rounds_of(coders.front().name + " in " + place_name(place)));
   const double base = gigabytes_per_second(set, contenders[0]);
   if (reports_copies) {
@@ -362,7 +363,8 @@ Status CodecBench::threads() {
                               {"encode_threads", on_threads(encode), {}},
                               {"decode", decode, {}},
                               {"decode_threads", on_threads(decode), {}}};
-    time_in_turns(contenders, options_.repeats, 0, rounds_of(coder.name + " on threads"));
+    time_in_turns(contenders, TimedBy::kWall, options_.repeats, 0,
+                  rounds_of(coder.name + " on threads"));
     for (const std::size_t i : {1, 3}) {
       results_.push_back({.name = "codec_" + coder.name + "_" + contenders[i].name,
                           .value = gigabytes_per_second(set, contenders[i]),
@@ -410,7 +412,7 @@ Status CodecBench::frontier() {
     contenders.push_back({set.coder().name + "_encode", [&] { set.encode(memory_); }, {}});
     contenders.push_back({set.coder().name + "_decode", [&] { set.decode(memory_); }, {}});
   }
-  time_in_turns(contenders, options_.repeats, 0, rounds_of("frontier"));
+  time_in_turns(contenders, TimedBy::kOneThread, options_.repeats, 0, rounds_of("frontier"));
   Lead encode;
   Lead decode;
   for (std::size_t i = 0; i < sets.size(); ++i) {

@@ -15,9 +15,13 @@ struct Contender {
   std::vector<double> seconds;  // of one call, one entry a round
 };
 
-// Runs every contender once, untimed; then `rounds` times all of them in turn, each as often in a
-// row as it takes to fill `seconds_min`.
-void time_in_turns(std::span<Contender> contenders, int rounds, double seconds_min,
+// kOneThread: processor time of the calling thread, so that turns of other programs do not count.
+// kWall: for work on several threads.
+enum class TimedBy { kOneThread, kWall };
+
+// Runs every contender untimed at first; then `rounds` times all of them in turn, each as often in
+// a row as it takes to fill `seconds_min`.
+void time_in_turns(std::span<Contender> contenders, TimedBy clock, int rounds, double seconds_min,
                    const std::function<void(int round)>& on_round);
 
 // The median over the rounds of how many times as fast as `base` the other one was.

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 namespace kvlane {
 namespace {
 
@@ -11,7 +14,7 @@ TEST(TimeInTurns, RunsAllInEveryRound) {
   std::string order;
   Contender contenders[] = {{"a", [&] { order += 'a'; }, {}}, {"b", [&] { order += 'b'; }, {}}};
   std::vector<int> rounds;
-  time_in_turns(contenders, 3, 0, [&](int round) {
+  time_in_turns(contenders, TimedBy::kWall, 3, 0, [&](int round) {
     if (round == 0) order.clear();
     rounds.push_back(round);
   });
@@ -22,11 +25,23 @@ TEST(TimeInTurns, RunsAllInEveryRound) {
 }
 
 TEST(TimeInTurns, RepeatsWhatIsShort) {
-  int calls = 0;
-  Contender contender{"a", [&] { ++calls; }, {}};
-  time_in_turns({&contender, 1}, 1, 1e-4, {});
-  EXPECT_GT(calls, 10);
-  EXPECT_LT(contender.seconds[0], 1e-5);  // of one call
+  for (const TimedBy clock : {TimedBy::kWall, TimedBy::kOneThread}) {
+    int calls = 0;
+    Contender contender{"a", [&] { ++calls; }, {}};
+    time_in_turns({&contender, 1}, clock, 1, 1e-4, {});
+    EXPECT_GT(calls, 10);
+    EXPECT_LT(contender.seconds[0], 1e-5);  // of one call
+  }
+}
+
+TEST(TimeInTurns, AThreadThatSleepsTakesNoTimeOfItsOwn) {
+  const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  Contender wall{"wall", sleep, {}};
+  Contender thread{"thread", sleep, {}};
+  time_in_turns({&wall, 1}, TimedBy::kWall, 1, 0, {});
+  time_in_turns({&thread, 1}, TimedBy::kOneThread, 1, 0, {});
+  EXPECT_GE(wall.seconds[0], 5e-3);
+  EXPECT_LT(thread.seconds[0], 2e-3);
 }
 
 TEST(SpeedRatio, IsTheMedianOfTheRounds) {
