@@ -276,6 +276,13 @@ Result<PlaneSet> CodecBench::place_set(Place place) const {
   return PlaneSet::lay_out(*captured_, static_cast<int>(heads), head_dim(), planes);
 }
 
+void copy_planes(std::byte* to, const PlaneSet& set) {
+  const std::size_t bytes = set.shape().bytes();
+  for (std::size_t i = 0; i < set.planes(); ++i) {
+    std::memcpy(to + i * bytes, set.plane(i).data(), bytes);
+  }
+}
+
 double gigabytes_per_second(const PlaneSet& set, const Contender& contender) {
   return static_cast<double>(set.bytes()) / median(contender.seconds) * 1e-9;
 }
@@ -292,6 +299,8 @@ Status CodecBench::time(Place place, const PlaneSet& set, std::span<const Coder>
   std::vector<Contender> contenders;
   contenders.push_back({"memcpy", [&] { std::memcpy(copy, set.data(), set.bytes()); }, {}});
   contenders.push_back({"stream_copy", [&] { stream_copy(copy, set.data(), set.bytes()); }, {}});
+  contenders.push_back({"plane_copy", [&] { copy_planes(copy, set); }, {}});
+  const std::size_t copies = contenders.size();
   for (CodedSet& coded : sets) {
     if (!coded.comes_back(memory_)) {
       return internal_error(coded.coder().name + " did not give planes back bit for bit");
@@ -303,27 +312,27 @@ Status CodecBench::time(Place place, const PlaneSet& set, std::span<const Coder>
                 place == Place::kL2 ? kCachedSeconds : 0,
                 rounds_of(coders.front().name + " in " + place_name(place)));
   const double base = gigabytes_per_second(set, contenders[0]);
-  if (reports_copies) {
-    results_.push_back({"codec_memcpy_" + place_name(place), base, "GB/s"});
-    results_.push_back({.name = "codec_stream_copy_" + place_name(place),
-                        .value = gigabytes_per_second(set, contenders[1]),
-                        .unit = "GB/s",
-                        .baseline = base});
+  for (std::size_t i = 0; i < copies && reports_copies; ++i) {
+    results_.push_back({.name = "codec_" + contenders[i].name + "_" + place_name(place),
+                        .value = gigabytes_per_second(set, contenders[i]),
+                        .unit = "GB/s"});
+    if (i > 0) results_.back().baseline = base;
   }
-  for (std::size_t i = 2; i < contenders.size(); ++i) {
+  const bool counts = place == Place::kL2 || options_.size_bytes >= kGoalBytes;
+  for (std::size_t i = copies; i < contenders.size(); ++i) {
     const Contender& contender = contenders[i];
+    const std::size_t coder = (i - copies) / 2;
+    const bool encodes = (i - copies) % 2 == 0;
     const std::string name = "codec_" + contender.name + "_" + place_name(place);
-    const bool counts = place == Place::kL2 || options_.size_bytes >= kGoalBytes;
     results_.push_back({.name = name,
                         .value = gigabytes_per_second(set, contender),
                         .unit = "GB/s",
                         .baseline = base});
-    results_.push_back({.name = name + "_ratio",
-                        .value = speed_ratio(contenders[0], contender),
-                        .unit = "ratio",
-                        .goal = counts
-                                    ? speed_goal(coders[i / 2 - 1], place, i % 2 == 0, options_.isa)
-                                    : std::nullopt});
+    results_.push_back(
+        {.name = name + "_ratio",
+         .value = speed_ratio(contenders[0], contender),
+         .unit = "ratio",
+         .goal = counts ? speed_goal(coders[coder], place, encodes, options_.isa) : std::nullopt});
   }
   return {};
 }

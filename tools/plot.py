@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draws what benchmarks printed with --json as SVG; the same figures give the same file, byte for byte.
+
+    scripts/setup plots
+    kvlane bench codec DIR --text FILE --json > report.json
+    build/plots/bin/python tools/plot.py codec-frontier report.json docs/images/codec_frontier.svg
+
+A plot is a function of reports that returns a figure, and a line in PLOTS.
+"""
+
+import argparse
+import json
+import pathlib
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+OURS = "#c2410c"
+OTHERS = "#475569"
+QUIET = "#94a3b8"
+GRID = "#e2e8f0"
+
+STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": OTHERS,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": OTHERS,
+    "ytick.color": OTHERS,
+    "svg.hashsalt": "kvlane",  # ids of elements would be random
+    "svg.fonttype": "path",  # the same letters everywhere
+}
+
+
+class Report:
+    """One --json object of `kvlane bench`."""
+
+    def __init__(self, path):
+        text = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        self.machine = text["machine"]
+        self.values = {figure["name"]: figure["value"] for figure in text["results"]}
+
+
+# --- pieces that plots share ----------------------------------------------------------------------
+
+
+def speed_axis(axes, least, most):
+    """A logarithmic axis of GB/s from left to right, with ticks that people count in."""
+    axes.set_xscale("log")
+    axes.set_xlim(least, most)
+    axes.set_xticks([tick for tick in (0.25, 0.5, 1, 2, 5, 10, 20, 50) if least <= tick <= most])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="both", length=0)
+
+
+def footnote(figure, text):
+    figure.text(0.012, 0.018, text, fontsize=7, color=QUIET, ha="left", va="bottom")
+
+
+# --- bench codec ----------------------------------------------------------------------------------
+
+
+class Mark(NamedTuple):
+    codec: str  # as figures name it
+    label: str
+    ours: bool = False
+    # Where the label stands, in points from the mark, for encoding and for decoding.
+    encode: tuple = (7, 0)
+    decode: tuple = (7, 0)
+
+
+FRONTIER = (
+    Mark("splitzip_channel", "splitzip:channel", ours=True, encode=(9, 1), decode=(9, 1)),
+    Mark("splitzip", "splitzip", ours=True, encode=(9, 1), decode=(9, 1)),
+    Mark("bytesplit_zstd1", "byte split + zstd −1", encode=(-2, 8), decode=(-2, 8)),
+    Mark("bytesplit_huffman", "byte split + Huffman", encode=(-2, -12), decode=(-26, -12)),
+    Mark("bitshuffle_lz4", "bit shuffle + LZ4", encode=(7, -1), decode=(14, 8)),
+    Mark("zstd3", "zstd −3", encode=(-2, 8), decode=(-12, 8)),
+    Mark("zstd1", "zstd −1", encode=(-2, -12), decode=(-2, -12)),
+    Mark("lz4", "LZ4", encode=(0, 8), decode=(0, 8)),
+)
+
+
+def draw_frontier(axes, report, direction):
+    """Ratio against speed; up and to the right is better."""
+    copy = report.values["codec_memcpy_slabs"]
+    points = []
+    for mark in FRONTIER:
+        name = f"codec_frontier_{mark.codec}_"
+        if name + "ratio" not in report.values:
+            continue
+        speed, ratio = report.values[name + direction], report.values[name + "ratio"]
+        points.append((speed, ratio))
+        colour = OURS if mark.ours else OTHERS
+        axes.plot(speed, ratio, "o", ms=8 if mark.ours else 5.5, color=colour, mec="white", mew=1, zorder=3)
+        x, y = getattr(mark, direction)
+        axes.annotate(
+            mark.label, (speed, ratio), xytext=(x, y), textcoords="offset points", color=colour, zorder=4,
+            ha="left" if x > 0 and abs(y) < 6 else "center", va="center" if abs(y) < 6 else "bottom" if y > 0 else "baseline",
+            fontweight="bold" if mark.ours else "normal",
+        )
+    axes.plot(copy, 1, "D", ms=5, color=QUIET, mec="white", mew=1, zorder=3)
+    axes.annotate("memcpy", (copy, 1), xytext=(9, 0), textcoords="offset points", color=OTHERS, va="center")
+    # What nothing else is above of, as a staircase from the left.
+    stairs = [(speed, ratio) for speed, ratio in sorted([*points, (copy, 1)])
+              if all(other <= ratio or s < speed for s, other in points)]
+    axes.step(*zip((0.2, stairs[0][1]), *stairs), where="pre", color=QUIET, lw=0.8, zorder=1)
+    axes.axvspan(5, 100, color="#fff7ed", zorder=0, lw=0)
+    axes.set_title({"encode": "Encoding", "decode": "Decoding"}[direction], loc="left", color="#0f172a", fontsize=10)
+    axes.set_xlabel("GB/s of raw values, one core")
+    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def codec_frontier(reports):
+    """How small and how fast, ours and what else one could use: K and V of a trained model."""
+    (report,) = reports
+    figure = Figure(figsize=(9, 4.1), layout="none")
+    left, right = figure.subplots(1, 2, sharey=True)
+    figure.subplots_adjust(left=0.065, right=0.985, top=0.91, bottom=0.19, wspace=0.06)
+    for axes, direction in ((left, "encode"), (right, "decode")):
+        draw_frontier(axes, report, direction)
+        speed_axis(axes, 0.22, 45)
+    left.set_ylim(0.96, 1.58)
+    left.set_ylabel("raw bytes over coded bytes")
+    footnote(figure, f"K and V of a trained model, bfloat16. {report.machine}. Shaded: 5 GB/s and more.")
+    return figure
+
+
+PLOTS = {"codec-frontier": codec_frontier}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Draws what benchmarks printed with --json as SVG.")
+    parser.add_argument("plot", choices=PLOTS)
+    parser.add_argument("reports", nargs="+", help="--json output of kvlane bench")
+    parser.add_argument("out", help="SVG file to write")
+    options = parser.parse_args()
+    matplotlib.rcParams.update(STYLE)
+    figure = PLOTS[options.plot]([Report(path) for path in options.reports])
+    figure.savefig(options.out, format="svg", metadata={"Date": None, "Creator": None})
+
+
+if __name__ == "__main__":
+    main()
