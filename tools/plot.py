@@ -101,16 +101,26 @@ def draw_frontier(axes, report, direction):
         colour = OURS if mark.ours else OTHERS
         axes.plot(speed, ratio, "o", ms=8 if mark.ours else 5.5, color=colour, mec="white", mew=1, zorder=3)
         x, y = getattr(mark, direction)
+        beside = x > 0 and abs(y) < 6
         axes.annotate(
-            mark.label, (speed, ratio), xytext=(x, y), textcoords="offset points", color=colour, zorder=4,
-            ha="left" if x > 0 and abs(y) < 6 else "center", va="center" if abs(y) < 6 else "bottom" if y > 0 else "baseline",
+            mark.label,
+            (speed, ratio),
+            xytext=(x, y),
+            textcoords="offset points",
+            color=colour,
+            ha="left" if beside else "center",
+            va="center" if abs(y) < 6 else "bottom" if y > 0 else "baseline",
             fontweight="bold" if mark.ours else "normal",
+            zorder=4,
         )
     axes.plot(copy, 1, "D", ms=5, color=QUIET, mec="white", mew=1, zorder=3)
     axes.annotate("memcpy", (copy, 1), xytext=(9, 0), textcoords="offset points", color=OTHERS, va="center")
-    # What nothing else is above of, as a staircase from the left.
-    stairs = [(speed, ratio) for speed, ratio in sorted([*points, (copy, 1)])
-              if all(other <= ratio or s < speed for s, other in points)]
+    # The staircase that nothing lies above, to the right of.
+    stairs = [
+        (speed, ratio)
+        for speed, ratio in sorted([*points, (copy, 1)])
+        if all(other <= ratio or faster < speed for faster, other in points)
+    ]
     axes.step(*zip((0.2, stairs[0][1]), *stairs), where="pre", color=QUIET, lw=0.8, zorder=1)
     axes.axvspan(5, 100, color="#fff7ed", zorder=0, lw=0)
     axes.set_title({"encode": "Encoding", "decode": "Decoding"}[direction], loc="left", color="#0f172a", fontsize=10)
