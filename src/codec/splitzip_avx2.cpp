@@ -293,7 +293,7 @@ bool decode(const DecodeTask& task) {
 }  // namespace
 
 EncodeProgress encode_avx2(const EncodeTask& task) {
-  if (task.type != ElementType::kBf16) return encode_scalar(task);
+  if (task.type != ElementType::kBf16) return encode_fp8_avx2(task);
   if (task.tables->window) {
     return task.streaming ? encode<WindowCoder, true>(task) : encode<WindowCoder, false>(task);
   }
@@ -301,7 +301,7 @@ EncodeProgress encode_avx2(const EncodeTask& task) {
 }
 
 bool decode_avx2(const DecodeTask& task) {
-  if (task.type != ElementType::kBf16) return decode_scalar(task);
+  if (task.type != ElementType::kBf16) return decode_fp8_avx2(task);
   return task.streaming ? decode<true>(task) : decode<false>(task);
 }
 

@@ -303,7 +303,7 @@ bool decode(const DecodeTask& task) {
 }  // namespace
 
 EncodeProgress encode_avx512(const EncodeTask& task) {
-  if (task.type != ElementType::kBf16) return encode_scalar(task);
+  if (task.type != ElementType::kBf16) return encode_fp8_avx512(task);
   if (task.tables->window) {
     return task.streaming ? encode<WindowCoder, true>(task) : encode<WindowCoder, false>(task);
   }
@@ -311,7 +311,7 @@ EncodeProgress encode_avx512(const EncodeTask& task) {
 }
 
 bool decode_avx512(const DecodeTask& task) {
-  if (task.type != ElementType::kBf16) return decode_scalar(task);
+  if (task.type != ElementType::kBf16) return decode_fp8_avx512(task);
   return task.streaming ? decode<true>(task) : decode<false>(task);
 }
 

@@ -101,5 +101,10 @@ EncodeProgress encode_avx2(const EncodeTask& task);
 bool decode_avx2(const DecodeTask& task);
 EncodeProgress encode_avx512(const EncodeTask& task);
 bool decode_avx512(const DecodeTask& task);
+// Those of the four above for FP8.
+EncodeProgress encode_fp8_avx2(const EncodeTask& task);
+bool decode_fp8_avx2(const DecodeTask& task);
+EncodeProgress encode_fp8_avx512(const EncodeTask& task);
+bool decode_fp8_avx512(const DecodeTask& task);
 
 }  // namespace kvlane::splitzip
