@@ -6,7 +6,8 @@
     kvlane bench serve ... --json | python3 tools/record.py --note 'on kvlane up llama-3.1-8b-2layers'
 
 --model stands in the recorded command in place of DIR, which means nothing on another machine; --note says behind it
-what the command line does not.
+what the command line does not. --only keeps the figures whose names match a regular expression: not every one is
+worth a line.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import csv
 import datetime
 import json
 import pathlib
+import re
 import sys
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "bench" / "results.csv"
@@ -27,13 +29,15 @@ def field(value):
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def lines(report, model, note, date):
+def lines(report, model, note, only, date):
     words = report["command"].split()
     if model:
         words[3] = model  # kvlane bench WHAT DIR ...
     if note:
         words += ["#", note]
     for result in report["results"]:
+        if not re.fullmatch(only, result["name"]):
+            continue
         yield [
             date,
             report["commit"],
@@ -50,13 +54,15 @@ def main():
     )
     parser.add_argument("--model", help="what to call the model directory in the recorded command")
     parser.add_argument("--note", help="what else belongs to the command")
+    parser.add_argument("--only", default=".*", help="regular expression of names (default: all)")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     options = parser.parse_args()
     report = json.load(sys.stdin)
     if report["commit"].endswith("-dirty") or report["commit"] == "unknown":
         sys.exit(f"record: the program was built from '{report['commit']}', not from a committed tree")
     with open(RESULTS, "a", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines(report, options.model, options.note, options.date))
+        rows = lines(report, options.model, options.note, options.only, options.date)
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 if __name__ == "__main__":
