@@ -8,7 +8,9 @@ namespace kvlane {
 namespace {
 
 constexpr PlaneShape kPlane{ElementType::kBf16, 2, 64, 64};
-constexpr LinkSpeed kGigabit{125e6, false};
+// So slow that any machine decodes faster, under any sanitizer: the tests pretend encoding speeds
+// and ratios, but decoding speeds are what the machine was measured to do.
+constexpr LinkSpeed kSlow{1e6, false};
 
 std::unique_ptr<CodecChoice> make(std::string_view name, const PlaneShape& plane = kPlane) {
   auto choice = CodecChoice::create(name, best_isa(), plane);
@@ -56,12 +58,12 @@ TEST(CodecChoice, SlowLinksGetTheCodecAndFastAndUnknownOnesDoNot) {
   const auto choice = make("auto");
   pretend(*choice, "none", 20e9, 1);
   pretend(*choice, "splitzip", 5e9, 1.33);
-  const Codec& named = choice->for_transfer(kGigabit);
+  const Codec& named = choice->for_transfer(kSlow);
   EXPECT_NE(named.name(), "none");
-  EXPECT_EQ(choice->for_slab(codec("splitzip"), kGigabit).name(), "splitzip");
+  EXPECT_EQ(choice->for_slab(codec("splitzip"), kSlow).name(), "splitzip");
   EXPECT_EQ(choice->for_slab(codec("splitzip"), LinkSpeed{50e9, false}).name(), "none");
   EXPECT_EQ(choice->for_slab(codec("splitzip"), {}).name(), "none") << "nobody waits for it";
-  EXPECT_EQ(choice->for_slab(codec("none"), kGigabit).name(), "none");
+  EXPECT_EQ(choice->for_slab(codec("none"), kSlow).name(), "none");
   // It can still turn out to be slow.
   EXPECT_NE(choice->for_transfer({}).name(), "none");
   EXPECT_NE(choice->for_transfer(LinkSpeed{50e9, false}).name(), "none");
@@ -70,18 +72,18 @@ TEST(CodecChoice, SlowLinksGetTheCodecAndFastAndUnknownOnesDoNot) {
 TEST(CodecChoice, FollowsWhatIsMeasured) {
   const auto choice = make("auto");
   pretend(*choice, "splitzip", 5e9, 1.33);
-  ASSERT_EQ(choice->for_slab(codec("splitzip"), kGigabit).name(), "splitzip");
+  ASSERT_EQ(choice->for_slab(codec("splitzip"), kSlow).name(), "splitzip");
   pretend(*choice, "splitzip", 5e9, 1.01);
-  EXPECT_EQ(choice->for_slab(codec("splitzip"), kGigabit).name(), "none") << "does not shrink";
-  pretend(*choice, "splitzip", 0.1e9, 1.33);
-  EXPECT_EQ(choice->for_slab(codec("splitzip"), kGigabit).name(), "none") << "too slow";
-  EXPECT_NEAR(choice->pace("splitzip")->encode, 0.1e9, 0.01e9);
+  EXPECT_EQ(choice->for_slab(codec("splitzip"), kSlow).name(), "none") << "does not shrink";
+  pretend(*choice, "splitzip", 0.5e6, 1.33);
+  EXPECT_EQ(choice->for_slab(codec("splitzip"), kSlow).name(), "none") << "too slow";
+  EXPECT_NEAR(choice->pace("splitzip")->encode, 0.5e6, 0.05e6);
   EXPECT_NEAR(choice->pace("splitzip")->ratio, 1.33, 0.01);
 }
 
 TEST(CodecChoice, PlanesThatNoCodecShrinksAreSentAsTheyAre) {
   const auto choice = make("auto", {ElementType::kFp16, 2, 64, 64});
-  EXPECT_EQ(choice->for_transfer(kGigabit).name(), "none");
+  EXPECT_EQ(choice->for_transfer(kSlow).name(), "none");
 }
 
 TEST(CodecChoice, TrialsTakeTurnsAndLittleTime) {
