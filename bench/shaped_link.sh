@@ -41,7 +41,6 @@ skip() {
 sender=kvlane-a-$$
 receiver=kvlane-b-$$
 address=10.213.77.2
-port=7411
 listener=
 
 clean_up() {
@@ -75,20 +74,18 @@ shape() {
 measure() {
   local name=$1
   shift
-  ip netns exec "$receiver" "$program" bench transfer --listen "$address:$port" "${flags[@]}" >&2 &
+  local told
+  exec {told}< <(exec ip netns exec "$receiver" "$program" bench transfer --listen "$address:0" "${flags[@]}")
   listener=$!
-  # The receiver takes its memory first; a connection that comes before it listens is refused.
-  local tries=0
-  until ip netns exec "$receiver" ss -ltn 2>/dev/null | grep -q ":$port "; do
-    kill -0 "$listener" 2>/dev/null || die "the receiver ended before it listened"
-    ((++tries < 300)) || die "the receiver does not listen after 30 seconds"
-    sleep 0.1
-  done
+  # It takes its memory first.
+  local line
+  read -r -t 60 -u "$told" line || die "the receiver does not listen"
   local output
   output=$(ip netns exec "$sender" "$program" bench transfer "$model" --text "$text" \
-    --send-to "$address:$port" "${flags[@]}" "$@" ${json:+--json})
+    --send-to "${line##* }" "${flags[@]}" "$@" ${json:+--json})
   wait "$listener" || die "the receiver failed"
   listener=
+  exec {told}<&-
   if [[ -n $json ]]; then
     printf '%s\n' "$output" >"$json/shaped_link_$name.json"
     say "wrote $json/shaped_link_$name.json"

@@ -24,21 +24,23 @@ inline constexpr KvShape kTransferBenchShape{.layers = 32, .kv_heads = 8, .head_
 struct TransferBenchOptions {
   std::filesystem::path directory;                                 // model whose values are sent
   std::filesystem::path text;                                      // what it reads
-  std::vector<std::string> codecs = {"none", "splitzip", "auto"};  // the first is the baseline
+  std::vector<std::string> codecs = {"none", "splitzip", "splitzip:channel", "auto"};  // see below
   int tokens = 8192;                                               // of the prompt
   int layers = kTransferBenchShape.layers;
-  int rounds = 5;  // of all codecs in turn, after one that is not measured
+  int rounds = 5;  // of all codecs in turn, after one in which the receiver checks what arrives
   Isa isa = Isa::kScalar;
   // Both: this process is the one end only, the other runs elsewhere with the same codecs, tokens,
   // layers and rounds. The receiver needs neither model nor text.
-  std::optional<Address> listen;   // receive here
+  std::optional<Address> listen;   // receive here; port 0: any
   std::optional<Address> send_to;  // from here to there
   // The link is what limits: then the goal is the ratio of bytes, else not to be slower.
   bool shaped = false;
   std::function<void(std::string_view)> progress;
+  std::function<void(const Address&)> listening;  // the receiver of another process is ready
 };
 
-// A receiver's report is empty.
+// The first codec is what the others are compared with. kCorrupt if something else arrives than was
+// sent, with any codec. A receiver's report is empty.
 Result<Report> bench_transfer(const TransferBenchOptions& options);
 
 }  // namespace kvlane

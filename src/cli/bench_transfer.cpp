@@ -27,7 +27,7 @@ Result<Address> parse_address(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   int port = 0;
   if (colon == std::string::npos || !CLI::detail::lexical_cast(text.substr(colon + 1), port) ||
-      port < 1 || port > UINT16_MAX) {
+      port < 0 || port > UINT16_MAX) {
     return invalid_argument("'" + text + "' is no HOST:PORT");
   }
   return Address{text.substr(0, colon), static_cast<std::uint16_t>(port)};
@@ -50,6 +50,9 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
   if (options.listen && options.send_to) {
     return invalid_argument("--listen and --send-to are for two processes");
   }
+  if (options.send_to && options.send_to->port == 0) {
+    return invalid_argument("--send-to needs the port at which the other process listens");
+  }
   if (!options.listen && (flags.directory.empty() || flags.text.empty())) {
     return invalid_argument("whoever sends needs a model directory and --text");
   }
@@ -57,6 +60,9 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
   {
     Progress progress("bench transfer");
     options.progress = [&progress](std::string_view what) { progress.show(what); };
+    options.listening = [](const Address& address) {
+      std::cout << "listening at " << to_string(address) << std::endl;
+    };
     KVLANE_ASSIGN(report, bench_transfer(options));
   }
   if (options.listen) return {};
@@ -71,7 +77,10 @@ void add_bench_transfer(CLI::App& bench, Run& run) {
   CLI::App* const command = bench.add_subcommand(
       "transfer", "A prompt's KV from worker to worker over TCP, with each codec in turn");
   command->footer(
-      "Example: kvlane bench transfer models/kvlane-tiny-gqa --text README.md --tokens 1024");
+      "Examples: kvlane bench transfer models/kvlane-tiny-gqa --text README.md --tokens 1024\n"
+      "          on one machine  kvlane bench transfer --listen 10.0.0.2:7411\n"
+      "          on another one  kvlane bench transfer DIR --text FILE --send-to 10.0.0.2:7411\n"
+      "Both ends need the same --codecs, --tokens, --layers and --rounds.");
   const auto flags = std::make_shared<BenchTransferFlags>();
   TransferBenchOptions& options = flags->options;
   command->add_option("DIR,--model", flags->directory, "model whose K and V are sent");
@@ -88,7 +97,8 @@ void add_bench_transfer(CLI::App& bench, Run& run) {
   command->add_option("--rounds", options.rounds, "medians are over so many runs of all codecs")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command->add_option("--listen", flags->listen, "HOST:PORT: receive here, from another process");
+  command->add_option("--listen", flags->listen,
+                      "HOST:PORT: receive here, from another process; port 0 is any");
   command->add_option("--send-to", flags->send_to, "HOST:PORT: the other process listens there");
   command->add_flag("--shaped", options.shaped, "the link is the bottleneck: goals for that");
   command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")

@@ -93,7 +93,10 @@ Result<std::unique_ptr<Endpoint>> Endpoint::start(Network& network, EndpointOpti
 }
 
 EndpointCore::EndpointCore(Network& network, EndpointOptions options)
-    : network_(network), options_(std::move(options)), codecs_(split_names(options_.codecs)) {
+    : network_(network),
+      options_(std::move(options)),
+      codecs_(split_names(options_.codecs)),
+      memory_(std::make_shared<MessageMemory>(options_.outgoing_bytes_max)) {
   const std::string& host = options_.advertised_host;
   hello_.engine = options_.engine.empty() ? to_string(random_transfer_id()) : options_.engine;
   hello_.address.host = host.empty() ? options_.bind.host : host;
@@ -252,7 +255,8 @@ Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
   }
   const Result<SlabName> slab = check_slab(*header, options_.model, outgoing->begin);
   if (!slab.ok()) return invalid_argument(slab.status().message());
-  auto message = std::make_shared<const Bytes>(encode_slab(outgoing->id, frame));
+  const auto message = memory_->take(kMessageHeaderBytes + frame.size());
+  *message = encode_slab(outgoing->id, frame, std::move(*message));
 
   const Lock lock(mutex_);
   if (outgoing->outcome) {
@@ -260,7 +264,7 @@ Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
                                    : outgoing->outcome->status();
   }
   if (stopped_) return aborted("the endpoint of this worker was closed");
-  KVLANE_TRY(outgoing->add(*slab, std::move(message)));
+  KVLANE_TRY(outgoing->add(*slab, message));
   enlist(outgoing);
   return {};
 }

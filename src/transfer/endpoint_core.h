@@ -28,6 +28,7 @@
 #include "transfer/endpoint.h"
 #include "transfer/incoming.h"
 #include "transfer/message.h"
+#include "transfer/message_memory.h"
 #include "transfer/outcomes.h"
 #include "transfer/outgoing.h"
 #include "transfer/session.h"
@@ -70,7 +71,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   void cancel(const TransferId& id);
 
   // The links' events.
-  void on_message(const SessionPtr& session, const Bytes& bytes);
+  void on_message(const SessionPtr& session, ByteView bytes);
   void on_writable(const SessionPtr& session);
   void on_closed(const SessionPtr& session, const Status& why);
 
@@ -147,6 +148,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   Network& network_;  // not touched after stop()
   const EndpointOptions options_;
   const std::vector<std::string> codecs_;
+  const std::shared_ptr<MessageMemory> memory_;
   Hello hello_;  // constant after start()
 
   mutable std::mutex mutex_;

@@ -43,7 +43,7 @@ struct Sink : TransferSink {
 
 // The peer: remembers nothing, its messages come from the input.
 struct Silent : LinkEvents {
-  void on_message(Bytes) override {}
+  void on_message(ByteView) override {}
   void on_closed(Status) override {}
 };
 

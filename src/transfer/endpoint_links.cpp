@@ -25,7 +25,7 @@ std::string describe(const Hello& hello) {
 
 }  // namespace
 
-void Session::on_message(Bytes message) {
+void Session::on_message(ByteView message) {
   if (const auto core = core_.lock()) core->on_message(shared_from_this(), message);
 }
 void Session::on_writable() {
@@ -82,7 +82,7 @@ std::optional<LinkSpeed> EndpointCore::link_speed(const std::optional<Address>& 
 
 // Messages.
 
-void EndpointCore::on_message(const SessionPtr& session, const Bytes& bytes) {
+void EndpointCore::on_message(const SessionPtr& session, ByteView bytes) {
   const Result<Message> message = parse_message(bytes);
   Lock lock(mutex_);
   if (stopped_ || session->state == Session::State::kGone) return;

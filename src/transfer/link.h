@@ -40,7 +40,8 @@ std::string to_string(const Address& address);
 class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
-  virtual void on_message(Bytes message) = 0;
+  // The bytes are gone when the call returns.
+  virtual void on_message(ByteView message) = 0;
   // After a post() was refused with kExhausted: there is room again.
   virtual void on_writable() {}
   // The link is gone: nothing follows. An orderly close by the peer is kAborted. Not called for a

@@ -120,7 +120,7 @@ Result<Message> parse_message(ByteView bytes) {
   return message;
 }
 
-Bytes seal_message(MessageType type, const TransferId& id, ByteView body) {
+Bytes seal_message(MessageType type, const TransferId& id, ByteView body, Bytes buffer) {
   ByteWriter writer;
   writer.write_bytes(kMessageMagic);
   writer.write(kMessageVersion);
@@ -131,8 +131,12 @@ Bytes seal_message(MessageType type, const TransferId& id, ByteView body) {
   writer.write_bytes(std::as_bytes(std::span(id.bytes)));
   writer.write(type == MessageType::kSlab ? std::uint64_t{0} : checksum(body));
   writer.write(checksum(writer.bytes()));
-  writer.write_bytes(body);
-  return writer.take();
+  const Bytes& header = writer.bytes();
+  buffer.clear();
+  buffer.reserve(header.size() + body.size());
+  buffer.insert(buffer.end(), header.begin(), header.end());
+  buffer.insert(buffer.end(), body.begin(), body.end());
+  return buffer;
 }
 
 }  // namespace kvlane

@@ -112,7 +112,8 @@ Bytes encode_hello(MessageType type, const Hello& hello);  // kHello or kHelloAc
 Bytes encode_reject(const Status& why);
 Bytes encode_error(const TransferId& id, const Status& why);  // id zero: about the link
 Bytes encode_begin(const TransferId& id, const TransferBegin& begin);
-Bytes encode_slab(const TransferId& id, ByteView frame);
+// In the memory of `buffer`, if that is enough.
+Bytes encode_slab(const TransferId& id, ByteView frame, Bytes buffer = {});
 Bytes encode_end(const TransferId& id, const NumberedEnd& end);
 Bytes encode_missing(const TransferId& id, const Missing& missing);
 Bytes encode_done(const TransferId& id, const Durations& durations);

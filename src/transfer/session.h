@@ -30,7 +30,7 @@ class Session : public LinkEvents, public std::enable_shared_from_this<Session> 
   Session(std::weak_ptr<EndpointCore> core, std::string dialled)
       : core_(std::move(core)), dialled_(std::move(dialled)) {}
 
-  void on_message(Bytes message) override;
+  void on_message(ByteView message) override;
   void on_writable() override;
   void on_closed(Status why) override;
 

@@ -30,6 +30,8 @@ using Lock = std::lock_guard<std::mutex>;
 constexpr std::size_t kCallBytesMax = std::size_t{8} << 20;
 // Messages one write call may gather; the system takes 1,024 pieces, Asio 64.
 constexpr std::size_t kGatherMax = 32;
+// The memory of a message is used for the next one, unless it is so long that few are like it.
+constexpr std::size_t kKeptMessageBytesMax = std::size_t{4} << 20;
 // A write that the system takes at once: messages without frames, mostly.
 constexpr std::size_t kSmallWriteMax = std::size_t{16} << 10;
 // How long a closed link waits for its peer to read the last messages and to close as well.
@@ -185,15 +187,16 @@ void TcpConnection::on_header(const Error& error, std::size_t bytes) {
                   std::make_shared<const Bytes>(encode_error({}, parsed.status())));
   }
   first_message_ = false;
-  const std::size_t total = header_.size() + parsed->body_bytes;
+  message_bytes_ = header_.size() + parsed->body_bytes;
   try {
-    message_.resize(total);
+    if (message_.size() < message_bytes_) message_.resize(message_bytes_);
   } catch (const std::bad_alloc&) {
-    return fail(
-        exhausted("no memory for a message of " + std::to_string(total) + " bytes from " + peer_));
+    return fail(exhausted("no memory for a message of " + std::to_string(message_bytes_) +
+                          " bytes from " + peer_));
   }
   std::ranges::copy(header_, message_.begin());
-  asio::async_read(socket_, asio::buffer(message_) + header_.size(), until(parsed->body_bytes),
+  asio::async_read(socket_, asio::buffer(message_.data() + header_.size(), parsed->body_bytes),
+                   until(parsed->body_bytes),
                    [self = shared_from_this()](const Error& body_error, std::size_t) {
                      self->on_body(body_error);
                    });
@@ -207,7 +210,8 @@ void TcpConnection::on_body(const Error& error) {
   }
   // A copy of the pointer: close() from within the call drops events_ later, fail() at once.
   const std::shared_ptr<LinkEvents> events = events_;
-  if (events) events->on_message(std::exchange(message_, {}));
+  if (events) events->on_message(ByteView(message_).first(message_bytes_));
+  if (message_.size() > kKeptMessageBytesMax) message_ = Bytes();
   read_header();
 }
 

@@ -366,7 +366,7 @@ TEST_F(TcpWithLimits, TooManyLinksAreClosedAtOnce) {
 // Fed by a thread of its own, as an engine would; the figure goes into the test's log.
 TEST_F(Tcp, ThroughputOverLoopback) {
   struct Counter : LinkEvents {
-    void on_message(Bytes message) override { bytes += message.size(); }
+    void on_message(ByteView message) override { bytes += message.size(); }
     void on_closed(Status) override { closed = true; }
     std::atomic<std::size_t> bytes = 0;
     std::atomic<bool> closed = false;

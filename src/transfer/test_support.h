@@ -248,9 +248,9 @@ class Delivery {
 // Remembers what a link told.
 class RecordingEvents : public LinkEvents {
  public:
-  void on_message(Bytes message) override {
+  void on_message(ByteView message) override {
     const std::lock_guard lock(mutex_);
-    messages_.push_back(std::move(message));
+    messages_.emplace_back(message.begin(), message.end());
     changed_.notify_all();
   }
   void on_writable() override {
