@@ -37,7 +37,7 @@ class BenchTransfer(program.ProgramTest):
 
     def test_names_are_documented(self):
         page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
-        for name in ("bytes_ratio", "time_ratio", "seconds", "speed", "efficiency"):
+        for name in ("bytes_ratio", "time_ratio", "seconds", "speed", "efficiency", "crossover", "crossover_serial"):
             self.assertIn(f"`transfer_splitzip_channel_{name}`", page)
 
     def test_one_process(self):
@@ -67,7 +67,7 @@ class BenchTransfer(program.ProgramTest):
 
     def test_a_receiver_that_expects_another_prompt_fails_both(self):
         with subprocess.Popen(
-            [PROGRAM, "bench", "transfer", "--listen", "127.0.0.1:0", "--tokens", "64", "--layers", "2", "--rounds", "2"],
+            [PROGRAM, "bench", "transfer", "--listen", "127.0.0.1:0", *map(str, ("--tokens", 64, *SMALL[2:]))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=program.environment(),

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "base/clock.h"
+#include "bench/codec_pace.h"
 #include "bench/recorded_kv.h"
 #include "calib/text_tokens.h"
 #include "cpu/parallel.h"
@@ -148,7 +149,8 @@ struct Series {
   std::unique_ptr<CodecChoice> choice;
   std::unique_ptr<KvSender> sender;
   std::vector<double> seconds;
-  KvBytes kv;  // of the last transfer
+  KvBytes kv;                     // of the last transfer
+  std::optional<CodecPace> pace;  // of a codec that does something
 };
 
 class Sender {
@@ -165,6 +167,10 @@ class Sender {
       KVLANE_ASSIGN(series.choice, CodecChoice::create(codec, options_.isa, plane));
       series.sender = std::make_unique<KvSender>(*end_.pool, ModelIdentity{}, "bf16",
                                                  *series.choice, std::vector<Codebook>());
+      if (codec == kAutoCodec || codec == "none") continue;
+      if (options_.progress) options_.progress("speed of " + codec);
+      KVLANE_ASSIGN(const Codec* alone, find_codec(codec, options_.isa));
+      KVLANE_ASSIGN(series.pace, measure_pace(*alone, *end_.table, options_.tokens));
     }
     return {};
   }
@@ -235,6 +241,14 @@ double time_ratio(const Series& baseline, const Series& series) {
   return median(std::move(ratios));
 }
 
+// Where the codec stops to pay: up to that speed of the link it takes less time than no codec.
+void report_pace(const CodecPace& pace, const std::string& name, std::vector<Figure>& results) {
+  results.push_back({name + "_encode_speed", pace.encode * 1e-9, "GB/s"});
+  results.push_back({name + "_decode_speed", pace.decode * 1e-9, "GB/s"});
+  results.push_back({name + "_crossover", crossover(pace) * 1e-9, "GB/s"});
+  results.push_back({name + "_crossover_serial", crossover_serial(pace) * 1e-9, "GB/s"});
+}
+
 // The first series is the baseline.
 void Sender::report(std::vector<Figure>& results) const {
   const Series& first = series_.front();
@@ -252,6 +266,7 @@ void Sender::report(std::vector<Figure>& results) const {
                        .unit = "s",
                        .baseline = median(first.seconds)});
     results.push_back({name + "_speed", raw / seconds * 1e-9, "GB/s"});
+    if (series.pace) report_pace(*series.pace, name, results);
     if (&series == &first) continue;
     const double bytes =
         static_cast<double>(first.kv.shipped) / static_cast<double>(series.kv.shipped);

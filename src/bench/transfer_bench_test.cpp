@@ -101,6 +101,15 @@ TEST(TransferBench, SendsWithEveryCodecAndComparesWithTheFirst) {
     EXPECT_EQ(figures.contains(name + "_time_ratio"), name != "transfer_none");
     EXPECT_FALSE(figures.contains(name + "_efficiency"));
   }
+  for (const char* codec : {"transfer_splitzip", "transfer_splitzip_channel"}) {
+    const std::string name = codec;
+    const double encode = figures.at(name + "_encode_speed").value;
+    const double decode = figures.at(name + "_decode_speed").value;
+    EXPECT_DOUBLE_EQ(figures.at(name + "_crossover").value, std::min(encode, decode));
+    EXPECT_GT(figures.at(name + "_crossover_serial").value, 0);
+    EXPECT_LT(figures.at(name + "_crossover_serial").value, std::min(encode, decode) / 2);
+  }
+  EXPECT_FALSE(figures.contains("transfer_none_crossover"));
   EXPECT_DOUBLE_EQ(figures.at("transfer_auto_slowdown").value,
                    1 / figures.at("transfer_auto_time_ratio").value);
   EXPECT_EQ(figures.at("transfer_auto_slowdown").goal, 1.02);

@@ -48,11 +48,17 @@ Status KvReceiver::on_slab(const Frame& frame) {
   const BlockId id = table_.id(block);
   const PlaneShape plane = plane_shape(shape, rows);
   const std::size_t head_bytes = plane.bytes() / shape.kv_heads;
-  const auto adopt_plane = [&](ByteView coded, std::size_t page_offset) -> Status {
-    KVLANE_TRY(codec->decode(plane, coded, {plane_.data(), plane.bytes()}));
+  // What came uncoded has the right length and no need of decoding into another place first.
+  const bool coded =
+      header.codec != "none" || header.k_bytes != plane.bytes() || header.v_bytes != plane.bytes();
+  const auto adopt_plane = [&](ByteView body, std::size_t page_offset) -> Status {
+    if (coded) {
+      KVLANE_TRY(codec->decode(plane, body, {plane_.data(), plane.bytes()}));
+      body = {plane_.data(), plane.bytes()};
+    }
     for (int head = 0; head < shape.kv_heads; ++head) {
       std::memcpy(table_.pool().page(id, header.layer, head) + page_offset,
-                  plane_.data() + head * head_bytes, head_bytes);
+                  body.data() + head * head_bytes, head_bytes);
     }
     return {};
   };

@@ -12,6 +12,8 @@ namespace {
 
 // The one that takes a codebook from its caller.
 constexpr std::string_view kCodebookCodec = "splitzip";
+// The one whose coded plane is the plane itself.
+constexpr std::string_view kNoCodec = "none";
 
 }  // namespace
 
@@ -23,10 +25,9 @@ KvSender::KvSender(const BlockPool& pool, const ModelIdentity& model, std::strin
       choice_(choice),
       books_(plane_shape(pool.shape(), kBlockTokens), pool.shape().layers, calibrated) {
   const PlaneShape largest = plane_shape(pool.shape(), kBlockTokens);
-  plane_.resize(largest.bytes());
-  for (std::vector<std::byte>* coded : {&coded_k_, &coded_v_, &trial_}) {
-    coded->resize(choice.bound(largest));
-  }
+  for (auto& plane : planes_) plane.resize(largest.bytes());
+  for (auto& coded : coded_) coded.resize(choice.bound(largest));
+  trial_.resize(choice.bound(largest));
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -103,57 +104,56 @@ void KvSender::encode(Job& job, int layer, int block) {
 
   const BlockId id = job.table_.id(block);
   const PlaneShape plane = plane_shape(shape, header.tokens);
-  gather(id, layer, PlanePart::kK, plane);
-  const ByteView k = encode_plane(codec, layer, PlanePart::kK, plane, coded_k_);
-  gather(id, layer, PlanePart::kV, plane);
-  const ByteView v = encode_plane(codec, layer, PlanePart::kV, plane, coded_v_);
-  try_another(codec, plane);
-  const std::size_t raw_bytes = header.raw_bytes();
+  const ByteView k = gather(id, layer, PlanePart::kK, plane);
+  const ByteView coded_k = encode_plane(codec, layer, PlanePart::kK, plane, k);
+  const ByteView v = gather(id, layer, PlanePart::kV, plane);
+  const ByteView coded_v = encode_plane(codec, layer, PlanePart::kV, plane, v);
+  try_another(codec, plane, v);
   job.kv_.add_codec(header.codec);
-  auto frame = build_frame(std::move(header), k, v);
-  if (!frame.ok()) {
-    job.status_ = frame.status();
-    return;
-  }
-  job.kv_.raw += raw_bytes;
-  job.kv_.shipped += frame->size();
-  job.status_ = job.outgoing_->add_frame(std::move(*frame));
+  job.kv_.raw += header.raw_bytes();
+  job.kv_.shipped += kFrameHeaderBytes + coded_k.size() + coded_v.size();
+  job.status_ = job.outgoing_->add_slab(std::move(header), coded_k, coded_v);
 }
 
-// The valid rows of all heads, into plane_.
-void KvSender::gather(BlockId block, int layer, PlanePart part, const PlaneShape& plane) {
+// The valid rows of all heads, one after another.
+ByteView KvSender::gather(BlockId block, int layer, PlanePart part, const PlaneShape& shape) {
+  std::byte* const plane = planes_[static_cast<int>(part)].data();
   const std::size_t offset = part == PlanePart::kV ? pool_.shape().page_plane_elements() : 0;
-  const std::size_t head_bytes = plane.bytes() / plane.kv_heads;
-  for (int head = 0; head < plane.kv_heads; ++head) {
-    std::memcpy(plane_.data() + head * head_bytes, pool_.page(block, layer, head) + offset,
-                head_bytes);
+  const std::size_t head_bytes = shape.bytes() / shape.kv_heads;
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    std::memcpy(plane + head * head_bytes, pool_.page(block, layer, head) + offset, head_bytes);
   }
+  return {plane, shape.bytes()};
 }
 
-// plane_ as coded bytes.
 ByteView KvSender::encode_plane(const Codec& codec, int layer, PlanePart part,
-                                const PlaneShape& plane, std::vector<std::byte>& coded) {
+                                const PlaneShape& shape, ByteView plane) {
+  const TimePoint start = SteadyClock::now();
+  if (codec.name() == kNoCodec) {
+    choice_.learn(codec, shape, plane.size(), SteadyClock::now() - start);
+    return plane;
+  }
+  std::vector<std::byte>& coded = coded_[static_cast<int>(part)];
   const bool has_codebook = codec.name() == kCodebookCodec;
   const Codebook* const book = has_codebook ? books_.find(layer, part) : nullptr;
-  const TimePoint start = SteadyClock::now();
-  const std::size_t bytes = codec.encode(plane, {plane_.data(), plane.bytes()}, book, coded);
-  choice_.learn(codec, plane, bytes, SteadyClock::now() - start);
+  const std::size_t bytes = codec.encode(shape, plane, book, coded);
+  choice_.learn(codec, shape, bytes, SteadyClock::now() - start);
   const ByteView body(coded.data(), bytes);
   if (!has_codebook) return body;
-  books_.learn(layer, part, plane, body, book == nullptr);
+  books_.learn(layer, part, shape, body, book == nullptr);
   planes_counted_ = books_.counted();
   codebooks_replaced_ = books_.replaced();
   return body;
 }
 
 // Keeps what is known about codecs that are not in use up to date.
-void KvSender::try_another(const Codec& used, const PlaneShape& plane) {
+void KvSender::try_another(const Codec& used, const PlaneShape& shape, ByteView plane) {
   const TimePoint start = SteadyClock::now();
   const Codec* const codec = choice_.due(used, start);
   if (codec == nullptr) return;
-  const std::size_t bytes = codec->encode(plane, {plane_.data(), plane.bytes()}, nullptr, trial_);
+  const std::size_t bytes = codec->encode(shape, plane, nullptr, trial_);
   const TimePoint end = SteadyClock::now();
-  choice_.learn_trial(*codec, plane, bytes, end - start, end);
+  choice_.learn_trial(*codec, shape, bytes, end - start, end);
 }
 
 }  // namespace kvlane

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -82,10 +83,10 @@ class KvSender {
   void post(Work work);
   void loop();
   void encode(Job& job, int layer, int block);
-  void gather(BlockId block, int layer, PlanePart part, const PlaneShape& plane);
-  ByteView encode_plane(const Codec& codec, int layer, PlanePart part, const PlaneShape& plane,
-                        std::vector<std::byte>& coded);
-  void try_another(const Codec& used, const PlaneShape& plane);
+  ByteView gather(BlockId block, int layer, PlanePart part, const PlaneShape& shape);
+  ByteView encode_plane(const Codec& codec, int layer, PlanePart part, const PlaneShape& shape,
+                        ByteView plane);
+  void try_another(const Codec& used, const PlaneShape& shape, ByteView plane);
 
   const BlockPool& pool_;
   const ModelIdentity model_;
@@ -93,8 +94,10 @@ class KvSender {
   CodecChoice& choice_;
   // Touched by the sender's thread only.
   MovingCodebooks books_;
-  std::vector<std::byte> plane_;                      // [kv_heads][rows][head_dim]
-  std::vector<std::byte> coded_k_, coded_v_, trial_;  // what a plane may take coded
+  // Of K and of V.
+  std::array<std::vector<std::byte>, 2> planes_;  // [kv_heads][rows][head_dim]
+  std::array<std::vector<std::byte>, 2> coded_;   // what a plane may take coded
+  std::vector<std::byte> trial_;
 
   std::atomic<std::int64_t> planes_counted_ = 0;
   std::atomic<std::int64_t> codebooks_replaced_ = 0;

@@ -243,7 +243,7 @@ Result<RawHeader> read_raw_header(ByteView bytes) {
 
 }  // namespace
 
-Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v) {
+Status append_frame(FrameHeader header, ByteView k, ByteView v, Bytes& to) {
   // Before they are narrowed to the header's 32 bits.
   KVLANE_TRY(require_range("k_bytes", static_cast<std::int64_t>(k.size()), 1, kPlaneBytesMax));
   KVLANE_TRY(require_range("v_bytes", static_cast<std::int64_t>(v.size()), 1, kPlaneBytesMax));
@@ -253,14 +253,20 @@ Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v) {
   KVLANE_TRY(check_lengths(numbers_of(header)));
   KVLANE_TRY(check_names(header.format, header.codec, header.type));
 
-  Bytes frame;
-  frame.reserve(kFrameHeaderBytes + k.size() + v.size());
-  frame.resize(kFrameHeaderBytes);
-  frame.insert(frame.end(), k.begin(), k.end());
-  frame.insert(frame.end(), v.begin(), v.end());
-  header.body_checksum = checksum(ByteView(frame).subspan(kFrameHeaderBytes));
+  const std::size_t begin = to.size();
+  to.reserve(begin + kFrameHeaderBytes + k.size() + v.size());
+  to.resize(begin + kFrameHeaderBytes);
+  to.insert(to.end(), k.begin(), k.end());
+  to.insert(to.end(), v.begin(), v.end());
+  header.body_checksum = checksum(ByteView(to).subspan(begin + kFrameHeaderBytes));
   const RawHeader raw = to_raw(header);
-  std::memcpy(frame.data(), &raw, sizeof(raw));
+  std::memcpy(to.data() + begin, &raw, sizeof(raw));
+  return {};
+}
+
+Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v) {
+  Bytes frame;
+  KVLANE_TRY(append_frame(std::move(header), k, v, frame));
   return frame;
 }
 

@@ -71,6 +71,8 @@ struct Frame {
 // Writes the header (kFrameHeaderBytes bytes) and the two planes behind it. Fills in lengths and
 // checksums itself; fails with kInvalidArgument when a field is out of the range of spec/frame.md.
 Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v);
+// The same behind what `to` holds, where it stays without another copy if there is room.
+Status append_frame(FrameHeader header, ByteView k, ByteView v, Bytes& to);
 
 // Reads the first kFrameHeaderBytes bytes. Fails with kCorrupt (magic, checksum, range) or
 // kUnsupported (version, unknown bits): a caller may then not read the body. That the frame is the

@@ -101,6 +101,19 @@ TEST(Frame, RoundTrip) {
 
 TEST(Frame, SameFieldsGiveSameBytes) { EXPECT_EQ(sample_frame(), sample_frame()); }
 
+TEST(Frame, IsAppendedToWhatIsThere) {
+  Bytes both = sample_frame();
+  const Bytes one = both;
+  ASSERT_TRUE(append_frame(sample_header(), kK, kV, both).ok());
+  ASSERT_EQ(both.size(), 2 * one.size());
+  EXPECT_TRUE(std::equal(one.begin(), one.end(), both.begin()));
+  EXPECT_TRUE(std::equal(one.begin(), one.end(), both.begin() + std::ptrdiff_t(one.size())));
+  FrameHeader bad = sample_header();
+  bad.layer = -1;
+  EXPECT_EQ(append_frame(bad, kK, kV, both).code(), Code::kInvalidArgument);
+  EXPECT_EQ(both.size(), 2 * one.size());
+}
+
 TEST(Frame, StatedLengthsAndChecksumsOfTheCallerAreIgnored) {
   FrameHeader header = sample_header();
   header.k_bytes = 1;

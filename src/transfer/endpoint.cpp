@@ -24,6 +24,11 @@ class OutgoingHandle : public OutgoingTransfer {
     const auto core = core_.lock();
     return core ? core->add_frame(outgoing_, frame) : aborted("the endpoint is gone");
   }
+  Status add_slab(FrameHeader header, ByteView k, ByteView v) override {
+    const auto core = core_.lock();
+    return core ? core->add_slab(outgoing_, std::move(header), k, v)
+                : aborted("the endpoint is gone");
+  }
   void finish(TransferEnd end) override {
     if (const auto core = core_.lock()) core->finish(outgoing_, std::move(end));
   }
@@ -256,15 +261,35 @@ Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
   const Result<SlabName> slab = check_slab(*header, options_.model, outgoing->begin);
   if (!slab.ok()) return invalid_argument(slab.status().message());
   const auto message = memory_->take(kMessageHeaderBytes + frame.size());
-  *message = encode_slab(outgoing->id, frame, std::move(*message));
+  *message = begin_slab(outgoing->id, frame.size(), std::move(*message));
+  message->insert(message->end(), frame.begin(), frame.end());
+  return keep_slab(outgoing, *slab, message);
+}
 
+Status EndpointCore::add_slab(const OutgoingPtr& outgoing, FrameHeader header, ByteView k,
+                              ByteView v) {
+  const std::size_t frame_bytes = kFrameHeaderBytes + k.size() + v.size();
+  if (frame_bytes > kSlabBodyBytesMax) {
+    return invalid_argument("a frame of " + std::to_string(frame_bytes) + " bytes, at most " +
+                            std::to_string(kSlabBodyBytesMax) + " can be sent");
+  }
+  const Result<SlabName> slab = check_slab(header, options_.model, outgoing->begin);
+  if (!slab.ok()) return invalid_argument(slab.status().message());
+  const auto message = memory_->take(kMessageHeaderBytes + frame_bytes);
+  *message = begin_slab(outgoing->id, frame_bytes, std::move(*message));
+  KVLANE_TRY(append_frame(std::move(header), k, v, *message));
+  return keep_slab(outgoing, *slab, message);
+}
+
+Status EndpointCore::keep_slab(const OutgoingPtr& outgoing, const SlabName& slab,
+                               std::shared_ptr<const Bytes> message) {
   const Lock lock(mutex_);
   if (outgoing->outcome) {
     return outgoing->outcome->ok() ? invalid_argument("the transfer was already delivered")
                                    : outgoing->outcome->status();
   }
   if (stopped_) return aborted("the endpoint of this worker was closed");
-  KVLANE_TRY(outgoing->add(*slab, message));
+  KVLANE_TRY(outgoing->add(slab, std::move(message)));
   enlist(outgoing);
   return {};
 }

@@ -62,6 +62,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   std::size_t outgoing_bytes_free() const;
   std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const;
   Status add_frame(const OutgoingPtr& outgoing, ByteView frame);
+  Status add_slab(const OutgoingPtr& outgoing, FrameHeader header, ByteView k, ByteView v);
   void finish(const OutgoingPtr& outgoing, TransferEnd end);
   void fail(const OutgoingPtr& outgoing, const Status& why);
   void abandon(const OutgoingPtr& outgoing);
@@ -82,6 +83,8 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   Status check_new(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max) const;
   OutgoingPtr keep_outgoing(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max,
                             OnDelivered on_delivered);
+  Status keep_slab(const OutgoingPtr& outgoing, const SlabName& slab,
+                   std::shared_ptr<const Bytes> message);
   Status check_new_incoming(const TransferId& id, const TransferSink* sink) const;
   template <class Call>
   void call_out(Lock& lock, const void* whom, Call call);

@@ -108,6 +108,30 @@ TEST(Endpoint, SlabsLeaveWhileMoreAreComputed) {
   EXPECT_FALSE(journey.sink->end()->durations.contains("transfer"));
 }
 
+TEST(Endpoint, SlabsAreFramedWhereTheyAreSentFrom) {
+  Pair pair;
+  Journey journey(pair, 1, begin_of(65, 2));
+  for (const SlabName slab : {SlabName{0, 0}, SlabName{0, 1}, SlabName{1, 0}, SlabName{1, 1}}) {
+    const Bytes bytes = frame_of(journey.begin, slab);
+    const Frame frame = *parse_frame(bytes);
+    FrameHeader header = frame.header;
+    header.k_bytes = 1;  // what the caller says of lengths and checksums does not count
+    header.body_checksum = 0;
+    ASSERT_TRUE(journey.outgoing->add_slab(header, frame.k, frame.v).ok());
+    EXPECT_EQ(journey.outgoing->add_slab(header, frame.k, frame.v).code(), Code::kInvalidArgument)
+        << "it came before";
+    header.layer = 2;
+    EXPECT_EQ(journey.outgoing->add_slab(header, frame.k, frame.v).code(), Code::kInvalidArgument);
+    header.layer = 0;
+    header.model[0] = static_cast<std::uint8_t>(header.model[0] + 1);
+    EXPECT_EQ(journey.outgoing->add_slab(header, frame.k, frame.v).code(), Code::kInvalidArgument);
+    EXPECT_EQ(journey.outgoing->add_slab(frame.header, {}, frame.v).code(), Code::kInvalidArgument);
+  }
+  journey.outgoing->finish(end_of(17));
+  ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
+  journey.expect_success();
+}
+
 TEST(Endpoint, ParkedFramesAreFetched) {
   Pair pair;
   Journey journey(pair, 1, begin_of(65, 2), /*parked=*/true);

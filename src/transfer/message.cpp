@@ -120,22 +120,35 @@ Result<Message> parse_message(ByteView bytes) {
   return message;
 }
 
-Bytes seal_message(MessageType type, const TransferId& id, ByteView body, Bytes buffer) {
+namespace {
+
+ByteWriter write_header(MessageType type, const TransferId& id, std::size_t body_bytes,
+                        std::uint64_t body_checksum) {
   ByteWriter writer;
   writer.write_bytes(kMessageMagic);
   writer.write(kMessageVersion);
   writer.write(static_cast<std::uint8_t>(type));
   writer.write(std::uint8_t{0});
-  writer.write(static_cast<std::uint32_t>(body.size()));
+  writer.write(static_cast<std::uint32_t>(body_bytes));
   writer.write(std::uint32_t{0});
   writer.write_bytes(std::as_bytes(std::span(id.bytes)));
-  writer.write(type == MessageType::kSlab ? std::uint64_t{0} : checksum(body));
+  writer.write(body_checksum);
   writer.write(checksum(writer.bytes()));
-  const Bytes& header = writer.bytes();
-  buffer.clear();
-  buffer.reserve(header.size() + body.size());
-  buffer.insert(buffer.end(), header.begin(), header.end());
-  buffer.insert(buffer.end(), body.begin(), body.end());
+  return writer;
+}
+
+}  // namespace
+
+Bytes seal_message(MessageType type, const TransferId& id, ByteView body) {
+  const bool checks_itself = type == MessageType::kSlab;
+  ByteWriter writer = write_header(type, id, body.size(), checks_itself ? 0 : checksum(body));
+  writer.write_bytes(body);
+  return writer.take();
+}
+
+Bytes begin_slab(const TransferId& id, std::size_t frame_bytes, Bytes buffer) {
+  const ByteWriter writer = write_header(MessageType::kSlab, id, frame_bytes, 0);
+  buffer.assign(writer.bytes().begin(), writer.bytes().end());
   return buffer;
 }
 

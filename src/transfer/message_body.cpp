@@ -234,8 +234,8 @@ Bytes encode_begin(const TransferId& id, const TransferBegin& begin) {
                     {"codec", begin.codec}});
 }
 
-Bytes encode_slab(const TransferId& id, ByteView frame, Bytes buffer) {
-  return seal_message(MessageType::kSlab, id, frame, std::move(buffer));
+Bytes encode_slab(const TransferId& id, ByteView frame) {
+  return seal_message(MessageType::kSlab, id, frame);
 }
 
 Bytes encode_end(const TransferId& id, const NumberedEnd& numbered) {

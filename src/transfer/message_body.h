@@ -6,8 +6,7 @@
 
 namespace kvlane {
 
-// The whole message, in the memory of `buffer` if that is enough. `body` is within the limit of the
-// type.
-Bytes seal_message(MessageType type, const TransferId& id, ByteView body, Bytes buffer = {});
+// The whole message. `body` is within the limit of the type.
+Bytes seal_message(MessageType type, const TransferId& id, ByteView body);
 
 }  // namespace kvlane

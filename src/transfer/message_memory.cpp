@@ -12,12 +12,22 @@ constexpr std::size_t kGranularity = std::size_t{16} << 10;
 
 }  // namespace
 
+// A buffer that finds its way back.
+struct MessageMemory::Loan {
+  Loan(std::shared_ptr<MessageMemory> memory, std::size_t bytes)
+      : home(std::move(memory)), buffer(home->find_or_make(bytes)), taken(buffer.capacity()) {}
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+  ~Loan() { home->give_back(std::move(buffer), taken); }
+
+  const std::shared_ptr<MessageMemory> home;
+  Bytes buffer;
+  const std::size_t taken;
+};
+
 std::shared_ptr<Bytes> MessageMemory::take(std::size_t bytes) {
-  auto* const buffer = new Bytes(find_or_make(bytes));
-  return {buffer, [self = shared_from_this(), taken = buffer->capacity()](Bytes* done) {
-            self->give_back(std::move(*done), taken);
-            delete done;
-          }};
+  const auto loan = std::make_shared<Loan>(shared_from_this(), bytes);
+  return {loan, &loan->buffer};
 }
 
 Bytes MessageMemory::find_or_make(std::size_t bytes) {

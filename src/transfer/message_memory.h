@@ -27,6 +27,8 @@ class MessageMemory : public std::enable_shared_from_this<MessageMemory> {
   std::size_t free_bytes() const;
 
  private:
+  struct Loan;
+
   Bytes find_or_make(std::size_t bytes);
   void give_back(Bytes buffer, std::size_t taken);
   void trim();
