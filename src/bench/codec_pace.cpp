@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "bench/figures.h"
+#include "engine/codec_choice.h"
 
 namespace kvlane {
 namespace {
@@ -46,13 +47,12 @@ Result<CodecPace> measure_pace(const Codec& codec, const BlockTable& table, int 
     const int slab = static_cast<int>(std::int64_t{i} * blocks * layers / slabs);
     for (const bool v : {false, true}) {
       gather(pool, table.id(slab % blocks), slab / blocks, v, plane);
+      const TimedEncoding encoding = time_encoding(codec, shape, plane, coded);
       const TimePoint start = SteadyClock::now();
-      const std::size_t length = codec.encode(shape, plane, nullptr, coded);
-      const TimePoint middle = SteadyClock::now();
-      const Status status = codec.decode(shape, {coded.data(), length}, decoded);
-      encode.push_back(seconds_between(start, middle));
-      decode.push_back(seconds_since(middle));
-      coded_bytes += static_cast<double>(length);
+      const Status status = codec.decode(shape, {coded.data(), encoding.bytes}, decoded);
+      decode.push_back(seconds_since(start));
+      encode.push_back(encoding.time.count());
+      coded_bytes += static_cast<double>(encoding.bytes);
       if (!status.ok() || decoded != plane) {
         return internal_error("codec " + std::string(codec.name()) + " changed a plane");
       }

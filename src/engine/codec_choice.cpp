@@ -9,6 +9,7 @@
 
 #include "base/bf16.h"
 #include "base/random.h"
+#include "codec/splitzip.h"
 
 namespace kvlane {
 namespace {
@@ -52,13 +53,13 @@ CodecPace test_codec(const Codec& codec, const PlaneShape& shape, ByteView plane
   std::size_t coded_bytes = 0;
   const TimePoint begin = SteadyClock::now();
   for (int run = 0; run < kTestRuns; ++run) {
+    const TimedEncoding encoding = time_encoding(codec, shape, plane, coded);
+    coded_bytes = encoding.bytes;
     const TimePoint start = SteadyClock::now();
-    coded_bytes = codec.encode(shape, plane, nullptr, coded);
-    const TimePoint middle = SteadyClock::now();
     (void)codec.decode(shape, {coded.data(), coded_bytes}, decoded);
     const TimePoint end = SteadyClock::now();
-    encode = std::min<Seconds>(encode, middle - start);
-    decode = std::min<Seconds>(decode, end - middle);
+    encode = std::min<Seconds>(encode, encoding.time);
+    decode = std::min<Seconds>(decode, end - start);
     if (run > 0 && end - begin > kTestLimit) break;
   }
   return {ratio_of(shape, coded_bytes), per_second(shape.bytes(), encode),
@@ -76,6 +77,18 @@ std::vector<std::string> known_codecs() {
 }
 
 }  // namespace
+
+TimedEncoding time_encoding(const Codec& codec, const PlaneShape& shape, ByteView plane,
+                            std::span<std::byte> coded) {
+  std::optional<WrittenCodebook> counted;
+  if (codec.name() == kCodebookCodec) {
+    const std::size_t bytes = codec.encode(shape, plane, nullptr, coded);
+    counted = written_codebook(shape, coded.first(bytes));
+  }
+  const TimePoint start = SteadyClock::now();
+  const std::size_t bytes = codec.encode(shape, plane, counted ? &counted->book : nullptr, coded);
+  return {bytes, SteadyClock::now() - start};
+}
 
 Result<std::unique_ptr<CodecChoice>> CodecChoice::create(std::string_view name, Isa isa,
                                                          const PlaneShape& plane) {
@@ -156,10 +169,11 @@ const Codec* CodecChoice::due(const Codec& used, TimePoint now) {
 }
 
 void CodecChoice::learn_trial(const Codec& codec, const PlaneShape& shape, std::size_t coded_bytes,
-                              Seconds time, TimePoint now) {
+                              Seconds time, TimePoint start, TimePoint end) {
   const std::lock_guard lock(mutex_);
   learn_locked(codec, shape, coded_bytes, time);
-  trial_after_ = now + std::chrono::duration_cast<SteadyClock::duration>(time / kTrialShare);
+  const Seconds spent = end - start;
+  trial_after_ = end + std::chrono::duration_cast<SteadyClock::duration>(spent / kTrialShare);
 }
 
 std::optional<CodecPace> CodecChoice::pace(std::string_view name) const {

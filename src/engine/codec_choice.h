@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +33,18 @@ inline constexpr std::string_view kAutoCodec = "auto";
 inline constexpr double kTrialShare = 0.005;
 // What a whole plane weighs in the averages.
 inline constexpr double kPaceWeight = 1.0 / 32;
+
+// The one that takes a codebook from its caller.
+inline constexpr std::string_view kCodebookCodec = "splitzip";
+
+struct TimedEncoding {
+  std::size_t bytes = 0;
+  Seconds time{0};
+};
+// Encodes as it is done in use, where a codebook is known: it is counted first, if the codec takes
+// one, and that is no part of the time. `coded` has room for the codec's bound.
+TimedEncoding time_encoding(const Codec& codec, const PlaneShape& shape, ByteView plane,
+                            std::span<std::byte> coded);
 
 // Thread-safe.
 class CodecChoice {
@@ -56,8 +69,9 @@ class CodecChoice {
   // The codec to be tried next, beside one that has just been used: null when it is too early. Tell
   // learn_trial() what came of it.
   const Codec* due(const Codec& used, TimePoint now);
+  // The trial took from `start` to `end`, of which `time` is what the codec would take in use.
   void learn_trial(const Codec& codec, const PlaneShape& shape, std::size_t coded_bytes,
-                   Seconds time, TimePoint now);
+                   Seconds time, TimePoint start, TimePoint end);
 
   // What is known about a codec now; empty for one that cannot be chosen.
   std::optional<CodecPace> pace(std::string_view name) const;

@@ -7,6 +7,8 @@
 namespace kvlane {
 namespace {
 
+using std::chrono_literals::operator""ms;
+
 constexpr PlaneShape kPlane{ElementType::kBf16, 2, 64, 64};
 // So slow that any machine decodes faster, under any sanitizer: the tests pretend encoding speeds
 // and ratios, but decoding speeds are what the machine was measured to do.
@@ -86,16 +88,28 @@ TEST(CodecChoice, PlanesThatNoCodecShrinksAreSentAsTheyAre) {
   EXPECT_EQ(choice->for_transfer(kSlow).name(), "none");
 }
 
+// Counting a codebook is rare in use; it does not make the codec look slow.
+TEST(CodecChoice, EncodingsAreTimedWithACodebook) {
+  std::vector<std::byte> plane(kPlane.bytes(), std::byte{0x3F});
+  std::vector<std::byte> coded(codec("splitzip").bound(kPlane));
+  std::vector<std::byte> counted(coded.size());
+  const TimedEncoding encoding = time_encoding(codec("splitzip"), kPlane, plane, coded);
+  EXPECT_EQ(encoding.bytes, codec("splitzip").encode(kPlane, plane, nullptr, counted));
+  EXPECT_EQ(coded, counted);
+  EXPECT_GT(encoding.time, Seconds(0));
+  EXPECT_EQ(time_encoding(codec("none"), kPlane, plane, coded).bytes, kPlane.bytes());
+}
+
 TEST(CodecChoice, TrialsTakeTurnsAndLittleTime) {
   const auto choice = make("auto");
   TimePoint now = SteadyClock::now();
   const Codec* const tried = choice->due(codec("none"), now);
   ASSERT_NE(tried, nullptr);
   EXPECT_NE(tried->name(), "none") << "that one is in use";
-  choice->learn_trial(*tried, kPlane, kPlane.bytes(), Seconds(0.001), now);
-  now += std::chrono::milliseconds(190);  // 0.001 is 0.5 % of 0.2
+  choice->learn_trial(*tried, kPlane, kPlane.bytes(), Seconds(0.0002), now, now + 1ms);
+  now += 191ms;  // a millisecond is 0.5 % of 200
   EXPECT_EQ(choice->due(codec("none"), now), nullptr);
-  now += std::chrono::milliseconds(20);
+  now += 20ms;
   EXPECT_NE(choice->due(codec("none"), now), nullptr);
 }
 

@@ -10,8 +10,6 @@
 namespace kvlane {
 namespace {
 
-// The one that takes a codebook from its caller.
-constexpr std::string_view kCodebookCodec = "splitzip";
 // The one whose coded plane is the plane itself.
 constexpr std::string_view kNoCodec = "none";
 
@@ -151,9 +149,8 @@ void KvSender::try_another(const Codec& used, const PlaneShape& shape, ByteView 
   const TimePoint start = SteadyClock::now();
   const Codec* const codec = choice_.due(used, start);
   if (codec == nullptr) return;
-  const std::size_t bytes = codec->encode(shape, plane, nullptr, trial_);
-  const TimePoint end = SteadyClock::now();
-  choice_.learn_trial(*codec, shape, bytes, end - start, end);
+  const TimedEncoding trial = time_encoding(*codec, shape, plane, trial_);
+  choice_.learn_trial(*codec, shape, trial.bytes, trial.time, start, SteadyClock::now());
 }
 
 }  // namespace kvlane
