@@ -64,11 +64,10 @@ for name in "$sender" "$receiver"; do
   ip -n "$name" link set veth0 up
 done
 
-# Burst: what the shaper lets through at once. It has to hold out until a timer wakes the shaper again, or 10 Gbit/s are not
-# reached; of a prompt of 1 GiB it is 0.2 %. Limit: what may wait in the shaper before packets are dropped; as much as a good
-# switch has.
+# Burst: what the shaper lets through at once, more than the largest packet the sender's TCP hands over (64 KiB), and for so long
+# as its timer sleeps. Limit: what may wait in the shaper before packets are dropped; as much as a good switch has.
 shape() {
-  ip netns exec "$sender" tc qdisc replace dev veth0 root tbf rate "$1" burst 2m limit 4m 2>/dev/null
+  ip netns exec "$sender" tc qdisc replace dev veth0 root tbf rate "$1" burst 512k limit 4m 2>/dev/null
 }
 
 # One run at one speed: $1 names it, what follows are flags for the sender.
