@@ -22,10 +22,10 @@ namespace kvlane {
 inline constexpr KvShape kTransferBenchShape{.layers = 32, .kv_heads = 8, .head_dim = 128};
 
 struct TransferBenchOptions {
-  std::filesystem::path directory;                                 // model whose values are sent
-  std::filesystem::path text;                                      // what it reads
+  std::filesystem::path directory;  // model whose values are sent
+  std::filesystem::path text;       // what it reads
   std::vector<std::string> codecs = {"none", "splitzip", "splitzip:channel", "auto"};  // see below
-  int tokens = 8192;                                               // of the prompt
+  int tokens = 8192;  // of the prompt
   int layers = kTransferBenchShape.layers;
   int rounds = 5;  // of all codecs in turn, after one in which the receiver checks what arrives
   Isa isa = Isa::kScalar;

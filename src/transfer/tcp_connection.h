@@ -83,7 +83,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   bool stopping_ = false;
   bool first_message_ = true;
   std::array<std::byte, kMessageHeaderBytes> header_{};
-  Bytes message_;                   // that is being read, in memory that only grows
+  Bytes message_;                  // that is being read, in memory that only grows
   std::size_t message_bytes_ = 0;  // of it
   std::vector<std::shared_ptr<const Bytes>> in_flight_;
 
