@@ -8,48 +8,15 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
+
+#include "base/descriptor.h"
 
 namespace kvlane {
 namespace {
 
-// Closes a descriptor at the end of a scope.
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-  // Closes now; false when the system then tells of a write that failed late.
-  bool close() { return ::close(std::exchange(fd_, -1)) == 0; }
-
- private:
-  int fd_;
-};
-
 // O_NONBLOCK: opening a pipe must not wait for its writer. Regular files do not know the flag.
 constexpr int kOpenToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
-
-Status errno_status(const char* verb, const std::filesystem::path& path) {
-  const int error = errno;
-  std::string message =
-      std::string("cannot ") + verb + " " + path.string() + ": " + std::strerror(error);
-  if (error == ENOENT || error == ENOTDIR) return not_found(std::move(message));
-  if (error == ENOSPC || error == EMFILE || error == ENFILE) return exhausted(std::move(message));
-  return invalid_argument(std::move(message));
-}
-
-// Opens `path` for reading and tells its size; only regular files have one worth trusting.
-Result<std::size_t> regular_file_bytes(int fd, const std::filesystem::path& path) {
-  struct stat info {};
-  if (::fstat(fd, &info) != 0) return errno_status("inspect", path);
-  if (!S_ISREG(info.st_mode)) return invalid_argument(path.string() + " is not a regular file");
-  return static_cast<std::size_t>(info.st_size);
-}
 
 }  // namespace
 
@@ -79,13 +46,7 @@ Status write_durably(const std::filesystem::path& path, ByteView bytes) {
   constexpr mode_t kMode = S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH;
   Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode));
   if (fd.get() < 0) return errno_status("create", path);
-  std::size_t at = 0;
-  while (at < bytes.size()) {
-    const ssize_t put = ::write(fd.get(), bytes.data() + at, bytes.size() - at);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return errno_status("write", path);
-    at += static_cast<std::size_t>(put);
-  }
+  KVLANE_TRY(write_all(fd.get(), bytes, path));
   // Before the rename: else a power cut could leave the new name with none of the bytes.
   if (::fsync(fd.get()) != 0 || !fd.close()) return errno_status("write", path);
   return {};
