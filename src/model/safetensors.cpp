@@ -199,33 +199,29 @@ Result<std::string_view> header_text(ByteView file) {
   return text;
 }
 
-Result<ElementType> element_type(const Entry& entry) {
+Result<ElementType> element_type(const SafetensorsEntry& entry) {
   for (const ElementType type : {ElementType::kF32, ElementType::kBf16, ElementType::kFp16}) {
-    if (*entry.type == safetensors_type_name(type)) return type;
+    if (entry.type == safetensors_type_name(type)) return type;
   }
-  const bool short_name = entry.type->size() <= 16;
+  const bool short_name = entry.type.size() <= 16;
   return unsupported("tensor \"" + entry.name + "\" has the type " +
-                     (short_name ? *entry.type : "of a long name") +
+                     (short_name ? entry.type : "of a long name") +
                      "; kvlane reads F32, BF16 and F16");
 }
 
 // Checks one entry on its own against the bytes behind the header.
-Result<TensorView> tensor_view(const Entry& entry, ByteView data) {
+Result<TensorView> tensor_view(const SafetensorsEntry& entry, ByteView data) {
   TensorView tensor;
   KVLANE_ASSIGN(tensor.type, element_type(entry));
   std::optional<std::uint64_t> bytes = element_bytes(tensor.type);
-  for (const std::uint64_t dimension : *entry.shape) {
+  for (const std::uint64_t dimension : entry.shape) {
     bytes = bytes ? checked_mul(*bytes, dimension) : std::nullopt;
     if (dimension > static_cast<std::uint64_t>(INT64_MAX)) bytes = std::nullopt;
     tensor.shape.push_back(static_cast<std::int64_t>(dimension));
   }
   if (!bytes) return corrupt("the shape of tensor \"" + entry.name + "\" overflows 64 bits");
-  if (entry.offsets->size() != 2) {
-    return corrupt("tensor \"" + entry.name + "\" has " + std::to_string(entry.offsets->size()) +
-                   " data_offsets instead of 2");
-  }
-  const std::uint64_t begin = (*entry.offsets)[0];
-  const std::uint64_t end = (*entry.offsets)[1];
+  const std::uint64_t begin = entry.begin;
+  const std::uint64_t end = entry.end;
   const std::string range = "[" + std::to_string(begin) + ", " + std::to_string(end) + ")";
   if (begin > end || end > data.size()) {
     return corrupt("tensor \"" + entry.name + "\" lies at bytes " + range + " of " +
@@ -297,14 +293,28 @@ const char* safetensors_type_name(ElementType type) {
   return "unknown";
 }
 
+Result<std::vector<SafetensorsEntry>> parse_safetensors_header(std::string_view text) {
+  HeaderHandler handler;
+  if (!Json::sax_parse(text.begin(), text.end(), &handler)) return handler.status();
+  std::vector<SafetensorsEntry> entries;
+  entries.reserve(handler.entries().size());
+  for (const Entry& entry : handler.entries()) {
+    if (entry.offsets->size() != 2) {
+      return corrupt("tensor \"" + entry.name + "\" has " + std::to_string(entry.offsets->size()) +
+                     " data_offsets instead of 2");
+    }
+    entries.push_back(
+        {entry.name, *entry.type, *entry.shape, (*entry.offsets)[0], (*entry.offsets)[1]});
+  }
+  return entries;
+}
+
 Result<std::map<std::string, TensorView>> parse_safetensors(ByteView file) {
   KVLANE_ASSIGN(const std::string_view text, header_text(file));
   const ByteView data = file.subspan(sizeof(std::uint64_t) + text.size());
-  HeaderHandler handler;
-  if (!Json::sax_parse(text.begin(), text.end(), &handler)) return handler.status();
-
+  KVLANE_ASSIGN(const std::vector<SafetensorsEntry> entries, parse_safetensors_header(text));
   std::map<std::string, TensorView> tensors;
-  for (const Entry& entry : handler.entries()) {
+  for (const SafetensorsEntry& entry : entries) {
     KVLANE_ASSIGN(TensorView tensor, tensor_view(entry, data));
     tensors.emplace(entry.name, std::move(tensor));
   }

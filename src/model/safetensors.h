@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -30,6 +31,15 @@ struct TensorView {
   ByteView bytes;
 };
 
+// What a header says of a tensor. Nothing of it has been held against the data yet.
+struct SafetensorsEntry {
+  std::string name;
+  std::string type;  // any text
+  std::vector<std::uint64_t> shape;
+  std::uint64_t begin = 0;  // its bytes, counted from the end of the header
+  std::uint64_t end = 0;
+};
+
 // A tensor to be written. The caller vouches for the sizes: no overflow.
 struct TensorSpec {
   std::string name;
@@ -45,6 +55,10 @@ std::string shape_text(const std::vector<std::int64_t>& shape);
 
 // The name of an element type in safetensors headers: "F32", "BF16", "F16".
 const char* safetensors_type_name(ElementType type);
+
+// Reads the JSON of a header (untrusted): its entries in its order, each name once, each with all
+// of its fields, within the limits above. Any type passes, and any shape and range. kCorrupt.
+Result<std::vector<SafetensorsEntry>> parse_safetensors_header(std::string_view text);
 
 // Reads the header of a whole safetensors file (untrusted bytes) and checks it completely before
 // use: length, JSON, fields, types, shapes against byte ranges, ranges inside the file, no overlap,
