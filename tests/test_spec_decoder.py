@@ -18,6 +18,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 READ_MESSAGES = ROOT / "spec" / "decoder" / "read_messages.py"
+READ_TENSOR_FILE = ROOT / "spec" / "decoder" / "read_tensor_file.py"
 READ_FRAME = ROOT / "spec" / "decoder" / "read_frame.py"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "spec" / "decoder"))
@@ -31,6 +32,8 @@ import message  # noqa: E402
 import read_frame  # noqa: E402
 import splitzip  # noqa: E402
 import splitzip_channel  # noqa: E402
+import tensor_file  # noqa: E402
+import tensor_files  # noqa: E402
 import writer  # noqa: E402
 from refusal import Refusal  # noqa: E402
 from xxh3 import xxh3_64  # noqa: E402
@@ -142,7 +145,7 @@ class GoldenFiles(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             make.make(pathlib.Path(directory))
             made = {path.relative_to(directory): path.read_bytes() for path in pathlib.Path(directory).rglob("*.*")}
-        paths = [path for kind in ("frame", "codec", "message") for path in GOLDEN.glob(f"{kind}/*/*")]
+        paths = [path for kind in ("frame", "codec", "message", "tensor_file") for path in GOLDEN.glob(f"{kind}/*/*")]
         committed = {path.relative_to(GOLDEN): path.read_bytes() for path in paths}
         self.assertEqual(sorted(made), sorted(committed))
         for path, data in made.items():
@@ -175,10 +178,39 @@ class GoldenMessages(unittest.TestCase):
                 message.read_message(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
+class GoldenTensorFiles(unittest.TestCase):
+    def test_valid_files(self):
+        for path in golden("tensor_file/valid", "kvl"):
+            with self.subTest(path.name):
+                head, original = tensor_file.read(path.read_bytes())
+                self.assertEqual(head, json.loads(path.with_suffix(".json").read_text()))
+                self.assertEqual(original, path.with_suffix(".original").read_bytes())
+
+    def test_bad_files_are_refused_for_their_reason(self):
+        for kind in ("corrupt", "unsupported"):
+            for path in golden(f"tensor_file/{kind}", "kvl"):
+                with self.subTest(path.name), self.assertRaises(Refusal) as caught:
+                    tensor_file.read(path.read_bytes())
+                self.assertEqual(caught.exception.kind, kind, path.name)
+
+    def test_every_truncation_and_every_changed_byte_is_refused(self):
+        data = (GOLDEN / "tensor_file" / "valid" / "rest_of_a_row.kvl").read_bytes()
+        for at in range(0, len(data), 3):
+            with self.assertRaises(Refusal, msg=f"cut at {at}"):
+                tensor_file.read(data[:at])
+            with self.assertRaises(Refusal, msg=f"byte {at} changed"):
+                tensor_file.read(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+
+
 class WorkedExamples(unittest.TestCase):
     def test_frame(self):
         expected = (GOLDEN / "frame" / "valid" / "worked_example.frame").read_bytes()
         self.assertEqual(hex_dump("frame.md", "## 9. Worked example"), expected)
+
+    def test_tensor_file(self):
+        expected = (GOLDEN / "tensor_file" / "valid" / "worked_example.kvl").read_bytes()
+        self.assertEqual(hex_dump("tensor_file.md", "## 11. Worked example"), expected)
+        self.assertEqual(tensor_files.tensor_file([tensor_files.EXAMPLE]), expected)
 
     def test_splitzip(self):
         values = [0x3F80, 0xC000, 0x0000, 0x3FC0, 0x7F80, 0x3F00, 0xBF80, 0x4049, 0x7FC1]
@@ -250,6 +282,20 @@ class Program(unittest.TestCase):
         done = self.run_it(GOLDEN / "message" / "corrupt" / "wait_with_a_body.message", program=READ_MESSAGES)
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertRegex(done.stderr, r"\A.*wait_with_a_body.message: corrupt: .*\n\Z")
+
+    def test_gives_the_original_of_a_tensor_file(self):
+        path = GOLDEN / "tensor_file" / "valid" / "several_types.kvl"
+        with tempfile.TemporaryDirectory() as directory:
+            out = pathlib.Path(directory, "original")
+            done = self.run_it(path, "--out", out, program=READ_TENSOR_FILE)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads(done.stdout), json.loads(path.with_suffix(".json").read_text()))
+            self.assertEqual(out.read_bytes(), path.with_suffix(".original").read_bytes())
+            bad = GOLDEN / "tensor_file" / "corrupt" / "planes_of_two_files.kvl"
+            done = self.run_it(bad, "--out", pathlib.Path(directory, "none"), program=READ_TENSOR_FILE)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertRegex(done.stderr, r"\A.*planes_of_two_files.kvl: corrupt: .*\n\Z")
+            self.assertFalse(pathlib.Path(directory, "none").exists())
 
     def test_a_bad_file_gives_one_sentence_and_status_1(self):
         for path in (GOLDEN / "codec" / "corrupt" / "splitzip_mode_2.frame", GOLDEN / "no_such_file"):

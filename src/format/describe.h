@@ -1,4 +1,4 @@
-// Files of frames told as JSON, for people and scripts (`kvlane inspect`).
+// Files of frames and tensor files told as JSON, for people and scripts (`kvlane inspect`).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -20,5 +20,15 @@ inline constexpr std::size_t kFramesDescribedMax = 65536;
 // checksums are verified first; bodies are not decoded. Fails as parse_frame does, with the number
 // and offset of the frame that is to blame, or with kExhausted beyond kFramesDescribedMax.
 Result<std::string> describe_frame_json(ByteView file);
+
+// Of a tensor file; bounds memory too.
+inline constexpr std::size_t kSegmentsDescribedMax = 65536;
+
+// Describes a tensor file as a JSON object in the form of spec/tensor_file.md, section 10, with
+// "checksums_verified": true, "container_bytes" and "ratio"; each segment has "coded_bytes",
+// "codecs" (how many of its planes have which) and its "ratio" besides. All checksums are verified
+// first but those of the planes of the original: bodies are not decoded. Fails as the parsers of
+// format/tensor_file.h do, or with kExhausted beyond kSegmentsDescribedMax.
+Result<std::string> describe_tensor_file_json(ByteView file);
 
 }  // namespace kvlane

@@ -1,4 +1,4 @@
-"""Makes the golden files beside it: frames and messages that every reader accepts or refuses, forever.
+"""Makes the golden files beside it: frames, messages and tensor files that every reader accepts or refuses, forever.
 
     python3 tests/golden/make.py [DIR]
 
@@ -14,6 +14,7 @@ import sys
 
 import channel
 import messages
+import tensor_files
 from writer import (
     BF16, FP8_E4M3, FP8_E5M2, FP16, MAGIC, Header, best_codebook, coded_body, escape_words, frame, raw_body, splitzip,
     values_to_bytes,
@@ -408,6 +409,8 @@ def make(directory):
     channel.make_refused(out)
     messages.make_valid(out.write)
     messages.make_refused(out.write)
+    tensor_files.make_valid(out.write)
+    tensor_files.make_refused(out.write)
 
 
 if __name__ == "__main__":
