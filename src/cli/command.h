@@ -29,5 +29,6 @@ void add_inspect(CLI::App& app, Run& run);
 void add_synth(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
 void add_calibrate(CLI::App& app, Run& run);
+void add_file(CLI::App& app, Run& run);
 
 }  // namespace kvlane

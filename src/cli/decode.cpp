@@ -1,12 +1,27 @@
 // `kvlane decode`: a worker that continues what prefill workers computed.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <memory>
 
 #include "cli/command.h"
 #include "cli/worker_command.h"
 
 namespace kvlane {
+namespace {
+
+Status decode(const WorkerFlags& flags) {
+  std::error_code error;
+  // Somebody who has a tensor file may well try this first.
+  if (std::filesystem::is_regular_file(flags.model.directory, error)) {
+    return invalid_argument(flags.model.directory +
+                            " is a file, and a decode worker needs a model directory; files are "
+                            "decoded by `kvlane file decode`");
+  }
+  return run_worker(Role::kDecode, flags);
+}
+
+}  // namespace
 
 void add_decode(CLI::App& app, Run& run) {
   CLI::App* const command =
@@ -18,7 +33,7 @@ void add_decode(CLI::App& app, Run& run) {
   add_server_flags(*command, flags->server);
   add_data_plane_flags(*command, flags->data_plane);
   add_parent_flag(*command, flags->parent);
-  command->callback([flags, &run] { run = [flags] { return run_worker(Role::kDecode, *flags); }; });
+  command->callback([flags, &run] { run = [flags] { return decode(*flags); }; });
 }
 
 }  // namespace kvlane

@@ -1,4 +1,4 @@
-// `kvlane inspect`: what is in this checkpoint, or in this file of frames?
+// `kvlane inspect`: what is in this checkpoint, this file of frames, this tensor file?
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "format/describe.h"
+#include "format/tensor_file.h"
 #include "model/describe.h"
 
 namespace kvlane {
@@ -29,7 +30,8 @@ Result<std::string> describe(const std::string& path) {
     return invalid_argument(path + " is a part of a checkpoint: inspect its directory");
   }
   KVLANE_ASSIGN(const MappedFile file, MappedFile::open(path));
-  auto description = describe_frame_json(file.bytes());
+  auto description = begins_tensor_file(file.bytes()) ? describe_tensor_file_json(file.bytes())
+                                                      : describe_frame_json(file.bytes());
   if (!description.ok()) return description.status().with_context(path);
   return description;
 }
@@ -62,11 +64,12 @@ Status inspect(const InspectFlags& flags) {
 }  // namespace
 
 void add_inspect(CLI::App& app, Run& run) {
-  CLI::App* const command =
-      app.add_subcommand("inspect", "Tell what is in a checkpoint directory or a file of frames");
+  CLI::App* const command = app.add_subcommand(
+      "inspect", "Tell what is in a checkpoint directory, a file of frames or a tensor file");
   command->footer("Example: kvlane inspect models/kvlane-tiny-gqa");
   const auto flags = std::make_shared<InspectFlags>();
-  command->add_option("PATH", flags->path, "model directory, or file of KV frames")->required();
+  command->add_option("PATH", flags->path, "model directory, file of KV frames, or FILE.kvl")
+      ->required();
   command->add_flag("--json", flags->json, "one JSON object");
   command->callback([flags, &run] { run = [flags] { return inspect(*flags); }; });
 }
