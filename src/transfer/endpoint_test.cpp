@@ -123,7 +123,7 @@ TEST(Endpoint, SlabsAreFramedWhereTheyAreSentFrom) {
     header.layer = 2;
     EXPECT_EQ(journey.outgoing->add_slab(header, frame.k, frame.v).code(), Code::kInvalidArgument);
     header.layer = 0;
-    header.model[0] = static_cast<std::uint8_t>(header.model[0] + 1);
+    header.model[0] ^= std::byte{1};
     EXPECT_EQ(journey.outgoing->add_slab(header, frame.k, frame.v).code(), Code::kInvalidArgument);
     EXPECT_EQ(journey.outgoing->add_slab(frame.header, {}, frame.v).code(), Code::kInvalidArgument);
   }
