@@ -81,7 +81,7 @@ FRONTIER = (
     Mark("splitzip", "splitzip", ours=True, encode=(9, 1), decode=(9, 1)),
     Mark("bytesplit_zstd1", "byte split + zstd −1", encode=(-2, 8), decode=(-2, 8)),
     Mark("bytesplit_huffman", "byte split + Huffman", encode=(-2, -12), decode=(-26, -12)),
-    Mark("bitshuffle_lz4", "bit shuffle + LZ4", encode=(7, -1), decode=(14, 8)),
+    Mark("bitshuffle_lz4", "bit shuffle + LZ4", encode=(7, -1), decode=(5, 8)),
     Mark("zstd3", "zstd −3", encode=(-2, 8), decode=(-12, 8)),
     Mark("zstd1", "zstd −1", encode=(-2, -12), decode=(-2, -12)),
     Mark("lz4", "LZ4", encode=(0, 8), decode=(0, 8)),

@@ -51,8 +51,8 @@ int main(int argc, char** argv) {
     }
   }
   const PlaneShape& kv = captured.shape(Tensor::kK);
-  std::ofstream(directory / "shape") << captured.layers() << " " << kv.kv_heads << " "
-                                     << kv.head_dim << " "
-                                     << captured.shape(Tensor::kHidden).head_dim << "\n";
+  std::ofstream(directory / "shape")
+      << captured.layers() << " " << kv.kv_heads << " " << kv.head_dim << " "
+      << captured.shape(Tensor::kHidden).head_dim << "\n";
   return 0;
 }

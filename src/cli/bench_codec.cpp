@@ -75,8 +75,8 @@ void add_bench_codec(CLI::App& bench, Run& run) {
   command->add_option("--threads", options.threads, "of the figures on several threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->add_flag("--yardsticks,!--no-yardsticks", options.yardsticks,
-                    "measure general compressors too (default: yes)");
+  command->add_flag("--no-yardsticks{false}", options.yardsticks,
+                    "leave general compressors and the frontier out");
   command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
       ->capture_default_str();
   command->add_flag("--json", flags->json, "one JSON object instead of a table");
