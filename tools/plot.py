@@ -5,8 +5,11 @@
     scripts/setup plots
     kvlane bench codec DIR --text FILE --json > report.json
     build/plots/bin/python tools/plot.py codec-frontier report.json docs/images/codec_frontier.svg
+    build/plots/bin/python tools/plot.py codec-crossover unshaped.json 1=1gbit.json 10=10gbit.json \\
+        docs/images/codec_crossover.svg
 
-A plot is a function of reports that returns a figure, and a line in PLOTS.
+A plot is a function of reports that returns a figure, and a line in PLOTS. A report measured over a link of known
+speed is named with its Gbit/s before it.
 """
 
 import argparse
@@ -41,7 +44,9 @@ STYLE = {
 class Report:
     """One --json object of `kvlane bench`."""
 
-    def __init__(self, path):
+    def __init__(self, named):
+        speed, _, path = named.rpartition("=")
+        self.gbit = float(speed) if speed else None
         text = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         self.machine = text["machine"]
         self.values = {figure["name"]: figure["value"] for figure in text["results"]}
@@ -51,10 +56,10 @@ class Report:
 
 
 def speed_axis(axes, least, most):
-    """A logarithmic axis of GB/s from left to right, with ticks that people count in."""
+    """A logarithmic axis of speeds from left to right, with ticks that people count in."""
     axes.set_xscale("log")
     axes.set_xlim(least, most)
-    axes.set_xticks([tick for tick in (0.25, 0.5, 1, 2, 5, 10, 20, 50) if least <= tick <= most])
+    axes.set_xticks([tick for tick in (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500) if least <= tick <= most])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="both", length=0)
@@ -144,13 +149,68 @@ def codec_frontier(reports):
     return figure
 
 
-PLOTS = {"codec-frontier": codec_frontier}
+# --- bench transfer -------------------------------------------------------------------------------
+
+CROSSOVER = (("splitzip", "splitzip", "#0369a1"), ("splitzip_channel", "splitzip:channel", OURS))
+GBIT = 0.125  # GB/s
+LEAST, MOST = 0.5, 500  # Gbit/s
+
+
+def gain(values, codec, gbit, overlapped):
+    """Time without the codec over time with it: src/plan/codec_policy."""
+    name = f"transfer_{codec}_"
+    link = gbit * GBIT
+    stages = (
+        1 / values[name + "encode_speed"],
+        1 / (values[name + "bytes_ratio"] * link),
+        1 / values[name + "decode_speed"],
+    )
+    return 1 / link / (max(stages) if overlapped else sum(stages))
+
+
+def codec_crossover(reports):
+    """Gain over the speed of the link: lines from the first report's speeds, points from the others' links."""
+    unshaped, *measured = reports
+    values = unshaped.values
+    figure = Figure(figsize=(7.2, 4.1), layout="none")
+    axes = figure.subplots()
+    figure.subplots_adjust(left=0.085, right=0.985, top=0.96, bottom=0.2)
+    speeds = [LEAST * (MOST / LEAST) ** (step / 400) for step in range(401)]
+    axes.axhline(1, color=OTHERS, lw=0.8)
+    for codec, label, colour in CROSSOVER:
+        for overlapped in (True, False):
+            gains = [gain(values, codec, speed, overlapped) for speed in speeds]
+            stages = "overlapped" if overlapped else "one after another"
+            look = {"lw": 1.8, "ls": "-"} if overlapped else {"lw": 1.1, "ls": (0, (4, 2))}
+            axes.plot(speeds, gains, color=colour, label=f"{label}, {stages}", **look)
+            edge = values[f"transfer_{codec}_crossover" + ("" if overlapped else "_serial")] / GBIT
+            if LEAST <= edge <= MOST:
+                axes.plot(edge, 1, "o", ms=5, color=colour, mec="white", mew=1, zorder=4)
+                place = {"xytext": (0, -13 if codec == "splitzip_channel" else 6), "textcoords": "offset points"}
+                axes.annotate(f"{edge:.0f}", (edge, 1), ha="center", color=colour, **place)
+        for report in measured:
+            reached = report.values[f"transfer_{codec}_time_ratio"]
+            axes.plot(report.gbit, reached, "D", ms=5.5, color=colour, mec="white", mew=1, zorder=5)
+    axes.plot([], [], "D", color=QUIET, ms=5.5, label="measured, one prompt of 8K tokens")
+    speed_axis(axes, LEAST, MOST)
+    axes.set_ylim(0.4, 1.6)
+    axes.set_xlabel("speed of the link, Gbit/s")
+    axes.set_ylabel("times as fast as no codec")
+    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, loc="lower left", fontsize=8, labelcolor=OTHERS)
+    note = f"One core encodes, one decodes. K and V of a trained model, Llama 3.1 8B's shape.\n{unshaped.machine}."
+    footnote(figure, note)
+    return figure
+
+
+PLOTS = {"codec-frontier": codec_frontier, "codec-crossover": codec_crossover}
 
 
 def main():
     parser = argparse.ArgumentParser(description="Draws what benchmarks printed with --json as SVG.")
     parser.add_argument("plot", choices=PLOTS)
-    parser.add_argument("reports", nargs="+", help="--json output of kvlane bench")
+    parser.add_argument("reports", nargs="+", help="--json output of kvlane bench, or GBIT=FILE")
     parser.add_argument("out", help="SVG file to write")
     options = parser.parse_args()
     matplotlib.rcParams.update(STYLE)
