@@ -50,6 +50,12 @@ inline __m256i rotate_right(__m256i words) {
   return _mm256_or_si256(_mm256_srli_epi16(words, 1), _mm256_slli_epi16(words, 15));
 }
 
+template <bool kStreaming>
+inline void put_line(std::byte* at, const __m256i (&halves)[2]) {
+  put<kStreaming>(at, halves[0]);
+  put<kStreaming>(at + 32, halves[1]);
+}
+
 // Exponents and rests of 32 values, in the order of their places.
 struct Halves {
   __m256i exponents, rests;
@@ -189,23 +195,31 @@ EncodeProgress encode(const EncodeTask& task) {
     if (static_cast<std::size_t>(table_end - table) < kChunkElements) break;
     std::uint32_t masks[kMasksPerChunk];
     std::uint32_t any = 0;
-    for (std::size_t step = 0; step < 4; ++step) {  // two to a group of 128 values
-      const std::size_t at = step / 2 * kGroupBytes + step % 2 * 32;
-      prefetch<2>(values + step * 128 + kPrefetchBytes);
-      if constexpr (!kStreaming) {
-        if (step % 2 == 0) prefetch_target<1>(nibbles + step * 32);
-        prefetch_target<1>(rests + step * 64);
+    for (std::size_t group = 0; group < 2; ++group) {
+      // Lines are written whole, one after the other: each that is begun holds a buffer on its way.
+      __m256i codes[2], low_rests[2], high_rests[2];
+      for (std::size_t half = 0; half < 2; ++half) {
+        const std::byte* const from = values + group * kGroupBytes + half * 32;
+        prefetch<2>(values + group * kGroupBytes + half * 128 + kPrefetchBytes);
+        const Halves low = split(from);
+        const Halves high = split(from + 128);
+        std::uint32_t* const mask = masks + group * 4 + half;
+        codes[half] = _mm256_or_si256(coder(low.exponents, mask[0]),
+                                      _mm256_slli_epi16(coder(high.exponents, mask[2]), 4));
+        any |= mask[0] | mask[2];
+        low_rests[half] = low.rests;
+        high_rests[half] = high.rests;
       }
-      const Halves low = split(values + at);
-      const Halves high = split(values + at + 128);
-      const std::size_t mask = step / 2 * 4 + step % 2;
-      const __m256i low_codes = coder(low.exponents, masks[mask]);
-      const __m256i high_codes = coder(high.exponents, masks[mask + 2]);
-      any |= masks[mask] | masks[mask + 2];
-      put<kStreaming>(nibbles + step * 32,
-                      _mm256_or_si256(low_codes, _mm256_slli_epi16(high_codes, 4)));
-      put<kStreaming>(rests + mask * 32, low.rests);
-      put<kStreaming>(rests + mask * 32 + 64, high.rests);
+      std::byte* const group_nibbles = nibbles + group * kGroupElements / 2;
+      std::byte* const group_rests = rests + group * kGroupElements;
+      if constexpr (!kStreaming) {
+        prefetch_target<1>(group_nibbles);
+        prefetch_target<1>(group_rests);
+        prefetch_target<1>(group_rests + 64);
+      }
+      put_line<kStreaming>(group_nibbles, codes);
+      put_line<kStreaming>(group_rests, low_rests);
+      put_line<kStreaming>(group_rests + 64, high_rests);
     }
     task.counts[done] = 0;
     if (any != 0) table = finish_chunk(values, masks, nibbles, task.counts + done, table);
