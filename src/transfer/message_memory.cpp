@@ -37,7 +37,8 @@ Bytes MessageMemory::find_or_make(std::size_t bytes) {
     if (fit != free_.end() && fit->first <= 2 * bytes) {
       free_bytes_ -= fit->first;
       used_bytes_ += fit->first;
-      return std::move(free_.extract(fit).mapped());
+      Bytes found = std::move(free_.extract(fit).mapped());
+      return found;
     }
   }
   Bytes buffer;
