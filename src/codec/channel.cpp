@@ -27,30 +27,6 @@ const Kernels& kernels(Isa isa) {
   return kScalarKernels;
 }
 
-namespace {
-constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
-constexpr std::size_t round_up(std::size_t a, std::size_t b) { return divide_up(a, b) * b; }
-}  // namespace
-
-Sections sections(const PlaneShape& shape) {
-  const std::size_t heads = shape.kv_heads;
-  const std::size_t rows = shape.rows;
-  const std::size_t channels = shape.head_dim;
-  const std::size_t row_blocks = divide_up(rows, kTileRows);
-  Sections s{};
-  s.tiles = heads * row_blocks * divide_up(channels, kTileChannels);
-  s.counts = sizeof(Prefix);
-  s.anchors = s.counts + sizeof(TileCounts) * s.tiles;
-  s.anchors_end = s.anchors + s.tiles;
-  s.base_codes = round_up(s.anchors_end, kSectionAlignment);
-  s.base_codes_end = s.base_codes + heads * row_blocks * packed_bytes(channels);
-  s.codes = round_up(s.base_codes_end, kSectionAlignment);
-  s.codes_end = s.codes + heads * packed_bytes(rows) * channels;
-  s.sign_mantissa = round_up(s.codes_end, kSectionAlignment);
-  s.tails = s.sign_mantissa + shape.elements();
-  return s;
-}
-
 }  // namespace channel
 
 namespace {

@@ -53,7 +53,28 @@ struct Sections {
   std::size_t sign_mantissa;
   std::size_t tails;
 };
-Sections sections(const PlaneShape& shape);
+
+constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+constexpr std::size_t round_up(std::size_t a, std::size_t b) { return divide_up(a, b) * b; }
+
+inline Sections sections(const PlaneShape& shape) {
+  const auto heads = static_cast<std::size_t>(shape.kv_heads);
+  const auto rows = static_cast<std::size_t>(shape.rows);
+  const auto channels = static_cast<std::size_t>(shape.head_dim);
+  const std::size_t row_blocks = divide_up(rows, kTileRows);
+  Sections s{};
+  s.tiles = heads * row_blocks * divide_up(channels, kTileChannels);
+  s.counts = sizeof(Prefix);
+  s.anchors = s.counts + sizeof(TileCounts) * s.tiles;
+  s.anchors_end = s.anchors + s.tiles;
+  s.base_codes = round_up(s.anchors_end, kSectionAlignment);
+  s.base_codes_end = s.base_codes + heads * row_blocks * packed_bytes(channels);
+  s.codes = round_up(s.base_codes_end, kSectionAlignment);
+  s.codes_end = s.codes + heads * packed_bytes(rows) * channels;
+  s.sign_mantissa = round_up(s.codes_end, kSectionAlignment);
+  s.tails = s.sign_mantissa + shape.elements();
+  return s;
+}
 
 // The length of a raw body, and the most that a plane of so many bytes takes.
 constexpr std::size_t raw_body_bytes(std::size_t plane_bytes) {

@@ -1,0 +1,177 @@
+// Fibers over ucontext, and the barriers between them.
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/emulated_block.h"
+
+#include <ucontext.h>
+
+#include <cassert>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+// AddressSanitizer has to be told of every change of stacks.
+#if defined(__SANITIZE_ADDRESS__)
+#define KVLANE_ASAN_FIBERS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define KVLANE_ASAN_FIBERS 1
+#endif
+#endif
+#ifdef KVLANE_ASAN_FIBERS
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace kvlane::gpu {
+
+namespace {
+constexpr std::size_t kStackBytes = 256 * 1024;
+}  // namespace
+
+class EmulatedBlock {
+ public:
+  using Kernel = std::function<void(EmulatedThread&)>;
+  EmulatedBlock(int threads, std::uint64_t seed, const Kernel& kernel)
+      : kernel_(kernel), random_(seed), fibers_(threads), warps_(threads / kWarpThreads) {
+    assert(threads % kWarpThreads == 0);
+  }
+
+  void run() {
+    for (int i = 0; i < threads(); ++i) prepare(i);
+    while (!ready_.empty()) {
+      const std::size_t pick = random_() % ready_.size();
+      running_ = ready_[pick];
+      ready_[pick] = ready_.back();
+      ready_.pop_back();
+      switch_to(fibers_[running_]);
+    }
+    if (done_ != static_cast<int>(fibers_.size())) {
+      throw std::logic_error("some threads of the block wait for others that have ended");
+    }
+  }
+
+  int threads() const { return static_cast<int>(fibers_.size()); }
+
+  // The calling fiber waits until all of its warp (its block) have come here.
+  void meet_warp(int index, std::uint32_t x) {
+    Group& warp = warps_[index / kWarpThreads];
+    warp.brought[index % kWarpThreads] = x;
+    meet(warp, kWarpThreads);
+  }
+  const std::array<std::uint32_t, kWarpThreads>& brought(int index) const {
+    return warps_[index / kWarpThreads].told;
+  }
+  void meet_block() { meet(whole_, threads()); }
+
+ private:
+  struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<std::byte[]> stack;
+  };
+  struct Group {
+    std::vector<int> waiting;
+    std::array<std::uint32_t, kWarpThreads> brought{}, told{};
+  };
+
+  void prepare(int index) {
+    Fiber& fiber = fibers_[index];
+    fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    const auto self = reinterpret_cast<std::uintptr_t>(this);
+    makecontext(&fiber.context, reinterpret_cast<void (*)()>(&EmulatedBlock::enter), 3,
+                static_cast<unsigned>(self >> 32), static_cast<unsigned>(self),
+                static_cast<unsigned>(index));
+    ready_.push_back(index);
+  }
+
+  static void enter(unsigned high, unsigned low, unsigned index) {
+    auto* const block =
+        reinterpret_cast<EmulatedBlock*>(static_cast<std::uintptr_t>(high) << 32 | low);
+#ifdef KVLANE_ASAN_FIBERS
+    __sanitizer_finish_switch_fiber(nullptr, &block->main_stack_, &block->main_stack_bytes_);
+#endif
+    {
+      EmulatedThread thread(*block, static_cast<int>(index));
+      block->kernel_(thread);
+    }
+    ++block->done_;
+    block->switch_back(true);
+  }
+
+  void switch_to(Fiber& fiber) {
+#ifdef KVLANE_ASAN_FIBERS
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), kStackBytes);
+    swapcontext(&main_, &fiber.context);
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#else
+    swapcontext(&main_, &fiber.context);
+#endif
+  }
+  void switch_back([[maybe_unused]] bool for_good) {
+    Fiber& fiber = fibers_[running_];
+#ifdef KVLANE_ASAN_FIBERS
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, main_stack_, main_stack_bytes_);
+    swapcontext(&fiber.context, &main_);
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#else
+    swapcontext(&fiber.context, &main_);
+#endif
+  }
+
+  void meet(Group& group, int size) {
+    group.waiting.push_back(running_);
+    if (static_cast<int>(group.waiting.size()) == size) {
+      group.told = group.brought;
+      ready_.insert(ready_.end(), group.waiting.begin(), group.waiting.end());
+      group.waiting.clear();
+    }
+    switch_back(false);
+  }
+
+  const Kernel& kernel_;
+  std::mt19937_64 random_;
+  std::vector<Fiber> fibers_;
+  std::vector<Group> warps_;
+  Group whole_;
+  std::vector<int> ready_;
+  int running_ = 0;
+  int done_ = 0;
+  ucontext_t main_{};
+#ifdef KVLANE_ASAN_FIBERS
+  const void* main_stack_ = nullptr;
+  std::size_t main_stack_bytes_ = 0;
+#endif
+};
+
+int EmulatedThread::threads() const { return block_.threads(); }
+void EmulatedThread::sync_block() { block_.meet_block(); }
+
+const EmulatedThread::Lanes& EmulatedThread::exchange(std::uint32_t x) {
+  block_.meet_warp(index_, x);
+  seen_ = block_.brought(index_);
+  return seen_;
+}
+
+std::uint32_t EmulatedThread::ballot(bool condition) {
+  std::uint32_t votes = 0;
+  const Lanes& all = exchange(condition ? 1 : 0);
+  for (int i = 0; i < kWarpThreads; ++i) votes |= all[i] << i;
+  return votes;
+}
+
+std::uint32_t EmulatedThread::sum(std::uint32_t x) {
+  std::uint32_t total = 0;
+  for (const std::uint32_t y : exchange(x)) total += y;
+  return total;
+}
+
+void run_block(int threads, std::uint64_t seed,
+               const std::function<void(EmulatedThread&)>& kernel) {
+  EmulatedBlock(threads, seed, kernel).run();
+}
+
+}  // namespace kvlane::gpu

@@ -1,0 +1,57 @@
+// Kernels on a CPU: a block of threads that take turns, for tests of device code where no GPU is.
+//
+// Threads are fibers of one thread. At every barrier and exchange the next one that may go on runs,
+// chosen by `seed`: an order that a GPU could have too, so a barrier that is missing shows as a
+// wrong result for some seed.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "gpu/device_code.h"
+
+namespace kvlane::gpu {
+
+class EmulatedBlock;
+
+// See gpu/device_code.h.
+class EmulatedThread {
+ public:
+  EmulatedThread(EmulatedBlock& block, int index) : block_(block), index_(index) {}
+
+  int index() const { return index_; }
+  int threads() const;
+  int lane() const { return index_ % kWarpThreads; }
+  int warp() const { return index_ / kWarpThreads; }
+  int warps() const { return threads() / kWarpThreads; }
+
+  void sync_block();
+  void sync_warp() { exchange(0); }
+  std::uint32_t shuffle(std::uint32_t x, int lane) { return exchange(x)[lane]; }
+  std::uint32_t shuffle_up(std::uint32_t x, int by, int width) {
+    const auto& all = exchange(x);
+    return lane() % width < by ? x : all[lane() - by];
+  }
+  std::uint32_t ballot(bool condition);
+  std::uint32_t sum(std::uint32_t x);
+  void add(std::uint32_t& word, std::uint32_t x) { word += x; }
+
+ private:
+  using Lanes = std::array<std::uint32_t, kWarpThreads>;
+  // What every thread of the warp has brought.
+  const Lanes& exchange(std::uint32_t x);
+
+  EmulatedBlock& block_;
+  const int index_;
+  Lanes seen_{};
+};
+
+// Runs `kernel` once for each of `threads` threads, a multiple of 32, and returns when all are
+// done. Throws std::logic_error when some wait for others that have ended: a barrier that not all
+// reach.
+void run_block(int threads, std::uint64_t seed, const std::function<void(EmulatedThread&)>& kernel);
+
+}  // namespace kvlane::gpu
