@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "format/element.h"
 
@@ -26,10 +27,10 @@ constexpr NarrowFloat narrow_float(ElementType type) {
 }
 
 // The code of the nearest value, of two equally near ones the even one; what lies beyond the
-// largest finite value becomes that. `x` is finite.
+// largest finite value becomes that, infinity too. `x` is no NaN.
 inline std::uint32_t to_narrow(NarrowFloat type, float x) {
   const int least_exponent = 2 - (1 << (type.exponent_bits - 1));
-  const float magnitude = std::abs(x);
+  const float magnitude = std::min(std::abs(x), std::numeric_limits<float>::max());
   const int exponent =
       std::max(magnitude == 0 ? least_exponent : std::ilogb(magnitude), least_exponent);
   // In steps of the last mantissa bit: exact, and 2 to the power of mantissa_bits more than the

@@ -41,6 +41,7 @@ TEST_P(NarrowFloats, WhatIsTooLargeIsTheLargest) {
   const NarrowFloat type = narrow_float(GetParam());
   EXPECT_EQ(to_narrow(type, 1e9F), type.largest);
   EXPECT_EQ(to_narrow(type, 3e38F), type.largest);
+  EXPECT_EQ(to_narrow(type, std::numeric_limits<float>::infinity()), type.largest);
 }
 
 TEST(NarrowFloats, LargestValues) {
