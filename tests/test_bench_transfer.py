@@ -75,9 +75,9 @@ class BenchTransfer(program.ProgramTest):
             self.addCleanup(receiver.kill)
             address = receiver.stdout.readline().decode().split()[-1]
             done = transfer(GQA, "--text", TEXT, *SMALL, "--send-to", address)
-            self.assert_refused(done, "100 tokens")
+            self.assert_refused(done, "")  # the reason, or that the link broke: the receiver ends at once
             self.assertEqual(receiver.wait(program.PATIENCE), 1)
-            self.assertIn(b"64", receiver.stderr.read())
+            self.assertRegex(receiver.stderr.read().decode(), "100 tokens.* 64")
 
     def test_what_makes_no_sense_is_refused(self):
         self.assert_refused(transfer(GQA), "--text")
