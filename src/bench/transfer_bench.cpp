@@ -24,6 +24,7 @@ namespace {
 // Tokens that are computed for their values; longer prompts repeat them.
 constexpr std::size_t kRecordedTokens = 4096;
 constexpr Seconds kWait{600};  // for the other end
+constexpr Seconds kLastWord{1};
 
 // Both ends know which transfer comes next.
 TransferId id_of(int number) {
@@ -106,7 +107,7 @@ class Receiver {
           // Before the sender hears of it, so that it cannot be too early with the next.
           Status status = received.ok() ? check(*received) : received.status();
           if (status.ok()) status = expect_next();
-          if (!status.ok()) done_.set_value(status);
+          if (!status.ok()) give_up(std::move(status));
         });
     receiver->grant();
     return end_.endpoint->expect(id_of(next_++), kWait, receiver);
@@ -120,6 +121,12 @@ class Receiver {
   }
 
  private:
+  // A process of its own stays a moment: the sender is still to hear why, and a connection that
+  // ends with bytes unread takes what was on its way along.
+  void give_up(Status why) {
+    if (!options_.listen) return done_.set_value(std::move(why));
+    end_.network->call_after(kLastWord, [this, why] { done_.set_value(why); });
+  }
   // What the codec before left would do as well.
   void wipe() {
     for (int block = 0; block < end_.table->blocks(); ++block) {
