@@ -15,6 +15,7 @@
 #include "calib/text_tokens.h"
 #include "codec/exponents.h"
 #include "cpu/parallel.h"
+#include "cpu/streaming_copy.h"
 
 namespace kvlane {
 namespace {
@@ -298,7 +299,7 @@ Status CodecBench::time(Place place, const PlaneSet& set, std::span<const Coder>
   std::byte* const copy = memory_.copy();
   std::vector<Contender> contenders;
   contenders.push_back({"memcpy", [&] { std::memcpy(copy, set.data(), set.bytes()); }, {}});
-  contenders.push_back({"stream_copy", [&] { stream_copy(copy, set.data(), set.bytes()); }, {}});
+  contenders.push_back({"stream_copy", [&] { streaming_copy(copy, set.data(), set.bytes()); }, {}});
   contenders.push_back({"plane_copy", [&] { copy_planes(copy, set); }, {}});
   const std::size_t copies = contenders.size();
   for (CodedSet& coded : sets) {

@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/codec_speed.h"
 
-#include <emmintrin.h>
-
 #include <atomic>
 #include <cstring>
 #include <numeric>
@@ -62,22 +60,6 @@ bool CodedSet::comes_back(const CodingMemory& memory) {
 double CodedSet::ratio() const {
   const std::size_t coded = std::accumulate(sizes_.begin(), sizes_.end(), std::size_t{0});
   return static_cast<double>(set_.bytes()) / static_cast<double>(coded);
-}
-
-void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  const auto* source = reinterpret_cast<const __m128i*>(from);
-  auto* target = reinterpret_cast<__m128i*>(to);
-  for (std::size_t line = 0; line < bytes / 64; ++line, source += 4, target += 4) {
-    const __m128i a = _mm_loadu_si128(source);
-    const __m128i b = _mm_loadu_si128(source + 1);
-    const __m128i c = _mm_loadu_si128(source + 2);
-    const __m128i d = _mm_loadu_si128(source + 3);
-    _mm_stream_si128(target, a);
-    _mm_stream_si128(target + 1, b);
-    _mm_stream_si128(target + 2, c);
-    _mm_stream_si128(target + 3, d);
-  }
-  _mm_sfence();
 }
 
 }  // namespace kvlane

@@ -53,7 +53,4 @@ class CodedSet {
   std::vector<std::size_t> sizes_;
 };
 
-// Copies with stores past the caches; `bytes` is a multiple of 64, `to` aligned to 64.
-void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes);
-
 }  // namespace kvlane

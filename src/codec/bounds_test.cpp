@@ -14,7 +14,7 @@
 
 #include "codec/codec.h"
 #include "codec/splitzip_fixture.h"
-#include "codec/splitzip_kernels.h"
+#include "cpu/streaming_copy.h"
 
 namespace kvlane {
 namespace {
@@ -278,7 +278,7 @@ TEST_P(Bounds, EveryChangedByte) {
 // Large enough for stores around the caches, whole lines of which end where the pages end.
 TEST_P(Bounds, WhereOutputIsStreamed) {
   const PlaneShape shape{ElementType::kBf16, 65, 64, 1024 + 64};
-  ASSERT_GE(shape.bytes(), splitzip::kStreamingBytes);
+  ASSERT_GE(shape.bytes(), kStreamingBytes);
   ASSERT_EQ(shape.bytes() % 64, 0U);
   const Bytes plane = plane_of(shape, Values::kSomeOutliers, 1);
   const Bytes expected = encode_by_scalar(shape, plane);

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "codec/splitzip_kernels.h"
+#include "cpu/streaming_copy.h"
 #include "format/frame.h"
 
 namespace kvlane {
@@ -126,7 +126,7 @@ std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, ByteVi
                          std::size_t limit, std::span<std::byte> body) {
   const Sections at = sections(shape);
   if (at.tails >= limit) return 0;
-  const bool stream = plane.size() >= splitzip::kStreamingBytes && is_aligned(body.data()) &&
+  const bool stream = plane.size() >= kStreamingBytes && is_aligned(body.data()) &&
                       shape.head_dim % kTileChannels == 0;
   EncodeScratch scratch;
   std::size_t end = at.tails;
@@ -245,7 +245,7 @@ Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView bo
       !all_zero(body, at.codes_end, at.sign_mantissa) || !all_zero(body, end, body.size())) {
     return corrupt("the splitzip:channel body has padding that is not zero");
   }
-  const bool stream = plane.size() >= splitzip::kStreamingBytes && is_aligned(plane.data()) &&
+  const bool stream = plane.size() >= kStreamingBytes && is_aligned(plane.data()) &&
                       shape.head_dim % kTileChannels == 0;
   DecodeScratch scratch;
   std::size_t tails = at.tails;

@@ -9,6 +9,7 @@
 
 #include "codec/splitzip.h"
 #include "cpu/isa.h"
+#include "cpu/streaming_copy.h"
 #include "format/element.h"
 
 namespace kvlane::splitzip {
@@ -70,13 +71,6 @@ struct Kernels {
 
 // The kernels of a tier that this processor supports.
 const Kernels& kernels_of(Isa isa);
-
-// From this many bytes of output on, kernels write past the caches.
-// Output of that size is no longer in a private cache when somebody reads it, and a line written
-// through the caches is first read from memory. Where shared caches are large, both ways are
-// equally fast around this size (lab/splitzip); slabs are smaller and stay in the cache for the
-// checksum.
-inline constexpr std::size_t kStreamingBytes = std::size_t{8} << 20;
 
 // The normative kernels; the only ones for chunks that are not whole.
 

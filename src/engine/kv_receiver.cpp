@@ -7,11 +7,23 @@
 #include <utility>
 
 #include "codec/codec.h"
+#include "cpu/streaming_copy.h"
 
 namespace kvlane {
+namespace {
+
+std::size_t sequence_bytes(const KvShape& shape, int tokens) {
+  return blocks_for(tokens) * shape.block_bytes();
+}
+
+}  // namespace
 
 KvReceiver::KvReceiver(const BlockTable& table, int tokens, Isa isa, OnReceived on_received)
-    : table_(table), tokens_(tokens), isa_(isa), on_received_(std::move(on_received)) {
+    : table_(table),
+      tokens_(tokens),
+      isa_(isa),
+      on_received_(std::move(on_received)),
+      past_caches_(sequence_bytes(table.pool().shape(), tokens) >= kStreamingBytes) {
   const KvShape& shape = table.pool().shape();
   plane_.resize(plane_shape(shape, kBlockTokens).bytes());
   decodings_.reserve(std::size_t(shape.layers) * blocks_for(tokens));
@@ -57,8 +69,11 @@ Status KvReceiver::on_slab(const Frame& frame) {
       body = {plane_.data(), plane.bytes()};
     }
     for (int head = 0; head < shape.kv_heads; ++head) {
-      std::memcpy(table_.pool().page(id, header.layer, head) + page_offset,
-                  body.data() + head * head_bytes, head_bytes);
+      auto* const page =
+          reinterpret_cast<std::byte*>(table_.pool().page(id, header.layer, head) + page_offset);
+      const std::byte* const rows_of_head = body.data() + head * head_bytes;
+      past_caches_ ? streaming_copy(page, rows_of_head, head_bytes)
+                   : void(std::memcpy(page, rows_of_head, head_bytes));
     }
     return {};
   };

@@ -50,6 +50,7 @@ class KvReceiver final : public TransferSink {
   const int tokens_;
   const Isa isa_;
   const OnReceived on_received_;
+  const bool past_caches_;  // rows of a sequence so long go to its blocks that way
   std::atomic<bool> granted_ = false;
   TimePoint begun_;
   std::vector<std::byte> plane_;  // [kv_heads][rows][head_dim]

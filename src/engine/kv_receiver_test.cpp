@@ -1,0 +1,122 @@
+// What a receiver leaves in the blocks of a sequence: short ones through the caches, long ones past
+// them.
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/kv_receiver.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/bf16.h"
+#include "base/random.h"
+#include "codec/codec.h"
+#include "cpu/streaming_copy.h"
+
+namespace kvlane {
+namespace {
+
+constexpr KvShape kShape{.layers = 2, .kv_heads = 4, .head_dim = 64};
+constexpr int kBlockBytes = 2 * 2 * 4 * 64 * 64 * 2;
+constexpr int kShort = 150;
+constexpr int kLong = static_cast<int>(kStreamingBytes) / kBlockBytes * kBlockTokens + 22;
+
+// Bell-shaped values: every codec has something to do.
+Bytes plane_of(const PlaneShape& shape, std::uint32_t name) {
+  Bytes plane(shape.bytes());
+  for (std::size_t i = 0; i < shape.elements(); ++i) {
+    const PhiloxCounter dice = philox4x32(name, {static_cast<std::uint32_t>(i), 0, 0, 0});
+    double sum = -2;
+    for (const std::uint32_t die : dice) sum += die * 0x1p-32;
+    const std::uint16_t bits = to_bf16(static_cast<float>(sum)).bits;
+    std::memcpy(&plane[2 * i], &bits, sizeof bits);
+  }
+  return plane;
+}
+
+class ReceivedRows : public testing::TestWithParam<std::tuple<int, std::string>> {
+ protected:
+  ReceivedRows()
+      : pool_(std::move(*BlockPool::create(kShape, blocks_for(tokens()) * kShape.block_bytes()))),
+        table_(pool_) {
+    EXPECT_TRUE(table_.grow(tokens()).ok());
+    for (int block = 0; block < table_.blocks(); ++block) {
+      std::memset(pool_.block(table_.id(block)), 0xEE, kShape.block_bytes());
+    }
+  }
+  static int tokens() { return std::get<0>(GetParam()); }
+  static int rows_of(int block) { return std::min(kBlockTokens, tokens() - block * kBlockTokens); }
+  static std::uint32_t name_of(int block, int layer, int part) {
+    return static_cast<std::uint32_t>((block * kShape.layers + layer) * 2 + part);
+  }
+
+  Status send(KvReceiver& receiver, int block, int layer) {
+    const Codec& codec = **find_codec(std::get<1>(GetParam()));
+    FrameHeader header;
+    header.format = "bf16";
+    header.codec = codec.name();
+    header.layer = layer;
+    header.kv_heads = kShape.kv_heads;
+    header.head_dim = kShape.head_dim;
+    header.position = std::int64_t{block} * kBlockTokens;
+    header.tokens = rows_of(block);
+    const PlaneShape shape = plane_shape(kShape, header.tokens);
+    std::array<Bytes, 2> coded;
+    for (int part = 0; part < 2; ++part) {
+      coded[part].resize(codec.bound(shape));
+      coded[part].resize(
+          codec.encode(shape, plane_of(shape, name_of(block, layer, part)), nullptr, coded[part]));
+    }
+    header.k_bytes = static_cast<std::uint32_t>(coded[0].size());
+    header.v_bytes = static_cast<std::uint32_t>(coded[1].size());
+    return receiver.on_slab({header, coded[0], coded[1]});
+  }
+
+  // The rows of all heads as they lie in the pages, and that nothing was written behind them.
+  void expect_rows(int block, int layer) const {
+    const PlaneShape shape = plane_shape(kShape, rows_of(block));
+    const std::size_t head_bytes = shape.bytes() / kShape.kv_heads;
+    const std::size_t room = kShape.page_plane_elements() * 2;
+    for (int part = 0; part < 2; ++part) {
+      const Bytes plane = plane_of(shape, name_of(block, layer, part));
+      for (int head = 0; head < kShape.kv_heads; ++head) {
+        const auto* const page =
+            reinterpret_cast<const std::byte*>(pool_.page(table_.id(block), layer, head)) +
+            part * room;
+        ASSERT_EQ(std::memcmp(page, plane.data() + head * head_bytes, head_bytes), 0)
+            << "block " << block << ", layer " << layer << ", head " << head << ", part " << part;
+        ASSERT_TRUE(std::all_of(page + head_bytes, page + room,
+                                [](std::byte b) { return b == std::byte{0xEE}; }))
+            << "behind block " << block << ", layer " << layer << ", head " << head;
+      }
+    }
+  }
+
+  BlockPool pool_;
+  BlockTable table_;
+};
+
+TEST_P(ReceivedRows, AreThoseThatWereSentAndNothingElseIsTouched) {
+  KvReceiver receiver(table_, tokens(), best_isa(), [](const Result<ReceivedKv>&) {});
+  receiver.grant();
+  ASSERT_TRUE(receiver.on_begin({tokens(), kShape.layers, "bf16", "none"}).ok());
+  for (int layer = 0; layer < kShape.layers; ++layer) {
+    for (int block = 0; block < table_.blocks(); ++block) {
+      const Status status = send(receiver, block, layer);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+  for (int layer = 0; layer < kShape.layers; ++layer) {
+    for (int block = 0; block < table_.blocks(); ++block) expect_rows(block, layer);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(LengthsAndCodecs, ReceivedRows,
+                         testing::Combine(testing::Values(kShort, kLong),
+                                          testing::Values("none", "splitzip", "splitzip:channel")));
+
+}  // namespace
+}  // namespace kvlane
