@@ -57,7 +57,7 @@ struct Sections {
 constexpr std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 constexpr std::size_t round_up(std::size_t a, std::size_t b) { return divide_up(a, b) * b; }
 
-inline Sections sections(const PlaneShape& shape) {
+constexpr Sections sections(const PlaneShape& shape) {
   const auto heads = static_cast<std::size_t>(shape.kv_heads);
   const auto rows = static_cast<std::size_t>(shape.rows);
   const auto channels = static_cast<std::size_t>(shape.head_dim);

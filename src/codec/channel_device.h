@@ -41,11 +41,19 @@ struct Place {
   std::uint32_t codes;
 };
 
+// Offsets in a body, narrow ones: registers are what kernels lack.
 struct Offsets {
-  std::uint32_t counts, anchors, sign_mantissa, tails;
+  std::uint32_t tiles;
+  std::uint32_t counts, anchors, base_codes, codes, sign_mantissa, tails;
 };
+KVLANE_DEVICE Offsets offsets(const Sections& at) {
+  return {static_cast<std::uint32_t>(at.tiles),   static_cast<std::uint32_t>(at.counts),
+          static_cast<std::uint32_t>(at.anchors), static_cast<std::uint32_t>(at.base_codes),
+          static_cast<std::uint32_t>(at.codes),   static_cast<std::uint32_t>(at.sign_mantissa),
+          static_cast<std::uint32_t>(at.tails)};
+}
 
-KVLANE_DEVICE Place place_of(const PlaneShape& shape, const Sections& at, std::uint32_t tile) {
+KVLANE_DEVICE Place place_of(const PlaneShape& shape, const Offsets& at, std::uint32_t tile) {
   const auto rows = static_cast<std::uint32_t>(shape.rows);
   const auto channels = static_cast<std::uint32_t>(shape.head_dim);
   const std::uint32_t across = (channels + kTileChannels - 1) / kTileChannels;
@@ -58,11 +66,10 @@ KVLANE_DEVICE Place place_of(const PlaneShape& shape, const Sections& at, std::u
   place.channels = channels - column < kTileChannels ? channels - column : kTileChannels;
   place.row_values = channels;
   place.first_value = (head * rows + row) * channels + column;
-  place.base_codes = static_cast<std::uint32_t>(
-      at.base_codes + (head * down + row / kTileRows) * packed_bytes(channels) + column / 4);
-  place.codes =
-      static_cast<std::uint32_t>(at.codes + (head * packed_bytes(rows) + row / 4) * channels +
-                                 packed_bytes(place.rows) * column);
+  const auto packed = [](std::uint32_t codes) { return (codes + 3) / 4; };
+  place.base_codes =
+      at.base_codes + (head * down + row / kTileRows) * packed(channels) + column / 4;
+  place.codes = at.codes + (head * packed(rows) + row / 4) * channels + packed(place.rows) * column;
   return place;
 }
 
@@ -102,11 +109,6 @@ KVLANE_DEVICE Before sum_before(Thread& t, std::uint32_t first, std::uint32_t se
   }
   const std::uint32_t all = t.shuffle(upto, kWarpThreads - 1);
   return {(upto - own) & 0xFFFF, (upto - own) >> 16, all & 0xFFFF, all >> 16};
-}
-
-KVLANE_DEVICE Offsets offsets(const Sections& at) {
-  return {static_cast<std::uint32_t>(at.counts), static_cast<std::uint32_t>(at.anchors),
-          static_cast<std::uint32_t>(at.sign_mantissa), static_cast<std::uint32_t>(at.tails)};
 }
 
 KVLANE_DEVICE bool is_aligned(const PlaneShape& shape, const std::byte* plane,

@@ -19,11 +19,14 @@ struct DeviceDecodeTask {
 struct DeviceDecodeShared {
   std::uint32_t tail_bytes[kDeviceWarps];
   std::uint32_t all_tail_bytes;
-  std::uint32_t wrong[2];  // before tiles are decoded, and then
+  std::uint32_t wrong[3];  // of the frame, of what is behind its tails, of tiles
   DeviceTile tiles[kDeviceWarps];
 };
 
 namespace device {
+
+// Of a whole tile, that a thread loads before it needs the first.
+inline constexpr int kLoadSteps = 4;
 
 KVLANE_DEVICE TileCounts load_counts(const std::byte* at) {
   TileCounts counts{};
@@ -128,6 +131,37 @@ KVLANE_DEVICE void load_escapes(const std::uint8_t* elements, std::uint32_t from
   }
 }
 
+// Eight channels of a row of a whole tile, as they lie in a body.
+struct CodedRow8 {
+  Words2 codes;  // of four rows
+  Words2 rests;
+};
+
+// Distances of eight values from their codes; a bit for each whose code is the escape.
+KVLANE_DEVICE std::uint32_t split_codes(const Words2& codes, std::uint32_t own_row,
+                                        std::uint32_t (&distances)[2]) {
+  std::uint32_t escaped = 0;
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t code = codes.w[i] >> 2 * own_row & 0x03030303;
+    distances[i] = code;
+    escaped |= top_bits((code & code >> 1) << 7 & 0x80808080) << 4 * i;
+  }
+  return escaped;
+}
+
+KVLANE_DEVICE Words4 join_row(const std::uint32_t (&bases)[2], const std::uint32_t (&distances)[2],
+                              const Words2& rests) {
+  Words4 out;
+  for (int i = 0; i < 2; ++i) {
+    const std::uint32_t exponents = subtract_bytes(bases[i], distances[i]);
+    const std::uint32_t low = (exponents << 7 & 0x80808080) | (rests.w[i] & 0x7F7F7F7F);
+    const std::uint32_t high = (exponents >> 1 & 0x7F7F7F7F) | (rests.w[i] & 0x80808080);
+    out.w[2 * i] = byte_perm(low, high, 0x5140);
+    out.w[2 * i + 1] = byte_perm(low, high, 0x7362);
+  }
+  return out;
+}
+
 // The values of a whole tile; returns the elements taken, those of the bases included.
 template <class Thread>
 KVLANE_DEVICE std::uint32_t decode_whole(Thread& t, const DeviceDecodeTask& task,
@@ -136,39 +170,31 @@ KVLANE_DEVICE std::uint32_t decode_whole(Thread& t, const DeviceDecodeTask& task
   const std::uint32_t column = 8 * (t.lane() % 8);
   const std::uint32_t own_row = t.lane() / 8;
   const std::size_t first = std::size_t{place.first_value} + own_row * place.row_values + column;
+  const std::size_t step = std::size_t{kStepRows} * place.row_values;
   std::uint32_t bases[2];
-  for (int i = 0; i < 2; ++i) {
-    std::memcpy(&bases[i], tile.bases + column + 4 * i, sizeof(bases[i]));
-  }
-  for (int k = 0; k < kSteps; k += 2) {
-    std::uint32_t distances[2][2], rests[2][2], escaped[2];
-    for (int step = 0; step < 2; ++step) {
-      const std::size_t at = first + std::size_t{kStepRows} * (k + step) * place.row_values;
-      const Words2 codes = load_pair(task.body + place.codes + (k + step) * kTileChannels + column);
-      const Words2 rest = load_pair(task.body + sign_mantissa + at);
-      escaped[step] = 0;
-      for (int i = 0; i < 2; ++i) {
-        const std::uint32_t code = codes.w[i] >> 2 * own_row & 0x03030303;
-        distances[step][i] = code;
-        rests[step][i] = rest.w[i];
-        escaped[step] |= top_bits((code & code >> 1) << 7 & 0x80808080) << 4 * i;
-      }
+  std::memcpy(bases, tile.bases + column, sizeof(bases));
+  KVLANE_NO_UNROLL
+  for (int from = 0; from < kSteps; from += kLoadSteps) {
+    CodedRow8 rows[kLoadSteps];
+    KVLANE_UNROLL
+    for (int k = 0; k < kLoadSteps; ++k) {
+      rows[k].codes = load_pair(task.body + place.codes + (from + k) * kTileChannels + column);
+      rows[k].rests = load_pair(task.body + sign_mantissa + first + (from + k) * step);
     }
-    const Before before = sum_before(t, count_ones(escaped[0]), count_ones(escaped[1]));
-    load_escapes(tile.elements, taken + before.first, escaped[0], distances[0]);
-    load_escapes(tile.elements, taken + before.all_first + before.second, escaped[1], distances[1]);
-    taken += before.all_first + before.all_second;
-    for (int step = 0; step < 2; ++step) {
-      Words4 out;
+    KVLANE_UNROLL
+    for (int k = 0; k < kLoadSteps; k += 2) {
+      std::uint32_t distances[2][2];
+      const std::uint32_t escaped[] = {split_codes(rows[k].codes, own_row, distances[0]),
+                                       split_codes(rows[k + 1].codes, own_row, distances[1])};
+      const Before before = sum_before(t, count_ones(escaped[0]), count_ones(escaped[1]));
+      load_escapes(tile.elements, taken + before.first, escaped[0], distances[0]);
+      load_escapes(tile.elements, taken + before.all_first + before.second, escaped[1],
+                   distances[1]);
+      taken += before.all_first + before.all_second;
       for (int i = 0; i < 2; ++i) {
-        const std::uint32_t exponents = subtract_bytes(bases[i], distances[step][i]);
-        const std::uint32_t low = (exponents << 7 & 0x80808080) | (rests[step][i] & 0x7F7F7F7F);
-        const std::uint32_t high = (exponents >> 1 & 0x7F7F7F7F) | (rests[step][i] & 0x80808080);
-        out.w[2 * i] = byte_perm(low, high, 0x5140);
-        out.w[2 * i + 1] = byte_perm(low, high, 0x7362);
+        store_once(task.plane + 2 * (first + (from + k + i) * step),
+                   join_row(bases, distances[i], rows[k + i].rests));
       }
-      const std::size_t at = first + std::size_t{kStepRows} * (k + step) * place.row_values;
-      store_once(task.plane + 2 * at, out);
     }
   }
   return taken;
@@ -231,17 +257,19 @@ KVLANE_DEVICE bool decode_tile(Thread& t, const DeviceDecodeTask& task, const Pl
   return right && taken == counts.escapes[0];
 }
 
+// Whether counts, padding and length of the body fit together: then the tails are as long as the
+// counts say.
 template <class Thread>
-KVLANE_DEVICE DeviceVerdict decode_coded(Thread& t, const DeviceDecodeTask& task,
-                                         DeviceDecodeShared& shared) {
+KVLANE_DEVICE bool check_frame(Thread& t, const DeviceDecodeTask& task,
+                               DeviceDecodeShared& shared) {
   const Sections at = sections(task.shape);
-  if (task.body_bytes < at.tails) return DeviceVerdict::kCorrupt;
-  // After this the tails are as long as the counts say.
+  if (task.body_bytes < at.tails) return false;
+  const Offsets parts = offsets(at);
   bool right = true;
   std::uint32_t bytes = 0;
-  for (std::uint32_t index = t.index(); index < at.tiles; index += t.threads()) {
-    const Place place = place_of(task.shape, at, index);
-    const TileCounts counts = load_counts(task.body + at.counts + sizeof(TileCounts) * index);
+  for (std::uint32_t index = t.index(); index < parts.tiles; index += t.threads()) {
+    const Place place = place_of(task.shape, parts, index);
+    const TileCounts counts = load_counts(task.body + parts.counts + sizeof(TileCounts) * index);
     std::uint32_t most = (place.rows + 1) * place.channels;
     for (const std::uint32_t count : counts.escapes) {
       right = right && count <= most;
@@ -254,14 +282,21 @@ KVLANE_DEVICE DeviceVerdict decode_coded(Thread& t, const DeviceDecodeTask& task
   right = right && all_zero(t, task.body, at.anchors_end, at.base_codes) &&
           all_zero(t, task.body, at.base_codes_end, at.codes) &&
           all_zero(t, task.body, at.codes_end, at.sign_mantissa);
-  if (any_wrong(t, shared.wrong[0], right)) return DeviceVerdict::kCorrupt;
+  if (any_wrong(t, shared.wrong[0], right)) return false;
   const std::size_t end = at.tails + shared.all_tail_bytes;
-  if (task.body_bytes != round_up(end, kBodyAlignment)) return DeviceVerdict::kCorrupt;
+  if (task.body_bytes != round_up(end, kBodyAlignment)) return false;
   right = all_zero(t, task.body, end, task.body_bytes);
+  return !any_wrong(t, shared.wrong[1], right);
+}
 
-  const Offsets parts = offsets(at);
+template <class Thread>
+KVLANE_DEVICE DeviceVerdict decode_coded(Thread& t, const DeviceDecodeTask& task,
+                                         DeviceDecodeShared& shared) {
+  if (!check_frame(t, task, shared)) return DeviceVerdict::kCorrupt;
+  const Offsets at = offsets(sections(task.shape));
   const bool aligned = is_aligned(task.shape, task.plane, task.body);
-  std::size_t tail = at.tails;
+  bool right = true;
+  std::uint32_t tail = at.tails;
   for (std::uint32_t from = 0; from < at.tiles; from += t.warps()) {
     const std::uint32_t index = from + t.warp();
     const bool active = index < at.tiles;
@@ -270,14 +305,14 @@ KVLANE_DEVICE DeviceVerdict decode_coded(Thread& t, const DeviceDecodeTask& task
     const TailPlace tails = place_tails(t, shared.tail_bytes, tail_length(counts));
     if (active) {
       const bool good =
-          decode_tile(t, task, place_of(task.shape, at, index), parts, index, counts,
+          decode_tile(t, task, place_of(task.shape, at, index), at, index, counts,
                       task.body + tail + tails.before, aligned, shared.tiles[t.warp()]);
       right = right && good;
     }
     tail += tails.all;
     t.sync_block();  // before tail_bytes are others'
   }
-  return any_wrong(t, shared.wrong[1], right) ? DeviceVerdict::kCorrupt : DeviceVerdict::kDecoded;
+  return any_wrong(t, shared.wrong[2], right) ? DeviceVerdict::kCorrupt : DeviceVerdict::kDecoded;
 }
 
 template <class Thread>
@@ -294,7 +329,7 @@ KVLANE_DEVICE DeviceVerdict decode_raw(Thread& t, const DeviceDecodeTask& task,
 template <class Thread>
 KVLANE_DEVICE DeviceVerdict decode_checked(Thread& t, const DeviceDecodeTask& task,
                                            DeviceDecodeShared& shared) {
-  if (t.index() < 2) shared.wrong[t.index()] = 0;
+  if (t.index() < 3) shared.wrong[t.index()] = 0;
   if (t.index() == 0) shared.all_tail_bytes = 0;
   t.sync_block();
   if (task.body_bytes < sizeof(Prefix)) return DeviceVerdict::kCorrupt;

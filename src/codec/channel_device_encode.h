@@ -99,18 +99,20 @@ KVLANE_DEVICE std::uint32_t encode_layer(Thread& t, int layer, std::uint8_t* ele
   return escapes;
 }
 
-// The greatest base that at least a fifth of them reaches.
+// The greatest base that at least a fifth of them reaches, bit by bit: it is the greatest of all
+// bytes that so many reach.
 template <class Thread>
 KVLANE_DEVICE unsigned choose_anchor(Thread& t, const std::uint8_t* bases, std::uint32_t channels) {
+  static_assert(kTileChannels == 2 * kWarpThreads);
+  const std::uint32_t c = t.lane();
+  const unsigned own[2] = {c < channels ? bases[c] : 0U,
+                           c + kWarpThreads < channels ? bases[c + kWarpThreads] : 0U};
   unsigned best = 0;
-  for (std::uint32_t c = t.lane(); c < channels; c += kWarpThreads) {
-    std::uint32_t reached = 0;
-    for (std::uint32_t other = 0; other < channels; ++other) reached += bases[other] >= bases[c];
-    if (5 * reached >= channels && bases[c] > best) best = bases[c];
-  }
-  for (int by = 1; by < kWarpThreads; by *= 2) {
-    const std::uint32_t other = t.shuffle(best, t.lane() ^ by);
-    if (other > best) best = other;
+  for (unsigned bit = 0x80; bit != 0; bit >>= 1) {
+    const unsigned tried = best | bit;
+    const std::uint32_t reached =
+        count_ones(t.ballot(own[0] >= tried)) + count_ones(t.ballot(own[1] >= tried));
+    if (5 * reached >= channels) best = tried;
   }
   return best;
 }
@@ -168,6 +170,47 @@ KVLANE_DEVICE void store_escapes(const Codes8& row, std::uint8_t* to) {
   }
 }
 
+// Of a whole tile: stores signs and mantissas, and leaves exponents in `tile.elements`, row after
+// row, behind room for the escapes of the bases. Returns the bases of this thread's channels.
+struct Bases8 {
+  std::uint32_t of[2];
+};
+template <class Thread>
+KVLANE_DEVICE Bases8 split_whole(Thread& t, const DeviceEncodeTask& task, const Place& place,
+                                 std::uint32_t sign_mantissa, DeviceTile& tile) {
+  const std::uint32_t column = 8 * (t.lane() % 8);
+  const std::uint32_t own_row = t.lane() / 8;
+  const std::size_t first = std::size_t{place.first_value} + own_row * place.row_values + column;
+  const std::size_t step = std::size_t{kStepRows} * place.row_values;
+  std::uint32_t fold[4][2] = {};
+  KVLANE_NO_UNROLL
+  for (int from = 0; from < kSteps; from += 4) {
+    Words4 values[4];
+    KVLANE_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      values[k] = load_once(task.plane + 2 * (first + (from + k) * step));
+    }
+    KVLANE_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      const Row8 row = split_row(values[k]);
+      store_pair(task.body + sign_mantissa + first + (from + k) * step, row.sign_mantissa[0],
+                 row.sign_mantissa[1]);
+      const std::uint32_t at = (kStepRows * (from + k) + own_row) * kTileChannels + column;
+      std::memcpy(tile.elements + kTileChannels + at, row.exponents, sizeof(row.exponents));
+      for (int i = 0; i < 2; ++i) fold[k][i] = max_bytes(fold[k][i], row.exponents[i]);
+    }
+  }
+  Bases8 bases;
+  for (int i = 0; i < 2; ++i) {
+    bases.of[i] = max_bytes(min_bytes(fold[0][i], fold[2][i]), min_bytes(fold[1][i], fold[3][i]));
+    bases.of[i] = min_bytes(bases.of[i], t.shuffle(bases.of[i], t.lane() ^ 16));
+    bases.of[i] = max_bytes(bases.of[i], t.shuffle(bases.of[i], t.lane() ^ 8));
+  }
+  if (own_row == 0) std::memcpy(tile.bases + column, bases.of, sizeof(bases.of));
+  t.sync_warp();
+  return bases;
+}
+
 // A whole tile. Leaves bases and elements of layer 2 and returns how many these are.
 template <class Thread>
 KVLANE_DEVICE std::uint32_t encode_whole(Thread& t, const DeviceEncodeTask& task,
@@ -175,56 +218,41 @@ KVLANE_DEVICE std::uint32_t encode_whole(Thread& t, const DeviceEncodeTask& task
                                          DeviceTile& tile, unsigned& anchor) {
   const std::uint32_t column = 8 * (t.lane() % 8);
   const std::uint32_t own_row = t.lane() / 8;
-  const std::size_t first = std::size_t{place.first_value} + own_row * place.row_values + column;
-  std::uint32_t e[kSteps][2];
-  KVLANE_UNROLL
-  for (int k = 0; k < kSteps; ++k) {
-    const std::size_t at = first + std::size_t{kStepRows} * k * place.row_values;
-    const Row8 row = split_row(load_once(task.plane + 2 * at));
-    for (int i = 0; i < 2; ++i) e[k][i] = row.exponents[i];
-    store_pair(task.body + sign_mantissa + at, row.sign_mantissa[0], row.sign_mantissa[1]);
-  }
-  std::uint32_t bases[2];
-  for (int i = 0; i < 2; ++i) {
-    std::uint32_t fold[4];
-    for (int k = 0; k < 4; ++k) {
-      fold[k] = max_bytes(max_bytes(e[k][i], e[k + 8][i]), max_bytes(e[k + 4][i], e[k + 12][i]));
-    }
-    bases[i] = max_bytes(min_bytes(fold[0], fold[2]), min_bytes(fold[1], fold[3]));
-    bases[i] = min_bytes(bases[i], t.shuffle(bases[i], t.lane() ^ 16));
-    bases[i] = max_bytes(bases[i], t.shuffle(bases[i], t.lane() ^ 8));
-  }
-  if (own_row == 0) {
-    for (int c = 0; c < 8; ++c) {
-      tile.bases[column + c] =
-          static_cast<std::uint8_t>((c < 4 ? bases[0] : bases[1]) >> 8 * (c & 3));
-    }
-  }
-  t.sync_warp();
+  const Bases8 bases = split_whole(t, task, place, sign_mantissa, tile);
   anchor = choose_anchor(t, tile.bases, kTileChannels);
   std::uint32_t escapes =
       encode_bases(t, tile, kTileChannels, anchor, task.body + place.base_codes);
-  std::uint32_t packed[2] = {};
-  KVLANE_UNROLL
-  for (int k = 0; k < kSteps; k += 2) {
-    const Codes8 rows[2] = {codes_of(bases, e[k]), codes_of(bases, e[k + 1])};
-    const Before before = sum_before(t, count_ones(rows[0].escaped), count_ones(rows[1].escaped));
-    store_escapes(rows[0], tile.elements + escapes + before.first);
-    store_escapes(rows[1], tile.elements + escapes + before.all_first + before.second);
-    escapes += before.all_first + before.all_second;
-    for (int step = 0; step < 2; ++step) {
-      for (int i = 0; i < 2; ++i) {
-        std::uint32_t codes = rows[step].codes[i] << 2 * own_row;
-        codes |= t.shuffle(codes, t.lane() ^ 8);
-        codes |= t.shuffle(codes, t.lane() ^ 16);
-        // Of four steps each thread keeps the codes of one.
-        if (own_row == static_cast<std::uint32_t>((k + step) % 4)) packed[i] = codes;
+  KVLANE_NO_UNROLL
+  for (int from = 0; from < kSteps; from += 4) {
+    std::uint32_t packed[2] = {};
+    KVLANE_UNROLL
+    for (int k = 0; k < 4; k += 2) {
+      Codes8 rows[2];
+      for (int step = 0; step < 2; ++step) {
+        const std::uint32_t row = kStepRows * (from + k + step) + own_row;
+        std::uint32_t e[2];
+        std::memcpy(e, tile.elements + kTileChannels * (1 + row) + column, sizeof(e));
+        rows[step] = codes_of(bases.of, e);
+      }
+      // Escapes replace the exponents of rows that all threads have read; there is one row of room.
+      const Before before = sum_before(t, count_ones(rows[0].escaped), count_ones(rows[1].escaped));
+      t.sync_warp();
+      store_escapes(rows[0], tile.elements + escapes + before.first);
+      store_escapes(rows[1], tile.elements + escapes + before.all_first + before.second);
+      escapes += before.all_first + before.all_second;
+      KVLANE_UNROLL
+      for (int step = 0; step < 2; ++step) {
+        for (int i = 0; i < 2; ++i) {
+          std::uint32_t codes = rows[step].codes[i] << 2 * own_row;
+          codes |= t.shuffle(codes, t.lane() ^ 8);
+          codes |= t.shuffle(codes, t.lane() ^ 16);
+          // Of four steps each thread keeps the codes of one.
+          if (own_row == static_cast<std::uint32_t>(k + step)) packed[i] = codes;
+        }
       }
     }
-    if (k % 4 == 2) {
-      store_pair(task.body + place.codes + (k - 2 + own_row) * kTileChannels + column, packed[0],
-                 packed[1]);
-    }
+    store_pair(task.body + place.codes + (from + own_row) * kTileChannels + column, packed[0],
+               packed[1]);
   }
   t.sync_warp();
   return escapes;
@@ -245,10 +273,13 @@ KVLANE_DEVICE std::uint32_t encode_any(Thread& t, const DeviceEncodeTask& task, 
   for (std::uint32_t c = t.lane(); c < place.channels; c += kWarpThreads) {
     // Of each row that is left after four foldings, from the sixteen that it comes from.
     unsigned left[4];
+    KVLANE_UNROLL
     for (unsigned row = 0; row < 4; ++row) {
       unsigned fold[4];
+      KVLANE_UNROLL
       for (unsigned i = 0; i < 4; ++i) {
         fold[i] = 0;
+        KVLANE_NO_UNROLL
         for (unsigned far = row + 4 * i; far < kTileRows; far += 16) {
           const unsigned e = exponent(far % place.rows, c);
           fold[i] = e > fold[i] ? e : fold[i];
@@ -356,12 +387,12 @@ KVLANE_DEVICE void encode_plane(Thread& t, const DeviceEncodeTask& task,
   if (task.shape.type != ElementType::kBf16 || task.shape.elements() == 0) {
     return encode_raw(t, task);
   }
-  const Sections at = sections(task.shape);
-  if (at.tails >= raw_end) return encode_raw(t, task);
-  store_zeros(t, task.body, at.anchors_end, at.base_codes);
-  store_zeros(t, task.body, at.base_codes_end, at.codes);
-  store_zeros(t, task.body, at.codes_end, at.sign_mantissa);
-  const Offsets parts = offsets(at);
+  const Sections all = sections(task.shape);
+  if (all.tails >= raw_end) return encode_raw(t, task);
+  store_zeros(t, task.body, all.anchors_end, all.base_codes);
+  store_zeros(t, task.body, all.base_codes_end, all.codes);
+  store_zeros(t, task.body, all.codes_end, all.sign_mantissa);
+  const Offsets at = offsets(all);
   const bool aligned = is_aligned(task.shape, task.plane, task.body);
   DeviceTile& tile = shared.tiles[t.warp()];
   std::size_t end = at.tails;
@@ -374,7 +405,7 @@ KVLANE_DEVICE void encode_plane(Thread& t, const DeviceEncodeTask& task,
     // Once, or with a tail that did not fit twice; one call, as it takes many registers.
     for (bool again = false;; again = true) {
       const std::uint32_t own =
-          active ? encode_tile(t, task, place, parts, index, aligned, tile, sink) : 0;
+          active ? encode_tile(t, task, place, at, index, aligned, tile, sink) : 0;
       if (again) break;
       tails = place_tails(t, shared.tail_bytes, own);
       if (end + tails.all >= raw_end) return encode_raw(t, task);

@@ -29,8 +29,8 @@ struct PlaneShape {
   int rows = 0;  // tokens
   int head_dim = 0;
 
-  std::size_t elements() const { return std::size_t(kv_heads) * rows * head_dim; }
-  std::size_t bytes() const { return elements() * element_bytes(type); }
+  constexpr std::size_t elements() const { return std::size_t(kv_heads) * rows * head_dim; }
+  constexpr std::size_t bytes() const { return elements() * element_bytes(type); }
 
   friend bool operator==(const PlaneShape&, const PlaneShape&) = default;
 };

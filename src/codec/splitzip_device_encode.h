@@ -33,12 +33,14 @@ namespace device {
 // second pass to its place in the body.
 struct WordSink {
   std::uint16_t* staged;
-  std::byte* table;     // not null: the second pass
+  std::byte* body;
+  std::uint32_t table;  // offset in the body, which is not 0: the second pass
   std::uint32_t words;  // so far
 
+  KVLANE_DEVICE bool second_pass() const { return table != 0; }
   KVLANE_DEVICE void put(std::uint32_t index, unsigned word) const {
-    if (table != nullptr) {
-      store_half(table + 2 * std::size_t{index}, word);
+    if (second_pass()) {
+      store_half(body + table + 2 * std::size_t{index}, word);
     } else if (index < kStagedWords) {
       staged[index] = static_cast<std::uint16_t>(word);
     }
@@ -97,7 +99,7 @@ KVLANE_DEVICE std::uint32_t encode_any_chunk(Thread& t, const EncodePlan& plan, 
     }
     written += count_ones(votes);
   }
-  if (sink.table != nullptr) return words;
+  if (sink.second_pass()) return words;
 
   const ChunkStreams<std::byte> out = chunk_streams(plan.body, plan.at, first);
   for (std::uint32_t group = 0; group < length; group += kGroup) {
@@ -158,30 +160,37 @@ KVLANE_DEVICE std::uint32_t codes_of(const EncodePlan& plan, std::uint32_t expon
   return codes & 0x0F0F0F0F;
 }
 
-// What a thread has of a span: 32 values of a group, 16 of each half of it.
+// What a thread has of a span: 32 values of a group, 16 of each half of it. Few words, as the warp
+// finds the place of its escapes while it holds them.
 struct SpanPart {
-  Words4 values[2][2];  // [half of the group][the first 32 values of it, or the others]
-  Words4 rests[2];      // by half, in the order of places
-  Words4 codes[2];
+  Words4 nibbles;         // of both halves
   std::uint32_t escaped;  // bit 16 half + i: place 64 half + 16 column + i of the group
 };
 
-KVLANE_DEVICE SpanPart load_span(const EncodePlan& plan, const std::byte* values, bool active) {
+// Rests are stored at once, in the order of places, unless `rests` is null.
+KVLANE_DEVICE SpanPart load_span(const EncodePlan& plan, const std::byte* values, std::byte* rests,
+                                 bool active) {
   SpanPart part{};
   if (!active) return part;
+  Words4 loaded[2][2];  // [half of the group][the first 32 values of it, or the others]
+  KVLANE_UNROLL
   for (int half = 0; half < 2; ++half) {
     for (int side = 0; side < 2; ++side) {
-      part.values[half][side] = load_once(values + 128 * half + 64 * side);
+      loaded[half][side] = load_once(values + 128 * half + 64 * side);
     }
   }
+  KVLANE_UNROLL
   for (int half = 0; half < 2; ++half) {
+    Words4 out;
+    KVLANE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const PackedParts parts = split_words(part.values[half][0].w[i], part.values[half][1].w[i]);
+      const PackedParts parts = split_words(loaded[half][0].w[i], loaded[half][1].w[i]);
       std::uint32_t escapes;
-      part.codes[half].w[i] = codes_of(plan, parts.exponents, escapes);
-      part.rests[half].w[i] = parts.rests;
+      part.nibbles.w[i] |= codes_of(plan, parts.exponents, escapes) << 4 * half;
       part.escaped |= top_bits(escapes) << (16 * half + 4 * i);
+      out.w[i] = parts.rests;
     }
+    if (rests != nullptr) store_once(rests + 64 * half, out);
   }
   return part;
 }
@@ -224,28 +233,28 @@ KVLANE_DEVICE SpanPlace place_span(Thread& t, std::uint32_t escaped, bool active
   return place;
 }
 
-// The table's words of a thread's values: `first` is the first value of its chunk.
+// The table's words of a thread's values: `first` is the first value of its chunk. Values are read
+// again: kept, they would take the registers of all threads for the few that need them.
 template <class Thread>
 KVLANE_DEVICE void write_span_words(Thread& t, const SpanPart& part, const SpanPlace& place,
                                     const std::byte* first, const WordSink& sink) {
   const std::uint32_t begin = t.lane() / 4 % 2 * kGroup + 16 * (t.lane() % 4);
+  const auto exponent = [&](std::uint32_t at) {
+    return load_half(first + 2 * value_at<ElementType::kBf16>(at, kChunk)) >> 7 & 0xFF;
+  };
+  KVLANE_UNROLL
   for (int half = 0; half < 2; ++half) {
+    const std::uint32_t from = begin + 64 * half;
     if (place.escapes > kChunkEscapesMax) {
-      for (int i = 0; i < 4; ++i) {
-        const std::uint32_t exponents =
-            split_words(part.values[half][0].w[i], part.values[half][1].w[i]).exponents;
-        const std::uint32_t index = place.chunk_word + (begin + 64 * half) / 2 + 2 * i;
-        sink.put(index, exponents & 0xFFFF);
-        sink.put(index + 1, exponents >> 16);
+      for (std::uint32_t at = from; at < from + 16; at += 2) {
+        sink.put(place.chunk_word + at / 2, exponent(at) | exponent(at + 1) << 8);
       }
       continue;
     }
     std::uint32_t word = place.half_word[half];
-    // Values are read again: an index known only at run time would send them to memory.
     for (std::uint32_t left = part.escaped >> 16 * half & 0xFFFF; left != 0; left &= left - 1) {
-      const std::uint32_t at = begin + 64 * half + lowest_one(left);
-      const std::byte* const value = first + 2 * value_at<ElementType::kBf16>(at, kChunk);
-      sink.put(word++, (load_half(value) << 1 & 0xFF00) | at);
+      const std::uint32_t at = from + lowest_one(left);
+      sink.put(word++, exponent(at) << 8 | at);
     }
   }
 }
@@ -259,21 +268,16 @@ KVLANE_DEVICE std::uint32_t encode_span(Thread& t, const EncodePlan& plan, std::
   const bool active = own < chunks;
   const std::uint32_t column = 16 * (t.lane() % 4);
   const std::size_t first = std::size_t{chunk} * kChunk + t.lane() / 4 * kGroup;
-  const SpanPart part = load_span(plan, plan.plane + 2 * first + column, active);
+  std::byte* const rests = plan.body + plan.at.bytes + first + column;
+  const SpanPart part = load_span(plan, plan.plane + 2 * first + column,
+                                  sink.second_pass() ? nullptr : rests, active);
   const SpanPlace place = place_span(t, part.escaped, active, sink.words);
   if (!active) return place.span_words;
   write_span_words(t, part, place, plan.plane + 2 * (std::size_t{chunk} + own) * kChunk, sink);
-  if (sink.table != nullptr) return place.span_words;
+  if (sink.second_pass()) return place.span_words;
 
   const bool raw = place.escapes > kChunkEscapesMax;
-  Words4 nibbles;
-  for (int i = 0; i < 4; ++i) {
-    nibbles.w[i] = raw ? 0 : part.codes[0].w[i] | part.codes[1].w[i] << 4;
-  }
-  store_once(plan.body + plan.at.nibbles + first / 2 + column, nibbles);
-  for (int half = 0; half < 2; ++half) {
-    store_once(plan.body + plan.at.bytes + first + 64 * half + column, part.rests[half]);
-  }
+  store_once(plan.body + plan.at.nibbles + first / 2 + column, raw ? Words4{} : part.nibbles);
   if (t.lane() % 8 == 0) {
     store_byte(plan.body + plan.at.counts + chunk + own, raw ? kRawChunk : place.escapes);
   }
@@ -388,7 +392,8 @@ KVLANE_DEVICE void encode_raw(Thread& t, const DeviceEncodeTask& task) {
 template <ElementType kType, class Thread>
 KVLANE_DEVICE void encode_coded(Thread& t, const DeviceEncodeTask& task,
                                 DeviceEncodeShared& shared) {
-  const std::size_t raw_end = raw_body_bytes(std::size_t{task.elements} * element_bytes(kType));
+  const auto raw_end =
+      static_cast<std::uint32_t>(raw_body_bytes(std::size_t{task.elements} * element_bytes(kType)));
   const Sections at = sections(kType, task.elements, 0);
   if (at.end >= raw_end) return encode_raw(t, task);
   store_padding(t, at, task.body);
@@ -411,7 +416,7 @@ KVLANE_DEVICE void encode_coded(Thread& t, const DeviceEncodeTask& task,
   const std::uint32_t run = (spans + t.warps() - 1) / t.warps() * kSpanChunks;
   const std::uint32_t begin = run * t.warp() < chunks ? run * t.warp() : chunks;
   const std::uint32_t end = begin + run < chunks ? begin + run : chunks;
-  WordSink sink{shared.staged[t.warp()], nullptr, 0};
+  WordSink sink{shared.staged[t.warp()], task.body, 0, 0};
   std::uint32_t total = 0;
   Sections whole{};
   // Once, or with escapes that did not fit twice; one call, as it takes many registers.
@@ -427,13 +432,13 @@ KVLANE_DEVICE void encode_coded(Thread& t, const DeviceEncodeTask& task,
     }
     whole = sections(kType, task.elements, total);
     if (whole.end >= raw_end) return encode_raw(t, task);
-    std::byte* const table = task.body + at.table + 2 * std::size_t{before};
+    const std::uint32_t table = plan.at.table + 2 * before;
     if (own > kStagedWords) {
       sink.table = table;
       continue;
     }
     for (std::uint32_t i = t.lane(); i < own; i += kWarpThreads) {
-      store_half(table + 2 * std::size_t{i}, sink.staged[i]);
+      store_half(task.body + table + 2 * std::size_t{i}, sink.staged[i]);
     }
     break;
   }

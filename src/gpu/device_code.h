@@ -19,9 +19,12 @@
 #define KVLANE_DEVICE __device__ __forceinline__
 // Before a loop whose indices must be constants, or its arrays go to memory.
 #define KVLANE_UNROLL _Pragma("unroll")
+// Before a loop that would take too many registers.
+#define KVLANE_NO_UNROLL _Pragma("unroll 1")
 #else
 #define KVLANE_DEVICE inline
 #define KVLANE_UNROLL
+#define KVLANE_NO_UNROLL
 #endif
 
 namespace kvlane::gpu {
