@@ -3,8 +3,8 @@
 
 # Options of every target of ours.
 add_library(kvlane_options INTERFACE)
-target_compile_options(kvlane_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror
+set(kvlane_cxx_options
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion $<$<BOOL:${KVLANE_WARNINGS_ARE_ERRORS}>:-Werror>
   # Members that an initialiser leaves out have defaults: that is what they are for.
   -Wno-missing-field-initializers
   # g++ 12 sees overlaps inside std::string that cannot be (GCC bug 105651), and at -O3 insertions into
@@ -13,6 +13,7 @@ target_compile_options(kvlane_options INTERFACE
   $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>
   # The compiler must not fuse a*b+c on its own: results would depend on its mood.
   -ffp-contract=off)
+target_compile_options(kvlane_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${kvlane_cxx_options}>")
 target_include_directories(kvlane_options INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
 target_compile_definitions(kvlane_options INTERFACE KVLANE_VERSION="${PROJECT_VERSION}")
 if(KVLANE_SANITIZE)
@@ -29,6 +30,12 @@ if(KVLANE_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
+# Where only GPU tests are built there may be no gmock.
+set(kvlane_gtest GTest::gmock)
+if(KVLANE_GPU_ONLY)
+  set(kvlane_gtest GTest::gtest)
+endif()
+
 # Every test program, and not what none of them needs.
 add_custom_target(kvlane_tests)
 
@@ -41,9 +48,17 @@ function(kvlane_library name)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
   set(tests ${sources})
   set(fuzzers ${sources})
-  list(FILTER sources EXCLUDE REGEX "_(test|fuzz)\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "_(test|fuzz|main)\\.cpp$")
+  if(KVLANE_CUDA)
+    list(FILTER sources EXCLUDE REGEX "_no_cuda\\.cpp$")
+    file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cu)
+    list(APPEND sources ${kernels})
+  endif()
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
   list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cpp$")
+  if(KVLANE_GPU_ONLY)
+    list(FILTER tests INCLUDE REGEX "/gpu/|_(gpu|device)_test\\.cpp$")
+  endif()
 
   if(sources)
     add_library(kvlane_${name} STATIC ${sources})
@@ -65,7 +80,7 @@ function(kvlane_library name)
   if(KVLANE_TESTS AND tests)
     add_executable(${name}_test ${tests})
     add_dependencies(kvlane_tests ${name}_test)
-    target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} GTest::gmock GTest::gtest_main)
+    target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} ${kvlane_gtest} GTest::gtest_main)
     target_compile_definitions(${name}_test PRIVATE KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
     # g++ 12 at -O3 takes the strings inside temporaries of EXPECT_EQ for uninitialised.
     target_compile_options(${name}_test PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)

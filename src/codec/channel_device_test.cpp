@@ -5,13 +5,9 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <random>
-
-#include "base/bf16.h"
 #include "codec/channel_device_decode.h"
 #include "codec/channel_device_encode.h"
-#include "codec/splitzip_fixture.h"
+#include "codec/channel_fixture.h"
 #include "gpu/emulated_block.h"
 
 namespace kvlane {
@@ -20,35 +16,9 @@ namespace {
 using namespace channel;
 using splitzip_fixture::AlignedBytes;
 using splitzip_fixture::decode_exactly;
-using splitzip_fixture::Random;
+using namespace channel_fixture;
 
 constexpr int kThreads = 4 * gpu::kWarpThreads;
-
-const Codec& scalar() { return **find_codec("splitzip:channel", Isa::kScalar); }
-
-// Gaussian values, every channel of its own scale; a share of them replaced by any bits.
-Bytes kv_plane(const PlaneShape& shape, double noise, unsigned seed) {
-  Random random(seed);
-  std::normal_distribution<float> gauss;
-  std::bernoulli_distribution any(noise);
-  std::vector<float> scales(std::size_t(shape.kv_heads) * shape.head_dim);
-  for (float& scale : scales) scale = std::exp2(gauss(random.engine));
-  Bytes plane(shape.bytes());
-  for (std::size_t i = 0; i < shape.elements(); ++i) {
-    const std::size_t head = i / (std::size_t(shape.rows) * shape.head_dim);
-    const float scale = scales[head * shape.head_dim + i % shape.head_dim];
-    const auto value = any(random.engine) ? static_cast<std::uint16_t>(random())
-                                          : to_bf16(gauss(random.engine) * scale).bits;
-    std::memcpy(plane.data() + 2 * i, &value, sizeof(value));
-  }
-  return plane;
-}
-
-Bytes encode_scalar(const PlaneShape& shape, const Bytes& plane) {
-  Bytes body(scalar().bound(shape));
-  body.resize(scalar().encode(shape, plane, nullptr, body));
-  return body;
-}
 
 Bytes encode_emulated(const PlaneShape& shape, const Bytes& plane, std::uint64_t seed,
                       std::size_t plane_shift = 0, std::size_t body_shift = 0) {

@@ -1,0 +1,40 @@
+# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, their tests and kvlane_gpu_bench. It needs a
+# compiler and CUDA, and none of the libraries of the rest.
+# SPDX-License-Identifier: Apache-2.0
+
+find_package(OpenMP REQUIRED)  # comes with the compiler
+
+if(KVLANE_TESTS)
+  enable_testing()
+  find_package(GTest 1.12 QUIET)
+  if(NOT GTest_FOUND)
+    # Where it is not installed its sources do: they have no needs of their own.
+    set(KVLANE_GTEST_SOURCE "" CACHE PATH "Sources of GoogleTest, the folder with src/gtest-all.cc")
+    find_path(KVLANE_GTEST_FOUND src/gtest-all.cc NO_DEFAULT_PATH
+      PATHS ${KVLANE_GTEST_SOURCE} ${PROJECT_SOURCE_DIR}/build/googletest/googletest
+            ${PROJECT_SOURCE_DIR}/build/googletest /usr/src/googletest/googletest)
+    if(NOT KVLANE_GTEST_FOUND)
+      message(FATAL_ERROR "no GoogleTest: install libgtest-dev, or put its sources into build/googletest "
+                          "(docs/gpu.md), or name them in KVLANE_GTEST_SOURCE")
+    endif()
+    message(STATUS "GoogleTest is built from ${KVLANE_GTEST_FOUND}")
+    add_library(gtest STATIC EXCLUDE_FROM_ALL ${KVLANE_GTEST_FOUND}/src/gtest-all.cc)
+    target_include_directories(gtest SYSTEM PUBLIC ${KVLANE_GTEST_FOUND}/include)
+    target_include_directories(gtest PRIVATE ${KVLANE_GTEST_FOUND})
+    target_link_libraries(gtest PUBLIC pthread)
+    add_library(gtest_main STATIC EXCLUDE_FROM_ALL ${KVLANE_GTEST_FOUND}/src/gtest_main.cc)
+    target_link_libraries(gtest_main PUBLIC gtest)
+    add_library(GTest::gtest ALIAS gtest)
+    add_library(GTest::gtest_main ALIAS gtest_main)
+  endif()
+  include(GoogleTest)
+endif()
+
+kvlane_library(base)
+kvlane_library(cpu DEPS base OpenMP::OpenMP_CXX)
+# Its headers alone: its sources need libraries, and codecs use none of them.
+add_library(kvlane_format INTERFACE)
+target_link_libraries(kvlane_format INTERFACE kvlane_base)
+kvlane_library(gpu DEPS base)
+kvlane_library(codec DEPS format cpu gpu)
+kvlane_simd(codec)
