@@ -118,3 +118,16 @@ function(kvlane_simd)
     set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "-mavx2")
   endforeach()
 endfunction()
+
+# bench/commit.h for the library kvlane_bench, and with CUDA the program kvlane_gpu_bench on it.
+function(kvlane_gpu_bench)
+  add_custom_target(kvlane_commit BYPRODUCTS ${PROJECT_BINARY_DIR}/generated/bench/commit.h
+    COMMAND ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR}
+            -DOUTPUT=${PROJECT_BINARY_DIR}/generated/bench/commit.h -P ${PROJECT_SOURCE_DIR}/cmake/commit.cmake)
+  add_dependencies(kvlane_bench kvlane_commit)
+  target_include_directories(kvlane_bench PRIVATE ${PROJECT_BINARY_DIR}/generated)
+  if(KVLANE_CUDA)
+    add_executable(kvlane_gpu_bench ${PROJECT_SOURCE_DIR}/src/bench/gpu_bench_main.cpp)
+    target_link_libraries(kvlane_gpu_bench PRIVATE kvlane_bench)
+  endif()
+endfunction()

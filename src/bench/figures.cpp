@@ -5,9 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "bench/commit.h"
 
@@ -19,6 +20,28 @@ std::string short_number(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.4g", value);
   return text;
+}
+
+std::string json_number(double value) {
+  if (!std::isfinite(value)) return "null";
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+}
+
+std::string json_string(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    // Control characters: command lines may have line breaks.
+    if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof(escaped), "\\u%04x", static_cast<unsigned>(c));
+      quoted += escaped;
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
 }
 
 std::string padded(std::string text, std::size_t width, bool right) {
@@ -38,22 +61,27 @@ std::optional<bool> Figure::met() const {
   return better == Better::kHigher ? value >= *goal : value <= *goal;
 }
 
+// By hand, as kvlane_gpu_bench is built where there is no JSON library.
 std::string report_json(const Report& report) {
-  nlohmann::ordered_json results = nlohmann::ordered_json::array();
+  std::string results;
   for (const Figure& figure : report.results) {
-    nlohmann::ordered_json entry = {
-        {"name", figure.name}, {"value", figure.value}, {"unit", figure.unit}};
-    if (figure.baseline) entry["baseline"] = *figure.baseline;
-    if (figure.ratio()) entry["ratio"] = *figure.ratio();
-    if (figure.goal) entry["goal"] = *figure.goal;
-    if (figure.met()) entry["met"] = *figure.met();
-    results.push_back(std::move(entry));
+    results += results.empty() ? "\n" : ",\n";
+    results += "    {\"name\": " + json_string(figure.name) +
+               ", \"value\": " + json_number(figure.value) +
+               ", \"unit\": " + json_string(figure.unit);
+    const auto add = [&results](const char* name, const std::optional<double>& value) {
+      if (value) results += std::string(", \"") + name + "\": " + json_number(*value);
+    };
+    add("baseline", figure.baseline);
+    add("ratio", figure.ratio());
+    add("goal", figure.goal);
+    if (figure.met()) results += *figure.met() ? ", \"met\": true" : ", \"met\": false";
+    results += "}";
   }
-  const nlohmann::ordered_json whole = {{"machine", report.machine},
-                                        {"commit", report.commit},
-                                        {"command", report.command},
-                                        {"results", std::move(results)}};
-  return whole.dump(2);
+  return "{\n  \"machine\": " + json_string(report.machine) +
+         ",\n  \"commit\": " + json_string(report.commit) +
+         ",\n  \"command\": " + json_string(report.command) + ",\n  \"results\": [" + results +
+         "\n  ]\n}";
 }
 
 std::string report_table(const Report& report) {

@@ -3,9 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "codec/channel_gpu.h"
+#include "codec/gpu_codecs.h"
 #include "codec/splitzip_fixture.h"
-#include "codec/splitzip_gpu.h"
 #include "gpu/device_list.h"
 #include "gpu/gpu_fixture.h"
 
@@ -29,54 +28,6 @@ struct BodyCase {
 struct Decoded {
   DeviceVerdict verdict;
   Bytes plane;
-};
-
-struct SplitZipGpu {
-  static constexpr std::string_view kName = "splitzip";
-  using Encode = splitzip::DeviceEncodeTask;
-  using Decode = splitzip::DeviceDecodeTask;
-
-  static Encode encode_task(const PlaneShape& shape, const std::byte* plane,
-                            const std::uint8_t* book, std::byte* body, std::uint32_t* bytes) {
-    return {shape.type, static_cast<std::uint32_t>(shape.elements()), plane, book, body, bytes};
-  }
-  static Decode decode_task(const PlaneShape& shape, const std::byte* body, std::size_t bytes,
-                            std::byte* plane, DeviceVerdict* verdict) {
-    return {shape.type, static_cast<std::uint32_t>(shape.elements()),
-            body,       static_cast<std::uint32_t>(bytes),
-            plane,      verdict};
-  }
-  static Status encode(ElementType type, const gpu::DeviceList<Encode>& tasks, std::size_t count,
-                       const gpu::Stream& stream) {
-    return splitzip::encode_on_gpu(type, tasks.on_device(), count, stream);
-  }
-  static Status decode(ElementType type, const gpu::DeviceList<Decode>& tasks, std::size_t count,
-                       const gpu::Stream& stream) {
-    return splitzip::decode_on_gpu(type, tasks.on_device(), count, stream);
-  }
-};
-
-struct ChannelGpu {
-  static constexpr std::string_view kName = "splitzip:channel";
-  using Encode = channel::DeviceEncodeTask;
-  using Decode = channel::DeviceDecodeTask;
-
-  static Encode encode_task(const PlaneShape& shape, const std::byte* plane, const std::uint8_t*,
-                            std::byte* body, std::uint32_t* bytes) {
-    return {shape, plane, body, bytes};
-  }
-  static Decode decode_task(const PlaneShape& shape, const std::byte* body, std::size_t bytes,
-                            std::byte* plane, DeviceVerdict* verdict) {
-    return {shape, body, static_cast<std::uint32_t>(bytes), plane, verdict};
-  }
-  static Status encode(ElementType, const gpu::DeviceList<Encode>& tasks, std::size_t count,
-                       const gpu::Stream& stream) {
-    return channel::encode_on_gpu(tasks.on_device(), count, stream);
-  }
-  static Status decode(ElementType, const gpu::DeviceList<Decode>& tasks, std::size_t count,
-                       const gpu::Stream& stream) {
-    return channel::decode_on_gpu(tasks.on_device(), count, stream);
-  }
 };
 
 // All cases of one type in one launch. Outputs are full of garbage before.
@@ -105,7 +56,7 @@ std::vector<Bytes> encode_all(const gpu::Stream& stream, const std::vector<Plane
   }
   auto list = take(gpu::DeviceList<typename Gpu::Encode>::allocate(stream.device(), count));
   check(list.assign(stream, tasks));
-  check(Gpu::encode(cases.front().shape.type, list, count, stream));
+  check(Gpu::encode(cases.front().shape.type, list.on_device(), count, stream));
   check(stream.synchronize());
   const Bytes told = lengths.read();
   std::vector<Bytes> results;
@@ -140,7 +91,7 @@ std::vector<Decoded> decode_all(const gpu::Stream& stream, const std::vector<Bod
   }
   auto list = take(gpu::DeviceList<typename Gpu::Decode>::allocate(stream.device(), count));
   check(list.assign(stream, tasks));
-  check(Gpu::decode(cases.front().shape.type, list, count, stream));
+  check(Gpu::decode(cases.front().shape.type, list.on_device(), count, stream));
   check(stream.synchronize());
   const Bytes told = verdicts.read();
   std::vector<Decoded> results;
