@@ -25,3 +25,10 @@ jobs_max() {
   ((by_memory >= 1)) || by_memory=1
   echo $((cores < by_memory ? cores : by_memory))
 }
+
+# Puts nvcc on the PATH where it is installed beside it; fails where there is none.
+find_nvcc() {
+  command -v nvcc >/dev/null && return
+  [[ -x /usr/local/cuda/bin/nvcc ]] || return
+  PATH=/usr/local/cuda/bin:$PATH
+}

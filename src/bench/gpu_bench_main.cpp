@@ -2,6 +2,7 @@
 // builds where nothing but CUDA and a compiler is.
 // SPDX-License-Identifier: Apache-2.0
 #include <charconv>
+#include <fstream>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -15,14 +16,16 @@ using namespace kvlane;
 constexpr std::string_view kHelp =
     R"(Times the codecs splitzip and splitzip:channel on a GPU, and the copies that bound them.
 
-Usage: kvlane_gpu_bench [--device N] [--planes N] [--launch N[,N...]] [--rounds N] [--file FILE] [--json]
+Usage: kvlane_gpu_bench [--device N] [--planes N] [--launch N[,N...]] [--rounds N]
+                        [--file FILE] [--output FILE] [--json]
 
   --device N         which GPU (0)
   --planes N         planes of 64 tokens x 8 heads x 128 values; all of them make a run (4096)
   --launch N[,N...]  planes in one launch, each a divisor of --planes (256,1024,4096)
   --rounds N         how often each thing is timed; figures are medians (20)
   --file FILE        bfloat16 values in place of made ones
-  --json             an object in the form of docs/bench.md in place of a table
+  --output FILE      where to write an object in the form of docs/bench.md, too
+  --json             the same in place of a table
 
 GB/s of a codec count raw bytes; their baseline is what copying as many bytes would allow.
 Without a GPU it says so and fails.
@@ -32,6 +35,7 @@ Example: kvlane_gpu_bench --planes 1024 --launch 256,1024 --json
 
 struct Arguments {
   GpuBenchOptions options;
+  std::string output;
   bool json = false;
   bool help = false;
 };
@@ -70,11 +74,13 @@ Result<Arguments> parse(int count, char** words) {
       continue;
     }
     const bool known = name == "--device" || name == "--planes" || name == "--launch" ||
-                       name == "--rounds" || name == "--file";
+                       name == "--rounds" || name == "--file" || name == "--output";
     if (!known) return invalid_argument("unknown argument '" + std::string(name) + "'");
     if (++i == count) return invalid_argument(std::string(name) + " needs a value");
     if (name == "--file") {
       options.file = words[i];
+    } else if (name == "--output") {
+      arguments.output = words[i];
     } else if (name == "--launch") {
       KVLANE_ASSIGN(options.launches, numbers(words[i]));
       launches_given = true;
@@ -124,6 +130,13 @@ int main(int count, char** words) {
   if (!report.ok()) {
     std::cerr << "kvlane_gpu_bench: nothing was measured: " << report.status().message() << '\n';
     return 1;
+  }
+  if (!arguments->output.empty()) {
+    std::ofstream file(arguments->output);
+    if (!(file << report_json(*report) << '\n' << std::flush)) {
+      std::cerr << "kvlane_gpu_bench: '" << arguments->output << "' cannot be written\n";
+      return 1;
+    }
   }
   std::cout << (arguments->json ? report_json(*report) + "\n" : report_table(*report));
   return 0;
