@@ -170,7 +170,11 @@ KVLANE_DEVICE std::uint32_t decode_whole(Thread& t, const DeviceDecodeTask& task
   const std::uint32_t column = 8 * (t.lane() % 8);
   const std::uint32_t own_row = t.lane() / 8;
   const std::size_t first = std::size_t{place.first_value} + own_row * place.row_values + column;
-  const std::size_t step = std::size_t{kStepRows} * place.row_values;
+  const std::uint32_t step = kStepRows * place.row_values;
+  // Addresses of their own: a task in memory would be read again after every store.
+  const std::byte* const codes_at = task.body + place.codes + column;
+  const std::byte* const rests_at = task.body + sign_mantissa + first;
+  std::byte* const to_plane = task.plane + 2 * first;
   std::uint32_t bases[2];
   std::memcpy(bases, tile.bases + column, sizeof(bases));
   KVLANE_NO_UNROLL
@@ -178,8 +182,8 @@ KVLANE_DEVICE std::uint32_t decode_whole(Thread& t, const DeviceDecodeTask& task
     CodedRow8 rows[kLoadSteps];
     KVLANE_UNROLL
     for (int k = 0; k < kLoadSteps; ++k) {
-      rows[k].codes = load_pair(task.body + place.codes + (from + k) * kTileChannels + column);
-      rows[k].rests = load_pair(task.body + sign_mantissa + first + (from + k) * step);
+      rows[k].codes = load_pair(codes_at + (from + k) * kTileChannels);
+      rows[k].rests = load_pair(rests_at + (from + k) * step);
     }
     KVLANE_UNROLL
     for (int k = 0; k < kLoadSteps; k += 2) {
@@ -192,7 +196,7 @@ KVLANE_DEVICE std::uint32_t decode_whole(Thread& t, const DeviceDecodeTask& task
                    distances[1]);
       taken += before.all_first + before.all_second;
       for (int i = 0; i < 2; ++i) {
-        store_once(task.plane + 2 * (first + (from + k + i) * step),
+        store_once(to_plane + 2 * std::size_t{(from + k + i) * step},
                    join_row(bases, distances[i], rows[k + i].rests));
       }
     }

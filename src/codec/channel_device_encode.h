@@ -181,20 +181,22 @@ KVLANE_DEVICE Bases8 split_whole(Thread& t, const DeviceEncodeTask& task, const 
   const std::uint32_t column = 8 * (t.lane() % 8);
   const std::uint32_t own_row = t.lane() / 8;
   const std::size_t first = std::size_t{place.first_value} + own_row * place.row_values + column;
-  const std::size_t step = std::size_t{kStepRows} * place.row_values;
+  const std::uint32_t step = kStepRows * place.row_values;
+  // Addresses of their own: a task in memory would be read again after every store.
+  const std::byte* const from_plane = task.plane + 2 * first;
+  std::byte* const to_rests = task.body + sign_mantissa + first;
   std::uint32_t fold[4][2] = {};
   KVLANE_NO_UNROLL
   for (int from = 0; from < kSteps; from += 4) {
     Words4 values[4];
     KVLANE_UNROLL
     for (int k = 0; k < 4; ++k) {
-      values[k] = load_once(task.plane + 2 * (first + (from + k) * step));
+      values[k] = load_once(from_plane + 2 * std::size_t{(from + k) * step});
     }
     KVLANE_UNROLL
     for (int k = 0; k < 4; ++k) {
       const Row8 row = split_row(values[k]);
-      store_pair(task.body + sign_mantissa + first + (from + k) * step, row.sign_mantissa[0],
-                 row.sign_mantissa[1]);
+      store_pair(to_rests + (from + k) * step, row.sign_mantissa[0], row.sign_mantissa[1]);
       const std::uint32_t at = (kStepRows * (from + k) + own_row) * kTileChannels + column;
       std::memcpy(tile.elements + kTileChannels + at, row.exponents, sizeof(row.exponents));
       for (int i = 0; i < 2; ++i) fold[k][i] = max_bytes(fold[k][i], row.exponents[i]);
@@ -222,6 +224,7 @@ KVLANE_DEVICE std::uint32_t encode_whole(Thread& t, const DeviceEncodeTask& task
   anchor = choose_anchor(t, tile.bases, kTileChannels);
   std::uint32_t escapes =
       encode_bases(t, tile, kTileChannels, anchor, task.body + place.base_codes);
+  std::byte* const codes_at = task.body + place.codes + own_row * kTileChannels + column;
   KVLANE_NO_UNROLL
   for (int from = 0; from < kSteps; from += 4) {
     std::uint32_t packed[2] = {};
@@ -251,8 +254,7 @@ KVLANE_DEVICE std::uint32_t encode_whole(Thread& t, const DeviceEncodeTask& task
         }
       }
     }
-    store_pair(task.body + place.codes + (from + own_row) * kTileChannels + column, packed[0],
-               packed[1]);
+    store_pair(codes_at + from * kTileChannels, packed[0], packed[1]);
   }
   t.sync_warp();
   return escapes;
