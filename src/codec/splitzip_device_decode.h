@@ -134,27 +134,42 @@ KVLANE_DEVICE void decode_span(Thread& t, const DecodePlan& plan, std::uint32_t 
   }
 }
 
-// The escapes of a whole bf16 chunk, over what decode_span wrote.
+// The escapes of those chunks, over what decode_span wrote: `count` is that of this thread's chunk,
+// 0 where there is none, and the span's part of the table begins with word `word`, and ends there
+// afterwards. All four chunks at once, as most have one escape or none.
 template <class Thread>
-KVLANE_DEVICE bool patch_chunk(Thread& t, const DecodePlan& plan, std::uint32_t chunk,
-                               unsigned count, const std::byte* table) {
-  const std::byte* const rests = plan.body + plan.at.bytes + std::size_t{chunk} * kChunk;
-  std::byte* const values = plan.plane + 2 * std::size_t{chunk} * kChunk;
+KVLANE_DEVICE bool patch_span(Thread& t, const DecodePlan& plan, std::uint32_t chunk,
+                              unsigned count, std::uint32_t& word) {
+  const std::uint32_t own = t.lane() / 8;
+  const std::uint32_t words = count == kRawChunk ? kChunk / 2 : count;
+  std::uint32_t first_word = word;
+  KVLANE_UNROLL
+  for (std::uint32_t other = 0; other < kSpanChunks; ++other) {
+    const std::uint32_t of_other = t.shuffle(words, static_cast<int>(8 * other));
+    if (other < own) first_word += of_other;
+    word += of_other;
+  }
+  const std::byte* const table = plan.body + plan.at.table + 2 * std::size_t{first_word};
+  const std::size_t first = (std::size_t{chunk} + own) * kChunk;
+  const std::byte* const rests = plan.body + plan.at.bytes + first;
+  std::byte* const values = plan.plane + 2 * first;
   const auto put = [&](unsigned place, unsigned exponent) {
-    store_value<ElementType::kBf16>(values + 2 * value_at<ElementType::kBf16>(place, kChunk),
-                                    {exponent, load_byte(rests + place)});
+    const unsigned rest = load_byte(rests + place);
+    store_aligned_half(values + 2 * value_at<ElementType::kBf16>(place, kChunk),
+                       (rest & 1) << 15 | exponent << 7 | rest >> 1);
   };
   bool right = true;
   if (count == kRawChunk) {
-    for (unsigned place = t.lane(); place < kChunk; place += kWarpThreads) {
+    for (unsigned place = t.lane() % 8; place < kChunk; place += 8) {
       put(place, load_byte(table + place));
     }
     return right;
   }
-  for (unsigned i = t.lane(); i < count; i += kWarpThreads) {
-    const unsigned place = load_byte(table + 2 * i);
+  for (unsigned i = t.lane() % 8; i < count; i += 8) {
+    const unsigned entry = load_aligned_half(table + 2 * i);  // place, exponent
+    const unsigned place = entry & 0xFF;
     right = right && (i == 0 || load_byte(table + 2 * i - 2) < place);
-    put(place, load_byte(table + 2 * i + 1));
+    put(place, entry >> 8);
   }
   return right;
 }
@@ -164,25 +179,27 @@ template <ElementType kType, class Thread>
 KVLANE_DEVICE bool decode_run(Thread& t, const DecodePlan& plan, std::uint32_t word) {
   const std::uint32_t whole = plan.elements / kChunk;
   bool right = true;
+  KVLANE_NO_UNROLL
   for (std::uint32_t chunk = plan.run_begin; chunk < plan.run_end;) {
-    const bool fast = kType == ElementType::kBf16 && plan.aligned && chunk < whole;
-    std::uint32_t chunks = 1;
-    if (fast) {
+    bool good;
+    if (kType == ElementType::kBf16 && plan.aligned && chunk < whole) {
       const std::uint32_t left = (plan.run_end < whole ? plan.run_end : whole) - chunk;
-      chunks = left < kSpanChunks ? left : kSpanChunks;
+      const std::uint32_t chunks = left < kSpanChunks ? left : kSpanChunks;
+      const std::uint32_t own = t.lane() / 8;
+      const unsigned count = own < chunks ? load_byte(plan.body + plan.at.counts + chunk + own) : 0;
       decode_span(t, plan, chunk, chunks);
       t.sync_warp();  // the values under escapes are written
-    }
-    for (std::uint32_t end = chunk + chunks; chunk < end; ++chunk) {
-      const unsigned count = load_byte(plan.body + plan.at.counts + chunk);
+      good = patch_span(t, plan, chunk, count, word);
+      chunk += chunks;
+    } else {
       const std::byte* const table = plan.body + plan.at.table + 2 * std::size_t{word};
-      const bool good = fast ? patch_chunk(t, plan, chunk, count, table)
-                             : decode_any_chunk<kType>(t, plan, chunk, table);
-      right = right && good;
+      good = decode_any_chunk<kType>(t, plan, chunk, table);
+      const auto count = static_cast<std::uint8_t>(load_byte(plan.body + plan.at.counts + chunk));
       const std::uint32_t left = plan.elements - chunk * kChunk;
-      word += static_cast<std::uint32_t>(
-          table_words_of(static_cast<std::uint8_t>(count), left < kChunk ? left : kChunk));
+      word += static_cast<std::uint32_t>(table_words_of(count, left < kChunk ? left : kChunk));
+      ++chunk;
     }
+    right = right && good;
   }
   return right;
 }

@@ -140,6 +140,25 @@ KVLANE_DEVICE Words2 load_pair(const std::byte* at) {
 #endif
 }
 
+// 2 bytes at a multiple of 2.
+KVLANE_DEVICE unsigned load_aligned_half(const std::byte* at) {
+#ifdef __CUDA_ARCH__
+  return *reinterpret_cast<const std::uint16_t*>(at);
+#else
+  std::uint16_t value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+#endif
+}
+KVLANE_DEVICE void store_aligned_half(std::byte* at, unsigned value) {
+  const auto half = static_cast<std::uint16_t>(value);
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<std::uint16_t*>(at) = half;
+#else
+  std::memcpy(at, &half, sizeof(half));
+#endif
+}
+
 // No alignment needed.
 KVLANE_DEVICE unsigned load_byte(const std::byte* at) { return static_cast<unsigned>(*at); }
 KVLANE_DEVICE void store_byte(std::byte* at, unsigned value) {
