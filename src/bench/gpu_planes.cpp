@@ -16,6 +16,8 @@ namespace kvlane {
 namespace {
 
 constexpr double kFarShare = 0.003;
+// Puts the largest values where the range of E4M3 ends, as those who use it do.
+constexpr float kE4m3Scale = 16;
 
 // Sign and the upper bits of exponent and mantissa, with a smaller exponent's bias; below its
 // range zero, above it the largest value that is not the last pattern (NaN).
@@ -45,6 +47,7 @@ Bytes made_plane(const PlaneShape& shape, std::mt19937& random) {
       for (const float scale : scales) {
         float value = gauss(random) * scale;
         if (is_far(random)) value = std::ldexp(value, far_exponent(random));
+        if (shape.type == ElementType::kFp8E4m3) value *= kE4m3Scale;
         if (shape.type == ElementType::kBf16) {
           const bf16 rounded = to_bf16(value);
           std::memcpy(plane.data() + 2 * i, &rounded.bits, 2);

@@ -15,8 +15,8 @@ namespace kvlane {
 inline constexpr PlaneShape kGpuBenchShape{ElementType::kBf16, 8, 64, 128};
 
 // So many different planes. Gaussian values, every channel of its own scale, so that nearly all
-// exponents are among 16; 0.3 % have any other exponent below. For FP8, scaled to fit its range;
-// rounded towards zero.
+// exponents are among 16; 0.3 % have any other exponent below. For FP8 rounded towards zero,
+// and for E4M3 scaled before that so that the largest are near the end of its range.
 std::vector<Bytes> made_planes(ElementType type, int count);
 
 // The whole planes of kGpuBenchShape at the beginning of a file of bfloat16 values, at most so
