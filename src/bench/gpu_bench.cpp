@@ -221,7 +221,7 @@ Status add_runs(const gpu::Stream& stream, const GpuBenchOptions& options,
     }
     return Status();
   };
-  const auto encode_by = [&stream, &planes, type, launches](const auto& tasks, int size) {
+  const auto encode_by = [&stream, type, launches](const auto& tasks, int size) {
     return [&stream, &tasks, type, launches, size] {
       return launches(size, [&](std::size_t first, std::size_t count) {
         return Codec::encode(type, tasks.on_device() + first, count, stream);

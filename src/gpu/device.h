@@ -72,6 +72,7 @@ class Event {
  public:
   static Result<Event> create(int device);
 
+  int device() const { return device_; }
   // After all work that the stream has now.
   Status record(const Stream& stream);
   // Until the recorded place is reached; at once if none was recorded.
