@@ -23,6 +23,20 @@ class CudaThread {
   }
   __device__ std::uint32_t ballot(bool condition) { return __ballot_sync(kAll, condition); }
   __device__ std::uint32_t sum(std::uint32_t x) { return __reduce_add_sync(kAll, x); }
+  // See gpu/device_float.h.
+  __device__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                           std::uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+  __device__ std::uint32_t transposed(std::uint32_t pair) {
+    std::uint32_t result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+  }
   __device__ void add(std::uint32_t& word, std::uint32_t x) { atomicAdd(&word, x); }
 
  private:

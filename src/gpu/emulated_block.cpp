@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "gpu/device_float.h"
+
 // AddressSanitizer has to be told of every change of stacks.
 #if defined(__SANITIZE_ADDRESS__)
 #define KVLANE_ASAN_FIBERS 1
@@ -52,12 +54,12 @@ class EmulatedBlock {
   int threads() const { return static_cast<int>(fibers_.size()); }
 
   // The calling fiber waits until all of its warp (its block) have come here.
-  void meet_warp(int index, std::uint32_t x) {
+  void meet_warp(int index, const EmulatedThread::Words& words) {
     Group& warp = warps_[index / kWarpThreads];
-    warp.brought[index % kWarpThreads] = x;
+    warp.brought[index % kWarpThreads] = words;
     meet(warp, kWarpThreads);
   }
-  const std::array<std::uint32_t, kWarpThreads>& brought(int index) const {
+  const std::array<EmulatedThread::Words, kWarpThreads>& brought(int index) const {
     return warps_[index / kWarpThreads].told;
   }
   void meet_block() { meet(whole_, threads()); }
@@ -69,7 +71,7 @@ class EmulatedBlock {
   };
   struct Group {
     std::vector<int> waiting;
-    std::array<std::uint32_t, kWarpThreads> brought{}, told{};
+    std::array<EmulatedThread::Words, kWarpThreads> brought{}, told{};
   };
 
   void prepare(int index) {
@@ -151,8 +153,9 @@ int EmulatedThread::threads() const { return block_.threads(); }
 void EmulatedThread::sync_block() { block_.meet_block(); }
 
 const EmulatedThread::Lanes& EmulatedThread::exchange(std::uint32_t x) {
-  block_.meet_warp(index_, x);
-  seen_ = block_.brought(index_);
+  block_.meet_warp(index_, {x});
+  const auto& all = block_.brought(index_);
+  for (int i = 0; i < kWarpThreads; ++i) seen_[i] = all[i][0];
   return seen_;
 }
 
@@ -167,6 +170,35 @@ std::uint32_t EmulatedThread::sum(std::uint32_t x) {
   std::uint32_t total = 0;
   for (const std::uint32_t y : exchange(x)) total += y;
   return total;
+}
+
+void EmulatedThread::mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                              std::uint32_t b1) {
+  block_.meet_warp(index_, {a[0], a[1], a[2], a[3], b0, b1});
+  const auto& all = block_.brought(index_);
+  const auto half = [](std::uint32_t pair, int which) {
+    return float_of(which == 0 ? pair << 16 : pair & 0xFFFF0000U);
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4 + i / 2 * 8;
+    const int column = lane() % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const int part = k / 8, owner = k % 8 / 2;
+      const Words& of_a = all[row % 8 * 4 + owner];
+      const Words& of_b = all[column * 4 + owner];
+      d[i] += half(of_a[2 * part + row / 8], k % 2) * half(of_b[4 + part], k % 2);
+    }
+  }
+}
+
+std::uint32_t EmulatedThread::transposed(std::uint32_t pair) {
+  const Lanes& all = exchange(pair);
+  std::uint32_t result = 0;
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane() % 4 * 2 + half, column = lane() / 4;
+    result |= (all[row * 4 + column / 2] >> 16 * (column % 2) & 0xFFFF) << 16 * half;
+  }
+  return result;
 }
 
 void run_block(int threads, std::uint64_t seed,

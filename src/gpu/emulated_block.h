@@ -37,7 +37,14 @@ class EmulatedThread {
   }
   std::uint32_t ballot(bool condition);
   std::uint32_t sum(std::uint32_t x);
+  // See gpu/device_float.h. Sums are of floats, product after product.
+  void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+  std::uint32_t transposed(std::uint32_t pair);
   void add(std::uint32_t& word, std::uint32_t x) { word += x; }
+
+  // What threads may bring to an exchange at most.
+  static constexpr int kWords = 6;
+  using Words = std::array<std::uint32_t, kWords>;
 
  private:
   using Lanes = std::array<std::uint32_t, kWarpThreads>;

@@ -1,0 +1,86 @@
+// Floats in device code: their bits, powers of two, pairs of bfloat16, and tiles of the matrix
+// unit.
+//
+// A thread that multiplies matrices has besides what gpu/device_code.h names
+//   mma_bf16(d, a, b0, b1)    d += A B for a tile of 16 x 8, with 16 products a sum, by the warp
+//   transposed(pair)          the warp's 8 x 8 matrix of 16-bit values, transposed
+// Of all these matrices a lane has parts that its number names: row = lane / 4, column = lane % 4.
+//   A [16][16], bfloat16      a[0] is A[row][2 column, +1], a[1] A[row + 8][2 column, +1],
+//                             a[2] A[row][2 column + 8, +9], a[3] A[row + 8][2 column + 8, +9]
+//   B [16][8], bfloat16       b0 is B[2 column, +1][row], b1 B[2 column + 8, +9][row]
+//   D [16][8], float          d[0], d[1] are D[row][2 column, +1], d[2], d[3] D[row + 8][the same]
+//   8 x 8                     M[row][2 column, +1]
+// The first of two 16-bit values is the low half of its word.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cmath>
+
+#include "base/bf16.h"
+#include "gpu/device_code.h"
+
+namespace kvlane::gpu {
+
+KVLANE_DEVICE std::uint32_t bits_of(float x) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(x);
+#else
+  return std::bit_cast<std::uint32_t>(x);
+#endif
+}
+KVLANE_DEVICE float float_of(std::uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
+}
+
+KVLANE_DEVICE float minus_infinity() { return float_of(0xFF800000); }
+
+// 2^x within 2^-22 of itself; 0 below 2^-126, also for minus infinity.
+KVLANE_DEVICE float power_of_two(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+
+// Rounded half to even.
+KVLANE_DEVICE std::uint32_t pack_bf16(float low, float high) {
+#ifdef __CUDA_ARCH__
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return std::uint32_t{to_bf16(high).bits} << 16 | to_bf16(low).bits;
+#endif
+}
+
+// Four floats at a multiple of 16 bytes.
+struct alignas(16) Floats4 {
+  float x[4];
+};
+KVLANE_DEVICE Floats4 load_floats(const float* at) {
+#ifdef __CUDA_ARCH__
+  const float4 v = *reinterpret_cast<const float4*>(at);
+  return {{v.x, v.y, v.z, v.w}};
+#else
+  Floats4 v;
+  std::memcpy(&v, at, sizeof(v));
+  return v;
+#endif
+}
+KVLANE_DEVICE void store_floats(float* at, const Floats4& v) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<float4*>(at) = make_float4(v.x[0], v.x[1], v.x[2], v.x[3]);
+#else
+  std::memcpy(at, &v, sizeof(v));
+#endif
+}
+
+}  // namespace kvlane::gpu
