@@ -1,4 +1,4 @@
-# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, their tests and kvlane_gpu_bench. It needs a
+# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, attention, their tests and kvlane_gpu_bench. It needs a
 # compiler and CUDA, and none of the libraries of the rest.
 # SPDX-License-Identifier: Apache-2.0
 
@@ -37,7 +37,10 @@ add_library(kvlane_format INTERFACE)
 target_link_libraries(kvlane_format INTERFACE kvlane_base)
 kvlane_library(gpu DEPS base)
 kvlane_library(codec DEPS format cpu gpu)
-kvlane_simd(codec)
+kvlane_library(cache DEPS format cpu)
+kvlane_library(plan DEPS format)
+kvlane_library(attention DEPS cpu cache gpu plan)
+kvlane_simd(codec attention)
 
 # Of src/bench what is about GPUs, and how figures are printed.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/bench/gpu_*.cpp)
