@@ -18,8 +18,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
-# Of a mangled name: the function, and the element type it is made for.
-NAME = re.compile(r"(?:\d+)((?:encode|decode|copy|read|write)_\w+?)(?:ILNS?_?\d*\w*?ElementTypeE(\d)E|E|P|$)")
+# Of a mangled name: the function, and the element type or the numbers it is made for.
+NAME = re.compile(
+    r"(?:\d+)((?:encode|decode|copy|read|write|attend|merge)_[a-z_]+)"
+    r"(?:ILNS?_?\d*\w*?ElementTypeE(\d)E|I((?:Li\d+E)+)E|E|P|$)"
+)
 TYPES = {"2": "bf16", "3": "fp16", "4": "fp8_e4m3", "5": "fp8_e5m2"}
 
 
@@ -27,7 +30,9 @@ def short_name(mangled):
     match = NAME.search(mangled)
     if not match:
         return mangled
-    name, element = match.groups()
+    name, element, numbers = match.groups()
+    if numbers:
+        return f"{name}<{', '.join(re.findall(r'[0-9]+', numbers))}>"
     return f"{name}<{TYPES[element]}>" if element else name
 
 
