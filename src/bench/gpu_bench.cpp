@@ -1,5 +1,5 @@
-// A group of figures is one codec with one element type: its launches, and the copies that bound
-// it, take turns.
+// A group of figures is one codec with one element type, or attention: its launches, and the copies
+// that bound it, take turns.
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/gpu_bench.h"
 
@@ -7,8 +7,10 @@
 #include <cstring>
 #include <optional>
 
+#include "bench/gpu_attention.h"
 #include "bench/gpu_copy.h"
 #include "bench/gpu_planes.h"
+#include "bench/gpu_timer.h"
 #include "codec/exponents.h"
 #include "codec/gpu_codecs.h"
 #include "gpu/device_list.h"
@@ -17,61 +19,8 @@ namespace kvlane {
 
 namespace {
 
-using Run = std::function<Status()>;
-
-constexpr int kWarmUps = 3;
 // Different planes; copies of them make up the rest.
 constexpr int kDistinctPlanes = 64;
-
-// Something that is timed on the device.
-struct Timed {
-  std::string name;
-  double bytes;  // moved, or raw bytes of a codec
-  Run run;
-  gpu::Event begin, end;
-  std::vector<double> seconds = {};
-
-  double gigabytes_per_second() const { return bytes / median(seconds) * 1e-9; }
-};
-
-class Timer {
- public:
-  explicit Timer(const gpu::Stream& stream) : stream_(stream) {}
-
-  Status add(std::string name, double bytes, Run run) {
-    KVLANE_ASSIGN(gpu::Event begin, gpu::Event::create(stream_.device()));
-    KVLANE_ASSIGN(gpu::Event end, gpu::Event::create(stream_.device()));
-    all_.push_back({std::move(name), bytes, std::move(run), std::move(begin), std::move(end)});
-    return {};
-  }
-  Status time(int rounds) {
-    for (int round = 0; round < kWarmUps + rounds; ++round) {
-      for (Timed& one : all_) {
-        KVLANE_TRY(one.begin.record(stream_));
-        KVLANE_TRY(one.run());
-        KVLANE_TRY(one.end.record(stream_));
-      }
-      KVLANE_TRY(stream_.synchronize());
-      if (round < kWarmUps) continue;
-      for (Timed& one : all_) {
-        KVLANE_ASSIGN(const double seconds, one.end.seconds_since(one.begin));
-        one.seconds.push_back(seconds);
-      }
-    }
-    return {};
-  }
-  const std::vector<Timed>& all() const { return all_; }
-  double speed_of(std::string_view name) const {
-    for (const Timed& one : all_) {
-      if (one.name == name) return one.gigabytes_per_second();
-    }
-    return 0;
-  }
-
- private:
-  const gpu::Stream& stream_;
-  std::vector<Timed> all_;
-};
 
 // Memory and tasks of all planes of a group.
 template <class Codec>
@@ -198,7 +147,7 @@ Status check_planes(const gpu::Stream& stream, const Planes<Codec>& planes) {
 // What runs in turn. The decoders come last, over what the others left in `back`.
 template <class Codec>
 Status add_runs(const gpu::Stream& stream, const GpuBenchOptions& options,
-                const Planes<Codec>& planes, Timer& timer) {
+                const Planes<Codec>& planes, GpuTimer& timer) {
   const std::size_t bytes = planes.bytes();
   const auto raw_bytes = static_cast<double>(bytes);
   const ElementType type = planes.shape.type;
@@ -263,7 +212,7 @@ Status bench_codec(const gpu::Stream& stream, const GpuBenchOptions& options,
       Planes<Codec>::allocate(stream.device(), shape, static_cast<std::size_t>(options.planes)));
   KVLANE_TRY(fill_planes(stream, values, planes));
   KVLANE_TRY(prepare_decode(stream, planes));
-  Timer timer(stream);
+  GpuTimer timer(stream);
   KVLANE_TRY(add_runs(stream, options, planes, timer));
   KVLANE_TRY(timer.time(options.rounds));
   KVLANE_TRY(check_planes(stream, planes));
@@ -284,7 +233,7 @@ Status bench_codec(const gpu::Stream& stream, const GpuBenchOptions& options,
   figures.push_back({.name = prefix + "ratio", .value = 1 / coded_share, .unit = "ratio"});
   const double bound = copy / (1 + coded_share);  // of raw bytes
   const std::string all = std::to_string(options.launches.back());
-  for (const Timed& one : timer.all()) {
+  for (const GpuTimed& one : timer.all()) {
     if (one.name.rfind("encode", 0) != 0 && one.name.rfind("decode", 0) != 0) continue;
     Figure figure{.name = prefix + one.name,
                   .value = one.gigabytes_per_second(),
@@ -342,6 +291,8 @@ Result<std::vector<Figure>> bench_gpu(const GpuBenchOptions& options,
     KVLANE_TRY(
         bench_codec<SplitZipGpu>(stream, options, made_planes(type, distinct), type, {}, figures));
   }
+  on_progress("decode attention");
+  KVLANE_TRY(bench_gpu_attention(stream, options.rounds, values, figures));
   return figures;
 }
 

@@ -1,0 +1,18 @@
+// Decode attention on a GPU, timed beside reading the same bytes.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "base/bytes.h"
+#include "bench/figures.h"
+#include "gpu/device.h"
+
+namespace kvlane {
+
+// Adds the figures gpu_attention_... of docs/bench.md. `values` are what K and V are made of, in
+// pieces of whole KiB; bfloat16. Fails, too, when a result is not a finite number.
+Status bench_gpu_attention(const gpu::Stream& stream, int rounds, const std::vector<Bytes>& values,
+                           std::vector<Figure>& figures);
+
+}  // namespace kvlane
