@@ -82,7 +82,7 @@ struct Queries {
 };
 
 // A warp's: of its 16 tokens of every page so far. Entries of max and sum are for the heads
-// 2 column, + 1 of each tile; `sum` is of this lane's tokens alone until finish().
+// 2 column, + 1 of each tile; `sum` is of this lane's tokens alone until share().
 template <int kDim, int kTiles>
 struct WarpState {
   float max[kTiles][2];
@@ -90,8 +90,9 @@ struct WarpState {
   float out[kTiles][kDim / 16][4];
 };
 
-template <class Unsigned>
-KVLANE_DEVICE Words4 load_if(bool wanted, const std::byte* base, Unsigned at) {
+// Offset is as narrow as it can be: registers are scarce.
+template <class Offset>
+KVLANE_DEVICE Words4 load_if(bool wanted, const std::byte* base, Offset at) {
   Words4 words{};
   if (wanted) words = load_once(base + at);
   return words;

@@ -46,6 +46,7 @@ void attend(const DecodeKernelShape& kernel, const DecodeBatch& batch, const Dec
 }
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+constexpr gpu::Floats4 kPoisons{{kPoison, kPoison, kPoison, kPoison}};
 
 Outcome run(const Scene& scene, const DecodePlan& plan, std::uint64_t seed = 1) {
   const auto& shape = scene.shape();
@@ -53,10 +54,9 @@ Outcome run(const Scene& scene, const DecodePlan& plan, std::uint64_t seed = 1) 
   const std::size_t states = plan.first_state.back(), rows = scene.rows();
   Outcome o;
   // In memory of Floats4, for accesses of 16 bytes.
-  std::vector<gpu::Floats4> out(states * shape.head_dim / 4,
-                                {{kPoison, kPoison, kPoison, kPoison}});
-  std::vector<gpu::Floats4> result(rows * shape.head_dim / 4), total_out(result.size());
-  std::vector<gpu::Words4> rounded(rows * shape.head_dim / 8);
+  std::vector<gpu::Floats4> out(states * shape.head_dim / 4, kPoisons);
+  std::vector<gpu::Floats4> result(rows * shape.head_dim / 4, kPoisons), total_out(result);
+  std::vector<gpu::Words4> rounded(rows * shape.head_dim / 8, {{~0U, ~0U, ~0U, ~0U}});
   const auto floats = [](std::vector<gpu::Floats4>& x) {
     return reinterpret_cast<float*>(x.data());
   };
