@@ -57,6 +57,10 @@ class Help(program.ProgramTest):
             (("gateway", "--prefill", "http://127.0.0.1:1"), "--decode"),
             (("gateway", "--prefill", "x", "--decode", "x", "--served-model-name", "m"), "--served-model-name"),
             (("synth", "--config", GQA / "config.json", "--out", "x", "--layers", "0"), "--layers"),
+            # What lacks, and where to read on.
+            (("serve",), "a model directory is required; see kvlane serve --help"),
+            (("bench", "codec", GQA), "--text is required; see kvlane bench codec --help"),
+            (("nope",), "there is no command 'nope'; see kvlane --help"),
         ):
             with self.subTest(arguments):
                 refused = run(*arguments, timeout=10)

@@ -23,6 +23,26 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// "kvlane bench codec": the commands that were typed.
+std::string typed_command(const CLI::App& app) {
+  const auto commands = app.get_subcommands();
+  return commands.empty() ? app.get_name()
+                          : app.get_name() + " " + typed_command(*commands.front());
+}
+
+// One sentence for a person, and where to read on.
+std::string usage_error(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  std::string message = error.what();
+  if (app.get_subcommands().empty() && argc > 1 && argv[1][0] != '-') {
+    // CLI11 only sees that no command it knows was given.
+    message = "there is no command '" + std::string(argv[1]) + "'";
+  } else if (message == "--model is required") {
+    // Of two names CLI11 tells the one that hardly anybody types.
+    message = "a model directory is required";
+  }
+  return one_line(std::move(message)) + "; see " + typed_command(app) + " --help";
+}
+
 int run_program(int argc, char** argv) {
   CLI::App app("kvlane keeps the KV cache of language models small and ships it between workers.",
                "kvlane");
@@ -39,11 +59,7 @@ int run_program(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
-    // CLI11 only sees that no command it knows was given.
-    const bool unknown = app.get_subcommands().empty() && argc > 1 && argv[1][0] != '-';
-    const std::string message =
-        unknown ? "there is no command '" + std::string(argv[1]) + "'" : error.what();
-    std::cerr << "kvlane: " << one_line(message) << '\n';
+    std::cerr << "kvlane: " << usage_error(app, error, argc, argv) << '\n';
     return kUsage;
   }
   const kvlane::Status status = run();
