@@ -84,12 +84,8 @@ function(kvlane_library name)
     add_dependencies(kvlane_tests ${name}_test)
     target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} ${kvlane_gtest} GTest::gtest_main)
     target_compile_definitions(${name}_test PRIVATE KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-    # What takes long here is what is tested; and a third of the time to compile a test with UBSan went
-    # into checks of its own pointers, which AddressSanitizer checks as well.
+    # What takes long here is what is tested.
     target_compile_options(${name}_test PRIVATE -O1)
-    if(KVLANE_SANITIZE MATCHES undefined)
-      target_compile_options(${name}_test PRIVATE -fno-sanitize=null,alignment)
-    endif()
     # g++ 12 takes the strings inside temporaries of EXPECT_EQ for uninitialised.
     target_compile_options(${name}_test PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
     # Parameters by number or name: values may print as addresses, which change.

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -15,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "base/bf16.h"
+#include "codec/channel_fixture.h"
 #include "cpu/memory.h"
 #include "format/frame.h"
 
@@ -23,6 +22,7 @@ namespace kvlane {
 namespace {
 
 using namespace channel;
+using splitzip_fixture::Random;
 using Plane = std::vector<std::uint16_t>;
 
 std::vector<Isa> tiers() {
@@ -113,26 +113,10 @@ void expect_round_trip(const PlaneShape& shape, const Plane& plane) {
   expect_round_trip(shape, std::as_bytes(std::span(plane)));
 }
 
-struct Random {
-  std::mt19937 engine;
-  explicit Random(unsigned seed) : engine(seed) {}
-  unsigned operator()() { return static_cast<unsigned>(engine()); }
-};
-
-// Gaussian values, every channel of its own scale; a share of them replaced by any bits.
 Plane kv_plane(const PlaneShape& shape, double noise = 0, unsigned seed = 1) {
-  Random rng(seed);
-  std::normal_distribution<float> gauss;
-  std::bernoulli_distribution any(noise);
-  std::vector<float> scales(std::size_t(shape.kv_heads) * shape.head_dim);
-  for (float& scale : scales) scale = std::exp2(gauss(rng.engine));
+  const Bytes bytes = channel_fixture::kv_plane(shape, noise, seed);
   Plane plane(shape.elements());
-  for (std::size_t i = 0; i < plane.size(); ++i) {
-    const std::size_t head = i / (std::size_t(shape.rows) * shape.head_dim);
-    const float scale = scales[head * shape.head_dim + i % shape.head_dim];
-    plane[i] = any(rng.engine) ? static_cast<std::uint16_t>(rng())
-                               : to_bf16(gauss(rng.engine) * scale).bits;
-  }
+  std::memcpy(plane.data(), bytes.data(), bytes.size());
   return plane;
 }
 
