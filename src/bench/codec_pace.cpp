@@ -47,7 +47,8 @@ Result<CodecPace> measure_pace(const Codec& codec, const BlockTable& table, int 
     const int slab = static_cast<int>(std::int64_t{i} * blocks * layers / slabs);
     for (const bool v : {false, true}) {
       gather(pool, table.id(slab % blocks), slab / blocks, v, plane);
-      const TimedEncoding encoding = time_encoding(codec, shape, plane, coded);
+      const TimedEncoding encoding =
+          time_encoding(codec, shape, dense_plane(shape, plane.data()), coded);
       const TimePoint start = SteadyClock::now();
       const Status status = codec.decode(shape, {coded.data(), encoding.bytes}, decoded);
       decode.push_back(seconds_since(start));

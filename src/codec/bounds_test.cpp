@@ -275,6 +275,44 @@ TEST_P(Bounds, EveryChangedByte) {
   }
 }
 
+// Heads that lie in pages of their own: nothing between them is touched, and the body is that of
+// the same values without gaps.
+TEST_P(Bounds, HeadsApart) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  unsigned seed = 0;
+  for (const ElementType type : kTypes) {
+    for (const PlaneShape& shape :
+         {PlaneShape{type, 3, 64, 128}, PlaneShape{type, 2, 64, 6}, PlaneShape{type, 3, 64, 257},
+          PlaneShape{type, 3, 7, 70}, PlaneShape{type, 2, 33, 64}, PlaneShape{type, 60, 1, 5},
+          PlaneShape{type, 5, 3, 200}, PlaneShape{type, 1, 4, 64}, PlaneShape{type, 3, 0, 64}}) {
+      const Values values = kAllValues[++seed % std::size(kAllValues)];
+      const Bytes plane = plane_of(shape, values, seed);
+      const Bytes expected = encode_by_scalar(shape, plane);
+      const std::size_t stride = (shape.head_bytes() + page - 1) / page * page + 3 * page;
+      GuardedPages heads(stride * shape.kv_heads);
+      ASSERT_TRUE(heads.ok());
+      const std::span<std::byte> all = heads.buffer(stride * shape.kv_heads, Side::kStart);
+      for (const Side side : kSides) {
+        // One page before each head faults, and all behind it.
+        heads.allow_writing(true);
+        const std::size_t room = stride - 3 * page;
+        const std::size_t begin = page + (side == Side::kEnd ? room - shape.head_bytes() : 0);
+        for (int head = 0; head < shape.kv_heads; ++head) {
+          std::byte* const own = all.data() + stride * head;
+          std::copy_n(plane.data() + shape.head_bytes() * head, shape.head_bytes(), own + begin);
+          ASSERT_EQ(::mprotect(own, page, PROT_NONE), 0);
+          ASSERT_EQ(::mprotect(own + page + room, 2 * page, PROT_NONE), 0);
+        }
+        const std::span<std::byte> out = destination_.buffer(codec_->bound(shape), side);
+        const PlaneView view{all.data() + begin, stride};
+        const std::size_t bytes = codec_->encode(shape, view, nullptr, out);
+        ASSERT_TRUE(std::equal(expected.begin(), expected.end(), out.begin(), out.begin() + bytes))
+            << to_string(shape);
+      }
+    }
+  }
+}
+
 // Large enough for stores around the caches, whole lines of which end where the pages end.
 TEST_P(Bounds, WhereOutputIsStreamed) {
   const PlaneShape shape{ElementType::kBf16, 65, 64, 1024 + 64};

@@ -113,21 +113,27 @@ void store_prefix(const PlaneShape& shape, Mode mode, std::byte* body) {
                      .channels = static_cast<std::uint32_t>(shape.head_dim)});
 }
 
-std::size_t encode_raw(const PlaneShape& shape, ByteView plane, std::span<std::byte> body) {
-  const std::size_t end = raw_body_bytes(plane.size());
+std::size_t encode_raw(const PlaneShape& shape, const PlaneView& plane, std::span<std::byte> body) {
+  const std::size_t end = raw_body_bytes(shape.bytes());
   store_prefix(shape, Mode::kRaw, body.data());
-  if (!plane.empty()) std::memcpy(body.data() + sizeof(Prefix), plane.data(), plane.size());
-  fill_zeros(body, sizeof(Prefix) + plane.size(), end);
+  copy_plane(shape, plane, body.data() + sizeof(Prefix));
+  fill_zeros(body, sizeof(Prefix) + shape.bytes(), end);
   return end;
 }
 
 // The length of the coded body; 0 if it would not be shorter than `limit`.
-std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView plane,
+std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, const PlaneView& plane,
                          std::size_t limit, std::span<std::byte> body) {
   const Sections at = sections(shape);
   if (at.tails >= limit) return 0;
-  const bool stream = plane.size() >= kStreamingBytes && is_aligned(body.data()) &&
+  const bool stream = shape.bytes() >= kStreamingBytes && is_aligned(body.data()) &&
                       shape.head_dim % kTileChannels == 0;
+  // The address of a value, by its index; past the last one, of that.
+  const auto value_at = [&](std::size_t index) {
+    index = std::min(index, shape.elements() - 1);
+    return plane.head(static_cast<int>(index / shape.head_elements())) +
+           2 * (index % shape.head_elements());
+  };
   EncodeScratch scratch;
   std::size_t end = at.tails;
   const bool fits = for_each_band(shape, kEncodeBandTiles, [&](const Place& place) {
@@ -135,8 +141,8 @@ std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, ByteVi
     kernels.encode({.rows = place.rows,
                     .channels = place.channels,
                     .row_values = static_cast<std::size_t>(shape.head_dim),
-                    .values = plane.data() + 2 * place.values,
-                    .next_values = plane.data() + 2 * place.next_values,
+                    .values = value_at(place.values),
+                    .next_values = value_at(place.next_values),
                     .base_codes = body.data() + at.base_codes + place.base_codes,
                     .codes = body.data() + at.codes + place.codes,
                     .sign_mantissa = body.data() + at.sign_mantissa + place.values,
@@ -288,11 +294,11 @@ Status decode_raw(ByteView body, std::span<std::byte> plane) {
 
 }  // namespace
 
-std::size_t ChannelCodec::encode(const PlaneShape& shape, ByteView plane, const Codebook*,
+std::size_t ChannelCodec::encode(const PlaneShape& shape, const PlaneView& plane, const Codebook*,
                                  std::span<std::byte> destination) const {
   assert(shape.elements() <= kPlaneElementsMax && shape.type != ElementType::kF32);
-  assert(plane.size() == shape.bytes() && destination.size() >= bound(shape));
-  if (shape.type == ElementType::kBf16 && !plane.empty()) {
+  assert(destination.size() >= bound(shape));
+  if (shape.type == ElementType::kBf16 && shape.elements() > 0) {
     const std::size_t end =
         encode_coded(kernels_, shape, plane, bound(shape), destination.first(bound(shape)));
     if (end != 0) return end;

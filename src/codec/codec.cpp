@@ -1,8 +1,10 @@
-// The table of codecs: the one place that knows them all.
+// The table of codecs, the one place that knows them all; and what they share.
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/codec.h"
 
+#include <cassert>
 #include <cstddef>
+#include <cstring>
 #include <iterator>
 #include <string>
 
@@ -11,6 +13,20 @@
 #include "codec/splitzip.h"
 
 namespace kvlane {
+
+void copy_plane(const PlaneShape& shape, const PlaneView& plane, std::byte* dense) {
+  const std::size_t bytes = shape.head_bytes();
+  if (bytes == 0) return;
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    std::memcpy(dense + bytes * head, plane.head(head), bytes);
+  }
+}
+
+std::size_t Codec::encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
+                          std::span<std::byte> destination) const {
+  assert(plane.size() == shape.bytes());
+  return encode(shape, dense_plane(shape, plane.data()), book, destination);
+}
 
 Result<const Codec*> find_codec(std::string_view name, Isa isa) {
   static const NoneCodec none;

@@ -1,9 +1,9 @@
 // Lossless codecs: planes of values to bytes and back.
 //
-// A plane is the K or the V of one slab: its valid rows, gathered over its pages in head order. All
-// codecs have one shape (bound, encode, decode), take buffers from the caller, allocate nothing,
-// keep no state and give the same bytes for the same plane and codebook, whatever the instruction
-// set. Thread-safe.
+// A plane is the K or the V of one slab: its valid rows in head order. Encoders read them where
+// they lie in their pages. All codecs have one shape (bound, encode, decode), take buffers from the
+// caller, allocate nothing, keep no state and give the same bytes for the same values and codebook,
+// whatever the instruction set. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,8 +21,8 @@
 
 namespace kvlane {
 
-// A plane is [kv_heads][rows][head_dim] values, the last index fastest, without gaps. It may have
-// no values; at most kPlaneElementsMax (format/frame.h). Bytes of a plane need no alignment.
+// A plane is [kv_heads][rows][head_dim] values, the last index fastest. It may have no values; at
+// most kPlaneElementsMax (format/frame.h). Bytes of a plane need no alignment.
 struct PlaneShape {
   ElementType type = ElementType::kBf16;  // any but kF32
   int kv_heads = 1;
@@ -31,9 +31,27 @@ struct PlaneShape {
 
   constexpr std::size_t elements() const { return std::size_t(kv_heads) * rows * head_dim; }
   constexpr std::size_t bytes() const { return elements() * element_bytes(type); }
+  constexpr std::size_t head_elements() const { return std::size_t(rows) * head_dim; }
+  constexpr std::size_t head_bytes() const { return head_elements() * element_bytes(type); }
 
   friend bool operator==(const PlaneShape&, const PlaneShape&) = default;
 };
+
+// The values of a plane, where others keep them: the rows of a head without gaps, the heads at one
+// distance.
+struct PlaneView {
+  const std::byte* heads = nullptr;  // the first one
+  std::size_t head_stride = 0;       // bytes from one head to the next, at least head_bytes()
+
+  const std::byte* head(int index) const { return heads + head_stride * index; }
+};
+
+// A plane that is shape.bytes() bytes without gaps.
+constexpr PlaneView dense_plane(const PlaneShape& shape, const std::byte* values) {
+  return {values, shape.head_bytes()};
+}
+// Copies it to shape.bytes() bytes without gaps.
+void copy_plane(const PlaneShape& shape, const PlaneView& plane, std::byte* dense);
 
 // What an encoder knows beforehand about planes like this one, from calibration on others. It saves
 // the pass over the plane in which an encoder would learn it; a poor one costs size, never
@@ -64,10 +82,12 @@ class Codec {
 
   // Writes the coded plane to `destination`, which has at least bound(shape) bytes and does not
   // overlap `plane`, and returns how many bytes were written; all of the bound may be overwritten.
-  // `plane` has shape.bytes() bytes. Without a `book` the encoder counts the plane first. Cannot
-  // fail.
-  virtual std::size_t encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
+  // Without a `book` the encoder counts the plane first. Cannot fail.
+  virtual std::size_t encode(const PlaneShape& shape, const PlaneView& plane, const Codebook* book,
                              std::span<std::byte> destination) const = 0;
+  // The same for shape.bytes() bytes without gaps.
+  std::size_t encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
+                     std::span<std::byte> destination) const;
 
   // Fills `plane`, shape.bytes() bytes, from `coded`, untrusted bytes that do not overlap it. The
   // whole of `coded` must be used up and type and element count must match, else kCorrupt; `plane`

@@ -160,7 +160,7 @@ TEST(NoneCodec, RoundTripAndExactLength) {
     EXPECT_EQ(codec.decode(shape, cut, decoded).code(), Code::kCorrupt);
     coded.push_back(std::byte{0});
     EXPECT_EQ(codec.decode(shape, coded, decoded).code(), Code::kCorrupt);
-    EXPECT_EQ(codec.encode(shape_of(0, type), {}, nullptr, {}), 0U);
+    EXPECT_EQ(codec.encode(shape_of(0, type), ByteView(), nullptr, {}), 0U);
     EXPECT_TRUE(codec.decode(shape_of(0, type), {}, {}).ok());
   }
 }

@@ -8,12 +8,11 @@
 
 namespace kvlane {
 
-std::size_t NoneCodec::encode(const PlaneShape& shape, ByteView plane, const Codebook*,
+std::size_t NoneCodec::encode(const PlaneShape& shape, const PlaneView& plane, const Codebook*,
                               std::span<std::byte> destination) const {
-  assert(plane.size() == shape.bytes() && destination.size() >= plane.size());
-  static_cast<void>(shape);
-  if (!plane.empty()) std::memcpy(destination.data(), plane.data(), plane.size());
-  return plane.size();
+  assert(destination.size() >= shape.bytes());
+  copy_plane(shape, plane, destination.data());
+  return shape.bytes();
 }
 
 Status NoneCodec::decode(const PlaneShape& shape, ByteView coded,

@@ -10,7 +10,8 @@ class NoneCodec final : public Codec {
  public:
   std::string_view name() const override { return "none"; }
   std::size_t bound(const PlaneShape& shape) const override { return shape.bytes(); }
-  std::size_t encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
+  using Codec::encode;
+  std::size_t encode(const PlaneShape& shape, const PlaneView& plane, const Codebook* book,
                      std::span<std::byte> destination) const override;
   Status decode(const PlaneShape& shape, ByteView coded, std::span<std::byte> plane) const override;
 };

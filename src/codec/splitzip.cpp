@@ -54,10 +54,12 @@ bool is_aligned(const std::byte* at) {
 // Encoder.
 
 // The best one for this plane.
-Codebook choose_codebook(ElementType type, ByteView plane) {
+Codebook choose_codebook(const PlaneShape& shape, const PlaneView& plane) {
   ExponentCounts counts{};
-  count_exponents(type, plane, counts);
-  return codebook_of(type, counts);
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    count_exponents(shape.type, {plane.head(head), shape.head_bytes()}, counts);
+  }
+  return codebook_of(shape.type, counts);
 }
 
 CodeTables make_tables(ElementType type, const Codebook& codebook) {
@@ -76,8 +78,8 @@ CodeTables make_tables(ElementType type, const Codebook& codebook) {
   return tables;
 }
 
-std::size_t encode_raw(const PlaneShape& shape, ByteView plane, std::span<std::byte> body) {
-  const std::size_t end = raw_body_bytes(plane.size());
+std::size_t encode_raw(const PlaneShape& shape, const PlaneView& plane, std::span<std::byte> body) {
+  const std::size_t end = raw_body_bytes(shape.bytes());
   store(body.data(), Prefix{.version = kBodyVersion,
                             .mode = static_cast<std::uint8_t>(Mode::kRaw),
                             .element_type = static_cast<std::uint8_t>(shape.type),
@@ -85,8 +87,8 @@ std::size_t encode_raw(const PlaneShape& shape, ByteView plane, std::span<std::b
                             .elements = static_cast<std::uint32_t>(shape.elements()),
                             .table_words = 0,
                             .reserved_12 = 0});
-  if (!plane.empty()) std::memcpy(body.data() + sizeof(Prefix), plane.data(), plane.size());
-  const std::size_t values_end = sizeof(Prefix) + plane.size();
+  copy_plane(shape, plane, body.data() + sizeof(Prefix));
+  const std::size_t values_end = sizeof(Prefix) + shape.bytes();
   std::memset(body.data() + values_end, 0, end - values_end);
   return end;
 }
@@ -104,35 +106,77 @@ void write_padding(const Sections& at, std::byte* body) {
   zero(at.counts_end, at.table);
 }
 
+// Values that lie side by side, of which all but the last chunk of a plane are whole.
+struct Piece {
+  const std::byte* values;
+  std::size_t elements;
+};
+using ChunkValues = std::array<std::byte, kChunkElements * sizeof(std::uint16_t)>;
+
+// The longest one from value `first` on, where a chunk begins. A chunk that reaches from one head
+// to another is gathered in `across`.
+Piece piece_at(const PlaneShape& shape, const PlaneView& plane, std::size_t first,
+               ChunkValues& across) {
+  const std::size_t width = element_bytes(shape.type);
+  const bool dense = plane.head_stride == shape.head_bytes();
+  const std::size_t length = dense ? shape.elements() : shape.head_elements();
+  int head = static_cast<int>(first / length);
+  std::size_t in_head = first % length;
+  const std::byte* const values = plane.head(head) + width * in_head;
+  const std::size_t whole_chunks = (length - in_head) / kChunkElements;
+  if (whole_chunks > 0) return {values, whole_chunks * kChunkElements};
+  const std::size_t elements = std::min(kChunkElements, shape.elements() - first);
+  if (elements <= length - in_head) return {values, elements};
+  for (std::size_t done = 0; done < elements; ++head, in_head = 0) {
+    const std::size_t part = std::min(elements - done, length - in_head);
+    std::memcpy(across.data() + width * done, plane.head(head) + width * in_head, width * part);
+    done += part;
+  }
+  return {across.data(), elements};
+}
+
 // Dense sections, counts and escape table; returns the words of the table, or -1 when the body
 // would not be shorter than `body_bytes_max`.
-std::int64_t encode_chunks(const Kernels& kernels, const PlaneShape& shape, ByteView plane,
+std::int64_t encode_chunks(const Kernels& kernels, const PlaneShape& shape, const PlaneView& plane,
                            const CodeTables& tables, const Sections& at, std::size_t body_bytes_max,
                            std::span<std::byte> body) {
-  const std::size_t elements = shape.elements();
   const std::size_t end_max = (body_bytes_max - 1) / kAlignment * kAlignment;
   const std::size_t words_max = (end_max - at.table) / 2;
+  const Streams<std::byte> out = streams_at(at, body.data());
   EncodeTask task{.type = shape.type,
-                  .plane = plane.data(),
-                  .chunks = elements / kChunkElements,
+                  .plane = nullptr,
+                  .chunks = 0,
                   .tables = &tables,
-                  .out = streams_at(at, body.data()),
+                  .out = out,
                   .counts = reinterpret_cast<std::uint8_t*>(body.data() + at.counts),
                   .table = body.data() + at.table,
                   .table_words_max = words_max,
-                  .streaming = plane.size() >= kStreamingBytes && is_aligned(body.data())};
-  EncodeProgress done = kernels.encode(task);
-  for (; done.chunks < chunk_count(elements); ++done.chunks) {
-    const std::size_t first = done.chunks * kChunkElements;
-    const int words =
-        encode_chunk(shape.type, plane.data() + first * element_bytes(shape.type),
-                     std::min(kChunkElements, elements - first), tables,
-                     streams_from(shape.type, task.out, first), task.counts + done.chunks,
-                     task.table + 2 * done.table_words, words_max - done.table_words);
+                  .streaming = shape.bytes() >= kStreamingBytes && is_aligned(body.data())};
+  std::size_t first = 0;
+  const auto advance = [&](const EncodeProgress& done) {
+    first += done.chunks * kChunkElements;
+    task.out = streams_from(shape.type, out, first);
+    task.counts += done.chunks;
+    task.table += 2 * done.table_words;
+    task.table_words_max -= done.table_words;
+  };
+  ChunkValues across;
+  while (first < shape.elements()) {
+    const Piece piece = piece_at(shape, plane, first, across);
+    task.plane = piece.values;
+    task.chunks = piece.elements / kChunkElements;
+    const EncodeProgress done = kernels.encode(task);
+    advance(done);
+    const std::size_t encoded = done.chunks * kChunkElements;
+    if (encoded == piece.elements) continue;
+    // A short chunk, or one for which the table may not suffice.
+    const int words = encode_chunk(shape.type, piece.values + encoded * element_bytes(shape.type),
+                                   std::min(kChunkElements, piece.elements - encoded), tables,
+                                   task.out, task.counts, task.table, task.table_words_max);
     if (words < 0) return -1;
-    done.table_words += static_cast<std::size_t>(words);
+    advance({.chunks = 1, .table_words = static_cast<std::size_t>(words)});
   }
-  return static_cast<std::int64_t>(done.table_words);
+  return static_cast<std::int64_t>(words_max - task.table_words_max);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -297,16 +341,16 @@ std::string_view splitzip_description(Isa isa) { return kernels_of(isa).descript
 
 SplitZipCodec::SplitZipCodec(Isa isa) : kernels_(kernels_of(isa)) {}
 
-std::size_t SplitZipCodec::encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
-                                  std::span<std::byte> destination) const {
+std::size_t SplitZipCodec::encode(const PlaneShape& shape, const PlaneView& plane,
+                                  const Codebook* book, std::span<std::byte> destination) const {
   assert(shape.elements() <= kPlaneElementsMax && shape.type != ElementType::kF32);
-  assert(plane.size() == shape.bytes() && destination.size() >= bound(shape));
-  const std::size_t raw_end = raw_body_bytes(plane.size());
+  assert(destination.size() >= bound(shape));
+  const std::size_t raw_end = raw_body_bytes(shape.bytes());
   if (!can_be_coded(shape.type)) return encode_raw(shape, plane, destination);
   // The escape table is written before its length is known; it begins behind parts of known length.
   const Sections at = sections(shape.type, shape.elements(), 0);
   if (at.end >= raw_end) return encode_raw(shape, plane, destination);
-  const Codebook codebook = book != nullptr ? *book : choose_codebook(shape.type, plane);
+  const Codebook codebook = book != nullptr ? *book : choose_codebook(shape, plane);
   const CodeTables tables = make_tables(shape.type, codebook);
   const std::int64_t words =
       encode_chunks(kernels_, shape, plane, tables, at, raw_end, destination);

@@ -152,7 +152,8 @@ class SplitZipCodec final : public Codec {
   std::size_t bound(const PlaneShape& shape) const override {
     return splitzip::raw_body_bytes(shape.bytes());
   }
-  std::size_t encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
+  using Codec::encode;
+  std::size_t encode(const PlaneShape& shape, const PlaneView& plane, const Codebook* book,
                      std::span<std::byte> destination) const override;
   // Also kUnsupported, for a body version of the future.
   Status decode(const PlaneShape& shape, ByteView coded, std::span<std::byte> plane) const override;

@@ -112,8 +112,8 @@ inline Bytes encode_exactly(const Codec& codec, const Plane& plane, const Codebo
   std::copy(plane.bytes.begin(), plane.bytes.end(), source.get());
   const auto block = std::make_unique<std::byte[]>(bound);
   std::fill_n(block.get(), bound, std::byte{0xA5});
-  const std::size_t bytes =
-      codec.encode(plane.shape, {source.get(), plane.bytes.size()}, book, {block.get(), bound});
+  const std::size_t bytes = codec.encode(plane.shape, ByteView(source.get(), plane.bytes.size()),
+                                         book, {block.get(), bound});
   return {block.get(), block.get() + std::min(bytes, bound)};
 }
 

@@ -53,7 +53,8 @@ CodecPace test_codec(const Codec& codec, const PlaneShape& shape, ByteView plane
   std::size_t coded_bytes = 0;
   const TimePoint begin = SteadyClock::now();
   for (int run = 0; run < kTestRuns; ++run) {
-    const TimedEncoding encoding = time_encoding(codec, shape, plane, coded);
+    const TimedEncoding encoding =
+        time_encoding(codec, shape, dense_plane(shape, plane.data()), coded);
     coded_bytes = encoding.bytes;
     const TimePoint start = SteadyClock::now();
     (void)codec.decode(shape, {coded.data(), coded_bytes}, decoded);
@@ -78,7 +79,7 @@ std::vector<std::string> known_codecs() {
 
 }  // namespace
 
-TimedEncoding time_encoding(const Codec& codec, const PlaneShape& shape, ByteView plane,
+TimedEncoding time_encoding(const Codec& codec, const PlaneShape& shape, const PlaneView& plane,
                             std::span<std::byte> coded) {
   std::optional<WrittenCodebook> counted;
   if (codec.name() == kCodebookCodec) {

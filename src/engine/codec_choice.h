@@ -43,7 +43,7 @@ struct TimedEncoding {
 };
 // Encodes as it is done in use, where a codebook is known: it is counted first, if the codec takes
 // one, and that is no part of the time. `coded` has room for the codec's bound.
-TimedEncoding time_encoding(const Codec& codec, const PlaneShape& shape, ByteView plane,
+TimedEncoding time_encoding(const Codec& codec, const PlaneShape& shape, const PlaneView& plane,
                             std::span<std::byte> coded);
 
 // Thread-safe.

@@ -93,11 +93,13 @@ TEST(CodecChoice, EncodingsAreTimedWithACodebook) {
   std::vector<std::byte> plane(kPlane.bytes(), std::byte{0x3F});
   std::vector<std::byte> coded(codec("splitzip").bound(kPlane));
   std::vector<std::byte> counted(coded.size());
-  const TimedEncoding encoding = time_encoding(codec("splitzip"), kPlane, plane, coded);
+  const TimedEncoding encoding =
+      time_encoding(codec("splitzip"), kPlane, dense_plane(kPlane, plane.data()), coded);
   EXPECT_EQ(encoding.bytes, codec("splitzip").encode(kPlane, plane, nullptr, counted));
   EXPECT_EQ(coded, counted);
   EXPECT_GT(encoding.time, Seconds(0));
-  EXPECT_EQ(time_encoding(codec("none"), kPlane, plane, coded).bytes, kPlane.bytes());
+  EXPECT_EQ(time_encoding(codec("none"), kPlane, dense_plane(kPlane, plane.data()), coded).bytes,
+            kPlane.bytes());
 }
 
 TEST(CodecChoice, TrialsTakeTurnsAndLittleTime) {

@@ -1,17 +1,19 @@
-// Gathers planes, encodes them and hands frames to the transfer.
+// Encodes planes from their pages and hands frames to the transfer.
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/kv_sender.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string_view>
 #include <utility>
 
 namespace kvlane {
 namespace {
 
-// The one whose coded plane is the plane itself.
-constexpr std::string_view kNoCodec = "none";
+// The valid rows of one slab's K, or V.
+PlaneView plane_in(const BlockPool& pool, BlockId block, int layer, PlanePart part) {
+  const std::size_t offset = part == PlanePart::kV ? pool.shape().page_plane_elements() : 0;
+  return {reinterpret_cast<const std::byte*>(pool.page(block, layer, 0) + offset),
+          pool.shape().page_bytes()};
+}
 
 }  // namespace
 
@@ -23,7 +25,6 @@ KvSender::KvSender(const BlockPool& pool, const ModelIdentity& model, std::strin
       choice_(choice),
       books_(plane_shape(pool.shape(), kBlockTokens), pool.shape().layers, calibrated) {
   const PlaneShape largest = plane_shape(pool.shape(), kBlockTokens);
-  for (auto& plane : planes_) plane.resize(largest.bytes());
   for (auto& coded : coded_) coded.resize(choice.bound(largest));
   trial_.resize(choice.bound(largest));
   thread_ = std::thread([this] { loop(); });
@@ -102,9 +103,9 @@ void KvSender::encode(Job& job, int layer, int block) {
 
   const BlockId id = job.table_.id(block);
   const PlaneShape plane = plane_shape(shape, header.tokens);
-  const ByteView k = gather(id, layer, PlanePart::kK, plane);
+  const PlaneView k = plane_in(pool_, id, layer, PlanePart::kK);
   const ByteView coded_k = encode_plane(codec, layer, PlanePart::kK, plane, k);
-  const ByteView v = gather(id, layer, PlanePart::kV, plane);
+  const PlaneView v = plane_in(pool_, id, layer, PlanePart::kV);
   const ByteView coded_v = encode_plane(codec, layer, PlanePart::kV, plane, v);
   try_another(codec, plane, v);
   job.kv_.add_codec(header.codec);
@@ -113,24 +114,9 @@ void KvSender::encode(Job& job, int layer, int block) {
   job.status_ = job.outgoing_->add_slab(std::move(header), coded_k, coded_v);
 }
 
-// The valid rows of all heads, one after another.
-ByteView KvSender::gather(BlockId block, int layer, PlanePart part, const PlaneShape& shape) {
-  std::byte* const plane = planes_[static_cast<int>(part)].data();
-  const std::size_t offset = part == PlanePart::kV ? pool_.shape().page_plane_elements() : 0;
-  const std::size_t head_bytes = shape.bytes() / shape.kv_heads;
-  for (int head = 0; head < shape.kv_heads; ++head) {
-    std::memcpy(plane + head * head_bytes, pool_.page(block, layer, head) + offset, head_bytes);
-  }
-  return {plane, shape.bytes()};
-}
-
 ByteView KvSender::encode_plane(const Codec& codec, int layer, PlanePart part,
-                                const PlaneShape& shape, ByteView plane) {
+                                const PlaneShape& shape, const PlaneView& plane) {
   const TimePoint start = SteadyClock::now();
-  if (codec.name() == kNoCodec) {
-    choice_.learn(codec, shape, plane.size(), SteadyClock::now() - start);
-    return plane;
-  }
   std::vector<std::byte>& coded = coded_[static_cast<int>(part)];
   const bool has_codebook = codec.name() == kCodebookCodec;
   const Codebook* const book = has_codebook ? books_.find(layer, part) : nullptr;
@@ -145,7 +131,7 @@ ByteView KvSender::encode_plane(const Codec& codec, int layer, PlanePart part,
 }
 
 // Keeps what is known about codecs that are not in use up to date.
-void KvSender::try_another(const Codec& used, const PlaneShape& shape, ByteView plane) {
+void KvSender::try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane) {
   const TimePoint start = SteadyClock::now();
   const Codec* const codec = choice_.due(used, start);
   if (codec == nullptr) return;

@@ -83,10 +83,9 @@ class KvSender {
   void post(Work work);
   void loop();
   void encode(Job& job, int layer, int block);
-  ByteView gather(BlockId block, int layer, PlanePart part, const PlaneShape& shape);
   ByteView encode_plane(const Codec& codec, int layer, PlanePart part, const PlaneShape& shape,
-                        ByteView plane);
-  void try_another(const Codec& used, const PlaneShape& shape, ByteView plane);
+                        const PlaneView& plane);
+  void try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane);
 
   const BlockPool& pool_;
   const ModelIdentity model_;
@@ -94,9 +93,7 @@ class KvSender {
   CodecChoice& choice_;
   // Touched by the sender's thread only.
   MovingCodebooks books_;
-  // Of K and of V.
-  std::array<std::vector<std::byte>, 2> planes_;  // [kv_heads][rows][head_dim]
-  std::array<std::vector<std::byte>, 2> coded_;   // what a plane may take coded
+  std::array<std::vector<std::byte>, 2> coded_;  // K and V: what a plane may take coded
   std::vector<std::byte> trial_;
 
   std::atomic<std::int64_t> planes_counted_ = 0;
