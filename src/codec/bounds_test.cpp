@@ -304,10 +304,20 @@ TEST_P(Bounds, HeadsApart) {
           ASSERT_EQ(::mprotect(own + page + room, 2 * page, PROT_NONE), 0);
         }
         const std::span<std::byte> out = destination_.buffer(codec_->bound(shape), side);
-        const PlaneView view{all.data() + begin, stride};
-        const std::size_t bytes = codec_->encode(shape, view, nullptr, out);
+        std::byte* const first = all.data() + begin;
+        const std::size_t bytes = codec_->encode(shape, PlaneView{first, stride}, nullptr, out);
         ASSERT_TRUE(std::equal(expected.begin(), expected.end(), out.begin(), out.begin() + bytes))
             << to_string(shape);
+        for (const bool past_caches : {false, true}) {
+          for (int head = 0; head < shape.kv_heads; ++head) {
+            std::fill_n(first + stride * head, shape.head_bytes(), std::byte{0xA5});
+          }
+          const PlaneSpan span{first, stride, past_caches};
+          ASSERT_TRUE(codec_->decode(shape, source_.constant(expected, side), span).ok());
+          Bytes decoded(plane.size());
+          copy_plane(shape, {first, stride}, decoded.data());
+          ASSERT_EQ(decoded, plane) << to_string(shape);
+        }
       }
     }
   }

@@ -56,7 +56,9 @@ struct Place {
   std::size_t tile;  // index of its first tile
   int rows;
   int channels;
+  int head;
   std::size_t values;       // index of its first value in the plane
+  std::size_t in_head;      // the same in its head
   std::size_t next_values;  // of the next band's; for the last band that of the plane's end
   std::size_t base_codes;   // offsets in their sections
   std::size_t codes;
@@ -72,12 +74,14 @@ bool for_each_band(const PlaneShape& shape, int band_tiles, const Visit& visit) 
   Place place{};
   std::size_t block_values = 0;  // of the first value of the 64 rows
   for (int head = 0; head < shape.kv_heads; ++head) {
+    place.head = head;
     for (int row = 0; row < shape.rows; row += kTileRows) {
       place.rows = std::min(kTileRows, shape.rows - row);
       const std::size_t next_block = block_values + std::size_t(place.rows) * shape.head_dim;
       for (int first = 0; first < shape.head_dim; first += band_channels) {
         place.channels = std::min(band_channels, shape.head_dim - first);
         place.values = block_values + first;
+        place.in_head = place.values - head * shape.head_elements();
         const bool last = first + band_channels >= shape.head_dim;
         place.next_values = last ? next_block : place.values + band_channels;
         if (!visit(static_cast<const Place&>(place))) return false;
@@ -128,11 +132,11 @@ std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, const 
   if (at.tails >= limit) return 0;
   const bool stream = shape.bytes() >= kStreamingBytes && is_aligned(body.data()) &&
                       shape.head_dim % kTileChannels == 0;
-  // The address of a value, by its index; past the last one, of that.
-  const auto value_at = [&](std::size_t index) {
-    index = std::min(index, shape.elements() - 1);
-    return plane.head(static_cast<int>(index / shape.head_elements())) +
-           2 * (index % shape.head_elements());
+  // Behind the last band of all comes none: then something that is there.
+  const auto next_values = [&](const Place& place) {
+    const std::size_t in_head = place.in_head + (place.next_values - place.values);
+    if (in_head < shape.head_elements()) return plane.head(place.head) + 2 * in_head;
+    return plane.head(std::min(place.head + 1, shape.kv_heads - 1));
   };
   EncodeScratch scratch;
   std::size_t end = at.tails;
@@ -141,8 +145,8 @@ std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, const 
     kernels.encode({.rows = place.rows,
                     .channels = place.channels,
                     .row_values = static_cast<std::size_t>(shape.head_dim),
-                    .values = value_at(place.values),
-                    .next_values = value_at(place.next_values),
+                    .values = plane.head(place.head) + 2 * place.in_head,
+                    .next_values = next_values(place),
                     .base_codes = body.data() + at.base_codes + place.base_codes,
                     .codes = body.data() + at.codes + place.codes,
                     .sign_mantissa = body.data() + at.sign_mantissa + place.values,
@@ -238,7 +242,7 @@ Result<std::size_t> check_counts(const PlaneShape& shape, ByteView body, const S
 }
 
 Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView body,
-                    std::span<std::byte> plane) {
+                    const PlaneSpan& plane) {
   const Sections at = sections(shape);
   if (body.size() < at.tails) {
     return corrupt("the splitzip:channel body has " + std::to_string(body.size()) +
@@ -251,7 +255,8 @@ Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView bo
       !all_zero(body, at.codes_end, at.sign_mantissa) || !all_zero(body, end, body.size())) {
     return corrupt("the splitzip:channel body has padding that is not zero");
   }
-  const bool stream = plane.size() >= kStreamingBytes && is_aligned(plane.data()) &&
+  const bool stream = plane.past_caches && is_aligned(plane.heads) &&
+                      plane.head_stride % kSectionAlignment == 0 &&
                       shape.head_dim % kTileChannels == 0;
   DecodeScratch scratch;
   std::size_t tails = at.tails;
@@ -260,7 +265,7 @@ Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView bo
     DecodeBand band{.rows = place.rows,
                     .channels = place.channels,
                     .row_values = static_cast<std::size_t>(shape.head_dim),
-                    .values = plane.data() + 2 * place.values,
+                    .values = plane.head(place.head) + 2 * place.in_head,
                     .base_codes = body.data() + at.base_codes + place.base_codes,
                     .codes = body.data() + at.codes + place.codes,
                     .sign_mantissa = body.data() + at.sign_mantissa + place.values,
@@ -283,12 +288,12 @@ Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView bo
                  "set behind its codes");
 }
 
-Status decode_raw(ByteView body, std::span<std::byte> plane) {
-  KVLANE_TRY(check_length(body, raw_body_bytes(plane.size())));
-  if (!all_zero(body, sizeof(Prefix) + plane.size(), body.size())) {
+Status decode_raw(const PlaneShape& shape, ByteView body, const PlaneSpan& plane) {
+  KVLANE_TRY(check_length(body, raw_body_bytes(shape.bytes())));
+  if (!all_zero(body, sizeof(Prefix) + shape.bytes(), body.size())) {
     return corrupt("the splitzip:channel body has padding that is not zero");
   }
-  if (!plane.empty()) std::memcpy(plane.data(), body.data() + sizeof(Prefix), plane.size());
+  copy_plane(shape, body.data() + sizeof(Prefix), plane);
   return {};
 }
 
@@ -306,16 +311,14 @@ std::size_t ChannelCodec::encode(const PlaneShape& shape, const PlaneView& plane
   return encode_raw(shape, plane, destination);
 }
 
-Status ChannelCodec::decode(const PlaneShape& shape, ByteView coded,
-                            std::span<std::byte> plane) const {
-  assert(plane.size() == shape.bytes());
+Status ChannelCodec::decode(const PlaneShape& shape, ByteView coded, const PlaneSpan& plane) const {
   if (coded.size() < sizeof(Prefix)) {
     return corrupt("a splitzip:channel body of " + std::to_string(coded.size()) +
                    " bytes has no room for its prefix");
   }
   const auto prefix = load<Prefix>(coded.data());
   KVLANE_TRY(check_prefix(prefix, shape));
-  if (prefix.mode == static_cast<std::uint8_t>(Mode::kRaw)) return decode_raw(coded, plane);
+  if (prefix.mode == static_cast<std::uint8_t>(Mode::kRaw)) return decode_raw(shape, coded, plane);
   return decode_coded(kernels_, shape, coded, plane);
 }
 

@@ -94,11 +94,12 @@ class ChannelCodec final : public Codec {
   std::size_t bound(const PlaneShape& shape) const override {
     return channel::raw_body_bytes(shape.bytes());
   }
+  using Codec::decode;
   using Codec::encode;
   std::size_t encode(const PlaneShape& shape, const PlaneView& plane, const Codebook* book,
                      std::span<std::byte> destination) const override;
   // Also kUnsupported, for a body version of the future.
-  Status decode(const PlaneShape& shape, ByteView coded, std::span<std::byte> plane) const override;
+  Status decode(const PlaneShape& shape, ByteView coded, const PlaneSpan& plane) const override;
 
  private:
   const channel::Kernels& kernels_;

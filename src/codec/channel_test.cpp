@@ -58,8 +58,8 @@ Status decode_on(Isa isa, const PlaneShape& shape, ByteView body, Bytes& plane) 
   const auto copy = std::make_unique<std::byte[]>(body.size());
   std::copy(body.begin(), body.end(), copy.get());
   const auto values = std::make_unique<std::byte[]>(shape.bytes());
-  const Status status =
-      ChannelCodec(isa).decode(shape, {copy.get(), body.size()}, {values.get(), shape.bytes()});
+  const Status status = ChannelCodec(isa).decode(shape, {copy.get(), body.size()},
+                                                 std::span(values.get(), shape.bytes()));
   plane.assign(values.get(), values.get() + shape.bytes());
   return status;
 }
@@ -225,7 +225,7 @@ TEST(Channel, LargePlanesGoAroundTheCachesAndHaveTheSameBytes) {
       const ByteView coded(body->data() + shift, bytes);
       if (!expected) expected.emplace(coded.begin(), coded.end());
       EXPECT_TRUE(std::equal(coded.begin(), coded.end(), expected->begin(), expected->end()));
-      ASSERT_TRUE(codec.decode(shape, coded, {back->data() + shift, shape.bytes()}).ok());
+      ASSERT_TRUE(codec.decode(shape, coded, std::span(back->data() + shift, shape.bytes())).ok());
       EXPECT_EQ(std::memcmp(back->data() + shift, plane.data(), shape.bytes()), 0);
     }
   }

@@ -11,14 +11,24 @@
 #include "codec/channel.h"
 #include "codec/none.h"
 #include "codec/splitzip.h"
+#include "cpu/streaming_copy.h"
 
 namespace kvlane {
 
-void copy_plane(const PlaneShape& shape, const PlaneView& plane, std::byte* dense) {
+void copy_plane(const PlaneShape& shape, const PlaneView& from, std::byte* to) {
   const std::size_t bytes = shape.head_bytes();
   if (bytes == 0) return;
   for (int head = 0; head < shape.kv_heads; ++head) {
-    std::memcpy(dense + bytes * head, plane.head(head), bytes);
+    std::memcpy(to + bytes * head, from.head(head), bytes);
+  }
+}
+
+void copy_plane(const PlaneShape& shape, const std::byte* from, const PlaneSpan& to) {
+  const std::size_t bytes = shape.head_bytes();
+  if (bytes == 0) return;
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    to.past_caches ? streaming_copy(to.head(head), from + bytes * head, bytes)
+                   : void(std::memcpy(to.head(head), from + bytes * head, bytes));
   }
 }
 
@@ -26,6 +36,12 @@ std::size_t Codec::encode(const PlaneShape& shape, ByteView plane, const Codeboo
                           std::span<std::byte> destination) const {
   assert(plane.size() == shape.bytes());
   return encode(shape, dense_plane(shape, plane.data()), book, destination);
+}
+
+Status Codec::decode(const PlaneShape& shape, ByteView coded, std::span<std::byte> plane) const {
+  assert(plane.size() == shape.bytes());
+  return decode(shape, coded,
+                PlaneSpan{plane.data(), shape.head_bytes(), plane.size() >= kStreamingBytes});
 }
 
 Result<const Codec*> find_codec(std::string_view name, Isa isa) {

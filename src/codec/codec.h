@@ -1,9 +1,9 @@
 // Lossless codecs: planes of values to bytes and back.
 //
-// A plane is the K or the V of one slab: its valid rows in head order. Encoders read them where
-// they lie in their pages. All codecs have one shape (bound, encode, decode), take buffers from the
-// caller, allocate nothing, keep no state and give the same bytes for the same values and codebook,
-// whatever the instruction set. Thread-safe.
+// A plane is the K or the V of one slab: its valid rows in head order. Encoders read them from
+// their pages, decoders write them there. All codecs have one shape (bound, encode, decode), take
+// buffers from the caller, allocate nothing, keep no state and give the same bytes for the same
+// values and codebook, whatever the instruction set. Thread-safe.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -46,12 +46,23 @@ struct PlaneView {
   const std::byte* head(int index) const { return heads + head_stride * index; }
 };
 
+// The same, to be written.
+struct PlaneSpan {
+  std::byte* heads = nullptr;
+  std::size_t head_stride = 0;
+  // A hint: nobody will read the values soon. See cpu/streaming_copy.h.
+  bool past_caches = false;
+
+  std::byte* head(int index) const { return heads + head_stride * index; }
+};
+
 // A plane that is shape.bytes() bytes without gaps.
 constexpr PlaneView dense_plane(const PlaneShape& shape, const std::byte* values) {
   return {values, shape.head_bytes()};
 }
-// Copies it to shape.bytes() bytes without gaps.
-void copy_plane(const PlaneShape& shape, const PlaneView& plane, std::byte* dense);
+// Copies to and from shape.bytes() bytes without gaps.
+void copy_plane(const PlaneShape& shape, const PlaneView& from, std::byte* to);
+void copy_plane(const PlaneShape& shape, const std::byte* from, const PlaneSpan& to);
 
 // What an encoder knows beforehand about planes like this one, from calibration on others. It saves
 // the pass over the plane in which an encoder would learn it; a poor one costs size, never
@@ -89,11 +100,12 @@ class Codec {
   std::size_t encode(const PlaneShape& shape, ByteView plane, const Codebook* book,
                      std::span<std::byte> destination) const;
 
-  // Fills `plane`, shape.bytes() bytes, from `coded`, untrusted bytes that do not overlap it. The
-  // whole of `coded` must be used up and type and element count must match, else kCorrupt; `plane`
-  // then holds garbage.
-  virtual Status decode(const PlaneShape& shape, ByteView coded,
-                        std::span<std::byte> plane) const = 0;
+  // Fills `plane` from `coded`, untrusted bytes that do not overlap it; what lies between heads
+  // stays. The whole of `coded` must be used up and type and element count must match, else
+  // kCorrupt; `plane` then holds garbage.
+  virtual Status decode(const PlaneShape& shape, ByteView coded, const PlaneSpan& plane) const = 0;
+  // The same for shape.bytes() bytes without gaps.
+  Status decode(const PlaneShape& shape, ByteView coded, std::span<std::byte> plane) const;
 };
 
 // The codec with that name on kernels of that tier, which this processor must support; or an error

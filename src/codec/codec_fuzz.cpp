@@ -33,7 +33,7 @@ void round_trip(const Codec& codec, const PlaneShape& shape, ByteView plane) {
   const auto exact = std::make_unique<std::byte[]>(bytes);
   std::copy_n(first.get(), bytes, exact.get());
   const auto decoded = std::make_unique<std::byte[]>(plane.size());
-  require(codec.decode(shape, {exact.get(), bytes}, {decoded.get(), plane.size()}).ok());
+  require(codec.decode(shape, {exact.get(), bytes}, std::span(decoded.get(), plane.size())).ok());
   require(std::equal(plane.begin(), plane.end(), decoded.get()));
 }
 

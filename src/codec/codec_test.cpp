@@ -54,7 +54,8 @@ Status decode_planes(const Frame& frame, Isa isa, Bytes& planes) {
     const auto copy = std::make_unique<std::byte[]>(coded.size());
     std::copy(coded.begin(), coded.end(), copy.get());
     const auto plane = std::make_unique<std::byte[]>(shape.bytes());
-    KVLANE_TRY(codec->decode(shape, {copy.get(), coded.size()}, {plane.get(), shape.bytes()}));
+    KVLANE_TRY(
+        codec->decode(shape, {copy.get(), coded.size()}, std::span(plane.get(), shape.bytes())));
     planes.insert(planes.end(), plane.get(), plane.get() + shape.bytes());
   }
   return {};
@@ -161,7 +162,7 @@ TEST(NoneCodec, RoundTripAndExactLength) {
     coded.push_back(std::byte{0});
     EXPECT_EQ(codec.decode(shape, coded, decoded).code(), Code::kCorrupt);
     EXPECT_EQ(codec.encode(shape_of(0, type), ByteView(), nullptr, {}), 0U);
-    EXPECT_TRUE(codec.decode(shape_of(0, type), {}, {}).ok());
+    EXPECT_TRUE(codec.decode(shape_of(0, type), {}, std::span<std::byte>()).ok());
   }
 }
 

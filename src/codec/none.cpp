@@ -3,7 +3,6 @@
 #include "codec/none.h"
 
 #include <cassert>
-#include <cstring>
 #include <string>
 
 namespace kvlane {
@@ -15,14 +14,12 @@ std::size_t NoneCodec::encode(const PlaneShape& shape, const PlaneView& plane, c
   return shape.bytes();
 }
 
-Status NoneCodec::decode(const PlaneShape& shape, ByteView coded,
-                         std::span<std::byte> plane) const {
-  assert(plane.size() == shape.bytes());
-  if (coded.size() != plane.size()) {
+Status NoneCodec::decode(const PlaneShape& shape, ByteView coded, const PlaneSpan& plane) const {
+  if (coded.size() != shape.bytes()) {
     return corrupt("an uncoded plane of " + std::to_string(shape.elements()) + " values has " +
                    std::to_string(coded.size()) + " bytes");
   }
-  if (!plane.empty()) std::memcpy(plane.data(), coded.data(), coded.size());
+  copy_plane(shape, coded.data(), plane);
   return {};
 }
 

@@ -10,10 +10,11 @@ class NoneCodec final : public Codec {
  public:
   std::string_view name() const override { return "none"; }
   std::size_t bound(const PlaneShape& shape) const override { return shape.bytes(); }
+  using Codec::decode;
   using Codec::encode;
   std::size_t encode(const PlaneShape& shape, const PlaneView& plane, const Codebook* book,
                      std::span<std::byte> destination) const override;
-  Status decode(const PlaneShape& shape, ByteView coded, std::span<std::byte> plane) const override;
+  Status decode(const PlaneShape& shape, ByteView coded, const PlaneSpan& plane) const override;
 };
 
 }  // namespace kvlane

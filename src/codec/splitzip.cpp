@@ -51,6 +51,50 @@ bool is_aligned(const std::byte* at) {
 }
 
 // ------------------------------------------------------------------------------------------------
+// Chunks go over the ends of heads, kernels do not.
+
+// Some values in the order of the plane: whole chunks of one head; or one chunk that is the last of
+// the plane or has parts of several heads.
+struct Piece {
+  int head;             // of the first value
+  std::size_t in_head;  // its index there
+  std::size_t elements;
+  bool across;  // heads
+};
+
+bool is_dense(const PlaneShape& shape, std::size_t head_stride) {
+  return head_stride == shape.head_bytes();
+}
+
+// The longest one from value `first` on, where a chunk begins.
+Piece piece_at(const PlaneShape& shape, bool dense, std::size_t first) {
+  const std::size_t length = dense ? shape.elements() : shape.head_elements();
+  Piece piece{static_cast<int>(first / length), first % length, 0, false};
+  const std::size_t left = length - piece.in_head;
+  piece.elements = left / kChunkElements * kChunkElements;
+  if (piece.elements > 0) return piece;
+  piece.elements = std::min(kChunkElements, shape.elements() - first);
+  piece.across = piece.elements > left;
+  return piece;
+}
+
+// A piece across heads, without gaps.
+using ChunkValues = std::array<std::byte, kChunkElements * sizeof(std::uint16_t)>;
+
+// Calls visit(head, byte in it, byte in a ChunkValues, bytes) for each head that has a part of it.
+template <class Visit>
+void for_each_part(const PlaneShape& shape, const Piece& piece, const Visit& visit) {
+  const std::size_t width = element_bytes(shape.type);
+  std::size_t in_head = piece.in_head;
+  int head = piece.head;
+  for (std::size_t done = 0; done < piece.elements; ++head, in_head = 0) {
+    const std::size_t part = std::min(piece.elements - done, shape.head_elements() - in_head);
+    visit(head, width * in_head, width * done, width * part);
+    done += part;
+  }
+}
+
+// ------------------------------------------------------------------------------------------------
 // Encoder.
 
 // The best one for this plane.
@@ -106,40 +150,12 @@ void write_padding(const Sections& at, std::byte* body) {
   zero(at.counts_end, at.table);
 }
 
-// Values that lie side by side, of which all but the last chunk of a plane are whole.
-struct Piece {
-  const std::byte* values;
-  std::size_t elements;
-};
-using ChunkValues = std::array<std::byte, kChunkElements * sizeof(std::uint16_t)>;
-
-// The longest one from value `first` on, where a chunk begins. A chunk that reaches from one head
-// to another is gathered in `across`.
-Piece piece_at(const PlaneShape& shape, const PlaneView& plane, std::size_t first,
-               ChunkValues& across) {
-  const std::size_t width = element_bytes(shape.type);
-  const bool dense = plane.head_stride == shape.head_bytes();
-  const std::size_t length = dense ? shape.elements() : shape.head_elements();
-  int head = static_cast<int>(first / length);
-  std::size_t in_head = first % length;
-  const std::byte* const values = plane.head(head) + width * in_head;
-  const std::size_t whole_chunks = (length - in_head) / kChunkElements;
-  if (whole_chunks > 0) return {values, whole_chunks * kChunkElements};
-  const std::size_t elements = std::min(kChunkElements, shape.elements() - first);
-  if (elements <= length - in_head) return {values, elements};
-  for (std::size_t done = 0; done < elements; ++head, in_head = 0) {
-    const std::size_t part = std::min(elements - done, length - in_head);
-    std::memcpy(across.data() + width * done, plane.head(head) + width * in_head, width * part);
-    done += part;
-  }
-  return {across.data(), elements};
-}
-
 // Dense sections, counts and escape table; returns the words of the table, or -1 when the body
 // would not be shorter than `body_bytes_max`.
 std::int64_t encode_chunks(const Kernels& kernels, const PlaneShape& shape, const PlaneView& plane,
                            const CodeTables& tables, const Sections& at, std::size_t body_bytes_max,
                            std::span<std::byte> body) {
+  const std::size_t width = element_bytes(shape.type);
   const std::size_t end_max = (body_bytes_max - 1) / kAlignment * kAlignment;
   const std::size_t words_max = (end_max - at.table) / 2;
   const Streams<std::byte> out = streams_at(at, body.data());
@@ -162,15 +178,22 @@ std::int64_t encode_chunks(const Kernels& kernels, const PlaneShape& shape, cons
   };
   ChunkValues across;
   while (first < shape.elements()) {
-    const Piece piece = piece_at(shape, plane, first, across);
-    task.plane = piece.values;
+    const Piece piece = piece_at(shape, is_dense(shape, plane.head_stride), first);
+    const std::byte* values = plane.head(piece.head) + width * piece.in_head;
+    if (piece.across) {
+      values = across.data();
+      for_each_part(shape, piece, [&](int head, std::size_t from, std::size_t to, std::size_t n) {
+        std::memcpy(across.data() + to, plane.head(head) + from, n);
+      });
+    }
+    task.plane = values;
     task.chunks = piece.elements / kChunkElements;
     const EncodeProgress done = kernels.encode(task);
     advance(done);
     const std::size_t encoded = done.chunks * kChunkElements;
     if (encoded == piece.elements) continue;
     // A short chunk, or one for which the table may not suffice.
-    const int words = encode_chunk(shape.type, piece.values + encoded * element_bytes(shape.type),
+    const int words = encode_chunk(shape.type, values + width * encoded,
                                    std::min(kChunkElements, piece.elements - encoded), tables,
                                    task.out, task.counts, task.table, task.table_words_max);
     if (words < 0) return -1;
@@ -271,8 +294,49 @@ Status check_counts(const std::uint8_t* counts, std::size_t elements, std::size_
                  " words of escapes, its prefix says " + std::to_string(table_words));
 }
 
+// Values from sections that have been checked; false where kernels find an escape that is not
+// right.
+bool decode_chunks(const Kernels& kernels, const PlaneShape& shape, ByteView body,
+                   const Sections& at, const PlaneSpan& plane) {
+  const std::size_t width = element_bytes(shape.type);
+  const bool dense = is_dense(shape, plane.head_stride);
+  const Streams<const std::byte> in = streams_at(at, body.data());
+  DecodeTask task{.type = shape.type,
+                  .in = in,
+                  .codebook = reinterpret_cast<const std::uint8_t*>(body.data() + at.codebook),
+                  .counts = reinterpret_cast<const std::uint8_t*>(body.data() + at.counts),
+                  .table = body.data() + at.table,
+                  .chunks = 0,
+                  .plane = nullptr,
+                  .streaming = false};
+  ChunkValues across;
+  for (std::size_t first = 0; first < shape.elements();) {
+    const Piece piece = piece_at(shape, dense, first);
+    task.in = streams_from(shape.type, in, first);
+    task.chunks = piece.elements / kChunkElements;
+    task.plane = piece.across ? across.data() : plane.head(piece.head) + width * piece.in_head;
+    task.streaming = plane.past_caches && !piece.across && is_aligned(task.plane);
+    const bool right = task.chunks > 0
+                           ? kernels.decode(task)
+                           : decode_chunk(shape.type, task.in, task.codebook, task.counts[0],
+                                          task.table, piece.elements, task.plane);
+    if (!right) return false;
+    if (piece.across) {
+      for_each_part(shape, piece, [&](int head, std::size_t to, std::size_t from, std::size_t n) {
+        std::memcpy(plane.head(head) + to, across.data() + from, n);
+      });
+    }
+    for (const std::size_t end = first + piece.elements; first < end;) {
+      const std::size_t elements = std::min(kChunkElements, end - first);
+      task.table += 2 * table_words_of(*task.counts++, elements);
+      first += elements;
+    }
+  }
+  return true;
+}
+
 Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView body,
-                    std::size_t table_words, std::span<std::byte> plane) {
+                    std::size_t table_words, const PlaneSpan& plane) {
   const std::size_t elements = shape.elements();
   const Sections at = sections(shape.type, elements, table_words);
   const auto* const counts = reinterpret_cast<const std::uint8_t*>(body.data() + at.counts);
@@ -280,34 +344,17 @@ Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView bo
   KVLANE_TRY(check_padding(shape.type, body, elements, at));
   KVLANE_TRY(check_codebook(shape.type, body.data() + at.codebook));
   KVLANE_TRY(check_counts(counts, elements, table_words));
-  const DecodeTask task{
-      .type = shape.type,
-      .in = streams_at(at, body.data()),
-      .codebook = reinterpret_cast<const std::uint8_t*>(body.data() + at.codebook),
-      .counts = counts,
-      .table = body.data() + at.table,
-      .chunks = elements / kChunkElements,
-      .plane = plane.data(),
-      .streaming = plane.size() >= kStreamingBytes && is_aligned(plane.data())};
-  bool right = kernels.decode(task);
-  if (const std::size_t rest = elements % kChunkElements; right && rest != 0) {
-    const std::size_t first = elements - rest;
-    const std::uint8_t count = counts[task.chunks];
-    right = decode_chunk(shape.type, streams_from(shape.type, task.in, first), task.codebook, count,
-                         body.data() + at.table_end - 2 * table_words_of(count, rest), rest,
-                         plane.data() + first * element_bytes(shape.type));
-  }
-  if (right) return {};
+  if (decode_chunks(kernels, shape, body, at, plane)) return {};
   return corrupt("an escape of the splitzip body is out of order or range");
 }
 
-Status decode_raw(ByteView body, std::span<std::byte> plane) {
-  KVLANE_TRY(check_length(body, raw_body_bytes(plane.size())));
-  const ByteView padding = body.subspan(sizeof(Prefix) + plane.size());
+Status decode_raw(const PlaneShape& shape, ByteView body, const PlaneSpan& plane) {
+  KVLANE_TRY(check_length(body, raw_body_bytes(shape.bytes())));
+  const ByteView padding = body.subspan(sizeof(Prefix) + shape.bytes());
   if (std::any_of(padding.begin(), padding.end(), [](std::byte b) { return b != std::byte{0}; })) {
     return corrupt("the splitzip body has padding that is not zero");
   }
-  if (!plane.empty()) std::memcpy(plane.data(), body.data() + sizeof(Prefix), plane.size());
+  copy_plane(shape, body.data() + sizeof(Prefix), plane);
   return {};
 }
 
@@ -371,15 +418,14 @@ std::size_t SplitZipCodec::encode(const PlaneShape& shape, const PlaneView& plan
 }
 
 Status SplitZipCodec::decode(const PlaneShape& shape, ByteView coded,
-                             std::span<std::byte> plane) const {
-  assert(plane.size() == shape.bytes());
+                             const PlaneSpan& plane) const {
   if (coded.size() < sizeof(Prefix)) {
     return corrupt("a splitzip body of " + std::to_string(coded.size()) +
                    " bytes has no room for its prefix");
   }
   const auto prefix = load<Prefix>(coded.data());
   KVLANE_TRY(check_prefix(prefix, shape));
-  if (prefix.mode == static_cast<std::uint8_t>(Mode::kRaw)) return decode_raw(coded, plane);
+  if (prefix.mode == static_cast<std::uint8_t>(Mode::kRaw)) return decode_raw(shape, coded, plane);
   return decode_coded(kernels_, shape, coded, prefix.table_words, plane);
 }
 

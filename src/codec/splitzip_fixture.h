@@ -124,7 +124,7 @@ inline Status decode_exactly(const Codec& codec, ByteView body, const PlaneShape
   std::copy(body.begin(), body.end(), copy.get());
   const auto values = std::make_unique<std::byte[]>(shape.bytes());
   const Status status =
-      codec.decode(shape, {copy.get(), body.size()}, {values.get(), shape.bytes()});
+      codec.decode(shape, {copy.get(), body.size()}, std::span(values.get(), shape.bytes()));
   plane.assign(values.get(), values.get() + shape.bytes());
   return status;
 }

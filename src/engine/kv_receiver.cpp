@@ -3,7 +3,6 @@
 #include "engine/kv_receiver.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "codec/codec.h"
@@ -24,9 +23,7 @@ KvReceiver::KvReceiver(const BlockTable& table, int tokens, Isa isa, OnReceived 
       isa_(isa),
       on_received_(std::move(on_received)),
       past_caches_(sequence_bytes(table.pool().shape(), tokens) >= kStreamingBytes) {
-  const KvShape& shape = table.pool().shape();
-  plane_.resize(plane_shape(shape, kBlockTokens).bytes());
-  decodings_.reserve(std::size_t(shape.layers) * blocks_for(tokens));
+  decodings_.reserve(std::size_t(table.pool().shape().layers) * blocks_for(tokens));
 }
 
 Status KvReceiver::on_begin(const TransferBegin& begin) {
@@ -59,26 +56,11 @@ Status KvReceiver::on_slab(const Frame& frame) {
   const TimePoint start = SteadyClock::now();
   const BlockId id = table_.id(block);
   const PlaneShape plane = plane_shape(shape, rows);
-  const std::size_t head_bytes = plane.bytes() / shape.kv_heads;
-  // What came uncoded has the right length and no need of decoding into another place first.
-  const bool coded =
-      header.codec != "none" || header.k_bytes != plane.bytes() || header.v_bytes != plane.bytes();
-  const auto adopt_plane = [&](ByteView body, std::size_t page_offset) -> Status {
-    if (coded) {
-      KVLANE_TRY(codec->decode(plane, body, {plane_.data(), plane.bytes()}));
-      body = {plane_.data(), plane.bytes()};
-    }
-    for (int head = 0; head < shape.kv_heads; ++head) {
-      auto* const page =
-          reinterpret_cast<std::byte*>(table_.pool().page(id, header.layer, head) + page_offset);
-      const std::byte* const rows_of_head = body.data() + head * head_bytes;
-      past_caches_ ? streaming_copy(page, rows_of_head, head_bytes)
-                   : void(std::memcpy(page, rows_of_head, head_bytes));
-    }
-    return {};
-  };
-  KVLANE_TRY(adopt_plane(frame.k, 0));
-  KVLANE_TRY(adopt_plane(frame.v, shape.page_plane_elements()));
+  auto* const page = reinterpret_cast<std::byte*>(table_.pool().page(id, header.layer, 0));
+  const std::size_t v_offset = shape.page_bytes() / 2;
+  KVLANE_TRY(codec->decode(plane, frame.k, PlaneSpan{page, shape.page_bytes(), past_caches_}));
+  KVLANE_TRY(
+      codec->decode(plane, frame.v, PlaneSpan{page + v_offset, shape.page_bytes(), past_caches_}));
   decodings_.push_back({start, SteadyClock::now()});
   kv_.add_codec(header.codec);
   kv_.raw += header.raw_bytes();

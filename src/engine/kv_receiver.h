@@ -53,7 +53,6 @@ class KvReceiver final : public TransferSink {
   const bool past_caches_;  // rows of a sequence so long go to its blocks that way
   std::atomic<bool> granted_ = false;
   TimePoint begun_;
-  std::vector<std::byte> plane_;  // [kv_heads][rows][head_dim]
   std::vector<Decoding> decodings_;
   KvBytes kv_;
 };
