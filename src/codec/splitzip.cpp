@@ -316,21 +316,20 @@ bool decode_chunks(const Kernels& kernels, const PlaneShape& shape, ByteView bod
     task.chunks = piece.elements / kChunkElements;
     task.plane = piece.across ? across.data() : plane.head(piece.head) + width * piece.in_head;
     task.streaming = plane.past_caches && !piece.across && is_aligned(task.plane);
-    const bool right = task.chunks > 0
-                           ? kernels.decode(task)
-                           : decode_chunk(shape.type, task.in, task.codebook, task.counts[0],
-                                          task.table, piece.elements, task.plane);
-    if (!right) return false;
+    if (task.chunks > 0) {
+      task.table = kernels.decode(task);
+      if (task.table == nullptr) return false;
+    } else if (!decode_chunk(shape.type, task.in, task.codebook, task.counts[0], task.table,
+                             piece.elements, task.plane)) {
+      return false;
+    }
     if (piece.across) {
       for_each_part(shape, piece, [&](int head, std::size_t to, std::size_t from, std::size_t n) {
         std::memcpy(plane.head(head) + to, across.data() + from, n);
       });
     }
-    for (const std::size_t end = first + piece.elements; first < end;) {
-      const std::size_t elements = std::min(kChunkElements, end - first);
-      task.table += 2 * table_words_of(*task.counts++, elements);
-      first += elements;
-    }
+    task.counts += task.chunks;
+    first += piece.elements;
   }
   return true;
 }

@@ -258,7 +258,7 @@ void join_raw_chunk(const std::byte* exponents, const std::byte* rests, std::byt
 }
 
 template <bool kStreaming>
-bool decode(const DecodeTask& task) {
+const std::byte* decode(const DecodeTask& task) {
   const __m256i codebook =
       _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(task.codebook)));
   const __m256i low_bits = _mm256_set1_epi8(0x0F);
@@ -301,7 +301,7 @@ bool decode(const DecodeTask& task) {
     plane += kChunkBytes;
   }
   if (kStreaming) _mm_sfence();
-  return right;
+  return right ? table : nullptr;
 }
 
 }  // namespace
@@ -314,7 +314,7 @@ EncodeProgress encode_avx2(const EncodeTask& task) {
   return task.streaming ? encode<TableCoder, true>(task) : encode<TableCoder, false>(task);
 }
 
-bool decode_avx2(const DecodeTask& task) {
+const std::byte* decode_avx2(const DecodeTask& task) {
   if (task.type != ElementType::kBf16) return decode_fp8_avx2(task);
   return task.streaming ? decode<true>(task) : decode<false>(task);
 }

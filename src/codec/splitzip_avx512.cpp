@@ -254,7 +254,7 @@ void join_raw_chunk(const std::byte* exponents, const std::byte* rests, std::byt
 }
 
 template <bool kStreaming>
-bool decode(const DecodeTask& task) {
+const std::byte* decode(const DecodeTask& task) {
   const __m512i codebook =
       _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(task.codebook)));
   const std::byte* nibbles = task.in.nibbles;
@@ -297,7 +297,7 @@ bool decode(const DecodeTask& task) {
     plane += kChunkBytes;
   }
   if (kStreaming) _mm_sfence();
-  return right;
+  return right ? table : nullptr;
 }
 
 }  // namespace
@@ -310,7 +310,7 @@ EncodeProgress encode_avx512(const EncodeTask& task) {
   return task.streaming ? encode<TableCoder, true>(task) : encode<TableCoder, false>(task);
 }
 
-bool decode_avx512(const DecodeTask& task) {
+const std::byte* decode_avx512(const DecodeTask& task) {
   if (task.type != ElementType::kBf16) return decode_fp8_avx512(task);
   return task.streaming ? decode<true>(task) : decode<false>(task);
 }

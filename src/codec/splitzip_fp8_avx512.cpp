@@ -269,7 +269,7 @@ bool join_raw_chunk(const std::byte* table, const Streams<const std::byte>& in, 
 }
 
 template <ElementType kType>
-bool decode(const DecodeTask& task) {
+const std::byte* decode(const DecodeTask& task) {
   const __m512i codebook =
       _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(task.codebook)));
   Streams<const std::byte> in = task.in;
@@ -308,7 +308,7 @@ bool decode(const DecodeTask& task) {
     in.bits += kChunkElements / 8;
     values += kChunkElements;
   }
-  return right;
+  return right ? table : nullptr;
 }
 
 }  // namespace
@@ -318,7 +318,7 @@ EncodeProgress encode_fp8_avx512(const EncodeTask& task) {
                                             : encode<ElementType::kFp8E5m2>(task);
 }
 
-bool decode_fp8_avx512(const DecodeTask& task) {
+const std::byte* decode_fp8_avx512(const DecodeTask& task) {
   return task.type == ElementType::kFp8E4m3 ? decode<ElementType::kFp8E4m3>(task)
                                             : decode<ElementType::kFp8E5m2>(task);
 }

@@ -64,8 +64,9 @@ struct DecodeTask {
 
 struct Kernels {
   EncodeProgress (*encode)(const EncodeTask&);
-  // False where places do not ascend or exponents are out of range; the plane then holds garbage.
-  bool (*decode)(const DecodeTask&);
+  // Where the escapes of the next chunk begin; null where places do not ascend or exponents are out
+  // of range, and the plane then holds garbage.
+  const std::byte* (*decode)(const DecodeTask&);
   std::string_view description;
 };
 
@@ -90,15 +91,15 @@ bool unused_fields_zero(ElementType type, const Streams<const std::byte>& group,
                         std::size_t elements);
 
 EncodeProgress encode_scalar(const EncodeTask& task);
-bool decode_scalar(const DecodeTask& task);
+const std::byte* decode_scalar(const DecodeTask& task);
 EncodeProgress encode_avx2(const EncodeTask& task);
-bool decode_avx2(const DecodeTask& task);
+const std::byte* decode_avx2(const DecodeTask& task);
 EncodeProgress encode_avx512(const EncodeTask& task);
-bool decode_avx512(const DecodeTask& task);
+const std::byte* decode_avx512(const DecodeTask& task);
 // Those of the four above for FP8.
 EncodeProgress encode_fp8_avx2(const EncodeTask& task);
-bool decode_fp8_avx2(const DecodeTask& task);
+const std::byte* decode_fp8_avx2(const DecodeTask& task);
 EncodeProgress encode_fp8_avx512(const EncodeTask& task);
-bool decode_fp8_avx512(const DecodeTask& task);
+const std::byte* decode_fp8_avx512(const DecodeTask& task);
 
 }  // namespace kvlane::splitzip

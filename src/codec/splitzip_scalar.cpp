@@ -291,7 +291,7 @@ EncodeProgress encode_scalar(const EncodeTask& task) {
   return done;
 }
 
-bool decode_scalar(const DecodeTask& task) {
+const std::byte* decode_scalar(const DecodeTask& task) {
   const std::size_t chunk_bytes = kChunkElements * element_bytes(task.type);
   Streams<const std::byte> in = task.in;
   const std::byte* table = task.table;
@@ -299,12 +299,12 @@ bool decode_scalar(const DecodeTask& task) {
     const std::uint8_t count = task.counts[chunk];
     if (!decode_chunk(task.type, in, task.codebook, count, table, kChunkElements,
                       task.plane + chunk * chunk_bytes)) {
-      return false;
+      return nullptr;
     }
     table += 2 * table_words_of(count, kChunkElements);
     advance_chunk(task.type, in);
   }
-  return true;
+  return table;
 }
 
 }  // namespace kvlane::splitzip
