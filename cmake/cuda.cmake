@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 if(KVLANE_SANITIZE OR KVLANE_FUZZ)
-  message(FATAL_ERROR "KVLANE_CUDA goes with neither KVLANE_SANITIZE nor KVLANE_FUZZ: "
-                      "device code meets the sanitizers on emulated threads, in codec_test and attention_test")
+  message(FATAL_ERROR "KVLANE_CUDA goes with neither KVLANE_SANITIZE nor KVLANE_FUZZ: device code meets the "
+                      "sanitizers on emulated threads, in codec_test, attention_test and ops_test")
 endif()
 
 # Debian 12's CMake does not know that CUDA 12 and later can do C++20, and would leave the option out

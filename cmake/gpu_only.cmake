@@ -1,5 +1,5 @@
-# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, attention, their tests and kvlane_gpu_bench. It needs a
-# compiler and CUDA, and none of the libraries of the rest.
+# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, attention, row operations, their tests and kvlane_gpu_bench.
+# It needs a compiler and CUDA, and none of the libraries of the rest.
 # SPDX-License-Identifier: Apache-2.0
 
 find_package(OpenMP REQUIRED)  # comes with the compiler
@@ -39,6 +39,8 @@ kvlane_library(gpu DEPS base)
 kvlane_library(codec DEPS format cpu gpu)
 kvlane_library(cache DEPS format cpu)
 kvlane_library(plan DEPS format)
+# Products on a CPU need oneDNN.
+kvlane_library(ops DEPS cpu format gpu WITHOUT "/linear(_onednn|_scalar)?\\.cpp$")
 kvlane_library(attention DEPS cpu cache gpu plan)
 kvlane_simd(codec attention)
 
@@ -52,5 +54,5 @@ if(KVLANE_CUDA)
   list(APPEND sources ${kernels})
 endif()
 add_library(kvlane_bench STATIC ${sources})
-target_link_libraries(kvlane_bench PUBLIC kvlane_codec kvlane_attention)
+target_link_libraries(kvlane_bench PUBLIC kvlane_codec kvlane_attention kvlane_ops)
 kvlane_gpu_bench()

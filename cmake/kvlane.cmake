@@ -39,13 +39,16 @@ endif()
 # Every test program, and not what none of them needs.
 add_custom_target(kvlane_tests)
 
-# kvlane_library(NAME [DEPS ...] [PRIVATE ...]): src/NAME/*.cpp as the static library kvlane_NAME.
-# DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are used in
-# its .cpp files only. X_test.cpp files become the test program NAME_test, X_fuzz.cpp files one
-# libFuzzer program each.
+# kvlane_library(NAME [DEPS ...] [PRIVATE ...] [WITHOUT REGEX]): src/NAME/*.cpp as the static library
+# kvlane_NAME, but for those whose path matches WITHOUT. DEPS are names of our own libraries or targets
+# that its headers need; PRIVATE targets are used in its .cpp files only. X_test.cpp files become the
+# test program NAME_test, X_fuzz.cpp files one libFuzzer program each.
 function(kvlane_library name)
-  cmake_parse_arguments(arg "" "" "DEPS;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "" "WITHOUT" "DEPS;PRIVATE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
+  if(arg_WITHOUT)
+    list(FILTER sources EXCLUDE REGEX "${arg_WITHOUT}")
+  endif()
   set(tests ${sources})
   set(fuzzers ${sources})
   list(FILTER sources EXCLUDE REGEX "_(test|fuzz|main)\\.cpp$")

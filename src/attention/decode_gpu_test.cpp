@@ -16,19 +16,10 @@ using decode_fixture::Scene;
 using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
 using gpu_fixture::take;
+using gpu_fixture::values_of;
+using gpu_fixture::view;
 
 constexpr int kMultiprocessors = 16;  // that plans are for: more cuts than one device would have
-
-template <class T>
-ByteView view(const std::vector<T>& values) {
-  return std::as_bytes(std::span(values));
-}
-template <class T>
-std::vector<T> values_of(const Bytes& bytes) {
-  std::vector<T> values(bytes.size() / sizeof(T));
-  std::memcpy(static_cast<void*>(values.data()), bytes.data(), bytes.size());
-  return values;
-}
 
 struct Outcome {
   std::vector<float> result, total_max, total_sum, total_out;

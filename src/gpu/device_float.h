@@ -61,6 +61,27 @@ KVLANE_DEVICE std::uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
+// Rounded by itself. What `*` gives may become part of a fused multiply-add, on a GPU, and then a
+// sum of it has other bits than on a CPU.
+KVLANE_DEVICE float times(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+// Over the lanes whose numbers differ in their last bits alone: `width` of them, a power of two.
+// Lanes add up by pairs, so all of them have the same bits.
+template <class Thread>
+KVLANE_DEVICE float sum_of_lanes(Thread& t, float x, int width = kWarpThreads) {
+  KVLANE_UNROLL
+  for (int by = 1; by < kWarpThreads; by *= 2) {
+    if (by < width) x += float_of(t.shuffle(bits_of(x), t.lane() ^ by));
+  }
+  return x;
+}
+
 // Four floats at a multiple of 16 bytes.
 struct alignas(16) Floats4 {
   float x[4];
@@ -75,11 +96,35 @@ KVLANE_DEVICE Floats4 load_floats(const float* at) {
   return v;
 #endif
 }
+// Of memory that is read once, as load_once() has it.
+KVLANE_DEVICE Floats4 load_floats_once(const float* at) {
+#ifdef __CUDA_ARCH__
+  const float4 v = __ldcs(reinterpret_cast<const float4*>(at));
+  return {{v.x, v.y, v.z, v.w}};
+#else
+  return load_floats(at);
+#endif
+}
 KVLANE_DEVICE void store_floats(float* at, const Floats4& v) {
 #ifdef __CUDA_ARCH__
   *reinterpret_cast<float4*>(at) = make_float4(v.x[0], v.x[1], v.x[2], v.x[3]);
 #else
   std::memcpy(at, &v, sizeof(v));
+#endif
+}
+
+// Four bfloat16 at a multiple of 8 bytes: read once, and rounded half to even to be read soon.
+KVLANE_DEVICE Floats4 load_bf16_once(const std::byte* at) {
+  const Words2 pairs = load_pair(at);
+  return {{float_of(pairs.w[0] << 16), float_of(pairs.w[0] & 0xFFFF0000U),
+           float_of(pairs.w[1] << 16), float_of(pairs.w[1] & 0xFFFF0000U)}};
+}
+KVLANE_DEVICE void store_bf16(std::byte* at, const Floats4& v) {
+  const std::uint32_t words[] = {pack_bf16(v.x[0], v.x[1]), pack_bf16(v.x[2], v.x[3])};
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
+#else
+  std::memcpy(at, words, sizeof(words));
 #endif
 }
 

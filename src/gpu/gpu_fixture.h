@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <optional>
 #include <stdexcept>
+#include <vector>
 
 #include "gpu/device.h"
 
@@ -20,6 +22,18 @@ T take(Result<T> result) {
 }
 inline void check(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+template <class T>
+ByteView view(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+template <class T>
+std::vector<T> values_of(const Bytes& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  // An empty vector has no address.
+  if (!values.empty()) std::memcpy(static_cast<void*>(values.data()), bytes.data(), bytes.size());
+  return values;
 }
 
 // Tests with this fixture run on device 0.

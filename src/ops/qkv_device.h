@@ -1,0 +1,123 @@
+// What stands between the product that gives Q, K and V and attention, for kernels: norms of Q and
+// K heads (where a model has them), rotary embedding, and rounding to where attention reads them.
+//
+// A head's pairs (i, i + head_dim / 2) are with one lane: four consecutive values of either half,
+// so a head takes head_dim / 8 lanes, in as many as the next power of two has. A warp has 1 to 32
+// heads. Without norms every bit is what ops/rows.h gives; the sum of a norm has an order of its
+// own: a lane's values, then lanes by pairs.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "format/shape.h"
+#include "ops/rows_device.h"
+
+namespace kvlane {
+
+// Of a launch. Addresses and block_bytes are multiples of 16.
+struct QkvRows {
+  const float* product;  // [rows][(heads + 2 kv_heads) head_dim]: Q heads, K heads, V heads
+  const float* q_norm;   // [head_dim]; null for a model without norms of heads
+  const float* k_norm;   // the same, null together
+  float eps;
+  const float* angles;            // [positions][cos, sin][head_dim / 2]: RopeTable's values
+  const std::int32_t* positions;  // [rows], in their sequences. Negative: Q is zeros, and nothing
+                                  // is written to pages
+  const std::int32_t* sequences;  // [rows]: which row of `tables`
+  const std::int32_t* tables;     // [sequences][table_stride]: the ids of a sequence's blocks
+  std::int32_t table_stride;
+  std::int32_t rows, heads, kv_heads;
+  std::int32_t head_dim;  // a multiple of 8, up to 256
+  std::byte* q;           // [rows][heads][head_dim], BF16
+  std::byte* slabs;       // the layer's slab of block 0: pages of K[64][head_dim], V[64][head_dim]
+  std::size_t block_bytes;  // from there to the slab of block 1
+};
+
+inline constexpr int kQkvHeadDimMax = 8 * gpu::kWarpThreads;
+
+// The logarithm to base 2 of the lanes that a head takes.
+constexpr int qkv_lanes_log2(int head_dim) {
+  int log2 = 0;
+  while (8 << log2 < head_dim) ++log2;
+  return log2;
+}
+
+namespace rows {
+
+// Four values of either half of a head.
+struct Halves {
+  Floats4 low, high;
+};
+
+KVLANE_DEVICE void rotate(const QkvRows& qkv, int position, int at, Halves& x) {
+  const int half = qkv.head_dim / 2;
+  const float* const angles = qkv.angles + std::size_t(position) * qkv.head_dim + at;
+  const Floats4 cos = load_floats(angles), sin = load_floats(angles + half);
+  KVLANE_UNROLL
+  for (int i = 0; i < kRowValues; ++i) {
+    const float low = x.low.x[i], high = x.high.x[i];
+    x.low.x[i] = times(low, cos.x[i]) - times(high, sin.x[i]);
+    x.high.x[i] = times(high, cos.x[i]) + times(low, sin.x[i]);
+  }
+}
+
+KVLANE_DEVICE std::byte* query_row(const QkvRows& qkv, int row, int head) {
+  return qkv.q + 2 * (std::size_t(row) * qkv.heads + head) * qkv.head_dim;
+}
+
+// Where this row's K or V of a KV head lies: in plane 2 kv_head of its slab, or in the next one.
+KVLANE_DEVICE std::byte* page_row(const QkvRows& qkv, int row, int position, int plane) {
+  const std::int32_t block =
+      qkv.tables[std::size_t(qkv.sequences[row]) * qkv.table_stride + position / kBlockTokens];
+  const std::size_t at = std::size_t(plane) * kBlockTokens + position % kBlockTokens;
+  return qkv.slabs + block * qkv.block_bytes + 2 * at * qkv.head_dim;
+}
+
+KVLANE_DEVICE void store_halves(std::byte* at, int half, const Halves& x) {
+  store_bf16(at, x.low);
+  store_bf16(at + 2 * half, x.high);
+}
+
+}  // namespace rows
+
+// By all lanes of a block: each group of 2^lanes_log2 = 2^qkv_lanes_log2(head_dim) of them has a
+// head of row `row`, from `first_head` on; there may be fewer heads than that.
+template <class Thread>
+KVLANE_DEVICE void write_heads(Thread& t, const QkvRows& qkv, int row, int first_head,
+                               int lanes_log2) {
+  using namespace rows;
+  const int d = qkv.head_dim, half = d / 2;
+  const int key_begin = qkv.heads, value_begin = key_begin + qkv.kv_heads;
+  const int heads = value_begin + qkv.kv_heads;
+  const int head = first_head + (t.index() >> lanes_log2);
+  const int at = kRowValues * (t.index() & ((1 << lanes_log2) - 1));
+  const bool there = head < heads && at < half;
+  Halves x{};
+  if (there) {
+    const float* const from = qkv.product + (std::size_t(row) * heads + head) * d + at;
+    x = {load_floats_once(from), load_floats_once(from + half)};
+  }
+  const std::int32_t position = qkv.positions[row];
+  if (position < 0) {
+    if (there && head < key_begin) store_halves(query_row(qkv, row, head) + 2 * at, half, {});
+    return;
+  }
+  if (qkv.q_norm != nullptr) {
+    // All lanes of the warp add up, whatever they have.
+    const float squares =
+        sum_of_lanes(t, sum_of_squares(x.low) + sum_of_squares(x.high), 1 << lanes_log2);
+    if (there && head < value_begin) {
+      const float scale = norm_scale(squares, d, qkv.eps);
+      const float* const weight = (head < key_begin ? qkv.q_norm : qkv.k_norm) + at;
+      x = {scaled(x.low, scale, load_floats(weight)),
+           scaled(x.high, scale, load_floats(weight + half))};
+    }
+  }
+  if (!there) return;
+  if (head < value_begin) rotate(qkv, position, at, x);
+  if (head < key_begin) return store_halves(query_row(qkv, row, head) + 2 * at, half, x);
+  const bool is_value = head >= value_begin;
+  const int kv_head = head - (is_value ? value_begin : key_begin);
+  store_halves(page_row(qkv, row, position, 2 * kv_head + is_value) + 2 * at, half, x);
+}
+
+}  // namespace kvlane
