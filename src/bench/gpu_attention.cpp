@@ -9,6 +9,7 @@
 
 #include "attention/decode_gpu.h"
 #include "bench/gpu_copy.h"
+#include "bench/gpu_memory.h"
 #include "bench/gpu_timer.h"
 
 namespace kvlane {
@@ -47,31 +48,6 @@ struct Memory {
   gpu::DeviceBuffer tables, units, first_state, q, max, sum, out, result;
   std::size_t unit_count;
 };
-
-template <class T>
-Result<gpu::DeviceBuffer> on_device(const gpu::Stream& stream, const std::vector<T>& values) {
-  const std::size_t bytes = values.size() * sizeof(T);
-  KVLANE_ASSIGN(gpu::DeviceBuffer buffer, gpu::DeviceBuffer::allocate(stream.device(), bytes));
-  KVLANE_TRY(
-      gpu::copy(stream, buffer.data(), reinterpret_cast<const std::byte*>(values.data()), bytes));
-  KVLANE_TRY(stream.synchronize());
-  return buffer;
-}
-
-Status fill_pool(const gpu::Stream& stream, const std::vector<Bytes>& values, std::byte* pool) {
-  std::size_t done = 0;
-  for (const Bytes& piece : values) {
-    const std::size_t bytes = std::min(piece.size(), kPoolBytes - done);
-    KVLANE_TRY(gpu::copy(stream, pool + done, piece.data(), bytes));
-    done += bytes;
-  }
-  while (done < kPoolBytes) {
-    const std::size_t bytes = std::min(done, kPoolBytes - done);
-    KVLANE_TRY(gpu::copy(stream, pool + done, pool, bytes));
-    done += bytes;
-  }
-  return stream.synchronize();
-}
 
 Result<Memory> prepare(const gpu::Stream& stream, const Case& one, const Bytes& values,
                        int multiprocessors) {
@@ -150,7 +126,7 @@ Status bench_gpu_attention(const gpu::Stream& stream, int rounds, const std::vec
   KVLANE_ASSIGN(const int multiprocessors, multiprocessors_of(stream.device()));
   KVLANE_ASSIGN(const auto pool, gpu::DeviceBuffer::allocate(stream.device(), kPoolBytes));
   KVLANE_ASSIGN(const auto sink, gpu::DeviceBuffer::allocate(stream.device(), 256));
-  KVLANE_TRY(fill_pool(stream, values, pool.data()));
+  KVLANE_TRY(fill_with(stream, values, pool.data(), kPoolBytes));
   std::vector<Memory> memories;
   for (const Case& one : kCases) {
     KVLANE_ASSIGN(Memory memory, prepare(stream, one, values.front(), multiprocessors));

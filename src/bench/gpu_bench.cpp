@@ -1,5 +1,5 @@
-// A group of figures is one codec with one element type, or attention: its launches, and the copies
-// that bound it, take turns.
+// A group of figures is one codec with one element type, attention, or row operations: its
+// launches, and the copies that bound it, take turns.
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/gpu_bench.h"
 
@@ -10,6 +10,7 @@
 #include "bench/gpu_attention.h"
 #include "bench/gpu_copy.h"
 #include "bench/gpu_planes.h"
+#include "bench/gpu_rows.h"
 #include "bench/gpu_timer.h"
 #include "codec/exponents.h"
 #include "codec/gpu_codecs.h"
@@ -293,6 +294,8 @@ Result<std::vector<Figure>> bench_gpu(const GpuBenchOptions& options,
   }
   on_progress("decode attention");
   KVLANE_TRY(bench_gpu_attention(stream, options.rounds, values, figures));
+  on_progress("row operations");
+  KVLANE_TRY(bench_gpu_rows(stream, options.rounds, values, figures));
   return figures;
 }
 

@@ -1,4 +1,4 @@
-// Codecs on a GPU, timed beside the copies that bound them.
+// Codecs, attention and row operations on a GPU, timed beside the copies that bound them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,5 +1,5 @@
-// The program kvlane_gpu_bench: what codecs do on this machine's GPU. Apart from kvlane, so that it
-// builds where nothing but CUDA and a compiler is.
+// The program kvlane_gpu_bench: what our kernels do on this machine's GPU. Apart from kvlane, so
+// that it builds where nothing but CUDA and a compiler is.
 // SPDX-License-Identifier: Apache-2.0
 #include <charconv>
 #include <fstream>
@@ -14,7 +14,7 @@ namespace {
 using namespace kvlane;
 
 constexpr std::string_view kHelp =
-    R"(Times the codecs splitzip and splitzip:channel on a GPU, and the copies that bound them.
+    R"(Times codecs, decode attention and row operations on a GPU, and the copies that bound them.
 
 Usage: kvlane_gpu_bench [--device N] [--planes N] [--launch N[,N...]] [--rounds N]
                         [--file FILE] [--output FILE] [--json]
