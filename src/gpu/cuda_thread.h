@@ -37,10 +37,35 @@ class CudaThread {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
     return result;
   }
+  __device__ void load_matrices(const Words4& own, std::uint32_t (&m)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(own))
+                 : "memory");
+  }
+  __device__ void load_transposed(const Words4& own, std::uint32_t (&m)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(own))
+                 : "memory");
+  }
+  // Past the first-level cache: each block of threads reads its bytes once.
+  __device__ void copy_async(Words4& to, const std::byte* from, bool wanted) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)),
+                   "r"(wanted ? 16 : 0)
+                 : "memory");
+  }
+  __device__ void wait_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
   __device__ void add(std::uint32_t& word, std::uint32_t x) { atomicAdd(&word, x); }
 
  private:
   static constexpr unsigned kAll = ~0U;
+
+  __device__ static unsigned shared_address(const Words4& words) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(&words));
+  }
 };
 
 }  // namespace kvlane::gpu

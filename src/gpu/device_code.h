@@ -7,7 +7,12 @@
 //   sync_block(), sync_warp()         barriers that order memory
 //   shuffle(x, lane), shuffle_up(x, by, width), ballot(condition), sum(x)    within the warp
 //   add(word, x)                      an atomic addition in shared memory
-// All threads of a warp (of a block) must come to the same call together.
+//   copy_async(to, from, wanted)      begins to copy 16 bytes to shared memory, or 16 zeros where
+//                                     they are not wanted: then `from` is not read
+//   wait_copies()                     until all that this thread has begun to copy is there
+// What is copied to may be written from the begin of a copy on, and what comes is seen by its own
+// thread after the wait, by others after a barrier behind it. Addresses are multiples of 16.
+// All threads of a warp (of a block) must come to the same call together, but for the last three.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

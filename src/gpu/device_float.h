@@ -4,6 +4,10 @@
 // A thread that multiplies matrices has besides what gpu/device_code.h names
 //   mma_bf16(d, a, b0, b1)    d += A B for a tile of 16 x 8, with 16 products a sum, by the warp
 //   transposed(pair)          the warp's 8 x 8 matrix of 16-bit values, transposed
+//   load_matrices(own, m)     four 8 x 8 matrices of 16-bit values from shared memory: `own` is row
+//                             i % 8 of matrix i / 8 for lane i, and m[j] becomes its part of matrix
+//                             j
+//   load_transposed(own, m)   the same, and each matrix is transposed
 // Of all these matrices a lane has parts that its number names: row = lane / 4, column = lane % 4.
 //   A [16][16], bfloat16      a[0] is A[row][2 column, +1], a[1] A[row + 8][2 column, +1],
 //                             a[2] A[row][2 column + 8, +9], a[3] A[row + 8][2 column + 8, +9]
@@ -38,6 +42,15 @@ KVLANE_DEVICE float float_of(std::uint32_t bits) {
 }
 
 KVLANE_DEVICE float minus_infinity() { return float_of(0xFF800000); }
+
+// Of numbers that are not NaN.
+KVLANE_DEVICE float larger(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
 
 // 2^x within 2^-22 of itself; 0 below 2^-126, also for minus infinity.
 KVLANE_DEVICE float power_of_two(float x) {

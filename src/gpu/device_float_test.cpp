@@ -58,6 +58,73 @@ TEST(DeviceFloat, ATransposition) {
   }
 }
 
+TEST(DeviceFloat, MatricesFromSharedMemory) {
+  const auto element = [](int matrix, int row, int column) {
+    return static_cast<std::uint32_t>(1000 + 64 * matrix + 8 * row + column);
+  };
+  Words4 rows[4][8];
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    for (int row = 0; row < 8; ++row) {
+      for (int i = 0; i < 4; ++i) {
+        rows[matrix][row].w[i] = element(matrix, row, 2 * i) | element(matrix, row, 2 * i + 1)
+                                                                   << 16;
+      }
+    }
+  }
+  std::uint32_t plain[kWarpThreads][4], transposed[kWarpThreads][4];
+  run_block(kWarpThreads, 7, [&](EmulatedThread& t) {
+    const Words4& own = rows[t.lane() / 8][t.lane() % 8];
+    t.load_matrices(own, plain[t.lane()]);
+    t.load_transposed(own, transposed[t.lane()]);
+  });
+  for (int lane = 0; lane < kWarpThreads; ++lane) {
+    const int row = lane / 4, column = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(plain[lane][i], element(i, row, column) | element(i, row, column + 1) << 16);
+      EXPECT_EQ(transposed[lane][i], element(i, column, row) | element(i, column + 1, row) << 16);
+    }
+  }
+}
+
+TEST(DeviceFloat, CopiesArriveAtTheWait) {
+  constexpr int kThreads = 2 * kWarpThreads;
+  Words4 source[kThreads], shared[kThreads], before[kThreads], own[kThreads], other[kThreads];
+  for (unsigned i = 0; i < kThreads; ++i) source[i] = {{i, i + 1, i + 2, i + 3}};
+  Words4 left_out{{1, 2, 3, 4}};
+  run_block(kThreads, 8, [&](EmulatedThread& t) {
+    const int i = t.index();
+    t.copy_async(shared[i], reinterpret_cast<const std::byte*>(&source[i]), true);
+    if (i == 0) t.copy_async(left_out, nullptr, false);
+    before[i] = shared[i];
+    t.wait_copies();
+    own[i] = shared[i];
+    t.sync_block();
+    other[i] = shared[kThreads - 1 - i];
+  });
+  for (unsigned i = 0; i < kThreads; ++i) {
+    EXPECT_EQ(before[i].w[0], ~0U) << "nothing may rely on what a copy has not waited for";
+    EXPECT_EQ(own[i].w[3], i + 3);
+    EXPECT_EQ(other[i].w[1], kThreads - 1 - i + 1);
+  }
+  for (const std::uint32_t word : left_out.w) EXPECT_EQ(word, 0) << "zeros, and nothing is read";
+}
+
+// Some order of threads shows it: without a barrier others see what was there before the wait.
+TEST(DeviceFloat, CopiesNeedABarrierForOthers) {
+  int missed = 0;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    Words4 source{{7, 7, 7, 7}}, shared{};
+    run_block(2 * kWarpThreads, seed, [&](EmulatedThread& t) {
+      if (t.index() == 0) {
+        t.copy_async(shared, reinterpret_cast<const std::byte*>(&source), true);
+        t.wait_copies();
+      }
+      if (shared.w[0] != 7) ++missed;
+    });
+  }
+  EXPECT_GT(missed, 0);
+}
+
 TEST(DeviceFloat, PowersAndPairs) {
   EXPECT_EQ(power_of_two(minus_infinity()), 0);
   EXPECT_EQ(power_of_two(-3), 0.125F);

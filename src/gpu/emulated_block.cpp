@@ -201,6 +201,42 @@ std::uint32_t EmulatedThread::transposed(std::uint32_t pair) {
   return result;
 }
 
+// A lane reads its own row before the warp meets.
+void EmulatedThread::load_matrices(const Words4& own, std::uint32_t (&m)[4]) {
+  block_.meet_warp(index_, {own.w[0], own.w[1], own.w[2], own.w[3]});
+  const auto& all = block_.brought(index_);
+  for (int i = 0; i < 4; ++i) m[i] = all[8 * i + lane() / 4][lane() % 4];
+}
+
+void EmulatedThread::load_transposed(const Words4& own, std::uint32_t (&m)[4]) {
+  block_.meet_warp(index_, {own.w[0], own.w[1], own.w[2], own.w[3]});
+  const auto& all = block_.brought(index_);
+  const int column = lane() / 4;
+  for (int i = 0; i < 4; ++i) {
+    m[i] = 0;
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t word = all[8 * i + lane() % 4 * 2 + half][column / 2];
+      m[i] |= (word >> 16 * (column % 2) & 0xFFFF) << 16 * half;
+    }
+  }
+}
+
+void EmulatedThread::copy_async(Words4& to, const std::byte* from, bool wanted) {
+  to = {{~0U, ~0U, ~0U, ~0U}};
+  copies_.push_back({&to, from, wanted});
+}
+
+void EmulatedThread::wait_copies() {
+  for (const Copy& copy : copies_) {
+    if (copy.wanted) {
+      std::memcpy(copy.to, copy.from, sizeof(Words4));
+    } else {
+      *copy.to = {};
+    }
+  }
+  copies_.clear();
+}
+
 void run_block(int threads, std::uint64_t seed,
                const std::function<void(EmulatedThread&)>& kernel) {
   EmulatedBlock(threads, seed, kernel).run();

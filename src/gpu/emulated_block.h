@@ -2,7 +2,8 @@
 //
 // Threads are fibers of one thread. At every barrier and exchange the next one that may go on runs,
 // chosen by `seed`: an order that a GPU could have too, so a barrier that is missing shows as a
-// wrong result for some seed.
+// wrong result for some seed. What is copied asynchronously has poison (bytes of FF) in its place
+// until the wait, so a wait that is missing shows too.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "gpu/device_code.h"
 
@@ -40,6 +42,10 @@ class EmulatedThread {
   // See gpu/device_float.h. Sums are of floats, product after product.
   void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
   std::uint32_t transposed(std::uint32_t pair);
+  void load_matrices(const Words4& own, std::uint32_t (&m)[4]);
+  void load_transposed(const Words4& own, std::uint32_t (&m)[4]);
+  void copy_async(Words4& to, const std::byte* from, bool wanted);
+  void wait_copies();
   void add(std::uint32_t& word, std::uint32_t x) { word += x; }
 
   // What threads may bring to an exchange at most.
@@ -54,6 +60,12 @@ class EmulatedThread {
   EmulatedBlock& block_;
   const int index_;
   Lanes seen_{};
+  struct Copy {
+    Words4* to;
+    const std::byte* from;
+    bool wanted;
+  };
+  std::vector<Copy> copies_;  // that were begun
 };
 
 // Runs `kernel` once for each of `threads` threads, a multiple of 32, and returns when all are
