@@ -1,0 +1,93 @@
+// Kernels of prefill attention, one a width of heads.
+//
+// Block i has unit i: four warps with 32 pairs each (16 where head_dim is over 128) over a page at
+// a time. Of a page and a block, counted in the machine code for sm_90 (the others are within 2 %):
+//   head_dim                             64        128       256
+//   pairs                                128       128       64
+//   read from the second-level cache     16 KB     32 KB     64 KB
+//   products of 16 x 8 x 16              544       1056      1040    of it sums of weights 3, 3, 2
+//   % KB of shared memory read, written    80, 16    160, 32   288, 64 instructions a warp 550 800
+//   770     on pages without mask or move powers of two                        8192      8192 4096
+// A multiprocessor of an H200 takes at best a cycle for a product (about 1.6 by mma.sync), for 128
+// bytes of shared memory, for 4 instructions (one of each quarter) and for 16 powers of two. So at
+// head_dim 128 products last 1690 cycles, shared memory 1540, powers 510, instructions 800:
+// products bound it, and twice as many loads for each (16 pairs a warp) would not do. At 256, where
+// 32 pairs do not fit into registers, shared memory is what bounds it, by 2800 to 1660. Two blocks
+// a multiprocessor, so that one computes while the other waits at a barrier, take 64, 128 and 192
+// KB of shared memory. Devices that have less of it (sm_89: 100 KB) run one where two do not fit.
+// No spills, which the build insists on.
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include "attention/prefill_gpu.h"
+#include "gpu/cuda_status.h"
+#include "gpu/cuda_thread.h"
+
+namespace kvlane {
+
+namespace {
+
+constexpr int kThreads = kPrefillWarps * gpu::kWarpThreads;
+
+template <int kDim, int kTiles>
+constexpr bool in_list(int blocks) {
+  for (const PrefillKernelShape& kernel : kPrefillKernels) {
+    if (kernel.dim == kDim && kernel.tiles == kTiles) return kernel.blocks == blocks;
+  }
+  return false;
+}
+
+template <int kDim, int kTiles, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    attend_tiles(const PrefillBatch batch, const PrefillUnit* units) {
+  static_assert(in_list<kDim, kTiles>(kBlocks));
+  using Shared = PrefillShared<kDim, kTiles>;
+  // More than a kernel may have without asking (48 KB), so the launch names its size.
+  extern __shared__ __align__(alignof(Shared)) std::byte memory[];
+  gpu::CudaThread thread;
+  attend_tile<kDim, kTiles>(thread, batch, units[blockIdx.x], *reinterpret_cast<Shared*>(memory));
+}
+
+using Kernel = void (*)(const PrefillBatch, const PrefillUnit*);
+
+struct Launch {
+  Kernel kernel;
+  int shared_bytes;
+};
+
+template <int kDim, int kTiles, int kBlocks>
+Launch launch() {
+  return {attend_tiles<kDim, kTiles, kBlocks>, int{sizeof(PrefillShared<kDim, kTiles>)}};
+}
+
+Launch launch_of(const PrefillKernelShape& shape) {
+  switch (shape.dim) {
+    case 64: return launch<64, 2, 2>();
+    case 128: return launch<128, 2, 2>();
+    default: return launch<256, 1, 2>();
+  }
+}
+
+bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; }
+
+}  // namespace
+
+Status attend_prefill_on_gpu(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count,
+                             const gpu::Stream& stream) {
+  KVLANE_TRY(prefill_shape(batch.heads, batch.kv_heads, batch.head_dim).status());
+  if (!aligned(batch.slabs) || !aligned(batch.q) || !aligned(batch.out) ||
+      batch.block_bytes % 16 != 0) {
+    return invalid_argument("prefill attention on a GPU needs addresses that are multiples of 16");
+  }
+  if (count == 0) return {};
+  const auto [kernel, shared_bytes] = launch_of(*prefill_kernel(batch.head_dim));
+  KVLANE_TRY(gpu::use_device(stream.device()));
+  KVLANE_TRY(gpu::cuda_status(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+      "take " + std::to_string(shared_bytes) + " bytes of shared memory for prefill attention"));
+  kernel<<<static_cast<unsigned>(count), kThreads, static_cast<std::size_t>(shared_bytes),
+           static_cast<cudaStream_t>(stream.handle())>>>(batch, units);
+  return gpu::launched("prefill attention");
+}
+
+}  // namespace kvlane

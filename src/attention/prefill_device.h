@@ -1,0 +1,384 @@
+// Prefill attention over 16-bit pages for kernels: one block of threads takes a tile of (row, query
+// head) pairs of one KV head over all tokens that they see, page after page, and writes their rows
+// of the result.
+//
+// The tile's queries lie in shared memory, K and V of a page follow each other there: while the
+// scores of a page are made its V is on the way, while its V is added the next page's K. Products
+// run on the matrix unit with pairs as rows; warp w has the rows 16 kTiles w ... of the tile, and
+// scores and weights never leave its registers:
+//   scores      S[16 pairs][8 tokens] = Q K^T: both operands come by load_matrices
+//   weights     lie in S as the next product wants them, and are rounded to bfloat16 in place
+//   output      O[16 pairs][8 channels] += P V: V is transposed on its way by load_transposed
+// A row of a tile in shared memory is pieces of 16 bytes, piece p of row r in place p ^ r % 8: so 8
+// rows' pieces of one number are in all banks, as loads of matrices want them, and 8 pieces of one
+// row too, as copies do.
+//
+// A pair's sums run over the pages in the order of the sequence, and over the tokens of a page in
+// that of the matrix unit; where a page has tokens that the pair does not see, they weigh 0. So its
+// bits depend on its own sequence alone: not on the other pairs of the tile nor on how a prompt is
+// cut into spans. Warps without pairs work as others do: what all of a block decide alike costs
+// fewer registers.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "format/shape.h"
+#include "gpu/device_float.h"
+#include "plan/prefill_units.h"
+
+namespace kvlane {
+
+// Of a block of threads.
+inline constexpr int kPrefillWarps = 4;
+// Pairs that one tile of the matrix unit takes.
+inline constexpr int kPrefillRows = 16;
+
+// What units of a launch share. Pages, `q` and `out` begin at multiples of 16 bytes. K, V, queries
+// and scores are finite; rows of pages behind a unit's last row are not read.
+struct PrefillBatch {
+  const std::int32_t* tables;  // [spans][table_stride]: the ids of a sequence's blocks
+  std::int32_t table_stride;
+  std::int32_t heads, kv_heads;
+  std::int32_t head_dim;    // a multiple of 8
+  const std::byte* slabs;   // the layer's slab of block 0
+  std::size_t block_bytes;  // from there to the slab of block 1
+  const std::byte* q;       // [rows][heads][head_dim], BF16, RoPE applied
+  float scale;              // of scores: log2(e) / sqrt(head_dim)
+  std::byte* out;           // [rows][heads][head_dim], BF16; not `q`
+};
+
+// kDim is head_dim rounded up to 64, 128 or 256, kTiles the tiles of the matrix unit that a warp
+// has.
+template <int kDim, int kTiles>
+struct PrefillShared {
+  static constexpr int kPieces = kDim / 8;
+  static constexpr int kPairs = kPrefillWarps * kTiles * kPrefillRows;
+  alignas(128) gpu::Words4 queries[kPairs][kPieces];  // in the end results, rounded
+  gpu::Words4 keys[kBlockTokens][kPieces];
+  gpu::Words4 values[kBlockTokens][kPieces];
+};
+
+namespace prefill {
+
+using namespace gpu;
+
+// A warp's. Entries of max are for the rows lane / 4 and lane / 4 + 8 of each tile, in units of
+// log2. Sums are the output of a V of ones, all columns of them the same: the rounded weights are
+// what is added, here as there.
+template <int kDim, int kTiles>
+struct WarpState {
+  float max[kTiles][2];
+  float sum[kTiles][4];
+  float out[kTiles][kDim / 8][4];
+};
+
+// Of 16 kTiles pairs and a page's tokens, in parts of 8.
+template <int kTiles>
+struct Scores {
+  float of[kTiles][kBlockTokens / 8][4];
+};
+// Their weights, in parts of 16 tokens.
+template <int kTiles>
+struct Weights {
+  std::uint32_t of[kTiles][kBlockTokens / 16][4];
+};
+
+// Where the lane's row of four matrices is: of a tile of 16 rows and 2 pieces. Matrices follow each
+// other down the rows first (queries as rows, values), or along the pieces first (keys).
+template <int kPieces>
+KVLANE_DEVICE unsigned place_down(unsigned lane) {
+  return lane % 16 * kPieces + (lane / 16 ^ lane % 8);
+}
+template <int kPieces>
+KVLANE_DEVICE unsigned place_along(unsigned lane) {
+  return (lane / 16 * 8 + lane % 8) * kPieces + (lane / 8 % 2 ^ lane % 8);
+}
+// From there to the tile that is `right` tiles further along the pieces: what is added to the
+// number of a piece is exclusive-ored to its place, within 8 pieces.
+KVLANE_DEVICE unsigned move_right(unsigned place, unsigned right) {
+  return (place ^ 2 * (right % 4)) + 8 * (right / 4);
+}
+
+// The lane's number, from an exchange: so the compiler works out addresses anew in every page,
+// where it would keep them, and spill others.
+template <class Thread>
+KVLANE_DEVICE unsigned lane_anew(Thread& t) {
+  return t.shuffle(t.lane(), t.lane());
+}
+
+// The number of pair `pair` of a unit among the rows of heads of `q` and `out`.
+KVLANE_DEVICE std::size_t row_of(const PrefillBatch& batch, const PrefillUnit& unit, int group,
+                                 int pair) {
+  return std::size_t(unit.first_row + pair / group) * batch.heads + unit.kv_head * group +
+         pair % group;
+}
+
+// Begins to copy the tile's queries; pairs and dimensions that are not there are 0.
+template <class Thread, int kDim, int kTiles>
+KVLANE_DEVICE void copy_queries(Thread& t, const PrefillBatch& batch, const PrefillUnit& unit,
+                                int group, PrefillShared<kDim, kTiles>& shared) {
+  using Shared = PrefillShared<kDim, kTiles>;
+  const unsigned row_bytes = 2 * batch.head_dim;
+  const int piece = t.index() % Shared::kPieces;
+  constexpr int kRows = kPrefillWarps * kWarpThreads / Shared::kPieces;  // at one time
+  KVLANE_NO_UNROLL
+  for (int row = t.index() / Shared::kPieces; row < Shared::kPairs; row += kRows) {
+    const bool wanted = row < unit.pairs && 16U * piece < row_bytes;
+    const std::size_t from = wanted ? row_of(batch, unit, group, unit.first_pair + row) : 0;
+    t.copy_async(shared.queries[row][piece ^ row % 8],
+                 batch.q + from * row_bytes + (wanted ? 16U * piece : 0), wanted);
+  }
+}
+
+// Begins to copy a page's K or V, of which `tokens` exist. All else is 0, also where it will weigh
+// 0: memory may hold NaN there.
+template <class Thread, int kPieces>
+KVLANE_DEVICE void copy_tile(Thread& t, const std::byte* from, unsigned row_bytes, int tokens,
+                             Words4 (&to)[kBlockTokens][kPieces]) {
+  const unsigned index = t.index();
+  const unsigned piece = index % kPieces;
+  constexpr int kRows = kPrefillWarps * kWarpThreads / kPieces;  // at one time
+  const bool inside = 16U * piece < row_bytes;
+  unsigned row = index / kPieces;
+  from += row * row_bytes + (inside ? 16U * piece : 0);
+  KVLANE_UNROLL
+  for (int i = 0; i < kBlockTokens / kRows; ++i, row += kRows, from += kRows * row_bytes) {
+    t.copy_async(to[row][piece ^ row % 8], from, inside && int(row) < tokens);
+  }
+}
+
+// The scores of the warp's pairs, not scaled.
+template <class Thread, int kDim, int kTiles>
+KVLANE_DEVICE void score(Thread& t, const PrefillShared<kDim, kTiles>& shared,
+                         Scores<kTiles>& scores) {
+  constexpr int kPieces = kDim / 8;
+  const Words4* const queries = shared.queries[t.warp() * kTiles * kPrefillRows];
+  const Words4* const keys = shared.keys[0];
+  const unsigned lane = lane_anew(t);
+  const unsigned down = place_down<kPieces>(lane), along = place_along<kPieces>(lane);
+  KVLANE_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    KVLANE_UNROLL
+    for (int part = 0; part < kBlockTokens / 8; ++part) {
+      KVLANE_UNROLL
+      for (int i = 0; i < 4; ++i) scores.of[tile][part][i] = 0;
+    }
+  }
+  KVLANE_UNROLL
+  for (int step = 0; step < kDim / 16; ++step) {
+    std::uint32_t q[kTiles][4];
+    KVLANE_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      t.load_matrices(queries[tile * kPrefillRows * kPieces + move_right(down, step)], q[tile]);
+    }
+    KVLANE_UNROLL
+    for (int part = 0; part < kBlockTokens / 8; part += 2) {
+      std::uint32_t k[4];
+      t.load_matrices(keys[part * 8 * kPieces + move_right(along, step)], k);
+      KVLANE_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        t.mma_bf16(scores.of[tile][part], q[tile], k[0], k[1]);
+        t.mma_bf16(scores.of[tile][part + 1], q[tile], k[2], k[3]);
+      }
+    }
+  }
+}
+
+// Takes out what pairs do not see of page `page`.
+template <class Thread, int kTiles>
+KVLANE_DEVICE void mask(Thread& t, const PrefillUnit& unit, int group, int page,
+                        Scores<kTiles>& scores) {
+  const int position = unit.position - page * kBlockTokens - t.lane() % 4 * 2;
+  const int pair = unit.first_pair + t.warp() * kTiles * kPrefillRows + t.lane() / 4;
+  KVLANE_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int last = position + (pair + tile * kPrefillRows + half * 8) / group;
+      KVLANE_UNROLL
+      for (int part = 0; part < kBlockTokens / 8; ++part) {
+        KVLANE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float& score = scores.of[tile][part][2 * half + i];
+          score = part * 8 + i <= last ? score : minus_infinity();
+        }
+      }
+    }
+  }
+}
+
+// Of what the lanes of this row have.
+template <class Thread>
+KVLANE_DEVICE float max_of_columns(Thread& t, float x) {
+  KVLANE_UNROLL
+  for (int by = 1; by < 4; by *= 2) {
+    const float other = float_of(t.shuffle(bits_of(x), t.lane() ^ by));
+    x = larger(x, other);
+  }
+  return x;
+}
+// Scores become weights, and the state moves to the new maximum.
+template <class Thread, int kDim, int kTiles>
+KVLANE_DEVICE void weigh(Thread& t, Scores<kTiles>& scores, float scale,
+                         WarpState<kDim, kTiles>& state, Weights<kTiles>& weights) {
+  KVLANE_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    float keep[2];
+    bool moved = false;
+    float(&of)[kBlockTokens / 8][4] = scores.of[tile];
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float seen = minus_infinity();
+      KVLANE_UNROLL
+      for (int part = 0; part < kBlockTokens / 8; ++part) {
+        KVLANE_UNROLL
+        for (int i = 0; i < 2; ++i) seen = larger(seen, of[part][2 * half + i]);
+      }
+      // Every pair sees the first token, so after the first page there is a maximum.
+      seen = max_of_columns(t, seen) * scale;
+      const float old = state.max[tile][half];
+      const float max = larger(old, seen);
+      moved = moved || max != old;
+      keep[half] = power_of_two(old - max);
+      state.max[tile][half] = max;
+      KVLANE_UNROLL
+      for (int part = 0; part < kBlockTokens / 8; ++part) {
+        float(&pair)[4] = of[part];
+        const float low = power_of_two(pair[2 * half] * scale - max);
+        const float high = power_of_two(pair[2 * half + 1] * scale - max);
+        weights.of[tile][part / 2][part % 2 * 2 + half] = pack_bf16(low, high);
+      }
+    }
+    // Seldom, after the first pages.
+    if (t.ballot(moved) == 0) continue;
+    KVLANE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      state.sum[tile][i] *= keep[i / 2];
+      KVLANE_UNROLL
+      for (int part = 0; part < kDim / 8; ++part) state.out[tile][part][i] *= keep[i / 2];
+    }
+  }
+}
+
+template <class Thread, int kDim, int kTiles>
+KVLANE_DEVICE void add_values(Thread& t, const PrefillShared<kDim, kTiles>& shared,
+                              const Weights<kTiles>& weights, WarpState<kDim, kTiles>& state) {
+  constexpr int kPieces = kDim / 8;
+  const Words4* const values = shared.values[0];
+  const unsigned down = place_down<kPieces>(lane_anew(t));
+  constexpr std::uint32_t kOnes = 0x3F803F80;
+  KVLANE_UNROLL
+  for (int step = 0; step < kBlockTokens / 16; ++step) {
+    KVLANE_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      t.mma_bf16(state.sum[tile], weights.of[tile][step], kOnes, kOnes);
+    }
+    KVLANE_UNROLL
+    for (int part = 0; part < kDim / 8; part += 2) {
+      std::uint32_t v[4];
+      t.load_transposed(values[step * 16 * kPieces + move_right(down, part / 2)], v);
+      KVLANE_UNROLL
+      for (int tile = 0; tile < kTiles; ++tile) {
+        t.mma_bf16(state.out[tile][part], weights.of[tile][step], v[0], v[1]);
+        t.mma_bf16(state.out[tile][part + 1], weights.of[tile][step], v[2], v[3]);
+      }
+    }
+  }
+}
+
+// Results go where the warp's own queries were, and from there to memory 16 bytes at a time.
+template <class Thread, int kDim, int kTiles>
+KVLANE_DEVICE void store_rows(Thread& t, const PrefillBatch& batch, const PrefillUnit& unit,
+                              int group, const WarpState<kDim, kTiles>& state,
+                              PrefillShared<kDim, kTiles>& shared) {
+  using Shared = PrefillShared<kDim, kTiles>;
+  constexpr int kPairs = kTiles * kPrefillRows;  // the warp's
+  const int first = t.warp() * kPairs;
+  KVLANE_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const float scale = 1.0F / state.sum[tile][2 * half];
+      const int row = t.lane() / 4 + half * 8;
+      Words4* const to = shared.queries[first + tile * kPrefillRows + row];
+      KVLANE_UNROLL
+      for (int part = 0; part < kDim / 8; ++part) {
+        const float(&out)[4] = state.out[tile][part];
+        // No zero has a sign: that of a product with 0 is a matter of tokens that weigh 0.
+        to[part ^ row % 8].w[t.lane() % 4] =
+            pack_bf16(out[2 * half] * scale + 0.0F, out[2 * half + 1] * scale + 0.0F);
+      }
+    }
+  }
+  t.sync_warp();
+  const unsigned row_bytes = 2 * batch.head_dim;
+  KVLANE_NO_UNROLL
+  for (int i = t.lane(); i < kPairs * Shared::kPieces; i += kWarpThreads) {
+    const int row = first + i / Shared::kPieces, piece = i % Shared::kPieces;
+    if (row >= unit.pairs || 16U * piece >= row_bytes) continue;
+    const std::size_t to = row_of(batch, unit, group, unit.first_pair + row);
+    store_once(batch.out + to * row_bytes + 16U * piece, shared.queries[row][piece ^ row % 8]);
+  }
+}
+
+template <int kDim, int kTiles>
+KVLANE_DEVICE void clear(WarpState<kDim, kTiles>& state) {
+  KVLANE_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half) state.max[tile][half] = minus_infinity();
+    KVLANE_UNROLL
+    for (int i = 0; i < 4; ++i) state.sum[tile][i] = 0;
+    KVLANE_UNROLL
+    for (int part = 0; part < kDim / 8; ++part) {
+      KVLANE_UNROLL
+      for (int i = 0; i < 4; ++i) state.out[tile][part][i] = 0;
+    }
+  }
+}
+
+}  // namespace prefill
+
+// By all threads of a block of kPrefillWarps warps. kDim is at least batch.head_dim, shared.kPairs
+// at least unit.pairs, which is at least 1.
+template <int kDim, int kTiles, class Thread>
+KVLANE_DEVICE void attend_tile(Thread& t, const PrefillBatch& batch, const PrefillUnit& unit,
+                               PrefillShared<kDim, kTiles>& shared) {
+  using namespace prefill;
+  const unsigned row_bytes = 2 * batch.head_dim;
+  const unsigned head_at = unit.kv_head * 2 * kBlockTokens * row_bytes;
+  const int group = batch.heads / batch.kv_heads;
+  const int tokens = prefill_tokens(unit, group);
+  const std::int32_t* const ids = batch.tables + std::size_t(unit.sequence) * batch.table_stride;
+  const int whole = (unit.position + unit.first_pair / group + 1) / kBlockTokens;
+
+  std::int32_t id = ids[0], next = tokens > kBlockTokens ? ids[1] : 0;
+  copy_queries(t, batch, unit, group, shared);
+  copy_tile(t, batch.slabs + id * batch.block_bytes + head_at, row_bytes, tokens, shared.keys);
+  WarpState<kDim, kTiles> state;
+  clear(state);
+  KVLANE_NO_UNROLL
+  for (int page = 0; page * kBlockTokens < tokens; ++page) {
+    const int left = tokens - page * kBlockTokens;
+    t.wait_copies();
+    t.sync_block();
+    copy_tile(t, batch.slabs + id * batch.block_bytes + head_at + kBlockTokens * row_bytes,
+              row_bytes, left, shared.values);
+    Scores<kTiles> scores;
+    score(t, shared, scores);
+    t.wait_copies();
+    t.sync_block();
+    if (left > kBlockTokens) {
+      id = next;
+      if (left > 2 * kBlockTokens) next = ids[page + 2];
+      copy_tile(t, batch.slabs + id * batch.block_bytes + head_at, row_bytes, left - kBlockTokens,
+                shared.keys);
+    }
+    if (page >= whole) mask(t, unit, group, page, scores);
+    Weights<kTiles> weights;
+    weigh(t, scores, batch.scale, state, weights);
+    add_values(t, shared, weights, state);
+  }
+  store_rows(t, batch, unit, group, state, shared);
+}
+
+}  // namespace kvlane
