@@ -1,21 +1,25 @@
 // Kernels of prefill attention, one a width of heads.
 //
 // Block i has unit i: four warps with 32 pairs each (16 where head_dim is over 128) over a page at
-// a time. Of a page and a block, counted in the machine code for sm_90 (the others are within 2 %):
-//   head_dim                             64        128       256
-//   pairs                                128       128       64
-//   read from the second-level cache     16 KB     32 KB     64 KB
-//   products of 16 x 8 x 16              544       1056      1040    of it sums of weights 3, 3, 2
-//   % KB of shared memory read, written    80, 16    160, 32   288, 64 instructions a warp 550 800
-//   770     on pages without mask or move powers of two                        8192      8192 4096
-// A multiprocessor of an H200 takes at best a cycle for a product (about 1.6 by mma.sync), for 128
-// bytes of shared memory, for 4 instructions (one of each quarter) and for 16 powers of two. So at
-// head_dim 128 products last 1690 cycles, shared memory 1540, powers 510, instructions 800:
-// products bound it, and twice as many loads for each (16 pairs a warp) would not do. At 256, where
-// 32 pairs do not fit into registers, shared memory is what bounds it, by 2800 to 1660. Two blocks
-// a multiprocessor, so that one computes while the other waits at a barrier, take 64, 128 and 192
-// KB of shared memory. Devices that have less of it (sm_89: 100 KB) run one where two do not fit.
-// No spills, which the build insists on.
+// a time. What a page costs a block, from the machine code for sm_90 (the others are much the same;
+// instructions are those of a warp, where nothing is masked and no maximum moves):
+//   head_dim                             64       128      256
+//   pairs                                128      128      64
+//   KB from the second-level cache       16       32       64
+//   KB to and from shared memory         16, 80   32, 160  64, 288
+//   products of 16 x 8 x 16              544      1056     1040
+//     of them sums of weights            32       32       16
+//   powers of two                        8192     8192     4096
+//   instructions                         560      780      730
+// A multiprocessor of an H200 does at best a product a cycle (mma.sync less: kvlane_gpu_bench
+// measures how much), 128 bytes of shared memory, 16 powers of two and 4 instructions, one for each
+// warp of a block. So at head_dim 128 shared memory needs 1540 cycles, products 1060 at best, and
+// the others half of it: with 16 pairs a warp the loads of K and V would be twice as many. At 256,
+// where 32 pairs do not fit into registers, shared memory bounds it, by 2820 cycles to 1040.
+//
+// Two blocks a multiprocessor, as registers allow, so that one computes while the other waits at a
+// barrier: 64, 128 and 192 KB of shared memory. Where there is less (100 KB on sm_89, 164 on sm_80)
+// one of the wider ones runs alone. No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
