@@ -6,11 +6,11 @@
 //   head_dim                             64       128      256
 //   pairs                                128      128      64
 //   KB from the second-level cache       16       32       64
-//   KB to and from shared memory         16, 80   32, 160  64, 288
+//   KB to and from shared memory         16, 64   32, 160  64, 288
 //   products of 16 x 8 x 16              544      1056     1040
 //     of them sums of weights            32       32       16
 //   powers of two                        8192     8192     4096
-//   instructions                         560      780      730
+//   instructions                         530      770      740
 // A multiprocessor of an H200 does at best a product a cycle (mma.sync less: kvlane_gpu_bench
 // measures how much), 128 bytes of shared memory, 16 powers of two and 4 instructions, one for each
 // warp of a block. So at head_dim 128 shared memory needs 1540 cycles, products 1060 at best, and

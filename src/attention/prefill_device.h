@@ -71,6 +71,14 @@ struct WarpState {
   float out[kTiles][kDim / 8][4];
 };
 
+// As operands: of the warp's pairs, in parts of 16 dimensions. Those of the narrowest heads fit
+// into registers beside all else; others come from shared memory for every page.
+template <int kDim, int kTiles>
+struct Queries {
+  static constexpr bool kStay = kDim <= 64;
+  std::uint32_t of[kDim / 16][kTiles][4];
+};
+
 // Of 16 kTiles pairs and a page's tokens, in parts of 8.
 template <int kTiles>
 struct Scores {
@@ -146,15 +154,26 @@ KVLANE_DEVICE void copy_tile(Thread& t, const std::byte* from, unsigned row_byte
   }
 }
 
+// Part `step` of the warp's queries.
+template <class Thread, int kDim, int kTiles>
+KVLANE_DEVICE void load_queries(Thread& t, const PrefillShared<kDim, kTiles>& shared, unsigned lane,
+                                int step, Queries<kDim, kTiles>& queries) {
+  constexpr int kPieces = kDim / 8;
+  const Words4* const own = shared.queries[t.warp() * kTiles * kPrefillRows];
+  const unsigned place = move_right(place_down<kPieces>(lane), step);
+  KVLANE_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    t.load_matrices(own[tile * kPrefillRows * kPieces + place], queries.of[step][tile]);
+  }
+}
+
 // The scores of the warp's pairs, not scaled.
 template <class Thread, int kDim, int kTiles>
 KVLANE_DEVICE void score(Thread& t, const PrefillShared<kDim, kTiles>& shared,
-                         Scores<kTiles>& scores) {
+                         Queries<kDim, kTiles>& queries, Scores<kTiles>& scores) {
   constexpr int kPieces = kDim / 8;
-  const Words4* const queries = shared.queries[t.warp() * kTiles * kPrefillRows];
   const Words4* const keys = shared.keys[0];
-  const unsigned lane = lane_anew(t);
-  const unsigned down = place_down<kPieces>(lane), along = place_along<kPieces>(lane);
+  const unsigned lane = lane_anew(t), along = place_along<kPieces>(lane);
   KVLANE_UNROLL
   for (int tile = 0; tile < kTiles; ++tile) {
     KVLANE_UNROLL
@@ -165,19 +184,16 @@ KVLANE_DEVICE void score(Thread& t, const PrefillShared<kDim, kTiles>& shared,
   }
   KVLANE_UNROLL
   for (int step = 0; step < kDim / 16; ++step) {
-    std::uint32_t q[kTiles][4];
-    KVLANE_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) {
-      t.load_matrices(queries[tile * kPrefillRows * kPieces + move_right(down, step)], q[tile]);
-    }
+    if (!queries.kStay) load_queries(t, shared, lane, step, queries);
     KVLANE_UNROLL
     for (int part = 0; part < kBlockTokens / 8; part += 2) {
       std::uint32_t k[4];
       t.load_matrices(keys[part * 8 * kPieces + move_right(along, step)], k);
       KVLANE_UNROLL
       for (int tile = 0; tile < kTiles; ++tile) {
-        t.mma_bf16(scores.of[tile][part], q[tile], k[0], k[1]);
-        t.mma_bf16(scores.of[tile][part + 1], q[tile], k[2], k[3]);
+        const std::uint32_t(&q)[4] = queries.of[step][tile];
+        t.mma_bf16(scores.of[tile][part], q, k[0], k[1]);
+        t.mma_bf16(scores.of[tile][part + 1], q, k[2], k[3]);
       }
     }
   }
@@ -354,6 +370,15 @@ KVLANE_DEVICE void attend_tile(Thread& t, const PrefillBatch& batch, const Prefi
   std::int32_t id = ids[0], next = tokens > kBlockTokens ? ids[1] : 0;
   copy_queries(t, batch, unit, group, shared);
   copy_tile(t, batch.slabs + id * batch.block_bytes + head_at, row_bytes, tokens, shared.keys);
+  Queries<kDim, kTiles> queries;
+  if (queries.kStay) {
+    t.wait_copies();
+    t.sync_block();
+    KVLANE_UNROLL
+    for (int step = 0; step < kDim / 16; ++step) {
+      load_queries(t, shared, t.lane(), step, queries);
+    }
+  }
   WarpState<kDim, kTiles> state;
   clear(state);
   KVLANE_NO_UNROLL
@@ -364,7 +389,7 @@ KVLANE_DEVICE void attend_tile(Thread& t, const PrefillBatch& batch, const Prefi
     copy_tile(t, batch.slabs + id * batch.block_bytes + head_at + kBlockTokens * row_bytes,
               row_bytes, left, shared.values);
     Scores<kTiles> scores;
-    score(t, shared, scores);
+    score(t, shared, queries, scores);
     t.wait_copies();
     t.sync_block();
     if (left > kBlockTokens) {
