@@ -14,7 +14,7 @@ namespace {
 using namespace kvlane;
 
 constexpr std::string_view kHelp =
-    R"(Times codecs, attention and row operations on a GPU, and the copies and products that bound them.
+    R"(Times codecs, attention and row operations on a GPU, and what bounds them.
 
 Usage: kvlane_gpu_bench [--device N] [--planes N] [--launch N[,N...]] [--rounds N]
                         [--file FILE] [--output FILE] [--json]
