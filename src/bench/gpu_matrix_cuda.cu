@@ -15,7 +15,8 @@ static_assert(kGpuMatrixStep == double{kWarps} * kTiles * 2 * 16 * 8 * 16);
 __global__ void __launch_bounds__(kWarps* gpu::kWarpThreads)
     multiply_tiles(int steps, float* sink) {
   gpu::CudaThread thread;
-  // Pairs of small numbers, other ones in each lane: a chip that multiplies zeros runs faster.
+  // Pairs of numbers, other ones in each thread: a chip that multiplies zeros runs faster. No sum
+  // leaves the range of a float.
   const std::uint32_t number = 0x3C003C00U + 0x00110013U * threadIdx.x;
   const std::uint32_t a[4] = {number, number ^ 0x80000000U, number + 0x10005U, number ^ 0x8000U};
   float tiles[kTiles][4] = {};
