@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache/memory_copy.h"
 #include "cpu/memory.h"
 #include "format/block_name.h"
 #include "kvlane/status.h"
@@ -20,15 +21,18 @@ namespace kvlane {
 class BlockArena {
  public:
   // Room for as many blocks of `block_bytes` as fit into `bytes`, possibly none.
-  static Result<BlockArena> create(std::size_t block_bytes, std::size_t bytes);
+  // `copy` reaches where the blocks come from.
+  static Result<BlockArena> create(std::size_t block_bytes, std::size_t bytes,
+                                   MemoryCopy copy = copy_on_host);
 
   int blocks_total() const { return blocks_total_; }
   int blocks_used() const { return static_cast<int>(places_.size()); }
 
-  // Copies a block in; does nothing when it is there already or there is no room for any.
+  // Copies a block in; does nothing when it is there already, there is no room for any, or the copy
+  // fails.
   void put(const BlockName& name, const std::byte* block);
   bool knows(const BlockName& name) const { return places_.contains(name); }
-  // Copies a block out; it stays. False when it is not there.
+  // Copies a block out; it stays. False when it is not there or the copy fails.
   bool get(const BlockName& name, std::byte* block);
 
  private:
@@ -37,11 +41,12 @@ class BlockArena {
     std::list<BlockName>::iterator age;
   };
 
-  BlockArena(std::size_t block_bytes, int blocks, PageBuffer memory);
+  BlockArena(std::size_t block_bytes, int blocks, PageBuffer memory, MemoryCopy copy);
 
   std::size_t block_bytes_;
   int blocks_total_;
   PageBuffer memory_;
+  MemoryCopy copy_;
   std::vector<std::size_t> free_slots_;
   std::list<BlockName> ages_;  // the oldest first
   std::unordered_map<BlockName, Place, BlockNameHash> places_;

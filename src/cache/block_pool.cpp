@@ -4,27 +4,42 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 namespace kvlane {
 
-Result<BlockPool> BlockPool::create(const KvShape& shape, std::size_t bytes) {
+namespace {
+
+// That fit into `bytes`.
+Result<int> blocks_in(const KvShape& shape, std::size_t bytes) {
   const std::size_t fitting = bytes / shape.block_bytes();
   if (fitting == 0) {
     return invalid_argument("a KV memory of " + std::to_string(bytes) +
                             " bytes holds no block; one block of this model has " +
                             std::to_string(shape.block_bytes()) + " bytes");
   }
-  const std::size_t blocks =
-      std::min<std::size_t>(fitting, std::numeric_limits<std::int32_t>::max());
-  KVLANE_ASSIGN(PageBuffer memory, PageBuffer::allocate(blocks * shape.block_bytes()));
-  return BlockPool(shape, std::move(memory), static_cast<int>(blocks));
+  return static_cast<int>(std::min<std::size_t>(fitting, std::numeric_limits<std::int32_t>::max()));
 }
 
-BlockPool::BlockPool(const KvShape& shape, PageBuffer memory, int blocks)
-    : shape_(shape), memory_(std::move(memory)), blocks_(blocks), free_(blocks) {
+}  // namespace
+
+Result<BlockPool> BlockPool::create(const KvShape& shape, std::size_t bytes) {
+  KVLANE_ASSIGN(const int blocks, blocks_in(shape, bytes));
+  KVLANE_ASSIGN(PageBuffer memory, PageBuffer::allocate(blocks * shape.block_bytes()));
+  BlockPool pool(shape, memory.data(), blocks, copy_on_host);
+  pool.own_memory_ = std::move(memory);
+  return pool;
+}
+
+Result<BlockPool> BlockPool::over(const KvShape& shape, std::span<std::byte> memory,
+                                  MemoryCopy copy) {
+  KVLANE_ASSIGN(const int blocks, blocks_in(shape, memory.size()));
+  return BlockPool(shape, memory.data(), blocks, std::move(copy));
+}
+
+BlockPool::BlockPool(const KvShape& shape, std::byte* memory, int blocks, MemoryCopy copy)
+    : shape_(shape), memory_(memory), copy_(std::move(copy)), blocks_(blocks), free_(blocks) {
   // Top of the stack is block 0, so that a small load touches the front of the pool only.
   for (int i = 0; i < blocks; ++i) free_[i] = blocks - 1 - i;
 }
@@ -107,7 +122,7 @@ void BlockPool::set_state(BlockId id, BlockState next) {
 }
 
 std::byte* BlockPool::block(BlockId id) const {
-  return memory_.data() + static_cast<std::size_t>(id) * shape_.block_bytes();
+  return memory_ + static_cast<std::size_t>(id) * shape_.block_bytes();
 }
 
 std::uint16_t* BlockPool::slab(BlockId id, int layer) const {
@@ -173,8 +188,10 @@ Status BlockTable::fork(const BlockTable& other) {
   const int complete = other.tokens_ / kBlockTokens;
   if (other.tokens_ % kBlockTokens != 0) {
     KVLANE_ASSIGN(const BlockId open, pool_->allocate());
-    std::memcpy(pool_->block(open), pool_->block(other.ids_[complete]),
-                pool_->shape().block_bytes());
+    if (Status copied = pool_->copy_block(open, other.ids_[complete]); !copied.ok()) {
+      pool_->release(open);
+      return copied;
+    }
     ids_.push_back(open);
   }
   for (int block = 0; block < complete; ++block) pool_->retain(other.ids_[block]);

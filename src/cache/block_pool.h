@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache/memory_copy.h"
 #include "cpu/memory.h"
 #include "format/block_name.h"
 #include "format/shape.h"
@@ -36,6 +37,12 @@ class BlockPool {
  public:
   // As many blocks as fit into `bytes`; kInvalidArgument when not even one does.
   static Result<BlockPool> create(const KvShape& shape, std::size_t bytes);
+
+  // The same over memory of a device, which outlives the pool: the pool itself never looks at it.
+  static Result<BlockPool> over(const KvShape& shape, std::span<std::byte> memory, MemoryCopy copy);
+
+  // Whether blocks lie where a CPU may touch them.
+  bool on_host() const { return own_memory_.data() != nullptr; }
 
   const KvShape& shape() const { return shape_; }
   int blocks_total() const { return static_cast<int>(blocks_.size()); }
@@ -69,6 +76,10 @@ class BlockPool {
   std::byte* block(BlockId id) const;
   // [kv_heads] pages of this layer. Writing is allowed while the block is open.
   std::uint16_t* slab(BlockId id, int layer) const;
+  // All rows of a block, for an open block `to`. An error is the device's.
+  Status copy_block(BlockId to, BlockId from) {
+    return copy_(block(to), block(from), shape_.block_bytes());
+  }
   // K rows [64][head_dim] of one page; its V rows follow at page_plane_elements().
   std::uint16_t* page(BlockId id, int layer, int kv_head) const;
 
@@ -82,13 +93,15 @@ class BlockPool {
     BlockId newer = kNone;
   };
 
-  BlockPool(const KvShape& shape, PageBuffer memory, int blocks);
+  BlockPool(const KvShape& shape, std::byte* memory, int blocks, MemoryCopy copy);
   void enter_cached(BlockId id);
   void leave_cached(BlockId id);
   void evict_oldest();
 
   KvShape shape_;
-  PageBuffer memory_;
+  PageBuffer own_memory_;  // empty over that of a device
+  std::byte* memory_;
+  MemoryCopy copy_;
   std::vector<Block> blocks_;
   std::vector<BlockId> free_;  // a stack: the block used last is the warmest
   std::unordered_map<BlockName, BlockId, BlockNameHash> names_;
