@@ -1,5 +1,5 @@
-# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, attention, row operations, their tests and kvlane_gpu_bench.
-# It needs a compiler and CUDA, and none of the libraries of the rest.
+# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, attention, row operations, the forward pass, their tests and
+# kvlane_gpu_bench. It needs a compiler and CUDA, and none of the libraries of the rest.
 # SPDX-License-Identifier: Apache-2.0
 
 find_package(OpenMP REQUIRED)  # comes with the compiler
@@ -42,6 +42,8 @@ kvlane_library(plan DEPS format)
 # Products on a CPU need oneDNN.
 kvlane_library(ops DEPS cpu format gpu WITHOUT "/linear(_onednn|_scalar)?\\.cpp$")
 kvlane_library(attention DEPS cpu cache gpu plan)
+# The forward pass on devices; reading checkpoints needs libraries.
+kvlane_library(model DEPS format ops attention cache gpu plan ONLY "/(device|gpu)_[a-z_]*\\.cpp$")
 kvlane_simd(codec attention)
 
 # Of src/bench what is about GPUs, and how figures are printed.
@@ -54,5 +56,5 @@ if(KVLANE_CUDA)
   list(APPEND sources ${kernels})
 endif()
 add_library(kvlane_bench STATIC ${sources})
-target_link_libraries(kvlane_bench PUBLIC kvlane_codec kvlane_attention kvlane_ops)
+target_link_libraries(kvlane_bench PUBLIC kvlane_codec kvlane_model)
 kvlane_gpu_bench()

@@ -39,13 +39,17 @@ endif()
 # Every test program, and not what none of them needs.
 add_custom_target(kvlane_tests)
 
-# kvlane_library(NAME [DEPS ...] [PRIVATE ...] [WITHOUT REGEX]): src/NAME/*.cpp as the static library
-# kvlane_NAME, but for those whose path matches WITHOUT. DEPS are names of our own libraries or targets
-# that its headers need; PRIVATE targets are used in its .cpp files only. X_test.cpp files become the
-# test program NAME_test, X_fuzz.cpp files one libFuzzer program each.
+# kvlane_library(NAME [DEPS ...] [PRIVATE ...] [ONLY REGEX] [WITHOUT REGEX]): src/NAME/*.cpp as the
+# static library kvlane_NAME, of which only those whose path matches ONLY, and not those that match
+# WITHOUT. DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are
+# used in its .cpp files only. X_test.cpp files become the test program NAME_test, X_fuzz.cpp files one
+# libFuzzer program each.
 function(kvlane_library name)
-  cmake_parse_arguments(arg "" "WITHOUT" "DEPS;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "" "ONLY;WITHOUT" "DEPS;PRIVATE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
+  if(arg_ONLY)
+    list(FILTER sources INCLUDE REGEX "${arg_ONLY}")
+  endif()
   if(arg_WITHOUT)
     list(FILTER sources EXCLUDE REGEX "${arg_WITHOUT}")
   endif()

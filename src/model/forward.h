@@ -1,4 +1,4 @@
-// The forward pass over a ragged batch: parts of prompts and single decoding tokens side by side.
+// The forward pass on the CPU.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,44 +11,29 @@
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "kvlane/status.h"
+#include "model/forward_pass.h"
 #include "model/model.h"
 
 namespace kvlane {
 
-// The next tokens of one sequence. Their position is table->tokens(); the table has room for them.
-struct ForwardSpan {
-  BlockTable* table;
-  std::span<const std::int32_t> tokens;
-  bool wants_logits;  // of the last token
-};
-
-// Seconds of one pass.
-struct ForwardTimes {
-  double gemm = 0;
-  double attention = 0;
-  double total = 0;  // gemm, attention and the rest
-};
-
 // Buffers of one engine for up to `rows_max` tokens a pass, and the pass itself. Thread-compatible.
 // A sequence's rows have the same bits whatever else is in the batch and however its tokens are cut
 // into passes.
-class Forward {
+class Forward final : public ForwardPass {
  public:
   static Result<std::unique_ptr<Forward>> create(const Model& model, int rows_max, int logits_max);
 
-  // Called when the K and V of this layer are final for all rows of the pass.
-  using OnLayer = std::function<void(int layer)>;
   // Called with the hidden states that are about to enter this layer, [rows of the pass][hidden] in
   // the order of the spans; those of layer 0 are the embeddings.
   using OnInput = std::function<void(int layer, std::span<const float> hidden)>;
 
-  // Appends the tokens to their sequences. Afterwards logits(i) belongs to the i-th span that
-  // wanted them, until the next pass. On an error the tables are unchanged.
-  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
-             const OnInput& on_input = {});
+  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override {
+    return run(spans, on_layer, {});
+  }
+  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer, const OnInput& on_input);
 
-  std::span<float> logits(int index) const;  // [vocab]
-  const ForwardTimes& times() const { return times_; }
+  std::span<float> logits(int index) const override;
+  const ForwardTimes& times() const override { return times_; }
 
  private:
   Forward(const Model& model, int rows_max, int logits_max)

@@ -8,21 +8,27 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "base/file.h"
 #include "base/random.h"
 #include "cpu/parallel.h"
-#include "model/safetensors.h"
+#include "model/expected_fixture.h"
 
 namespace kvlane {
 namespace {
 
-namespace fs = std::filesystem;
+template <class T>
+T take(Result<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(*result);
+}
 
-const fs::path kFixtures = fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models";
+namespace fs = std::filesystem;
+using expected_fixture::Errors;
+using expected_fixture::Expected;
+
+const fs::path& kFixtures = expected_fixture::kModels;
 
 std::vector<Isa> tiers() {
   std::vector<Isa> supported;
@@ -30,12 +36,6 @@ std::vector<Isa> tiers() {
     if (isa_supported(isa)) supported.push_back(isa);
   }
   return supported;
-}
-
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
 }
 
 // A model with a pool and a forward pass of its own.
@@ -68,26 +68,6 @@ struct Runner {
   std::unique_ptr<Forward> forward;
 };
 
-// What transformers computed with one checkpoint.
-struct Expected {
-  explicit Expected(const fs::path& directory)
-      : file(take(MappedFile::open(directory / "expected.safetensors"))),
-        tensors(take(parse_safetensors(file.bytes()))),
-        json(nlohmann::json::parse(take(read_text_file(directory / "expected.json", 1 << 20)))) {}
-
-  const float* logits(std::size_t prompt) const {  // [positions(prompt)][vocab]
-    return reinterpret_cast<const float*>(
-        tensors.at("logits." + std::to_string(prompt)).bytes.data());
-  }
-  int positions(std::size_t prompt) const {
-    return static_cast<int>(tensors.at("logits." + std::to_string(prompt)).shape[0]);
-  }
-
-  MappedFile file;
-  std::map<std::string, TensorView> tensors;
-  nlohmann::json json;
-};
-
 struct Fixture {
   const char* name;
   // The plain implementation whose error is the unit: the types that kvlane computes in.
@@ -110,12 +90,10 @@ TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
       const Expected expected(directory);
       Runner runner(directory, isa);
       const std::size_t vocab = runner.model->config().vocab;
-      double squares = 0;
-      double worst = 0;
-      std::size_t count = 0;
-      const auto& prompts = expected.json["prompts"];
+      Errors errors;
+      const auto& prompts = expected.prompts();
       for (std::size_t prompt = 0; prompt < prompts.size(); ++prompt) {
-        const auto tokens = prompts[prompt].get<std::vector<std::int32_t>>();
+        const std::vector<std::int32_t>& tokens = prompts[prompt];
         const int positions = expected.positions(prompt);
         // All but the recorded positions at once, those one by one.
         BlockTable table(runner.pool);
@@ -124,21 +102,11 @@ TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
         if (head > 0) runner.run(table, all.first(head), static_cast<int>(head));
         const auto logits = runner.run(table, all.subspan(head), 1);
         for (int position = 0; position < positions; ++position) {
-          for (std::size_t i = 0; i < vocab; ++i) {
-            const double error =
-                double{logits[position][i]} - expected.logits(prompt)[position * vocab + i];
-            squares += error * error;
-            worst = std::max(worst, std::abs(error));
-            ++count;
-          }
+          errors.add(logits[position], expected.logits(prompt) + position * vocab);
         }
       }
-      ASSERT_GT(count, 0U);
-      const auto& plain = expected.json["errors"][fixture.plain];
-      const double rms = std::sqrt(squares / static_cast<double>(count));
-      EXPECT_LE(rms, kFactor * plain["rms"].get<double>()) << fixture.name << " " << isa_name(isa);
-      EXPECT_LE(worst, kFactor * plain["max_abs"].get<double>())
-          << fixture.name << " " << isa_name(isa);
+      SCOPED_TRACE(std::string(fixture.name) + " " + std::string(isa_name(isa)));
+      expected.expect_at_most(errors, kFactor, fixture.plain);
     }
   }
 }

@@ -3,30 +3,12 @@
 #include "model/model.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "attention/partial_state.h"
-#include "base/bf16.h"
+#include "model/widen.h"
 
 namespace kvlane {
-namespace {
-
-// `count` elements of any type as F32. Tensors of a file need not be aligned to their type.
-void widen(ElementType type, const std::byte* source, std::size_t count, float* out) {
-  if (type == ElementType::kF32) {
-    std::memcpy(out, source, count * sizeof(float));
-    return;
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, source + i * sizeof(bits), sizeof(bits));
-    out[i] = type == ElementType::kBf16 ? to_float(bf16{bits}) : to_float(fp16{bits});
-  }
-}
-
-}  // namespace
-
 // Builds one model; knows Hugging Face's tensor names.
 class Model::Loader {
  public:
@@ -49,13 +31,14 @@ class Model::Loader {
                     bytes_total_ = 2 * total;
                     report();
                   }));
+    model_.rope_ = RopeTable(rope_inverse_frequencies(config_), model_.context_);
+    if (options_.device != nullptr) return load_on_device();
     KVLANE_TRY(load_ends());
     for (int layer = 0; layer < config_.layers; ++layer) {
       LayerWeights weights;
       KVLANE_TRY(load_layer("model.layers." + std::to_string(layer) + ".", weights));
       model_.layers_.push_back(std::move(weights));
     }
-    model_.rope_ = RopeTable(rope_inverse_frequencies(config_), model_.context_);
     return {};
   }
 
@@ -67,6 +50,32 @@ class Model::Loader {
                               " is above the model's own context of " +
                               std::to_string(config_.context));
     }
+    return {};
+  }
+
+  Status load_on_device() {
+    const Checkpoint& checkpoint = model_.checkpoint_;
+    // What was read before this tensor is not read again.
+    std::optional<TensorView> last;
+    const auto tensors = [&](const std::string& name,
+                             const std::vector<std::int64_t>& shape) -> Result<TensorView> {
+      if (last) checkpoint.release(*last);
+      KVLANE_ASSIGN(last, checkpoint.tensor(name, shape));
+      return *last;
+    };
+    const std::uint64_t hashed = bytes_done_;
+    const auto progress = [&](std::uint64_t done, std::uint64_t total) {
+      const double share = static_cast<double>(done) / static_cast<double>(total);
+      bytes_done_ =
+          hashed + static_cast<std::uint64_t>(share * static_cast<double>(bytes_total_ - hashed));
+      report();
+    };
+    auto loaded = DeviceModel::load(config_, tensors, model_.rope_, model_.context_,
+                                    *options_.device, progress);
+    if (!loaded.ok()) return loaded.status().with_context("loading the weights onto the device");
+    model_.on_device_ = std::move(*loaded);
+    model_.device_ = options_.device;
+    model_.weight_bytes_ = model_.on_device_->bytes();
     return {};
   }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cpu/isa.h"
@@ -13,6 +14,7 @@
 #include "kvlane/status.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/device_model.h"
 #include "ops/linear.h"
 #include "ops/rope_table.h"
 
@@ -21,6 +23,8 @@ namespace kvlane {
 struct ModelOptions {
   Isa isa = Isa::kScalar;
   int context_max = 0;  // --max-model-len: at most the model's own context; 0: that
+  // Where forward passes run; null: on the CPU. Outlives the model.
+  Accelerator* device = nullptr;
   // Told bytes of weights done and in total, from the loading thread; may be empty.
   std::function<void(std::uint64_t, std::uint64_t)> progress;
 };
@@ -40,7 +44,8 @@ struct LayerWeights {
 // Immutable after load, thread-safe.
 class Model {
  public:
-  // Reads all weights once: hashes them, packs them, lets the mapped pages go.
+  // Reads all weights once: hashes them, packs them or copies them to the device, lets the mapped
+  // pages go.
   static Result<std::unique_ptr<Model>> load(const std::filesystem::path& directory,
                                              const ModelOptions& options);
 
@@ -49,10 +54,15 @@ class Model {
   Isa isa() const { return isa_; }
   // Most tokens of a sequence, prompt and completion together.
   int context() const { return context_; }
-  // Bytes of packed weights, and of the embedding table where it is not one of them.
+  // Bytes of packed weights, and of the embedding table where it is not one of them; or what the
+  // device holds of the model.
   std::uint64_t weight_bytes() const { return weight_bytes_; }
 
-  // For the forward pass.
+  // Where passes run, null for the CPU, and the weights there.
+  Accelerator* device() const { return device_; }
+  const DeviceModel& on_device() const { return *on_device_; }
+
+  // For the forward pass on the CPU.
   const std::vector<LayerWeights>& layers() const { return layers_; }
   const std::vector<float>& final_norm() const { return final_norm_; }
   const Linear& head() const { return *head_; }
@@ -74,6 +84,8 @@ class Model {
   std::vector<float> final_norm_;
   std::unique_ptr<Linear> head_;
   RopeTable rope_;
+  Accelerator* device_ = nullptr;
+  std::optional<DeviceModel> on_device_;
 };
 
 // Inverse frequencies of the rotary pairs, [head_dim / 2], with the long-context correction.

@@ -1,0 +1,54 @@
+// What a forward pass asks of the device that it runs on: memory, copies, and kernels in the order
+// in which they are given. CUDA's is model/gpu_accelerator.h; tests have one of emulated threads,
+// so that the pass itself is tested where no GPU is.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "attention/decode_gpu.h"
+#include "attention/prefill_gpu.h"
+#include "cache/memory_copy.h"
+#include "ops/products_gpu.h"
+#include "ops/rows_gpu.h"
+
+namespace kvlane {
+
+// Thread-compatible. Calls return when the work is in line; it is done when finish() has returned,
+// which also tells what went wrong meanwhile. All that a call points to stays until then. Buffers
+// end before the accelerator does.
+class Accelerator {
+ public:
+  using Free = std::function<void(std::byte*)>;
+  using Memory = std::unique_ptr<std::byte[], Free>;
+
+  virtual ~Accelerator() = default;
+
+  virtual int multiprocessors() const = 0;
+  // Of the device, aligned to 256 bytes; or of the host, where copies from and to the device are
+  // fast. Contents are whatever was there.
+  virtual Result<Memory> allocate(std::size_t bytes) = 0;
+  virtual Result<Memory> allocate_host(std::size_t bytes) = 0;
+
+  // From anywhere to anywhere, not overlapping.
+  virtual Status copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  virtual Status finish() = 0;
+  // Copies beside the line: for a thread that moves what no kernel in line touches. The function
+  // outlives nothing of the accelerator.
+  virtual Result<MemoryCopy> copies() = 0;
+
+  // See ops/rows_gpu.h, ops/products_gpu.h, attention/decode_gpu.h and attention/prefill_gpu.h.
+  virtual Status embed(const EmbedRows& rows) = 0;
+  virtual Status norm(const NormRows& rows) = 0;
+  virtual Status write_qkv(const QkvRows& rows) = 0;
+  virtual Status silu(const SiluRows& rows) = 0;
+  virtual Status multiply(const GpuProduct& product) = 0;
+  virtual Status attend(const DecodeBatch& batch, const DecodeUnit* units, std::size_t count) = 0;
+  virtual Status merge(const DecodeMerge& merge) = 0;
+  virtual Status attend(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count) = 0;
+};
+
+}  // namespace kvlane

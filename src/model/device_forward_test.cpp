@@ -1,0 +1,194 @@
+// The forward pass of devices on emulated threads: against transformers in double precision, and
+// what it promises about batches and errors.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/device_forward.h"
+
+#include <gmock/gmock.h>
+
+#include "base/random.h"
+#include "model/checkpoint.h"
+#include "model/emulated_accelerator.h"
+#include "model/expected_fixture.h"
+#include "model/model.h"
+
+namespace kvlane {
+namespace {
+
+template <class T>
+T take(Result<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(*result);
+}
+
+using expected_fixture::Errors;
+using expected_fixture::Expected;
+using expected_fixture::kModels;
+using ::testing::HasSubstr;
+
+constexpr int kRowsMax = 256;
+constexpr int kLogitsMax = 4;
+
+// A checkpoint on an emulated device, with a pool and a forward pass.
+struct Runner {
+  explicit Runner(const std::string& name, int multiprocessors = 2)
+      : checkpoint(take(Checkpoint::open(kModels / name))),
+        device(multiprocessors),
+        model(take(load())),
+        memory(take(device.allocate(pool_bytes()))),
+        pool(take(BlockPool::over(model.config().kv_shape(), {memory.get(), pool_bytes()},
+                                  [this](std::byte* to, const std::byte* from, std::size_t bytes) {
+                                    return device.copy(to, from, bytes);
+                                  }))),
+        forward(take(DeviceForward::create(model, device, kRowsMax, kLogitsMax))) {}
+
+  std::size_t pool_bytes() const { return 32 * model.config().kv_shape().block_bytes(); }
+  Result<DeviceModel> load() {
+    const ModelConfig& config = checkpoint.config();
+    constexpr int kPositions = 512;
+    const RopeTable rope(rope_inverse_frequencies(config), kPositions);
+    return DeviceModel::load(
+        config,
+        [&](const auto& tensor, const auto& shape) { return checkpoint.tensor(tensor, shape); },
+        rope, kPositions, device,
+        [&](std::uint64_t done, std::uint64_t total) {
+          EXPECT_LE(done, total);
+          loaded = static_cast<double>(done) / static_cast<double>(total);
+        });
+  }
+
+  // Appends `tokens` in pieces of `chunk`; the logits after each piece.
+  std::vector<std::vector<float>> run(BlockTable& table, std::span<const std::int32_t> tokens,
+                                      std::size_t chunk) {
+    EXPECT_TRUE(table.grow(table.tokens() + static_cast<int>(tokens.size())).ok());
+    std::vector<std::vector<float>> logits;
+    while (!tokens.empty()) {
+      const auto piece = tokens.first(std::min(chunk, tokens.size()));
+      tokens = tokens.subspan(piece.size());
+      const ForwardSpan span{&table, piece, true};
+      const Status status = forward->run({&span, 1}, {});
+      EXPECT_TRUE(status.ok()) << status.message();
+      logits.push_back(row(0));
+    }
+    return logits;
+  }
+  std::vector<float> row(int index) const {
+    const auto logits = forward->logits(index);
+    return {logits.begin(), logits.end()};
+  }
+
+  Checkpoint checkpoint;
+  EmulatedAccelerator device;
+  double loaded = 0;
+  DeviceModel model;
+  Accelerator::Memory memory;
+  BlockPool pool;
+  std::unique_ptr<DeviceForward> forward;
+};
+
+const char* const kNames[] = {"llama-mha-bf16-tied", "llama-gqa-bf16-llama3-sharded",
+                              "qwen3-gqa-bf16"};
+
+std::vector<std::int32_t> random_tokens(int count, std::uint32_t seed) {
+  std::vector<std::int32_t> tokens(count);
+  for (int i = 0; i < count; ++i) {
+    tokens[i] = static_cast<std::int32_t>(
+        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % 96);
+  }
+  return tokens;
+}
+
+// The last positions of each prompt by decode attention, all before them by prefill attention. The
+// weights of values are rounded to BF16 by both, which the plain implementation does, too.
+TEST(DeviceForward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
+  for (const char* const name : kNames) {
+    SCOPED_TRACE(name);
+    const Expected expected(kModels / name);
+    Runner runner(name);
+    EXPECT_EQ(runner.loaded, 1);
+    const std::size_t vocab = runner.model.config().vocab;
+    Errors errors;
+    const auto& prompts = expected.prompts();
+    for (std::size_t prompt = 0; prompt < prompts.size(); ++prompt) {
+      const std::vector<std::int32_t>& tokens = prompts[prompt];
+      const std::span<const std::int32_t> all(tokens);
+      const std::size_t head = all.size() - expected.positions(prompt);
+      BlockTable table(runner.pool);
+      if (head > 0) runner.run(table, all.first(head), head);
+      const auto logits = runner.run(table, all.subspan(head), 1);
+      for (std::size_t i = 0; i < logits.size(); ++i) {
+        errors.add(logits[i], expected.logits(prompt) + i * vocab);
+      }
+    }
+    expected.expect_at_most(errors, 1.25, "bfloat16");
+  }
+}
+
+// Emulated products do not depend on the number of rows, so here nothing does.
+TEST(DeviceForward, ASequenceHasTheSameBitsInAnyChunkingAndCompany) {
+  Runner runner("llama-gqa-bf16-llama3-sharded", 132);
+  const auto tokens = random_tokens(150, 1);
+  const std::span<const std::int32_t> all(tokens);
+  BlockTable whole(runner.pool);
+  const auto prompt = runner.run(whole, all.first(149), 149).back();
+  const auto next = runner.run(whole, all.last(1), 1).back();
+  for (const std::size_t chunk : {7, 64, 100}) {
+    BlockTable table(runner.pool);
+    EXPECT_EQ(runner.run(table, all.first(149), chunk).back(), prompt) << chunk;
+  }
+
+  // With a prompt before it and a decoding sequence behind it.
+  BlockTable table(runner.pool), other(runner.pool), third(runner.pool);
+  runner.run(table, all.first(149), 149);
+  runner.run(other, all.first(40), 40);
+  ASSERT_TRUE(table.grow(150).ok() && other.grow(41).ok() && third.grow(80).ok());
+  const ForwardSpan batch[] = {{&third, all.subspan(50, 80), true},
+                               {&table, all.last(1), true},
+                               {&other, all.subspan(7, 1), false}};
+  ASSERT_TRUE(runner.forward->run(batch, {}).ok());
+  EXPECT_EQ(runner.row(1), next);
+  const auto of_third = runner.row(0);
+  EXPECT_EQ(table.tokens(), 150);
+  EXPECT_EQ(other.tokens(), 41);
+  EXPECT_EQ(third.tokens(), 80);
+  BlockTable alone(runner.pool);
+  EXPECT_EQ(runner.run(alone, all.subspan(50, 80), 80).back(), of_third);
+}
+
+TEST(DeviceForward, NoLogitsWhereNobodyWantsThem) {
+  Runner runner(kNames[0]);
+  const auto tokens = random_tokens(70, 2);
+  BlockTable table(runner.pool);
+  ASSERT_TRUE(table.grow(71).ok());
+  const ForwardSpan span{&table, tokens, false};
+  ASSERT_TRUE(runner.forward->run({&span, 1}, {}).ok());
+  EXPECT_EQ(table.tokens(), 70);
+}
+
+TEST(DeviceForward, APassThatDoesNotFitChangesNothing) {
+  Runner runner(kNames[1]);
+  const auto tokens = random_tokens(kRowsMax + 1, 3);
+  BlockTable table(runner.pool);
+  ASSERT_TRUE(table.grow(kRowsMax + 1).ok());
+  const ForwardSpan span{&table, tokens, true};
+  EXPECT_EQ(runner.forward->run({&span, 1}, {}).code(), Code::kInternal);
+  EXPECT_EQ(runner.forward->run({}, {}).code(), Code::kInternal);
+  EXPECT_EQ(table.tokens(), 0);
+}
+
+TEST(DeviceModel, WeightsOfOtherTypesAreRefusedByName) {
+  for (const char* const name : {"llama-mqa-f32", "llama-gqa-f16"}) {
+    const Checkpoint checkpoint = take(Checkpoint::open(kModels / name));
+    EmulatedAccelerator device;
+    const RopeTable rope(rope_inverse_frequencies(checkpoint.config()), 8);
+    const auto model = DeviceModel::load(
+        checkpoint.config(),
+        [&](const auto& tensor, const auto& shape) { return checkpoint.tensor(tensor, shape); },
+        rope, 8, device, {});
+    ASSERT_FALSE(model.ok());
+    EXPECT_EQ(model.status().code(), Code::kUnsupported);
+    EXPECT_THAT(model.status().message(), HasSubstr("model.embed_tokens.weight"));
+  }
+}
+
+}  // namespace
+}  // namespace kvlane

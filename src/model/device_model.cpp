@@ -1,0 +1,155 @@
+// Lays weights out in one buffer of the device and copies them there, a tensor after the other.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/device_model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "model/widen.h"
+
+namespace kvlane {
+namespace {
+
+// What kernels and products ask of addresses, and more.
+constexpr std::size_t kAlignment = 256;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+Status check_shape(const ModelConfig& config) {
+  const auto check = [](const char* name, int value, int most) -> Status {
+    if (value % 8 == 0 && value <= most) return {};
+    return unsupported(std::string("on GPUs ") + name + " is a multiple of 8 up to " +
+                       std::to_string(most) + ", not " + std::to_string(value));
+  };
+  KVLANE_TRY(check("hidden_size", config.hidden, kNormValuesMax));
+  KVLANE_TRY(check("intermediate_size", config.ffn, kFfnMax));
+  KVLANE_TRY(check("vocab_size", config.vocab, kVocabMax));
+  return check("head_dim", config.head_dim, kDecodeHeadDimMax);
+}
+
+}  // namespace
+
+// Runs twice over the same list of parts: to add their sizes up, then to copy them.
+class DeviceModel::Loader {
+ public:
+  Loader(DeviceModel& model, const TensorSource& tensors, const RopeTable& rope,
+         Accelerator& device, const std::function<void(std::uint64_t, std::uint64_t)>& progress)
+      : model_(model), tensors_(tensors), rope_(rope), device_(device), progress_(progress) {}
+
+  Status run() {
+    KVLANE_TRY(check_shape(model_.config_));
+    KVLANE_TRY(visit());
+    model_.bytes_ = at_;
+    KVLANE_ASSIGN(model_.memory_, device_.allocate(model_.bytes_));
+    at_ = 0;
+    copying_ = true;
+    KVLANE_TRY(visit());
+    return device_.finish();
+  }
+
+ private:
+  Status visit() {
+    const ModelConfig& c = model_.config_;
+    model_.layers_.assign(c.layers, {});
+    KVLANE_TRY(matrices({"model.embed_tokens.weight"}, {c.vocab}, c.hidden, model_.embedding_));
+    for (int layer = 0; layer < c.layers; ++layer) {
+      KVLANE_TRY(visit_layer("model.layers." + std::to_string(layer) + ".", model_.layers_[layer]));
+    }
+    KVLANE_TRY(vector("model.norm.weight", c.hidden, model_.final_norm_));
+    model_.head_ = model_.embedding_;
+    if (!c.tied_embeddings) {
+      KVLANE_TRY(matrices({"lm_head.weight"}, {c.vocab}, c.hidden, model_.head_));
+    }
+    const std::size_t angles = std::size_t(model_.positions_) * c.head_dim;
+    return place(model_.angles_, angles * sizeof(float), [&](std::byte* to) {
+      return device_.copy(to, reinterpret_cast<const std::byte*>(rope_.angles(0).cos),
+                          angles * sizeof(float));
+    });
+  }
+
+  Status visit_layer(const std::string& prefix, DeviceLayer& layer) {
+    const ModelConfig& c = model_.config_;
+    const int q = c.heads * c.head_dim;
+    const int kv = c.kv_heads * c.head_dim;
+    const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
+    KVLANE_TRY(vector(prefix + "input_layernorm.weight", c.hidden, layer.attention_norm));
+    if (c.qk_norm) {
+      KVLANE_TRY(vector(attention + "q_norm.weight", c.head_dim, layer.q_norm));
+      KVLANE_TRY(vector(attention + "k_norm.weight", c.head_dim, layer.k_norm));
+    }
+    KVLANE_TRY(matrices(
+        {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
+        {q, kv, kv}, c.hidden, layer.qkv));
+    KVLANE_TRY(matrices({attention + "o_proj.weight"}, {c.hidden}, q, layer.attention_out));
+    KVLANE_TRY(vector(prefix + "post_attention_layernorm.weight", c.hidden, layer.ffn_norm));
+    KVLANE_TRY(matrices({mlp + "gate_proj.weight", mlp + "up_proj.weight"}, {c.ffn, c.ffn},
+                        c.hidden, layer.gate_up));
+    return matrices({mlp + "down_proj.weight"}, {c.hidden}, c.ffn, layer.down);
+  }
+
+  // Gives a part its place; the second time, fill(place) puts it there.
+  template <class T, class Fill>
+  Status place(const T*& part, std::size_t bytes, const Fill& fill) {
+    const std::size_t begin = std::exchange(at_, at_ + aligned(bytes));
+    if (!copying_) return {};
+    std::byte* const to = model_.memory_.get() + begin;
+    part = reinterpret_cast<const T*>(to);
+    KVLANE_TRY(fill(to));
+    if (progress_) progress_(std::min(at_, model_.bytes_), model_.bytes_);
+    return {};
+  }
+
+  Status vector(const std::string& name, int n, const float*& part) {
+    return place(part, n * sizeof(float), [&](std::byte* to) -> Status {
+      KVLANE_ASSIGN(const TensorView tensor, tensors_(name, {n}));
+      std::vector<float> values(n);
+      widen(tensor.type, tensor.bytes.data(), n, values.data());
+      KVLANE_TRY(
+          device_.copy(to, reinterpret_cast<const std::byte*>(values.data()), n * sizeof(float)));
+      return device_.finish();  // the values end here
+    });
+  }
+
+  // Matrices [rows_i][k] one behind the other.
+  Status matrices(const std::vector<std::string>& names, const std::vector<int>& rows, int k,
+                  const std::byte*& part) {
+    std::size_t bytes = 0;
+    for (const int n : rows) bytes += std::size_t(n) * k * element_bytes(ElementType::kBf16);
+    return place(part, bytes, [&](std::byte* to) -> Status {
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        KVLANE_ASSIGN(const TensorView tensor, tensors_(names[i], {rows[i], k}));
+        if (tensor.type != ElementType::kBf16) {
+          return unsupported(names[i] + " is " + element_name(tensor.type) +
+                             "; on GPUs matrices are bf16");
+        }
+        KVLANE_TRY(device_.copy(to, tensor.bytes.data(), tensor.bytes.size()));
+        KVLANE_TRY(device_.finish());
+        to += tensor.bytes.size();
+      }
+      return {};
+    });
+  }
+
+  DeviceModel& model_;
+  const TensorSource& tensors_;
+  const RopeTable& rope_;
+  Accelerator& device_;
+  const std::function<void(std::uint64_t, std::uint64_t)>& progress_;
+  bool copying_ = false;
+  std::size_t at_ = 0;
+};
+
+Result<DeviceModel> DeviceModel::load(
+    const ModelConfig& config, const TensorSource& tensors, const RopeTable& rope, int positions,
+    Accelerator& device, const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  DeviceModel model;
+  model.config_ = config;
+  model.positions_ = positions;
+  KVLANE_TRY(Loader(model, tensors, rope, device, progress).run());
+  return model;
+}
+
+}  // namespace kvlane

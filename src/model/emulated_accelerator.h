@@ -1,0 +1,228 @@
+// A device for tests of the forward pass: kernels on emulated threads, and memory of the host that
+// only they may touch: elsewhere it faults, as a device's would.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "attention/decode_merge_device.h"
+#include "attention/prefill_device.h"
+#include "base/bf16.h"
+#include "gpu/emulated_block.h"
+#include "model/accelerator.h"
+
+namespace kvlane {
+
+// New memory is poisoned. The launchers' own checks are made here, too.
+class EmulatedAccelerator final : public Accelerator {
+ public:
+  // Few multiprocessors cut sequences of decode attention into few units.
+  explicit EmulatedAccelerator(int multiprocessors = 2) : multiprocessors_(multiprocessors) {}
+
+  int multiprocessors() const override { return multiprocessors_; }
+  Result<Memory> allocate(std::size_t bytes) override {
+    if (bytes == 0) return Memory();
+    void* const data =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return exhausted("no memory for an emulated device");
+    std::memset(data, 0xFF, bytes);  // NaN in every float type
+    const std::lock_guard lock(mutex_);
+    if (at_work_ == 0) ::mprotect(data, bytes, PROT_NONE);
+    regions_.emplace(data, bytes);
+    return Memory(static_cast<std::byte*>(data), [this](std::byte* at) {
+      const std::lock_guard freeing(mutex_);
+      const auto region = regions_.find(at);
+      ::munmap(at, region->second);
+      regions_.erase(region);
+    });
+  }
+  Result<Memory> allocate_host(std::size_t bytes) override {
+    auto owner = std::make_shared<std::vector<std::byte>>(bytes, std::byte{0xFF});
+    return Memory(owner->data(), [owner](std::byte*) mutable { owner.reset(); });
+  }
+  Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    const Open open(*this);
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+  }
+  Status finish() override { return {}; }
+  Result<MemoryCopy> copies() override {
+    return MemoryCopy([this](std::byte* to, const std::byte* from, std::size_t bytes) {
+      return copy(to, from, bytes);
+    });
+  }
+
+  Status embed(const EmbedRows& rows) override {
+    const Open open(*this);
+    KVLANE_TRY(check_rows(rows));
+    for_parts(rows.rows, rows.hidden, [&](gpu::EmulatedThread& thread, int row, int part) {
+      embed_values(thread, rows, row, part);
+    });
+    return {};
+  }
+  Status norm(const NormRows& rows) override {
+    const Open open(*this);
+    KVLANE_TRY(check_rows(rows));
+    switch (norm_parts(rows.n)) {
+      case 1: run_norm<1>(rows); break;
+      case 2: run_norm<2>(rows); break;
+      default: run_norm<4>(rows); break;
+    }
+    return {};
+  }
+  Status write_qkv(const QkvRows& rows) override {
+    const Open open(*this);
+    KVLANE_TRY(check_rows(rows));
+    const int lanes_log2 = qkv_lanes_log2(rows.head_dim);
+    const int step = kThreads >> lanes_log2;
+    for (int row = 0; row < rows.rows; ++row) {
+      for (int head = 0; head < rows.heads + 2 * rows.kv_heads; head += step) {
+        gpu::run_block(kThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+          write_heads(thread, rows, row, head, lanes_log2);
+        });
+      }
+    }
+    return {};
+  }
+  Status silu(const SiluRows& rows) override {
+    const Open open(*this);
+    KVLANE_TRY(check_rows(rows));
+    for_parts(rows.rows, rows.ffn, [&](gpu::EmulatedThread& thread, int row, int part) {
+      silu_values(thread, rows, row, part);
+    });
+    return {};
+  }
+
+  // What cuBLASLt does on a device, as a plain loop.
+  Status multiply(const GpuProduct& product) override {
+    const Open open(*this);
+    const auto* const w = reinterpret_cast<const bf16*>(product.weights);
+    const auto* const x = reinterpret_cast<const bf16*>(product.x);
+    for (int row = 0; row < product.rows; ++row) {
+      for (int out = 0; out < product.n; ++out) {
+        float sum = 0;
+        for (int i = 0; i < product.k; ++i) {
+          sum += to_float(x[std::size_t(row) * product.k + i]) *
+                 to_float(w[std::size_t(out) * product.k + i]);
+        }
+        float& y = product.y[std::size_t(row) * product.n + out];
+        y = product.add ? y + sum : sum;
+      }
+    }
+    return {};
+  }
+
+  Status attend(const DecodeBatch& batch, const DecodeUnit* units, std::size_t count) override {
+    const Open open(*this);
+    const DecodeKernelShape* kernel = decode_kernel(batch.heads / batch.kv_heads, batch.head_dim);
+    for (std::size_t i = 0; i < count; ++i) {
+      switch (kernel->dim * 8 + kernel->tiles) {
+        case 64 * 8 + 1: decode<64, 1>(batch, units[i]); break;
+        case 64 * 8 + 2: decode<64, 2>(batch, units[i]); break;
+        case 128 * 8 + 1: decode<128, 1>(batch, units[i]); break;
+        case 128 * 8 + 2: decode<128, 2>(batch, units[i]); break;
+        case 256 * 8 + 1: decode<256, 1>(batch, units[i]); break;
+        default: return internal_error("a kernel that is not emulated");
+      }
+    }
+    return {};
+  }
+  Status merge(const DecodeMerge& merge) override {
+    const Open open(*this);
+    for (int row = 0; row < merge.sequences * merge.heads; ++row) {
+      gpu::run_block(gpu::kWarpThreads, seed_++,
+                     [&](gpu::EmulatedThread& thread) { merge_states(thread, merge, row); });
+    }
+    return {};
+  }
+  Status attend(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count) override {
+    const Open open(*this);
+    const PrefillKernelShape* kernel = prefill_kernel(batch.head_dim);
+    for (std::size_t i = 0; i < count; ++i) {
+      switch (kernel->dim * 8 + kernel->tiles) {
+        case 64 * 8 + 2: prefill<64, 2>(batch, units[i]); break;
+        case 128 * 8 + 2: prefill<128, 2>(batch, units[i]); break;
+        case 256 * 8 + 1: prefill<256, 1>(batch, units[i]); break;
+        default: return internal_error("a kernel that is not emulated");
+      }
+    }
+    return {};
+  }
+
+ private:
+  static constexpr int kThreads = 64;
+
+  // The device at work: its memory can be touched, for as long as anybody is at it.
+  class Open {
+   public:
+    explicit Open(EmulatedAccelerator& device) : device_(device) {
+      const std::lock_guard lock(device_.mutex_);
+      if (device_.at_work_++ == 0) device_.protect(PROT_READ | PROT_WRITE);
+    }
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+    ~Open() {
+      const std::lock_guard lock(device_.mutex_);
+      if (--device_.at_work_ == 0) device_.protect(PROT_NONE);
+    }
+
+   private:
+    EmulatedAccelerator& device_;
+  };
+  void protect(int access) const {
+    for (const auto& [data, bytes] : regions_) ::mprotect(data, bytes, access);
+  }
+
+  template <class Each>
+  void for_parts(int rows, int length, const Each& each) {
+    for (int row = 0; row < rows; ++row) {
+      for (int part = 0; part * kThreads * kRowValues < length; ++part) {
+        gpu::run_block(kThreads, seed_++,
+                       [&](gpu::EmulatedThread& thread) { each(thread, row, part); });
+      }
+    }
+  }
+  template <int kParts>
+  void run_norm(const NormRows& rows) {
+    for (int row = 0; row < rows.rows; ++row) {
+      const auto shared = poisoned<NormShared>();
+      gpu::run_block(norm_threads(rows.n), seed_++, [&](gpu::EmulatedThread& thread) {
+        norm_row<kParts>(thread, rows, row, *shared);
+      });
+    }
+  }
+  template <int kDim, int kTiles>
+  void decode(const DecodeBatch& batch, const DecodeUnit& unit) {
+    const auto shared = poisoned<DecodeShared<kDim, kTiles>>();
+    gpu::run_block(kDecodeWarps * gpu::kWarpThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+      attend_unit<kDim, kTiles>(thread, batch, unit, *shared);
+    });
+  }
+  template <int kDim, int kTiles>
+  void prefill(const PrefillBatch& batch, const PrefillUnit& unit) {
+    const auto shared = poisoned<PrefillShared<kDim, kTiles>>();
+    gpu::run_block(kPrefillWarps * gpu::kWarpThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+      attend_tile<kDim, kTiles>(thread, batch, unit, *shared);
+    });
+  }
+  template <class Shared>
+  static std::unique_ptr<Shared> poisoned() {
+    auto shared = std::make_unique<Shared>();
+    std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(Shared));
+    return shared;
+  }
+
+  const int multiprocessors_;
+  std::mutex mutex_;  // of what follows
+  std::map<void*, std::size_t> regions_;
+  int at_work_ = 0;
+  std::uint64_t seed_ = 1;  // every block another order
+};
+
+}  // namespace kvlane

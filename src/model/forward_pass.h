@@ -1,0 +1,45 @@
+// A forward pass over a ragged batch: parts of prompts and single decoding tokens side by side. The
+// CPU's is model/forward.h, that of devices model/device_forward.h.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "cache/block_pool.h"
+#include "kvlane/status.h"
+
+namespace kvlane {
+
+// The next tokens of one sequence. Their position is table->tokens(); the table has room for them.
+struct ForwardSpan {
+  BlockTable* table;
+  std::span<const std::int32_t> tokens;
+  bool wants_logits;  // of the last token
+};
+
+// Seconds of one pass.
+struct ForwardTimes {
+  double gemm = 0;
+  double attention = 0;
+  double total = 0;  // gemm, attention and the rest
+};
+
+// Thread-compatible.
+class ForwardPass {
+ public:
+  virtual ~ForwardPass() = default;
+
+  // Called when the K and V of this layer are final for all rows of the pass.
+  using OnLayer = std::function<void(int layer)>;
+
+  // Appends the tokens to their sequences. Afterwards logits(i) belongs to the i-th span that
+  // wanted them, until the next pass. On an error the tables are unchanged.
+  virtual Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) = 0;
+
+  virtual std::span<float> logits(int index) const = 0;  // [vocab], memory of the host
+  virtual const ForwardTimes& times() const = 0;
+};
+
+}  // namespace kvlane

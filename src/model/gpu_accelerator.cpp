@@ -1,0 +1,84 @@
+// Hands everything on to launchers, in one stream.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/gpu_accelerator.h"
+
+#include <string>
+#include <utility>
+
+namespace kvlane {
+namespace {
+
+// A buffer that std::function can hold: it can be copied, though it never is.
+template <class Buffer>
+Accelerator::Memory memory_of(Buffer buffer) {
+  std::byte* const data = buffer.data();
+  auto owner = std::make_shared<Buffer>(std::move(buffer));
+  return {data, [owner = std::move(owner)](std::byte*) mutable { owner.reset(); }};
+}
+
+class GpuAccelerator final : public Accelerator {
+ public:
+  GpuAccelerator(const gpu::Device& device, gpu::Stream stream,
+                 std::unique_ptr<GpuProducts> products)
+      : device_(device), stream_(std::move(stream)), products_(std::move(products)) {}
+
+  int multiprocessors() const override { return device_.multiprocessors; }
+
+  Result<Memory> allocate(std::size_t bytes) override {
+    KVLANE_ASSIGN(gpu::DeviceBuffer buffer, gpu::DeviceBuffer::allocate(device_.index, bytes));
+    return memory_of(std::move(buffer));
+  }
+  Result<Memory> allocate_host(std::size_t bytes) override {
+    KVLANE_ASSIGN(gpu::PinnedBuffer buffer, gpu::PinnedBuffer::allocate(device_.index, bytes));
+    return memory_of(std::move(buffer));
+  }
+  Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    return gpu::copy(stream_, to, from, bytes);
+  }
+  Status finish() override { return stream_.synchronize(); }
+  Result<MemoryCopy> copies() override {
+    KVLANE_ASSIGN(gpu::Stream stream, gpu::Stream::create(device_.index));
+    auto own = std::make_shared<const gpu::Stream>(std::move(stream));
+    return MemoryCopy(
+        [own = std::move(own)](std::byte* to, const std::byte* from, std::size_t bytes) -> Status {
+          KVLANE_TRY(gpu::copy(*own, to, from, bytes));
+          return own->synchronize();
+        });
+  }
+
+  Status embed(const EmbedRows& rows) override { return embed_on_gpu(rows, stream_); }
+  Status norm(const NormRows& rows) override { return norm_on_gpu(rows, stream_); }
+  Status write_qkv(const QkvRows& rows) override { return write_qkv_on_gpu(rows, stream_); }
+  Status silu(const SiluRows& rows) override { return silu_on_gpu(rows, stream_); }
+  Status multiply(const GpuProduct& product) override {
+    return products_->multiply(product, stream_);
+  }
+  Status attend(const DecodeBatch& batch, const DecodeUnit* units, std::size_t count) override {
+    return attend_on_gpu(batch, units, count, stream_);
+  }
+  Status merge(const DecodeMerge& merge) override { return merge_on_gpu(merge, stream_); }
+  Status attend(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count) override {
+    return attend_prefill_on_gpu(batch, units, count, stream_);
+  }
+
+ private:
+  const gpu::Device device_;
+  const gpu::Stream stream_;
+  const std::unique_ptr<GpuProducts> products_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Accelerator>> gpu_accelerator(int device) {
+  KVLANE_ASSIGN(const std::vector<gpu::Device> devices, gpu::devices());
+  if (device < 0 || device >= static_cast<int>(devices.size())) {
+    return unavailable("there is no GPU " + std::to_string(device) + "; this machine has " +
+                       std::to_string(devices.size()) + ", the first is 0");
+  }
+  KVLANE_ASSIGN(gpu::Stream stream, gpu::Stream::create(device));
+  KVLANE_ASSIGN(std::unique_ptr<GpuProducts> products, GpuProducts::create(device));
+  return std::unique_ptr<Accelerator>(
+      std::make_unique<GpuAccelerator>(devices[device], std::move(stream), std::move(products)));
+}
+
+}  // namespace kvlane
