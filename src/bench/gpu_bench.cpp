@@ -12,6 +12,7 @@
 #include "bench/gpu_planes.h"
 #include "bench/gpu_prefill.h"
 #include "bench/gpu_rows.h"
+#include "bench/gpu_step.h"
 #include "bench/gpu_timer.h"
 #include "codec/exponents.h"
 #include "codec/gpu_codecs.h"
@@ -299,6 +300,8 @@ Result<std::vector<Figure>> bench_gpu(const GpuBenchOptions& options,
   KVLANE_TRY(bench_gpu_prefill(stream, options.rounds, values.front(), figures));
   on_progress("row operations");
   KVLANE_TRY(bench_gpu_rows(stream, options.rounds, values, figures));
+  on_progress("decode step");
+  KVLANE_TRY(bench_gpu_step(stream, options.rounds, values, figures, on_progress));
   return figures;
 }
 
