@@ -121,6 +121,11 @@ class Generate(program.ProgramTest):
     def test_chat_without_a_template_is_one_sentence(self):
         self.assert_refused(run("generate", GQA, *SMALL, "--chat", "--prompt", "Hello"), "no chat template")
 
+    def test_a_gpu_that_is_not_there(self):
+        refused = run("generate", TINY, *SMALL, "--prompt", "She was", "--device", "cuda:999")
+        self.assert_refused(refused, "")
+        self.assertRegex(refused.err, "has no CUDA|no NVIDIA driver|no CUDA device|no GPU 999")
+
     def test_bad_requests(self):
         for arguments, fragment in (
             (("--prompt", "word " * 2000), "context of 1024"),
@@ -130,6 +135,8 @@ class Generate(program.ProgramTest):
             (("--top-k", "-5"), "top_k"),
             (("--stop", ""), "stop"),
             (("--cpu", "abacus"), "abacus"),
+            (("--device", "tpu"), "tpu"),
+            (("--device", "cuda:x"), "cuda:x"),
             (("--kv-format", "fp3"), "fp3"),
             (("--kv-codec", "zip"), "zip"),
             (("--max-model-len", "5000"), "5000"),

@@ -98,6 +98,10 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::Range(1, 1024));
   command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512")
       ->capture_default_str();
+  command
+      .add_option("--device", flags.device,
+                  "where the model computes and its KV blocks lie: cpu, cuda, or cuda:N for GPU N")
+      ->capture_default_str();
 }
 
 void add_server_flags(CLI::App& command, ServerFlags& flags) {
@@ -191,7 +195,9 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
       std::to_string(flags.slowdown_max),
       flags.prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
       "--cpu",
-      flags.cpu};
+      flags.cpu,
+      "--device",
+      flags.device};
   const auto add = [&arguments](const char* name, int value) {
     if (value > 0) arguments.insert(arguments.end(), {name, std::to_string(value)});
   };

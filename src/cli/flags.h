@@ -26,6 +26,7 @@ struct ModelFlags {
   double slowdown_max = 2;
   int threads = 0;  // 0: as many as there are cores
   std::string cpu = "auto";
+  std::string device = "cpu";
 };
 
 // Where and how to serve HTTP.

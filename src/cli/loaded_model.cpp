@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdint>
 
 #include "base/file.h"
@@ -12,6 +13,7 @@
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
 #include "engine/codec_choice.h"
+#include "model/gpu_accelerator.h"
 
 namespace kvlane {
 
@@ -27,6 +29,22 @@ Status check_memory(const char* flag, std::uint64_t bytes) {
                           std::to_string(machine) + " bytes");
 }
 
+// The GPU that --device names; nothing for the CPU.
+Result<std::optional<int>> gpu_of(std::string_view device) {
+  if (device == "cpu") return std::optional<int>();
+  if (device == "cuda") return std::optional<int>(0);
+  constexpr std::string_view kPrefix = "cuda:";
+  int index = 0;
+  if (device.starts_with(kPrefix)) {
+    const std::string_view number = device.substr(kPrefix.size());
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
+    if (error == std::errc() && end == number.data() + number.size() && index >= 0) {
+      return std::optional<int>(index);
+    }
+  }
+  return invalid_argument("--device is cpu, cuda or cuda:N, not '" + std::string(device) + "'");
+}
+
 }  // namespace
 
 Status check_model(const ModelFlags& flags) {
@@ -38,7 +56,9 @@ Status check_model(const ModelFlags& flags) {
     if (!known.ok()) return Status(known.code(), known.message() + ", auto");
   }
   KVLANE_TRY(select_isa(flags.cpu).status());
-  KVLANE_TRY(check_memory("--kv-memory", flags.kv_memory));
+  KVLANE_ASSIGN(const std::optional<int> gpu, gpu_of(flags.device));
+  // That of a GPU says itself when there is not enough.
+  if (!gpu) KVLANE_TRY(check_memory("--kv-memory", flags.kv_memory));
   KVLANE_TRY(check_memory("--host-memory", flags.host_memory));
   return Checkpoint::open(flags.directory).status();
 }
@@ -51,6 +71,11 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
   if (flags.threads > 0) set_parallel_threads(flags.threads);
 
   LoadedModel loaded;
+  KVLANE_ASSIGN(const std::optional<int> gpu, gpu_of(flags.device));
+  if (gpu) {
+    KVLANE_ASSIGN(loaded.device, gpu_accelerator(*gpu));
+    options.device = loaded.device.get();
+  }
   // First what is quick to find missing, then the weights.
   KVLANE_ASSIGN(Tokenizer tokenizer, Tokenizer::load(flags.directory));
   loaded.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));

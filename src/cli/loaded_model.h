@@ -7,6 +7,7 @@
 
 #include "cli/flags.h"
 #include "engine/engine.h"
+#include "model/accelerator.h"
 #include "model/chat_template.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
@@ -15,6 +16,7 @@
 namespace kvlane {
 
 struct LoadedModel {
+  std::unique_ptr<Accelerator> device;  // the model's; null: the CPU
   std::unique_ptr<Model> model;
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ChatTemplate> chat_template;  // not every checkpoint has one

@@ -97,37 +97,25 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
                             std::to_string(2 * shape.layers) + " codebooks, not " +
                             std::to_string(options.kv_codebooks.size()));
   }
-  KVLANE_ASSIGN(
-      std::unique_ptr<CodecChoice> codecs,
-      CodecChoice::create(options.kv_codec, model.isa(), plane_shape(shape, kBlockTokens)));
-  KVLANE_ASSIGN(BlockPool pool, BlockPool::create(shape, options.kv_bytes));
-  KVLANE_ASSIGN(BlockArena arena, BlockArena::create(shape.block_bytes(), options.host_bytes));
-  KVLANE_ASSIGN(
-      std::unique_ptr<Forward> forward,
-      Forward::create(model, options.chunk_tokens + options.sequences_max, options.sequences_max));
-  return std::unique_ptr<Engine>(
-      std::make_unique<EngineImpl>(model, tokenizer, endpoint, std::move(options), std::move(pool),
-                                   std::move(arena), std::move(forward), std::move(codecs)));
+  KVLANE_ASSIGN(EngineParts parts, make_parts(model, options));
+  return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(
+      model, tokenizer, endpoint, std::move(options), std::move(parts)));
 }
 
 EngineImpl::EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
-                       EngineOptions options, BlockPool pool, BlockArena arena,
-                       std::unique_ptr<Forward> forward, std::unique_ptr<CodecChoice> codecs)
+                       EngineOptions options, EngineParts parts)
     : model_(model),
       tokenizer_(tokenizer),
       endpoint_(endpoint),
       options_(std::move(options)),
-      codecs_(std::move(codecs)),
-      pool_(std::move(pool)),
-      arena_(std::move(arena)),
-      forward_(std::move(forward)) {
+      parts_(std::move(parts)) {
   slots_.reserve(options_.sequences_max);
   spans_.reserve(options_.sequences_max);
   pool_.set_on_evict(
       [this](BlockId id, const BlockName& name) { arena_.put(name, pool_.block(id)); });
   if (endpoint_ != nullptr) {
-    sender_ = std::make_unique<KvSender>(pool_, model.identity(), kv_format(), *codecs_,
-                                         options_.kv_codebooks);
+    sender_ = std::make_unique<KvSender>(pool_, std::move(parts_.sending), model.identity(),
+                                         kv_format(), *codecs_, options_.kv_codebooks);
   }
   publish_load();
   thread_ = std::thread([this] { loop(); });
@@ -255,7 +243,7 @@ Result<RequestId> EngineImpl::fetch_and_decode(GenerationRequest generation, con
 
 std::shared_ptr<KvReceiver> EngineImpl::make_receiver(Request& request) {
   request.receiver = std::make_shared<KvReceiver>(
-      request.prompt().table, request.prompt_tokens(), model_.isa(),
+      request.prompt().table, parts_.receiving, request.prompt_tokens(), model_.isa(),
       later(request.id,
             [this](Request& r, const Result<ReceivedKv>& received) { arrive(r, received); }));
   return request.receiver;

@@ -10,10 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "cache/block_arena.h"
+#include "engine/engine_parts.h"
 #include "engine/inbox.h"
 #include "engine/sequence.h"
-#include "model/forward.h"
 #include "plan/admission.h"
 #include "plan/batching.h"
 
@@ -22,8 +21,7 @@ namespace kvlane {
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
-             EngineOptions options, BlockPool pool, BlockArena arena,
-             std::unique_ptr<Forward> forward, std::unique_ptr<CodecChoice> codecs);
+             EngineOptions options, EngineParts parts);
   ~EngineImpl() override;
 
   Status validate(const GenerationRequest& request) const override;
@@ -111,11 +109,12 @@ class EngineImpl final : public Engine {
   const Tokenizer& tokenizer_;
   Endpoint* const endpoint_;
   const EngineOptions options_;
-  const std::unique_ptr<CodecChoice> codecs_;
 
-  BlockPool pool_;
-  BlockArena arena_;
-  std::unique_ptr<Forward> forward_;
+  EngineParts parts_;
+  BlockPool& pool_ = parts_.pool;
+  BlockArena& arena_ = parts_.arena;
+  ForwardPass* const forward_ = parts_.forward.get();
+  CodecChoice* const codecs_ = parts_.codecs.get();
 
   std::map<RequestId, RequestPtr> live_;
   std::vector<RequestPtr> dead_;    // over in this turn of the loop: somebody may still point there

@@ -17,12 +17,15 @@ std::size_t sequence_bytes(const KvShape& shape, int tokens) {
 
 }  // namespace
 
-KvReceiver::KvReceiver(const BlockTable& table, int tokens, Isa isa, OnReceived on_received)
+KvReceiver::KvReceiver(const BlockTable& table, SlabLane& lane, int tokens, Isa isa,
+                       OnReceived on_received)
     : table_(table),
+      lane_(lane),
       tokens_(tokens),
       isa_(isa),
       on_received_(std::move(on_received)),
-      past_caches_(sequence_bytes(table.pool().shape(), tokens) >= kStreamingBytes) {
+      past_caches_(table.pool().on_host() &&
+                   sequence_bytes(table.pool().shape(), tokens) >= kStreamingBytes) {
   decodings_.reserve(std::size_t(table.pool().shape().layers) * blocks_for(tokens));
 }
 
@@ -56,11 +59,11 @@ Status KvReceiver::on_slab(const Frame& frame) {
   const TimePoint start = SteadyClock::now();
   const BlockId id = table_.id(block);
   const PlaneShape plane = plane_shape(shape, rows);
-  auto* const page = reinterpret_cast<std::byte*>(table_.pool().page(id, header.layer, 0));
-  const std::size_t v_offset = shape.page_bytes() / 2;
-  KVLANE_TRY(codec->decode(plane, frame.k, PlaneSpan{page, shape.page_bytes(), past_caches_}));
-  KVLANE_TRY(
-      codec->decode(plane, frame.v, PlaneSpan{page + v_offset, shape.page_bytes(), past_caches_}));
+  std::byte* const slab = lane_.room(table_.pool(), id, header.layer);
+  const std::size_t stride = shape.page_bytes();
+  KVLANE_TRY(codec->decode(plane, frame.k, PlaneSpan{slab, stride, past_caches_}));
+  KVLANE_TRY(codec->decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, past_caches_}));
+  KVLANE_TRY(lane_.store(table_.pool(), id, header.layer));
   decodings_.push_back({start, SteadyClock::now()});
   kv_.add_codec(header.codec);
   kv_.raw += header.raw_bytes();

@@ -10,6 +10,7 @@
 #include "cache/block_pool.h"
 #include "cpu/isa.h"
 #include "engine/engine.h"
+#include "engine/slab_lane.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
@@ -28,9 +29,9 @@ class KvReceiver final : public TransferSink {
  public:
   using OnReceived = std::function<void(Result<ReceivedKv>)>;
 
-  // `table` has room for `tokens` tokens once grant() was called; `isa` is the tier of the
-  // decoders.
-  KvReceiver(const BlockTable& table, int tokens, Isa isa, OnReceived on_received);
+  // `table` has room for `tokens` tokens once grant() was called; `lane` leads to its blocks and
+  // outlives this; `isa` is the tier of the decoders.
+  KvReceiver(const BlockTable& table, SlabLane& lane, int tokens, Isa isa, OnReceived on_received);
 
   // The table has its blocks now. From any thread.
   void grant() { granted_ = true; }
@@ -47,6 +48,7 @@ class KvReceiver final : public TransferSink {
   };
 
   const BlockTable& table_;
+  SlabLane& lane_;
   const int tokens_;
   const Isa isa_;
   const OnReceived on_received_;

@@ -8,21 +8,20 @@
 namespace kvlane {
 namespace {
 
-// The valid rows of one slab's K, or V.
-PlaneView plane_in(const BlockPool& pool, BlockId block, int layer, PlanePart part) {
-  const std::size_t offset = part == PlanePart::kV ? pool.shape().page_plane_elements() : 0;
-  return {reinterpret_cast<const std::byte*>(pool.page(block, layer, 0) + offset),
-          pool.shape().page_bytes()};
+// The K, or the V, of a slab.
+PlaneView plane_in(const std::byte* slab, const KvShape& shape, PlanePart part) {
+  return {slab + (part == PlanePart::kV ? shape.page_bytes() / 2 : 0), shape.page_bytes()};
 }
 
 }  // namespace
 
-KvSender::KvSender(const BlockPool& pool, const ModelIdentity& model, std::string format,
-                   CodecChoice& choice, const std::vector<Codebook>& calibrated)
+KvSender::KvSender(const BlockPool& pool, SlabLane lane, const ModelIdentity& model,
+                   std::string format, CodecChoice& choice, const std::vector<Codebook>& calibrated)
     : pool_(pool),
       model_(model),
       format_(std::move(format)),
       choice_(choice),
+      lane_(std::move(lane)),
       books_(plane_shape(pool.shape(), kBlockTokens), pool.shape().layers, calibrated) {
   const PlaneShape largest = plane_shape(pool.shape(), kBlockTokens);
   for (auto& coded : coded_) coded.resize(choice.bound(largest));
@@ -101,11 +100,15 @@ void KvSender::encode(Job& job, int layer, int block) {
   header.position = std::int64_t{block} * kBlockTokens;
   header.tokens = std::min(kBlockTokens, job.tokens_ - block * kBlockTokens);
 
-  const BlockId id = job.table_.id(block);
+  const Result<const std::byte*> slab = lane_.fetch(pool_, job.table_.id(block), layer);
+  if (!slab.ok()) {
+    job.status_ = slab.status();
+    return;
+  }
   const PlaneShape plane = plane_shape(shape, header.tokens);
-  const PlaneView k = plane_in(pool_, id, layer, PlanePart::kK);
+  const PlaneView k = plane_in(*slab, shape, PlanePart::kK);
+  const PlaneView v = plane_in(*slab, shape, PlanePart::kV);
   const ByteView coded_k = encode_plane(codec, layer, PlanePart::kK, plane, k);
-  const PlaneView v = plane_in(pool_, id, layer, PlanePart::kV);
   const ByteView coded_v = encode_plane(codec, layer, PlanePart::kV, plane, v);
   try_another(codec, plane, v);
   job.kv_.add_codec(header.codec);

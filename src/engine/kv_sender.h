@@ -20,6 +20,7 @@
 #include "engine/codec_choice.h"
 #include "engine/engine.h"
 #include "engine/moving_codebooks.h"
+#include "engine/slab_lane.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
@@ -61,8 +62,9 @@ class KvSender {
     KvBytes kv_;
   };
 
-  // `choice` is told what its codecs achieve. `calibrated`: see MovingCodebooks.
-  KvSender(const BlockPool& pool, const ModelIdentity& model, std::string format,
+  // `choice` is told what its codecs achieve. `calibrated`: see MovingCodebooks. `lane` leads to
+  // the pool's blocks.
+  KvSender(const BlockPool& pool, SlabLane lane, const ModelIdentity& model, std::string format,
            CodecChoice& choice, const std::vector<Codebook>& calibrated);
   ~KvSender();  // encodes what is queued, then joins
 
@@ -92,6 +94,7 @@ class KvSender {
   const std::string format_;
   CodecChoice& choice_;
   // Touched by the sender's thread only.
+  SlabLane lane_;
   MovingCodebooks books_;
   std::array<std::vector<std::byte>, 2> coded_;  // K and V: what a plane may take coded
   std::vector<std::byte> trial_;
