@@ -301,7 +301,10 @@ Result<std::vector<Figure>> bench_gpu(const GpuBenchOptions& options,
   on_progress("row operations");
   KVLANE_TRY(bench_gpu_rows(stream, options.rounds, values, figures));
   on_progress("decode step");
-  KVLANE_TRY(bench_gpu_step(stream, options.rounds, values, figures, on_progress));
+  // It needs more than the others, cuBLASLt and much memory: without it they are still worth
+  // having.
+  const Status step = bench_gpu_step(stream, options.rounds, values, figures, on_progress);
+  if (!step.ok()) on_progress("no decode step: " + step.message());
   return figures;
 }
 

@@ -1,4 +1,5 @@
-// Takes all memory that an engine will ever have.
+// Takes the memory of an engine. On a device a pass may take some more for partial states of
+// attention and for what cuBLASLt loads.
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/engine_parts.h"
 

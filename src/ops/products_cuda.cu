@@ -4,6 +4,7 @@
 // k x rows; y its C and D, n x rows. Bytes moved: 2 n k + 2 rows k + 4 rows n (8 where it adds);
 // operations: 2 rows n k.
 // SPDX-License-Identifier: Apache-2.0
+#if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
 #include <dlfcn.h>
 
@@ -110,7 +111,11 @@ struct Plan {
   cublasLtMatmulAlgo_t kernel{};
 };
 
-bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; }
+constexpr std::uint32_t kAlignment = 16;
+
+bool aligned(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0;
+}
 
 class CublasLtProducts final : public GpuProducts {
  public:
@@ -143,7 +148,9 @@ class CublasLtProducts final : public GpuProducts {
            " values with " + std::to_string(product.n) + " rows of weights";
   }
 
+  // Until the next call.
   Result<const Plan*> plan_of(const GpuProduct& product) {
+    if (plans_.size() == kPlansMax) plans_.clear();
     const auto [at, is_new] =
         plans_.try_emplace(std::tuple(product.n, product.k, product.rows, product.add));
     if (is_new) {
@@ -176,6 +183,13 @@ class CublasLtProducts final : public GpuProducts {
     KVLANE_TRY(checked(lt.set_preference(preference.get(), CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                          &workspace, sizeof(workspace)),
                        what));
+    // Else it takes all addresses to be multiples of 256.
+    for (const auto attribute :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+      KVLANE_TRY(checked(
+          lt.set_preference(preference.get(), attribute, &kAlignment, sizeof(kAlignment)), what));
+    }
     cublasLtMatmulHeuristicResult_t found{};
     int count = 0;
     KVLANE_TRY(checked(
@@ -183,9 +197,13 @@ class CublasLtProducts final : public GpuProducts {
                        plan.y.get(), plan.y.get(), preference.get(), 1, &found, &count),
         what));
     if (count == 0) return internal_error("cuBLASLt has no kernel for " + name_of(product));
+    KVLANE_TRY(checked(found.state, what));
     plan.kernel = found.algo;
     return {};
   }
+
+  // Passes have any number of rows.
+  static constexpr std::size_t kPlansMax = 4096;
 
   Context context_;
   gpu::DeviceBuffer workspace_;
@@ -206,3 +224,17 @@ Result<std::unique_ptr<GpuProducts>> GpuProducts::create(int device) {
 }
 
 }  // namespace kvlane
+
+#else
+
+#include "ops/products_gpu.h"
+
+namespace kvlane {
+
+Result<std::unique_ptr<GpuProducts>> GpuProducts::create(int) {
+  return unsupported("this build of kvlane has no products on GPUs: cublasLt.h was not there");
+}
+
+}  // namespace kvlane
+
+#endif
