@@ -11,7 +11,7 @@
 
 #include "gpu/device_float.h"
 
-// AddressSanitizer has to be told of every change of stacks.
+// Sanitizers have to be told of every change of stacks.
 #if defined(__SANITIZE_ADDRESS__)
 #define KVLANE_ASAN_FIBERS 1
 #elif defined(__has_feature)
@@ -22,11 +22,51 @@
 #ifdef KVLANE_ASAN_FIBERS
 #include <sanitizer/common_interface_defs.h>
 #endif
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
 
 namespace kvlane::gpu {
 
 namespace {
 constexpr std::size_t kStackBytes = 256 * 1024;
+
+#ifdef __SANITIZE_THREAD__
+// What ThreadSanitizer knows of fibers. Making one takes it long, so they are used again by the
+// blocks of a thread; but not for ever, as every use leaves functions on its stack that never
+// return.
+class KnownFibers {
+ public:
+  struct Known {
+    void* fiber;
+    int uses;
+  };
+  KnownFibers() = default;
+  KnownFibers(const KnownFibers&) = delete;
+  KnownFibers& operator=(const KnownFibers&) = delete;
+  ~KnownFibers() {
+    for (const Known& known : free_) __tsan_destroy_fiber(known.fiber);
+  }
+  Known take() {
+    if (free_.empty()) return {__tsan_create_fiber(0), 0};
+    const Known known = free_.back();
+    free_.pop_back();
+    return known;
+  }
+  void give(Known known) {
+    if (++known.uses < kUsesMax) {
+      free_.push_back(known);
+    } else {
+      __tsan_destroy_fiber(known.fiber);
+    }
+  }
+
+ private:
+  static constexpr int kUsesMax = 2000;
+  std::vector<Known> free_;
+};
+thread_local KnownFibers known_fibers;
+#endif
 }  // namespace
 
 class EmulatedBlock {
@@ -68,6 +108,10 @@ class EmulatedBlock {
   struct Fiber {
     ucontext_t context;
     std::unique_ptr<std::byte[]> stack;
+#ifdef __SANITIZE_THREAD__
+    KnownFibers::Known known = known_fibers.take();
+    ~Fiber() { known_fibers.give(known); }
+#endif
   };
   struct Group {
     std::vector<int> waiting;
@@ -109,6 +153,9 @@ class EmulatedBlock {
     swapcontext(&main_, &fiber.context);
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #else
+#ifdef __SANITIZE_THREAD__
+    __tsan_switch_to_fiber(fiber.known.fiber, 0);
+#endif
     swapcontext(&main_, &fiber.context);
 #endif
   }
@@ -120,6 +167,9 @@ class EmulatedBlock {
     swapcontext(&fiber.context, &main_);
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #else
+#ifdef __SANITIZE_THREAD__
+    __tsan_switch_to_fiber(main_known_, 0);
+#endif
     swapcontext(&fiber.context, &main_);
 #endif
   }
@@ -143,6 +193,9 @@ class EmulatedBlock {
   int running_ = 0;
   int done_ = 0;
   ucontext_t main_{};
+#ifdef __SANITIZE_THREAD__
+  void* const main_known_ = __tsan_get_current_fiber();
+#endif
 #ifdef KVLANE_ASAN_FIBERS
   const void* main_stack_ = nullptr;
   std::size_t main_stack_bytes_ = 0;
