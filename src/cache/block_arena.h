@@ -28,8 +28,8 @@ class BlockArena {
   int blocks_total() const { return blocks_total_; }
   int blocks_used() const { return static_cast<int>(places_.size()); }
 
-  // Copies a block in; does nothing when it is there already, there is no room for any, or the copy
-  // fails.
+  // Copies a block in, in place of the oldest where there is no other room; does nothing when it is
+  // there already or there is no room for any. It is not there afterwards if the copy fails.
   void put(const BlockName& name, const std::byte* block);
   bool knows(const BlockName& name) const { return places_.contains(name); }
   // Copies a block out; it stays. False when it is not there or the copy fails.

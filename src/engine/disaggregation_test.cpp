@@ -13,16 +13,6 @@
 namespace kvlane {
 namespace {
 
-GenerationRequest make_request(int prompt_tokens, int max_tokens, std::uint32_t seed) {
-  GenerationRequest request;
-  request.prompt = random_prompt(prompt_tokens, seed);
-  request.max_tokens = max_tokens;
-  request.sampling.temperature = seed % 2 == 0 ? 0.0F : 1.0F;
-  request.seed = seed;
-  request.ignore_eos = true;
-  return request;
-}
-
 std::unique_ptr<TestNetwork> make_network(TestFaults faults = {}) {
   return TestNetwork::create({.drive = TestNetwork::Drive::kThread, .faults = faults});
 }
@@ -61,7 +51,7 @@ TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
       Worker prefill(*network, model, {.chunk_tokens = 100, .kv_codec = codec});
       Worker decode(*network, model);
       for (const int prompt : {1, 2, 63, 64, 65, 127, 128, 129, 300}) {
-        const GenerationRequest request = make_request(prompt, 20, prompt);
+        const GenerationRequest request = make_mixed_request(prompt, 20, prompt);
         Push push(prefill, decode, request);
         const Finish& finish = push.answer.wait();
         ASSERT_TRUE(finish.error.ok()) << finish.error.message();
@@ -104,7 +94,7 @@ TEST(Disaggregation, AutoUsesACodecOnceTheLinkIsKnownToBeSlow) {
   ASSERT_GT(kFirst * blocks_for(300) * shape.block_bytes(), kSpeedWindowBytesMin * 3 / 2);
   std::vector<std::unique_ptr<Push>> pushes;
   for (std::uint32_t i = 0; i < kFirst; ++i) {
-    pushes.push_back(std::make_unique<Push>(prefill, decode, make_request(300, 2, i)));
+    pushes.push_back(std::make_unique<Push>(prefill, decode, make_mixed_request(300, 2, i)));
   }
   for (const auto& push : pushes) {
     const Finish& finish = push->answer.wait();
@@ -114,7 +104,7 @@ TEST(Disaggregation, AutoUsesACodecOnceTheLinkIsKnownToBeSlow) {
   const auto speed = prefill.endpoint->link_speed(decode.endpoint->address());
   ASSERT_TRUE(speed.has_value());
   EXPECT_LT(speed->bytes_per_second, 2 * faults.bytes_per_second);
-  Push next(prefill, decode, make_request(300, 2, kFirst));
+  Push next(prefill, decode, make_mixed_request(300, 2, kFirst));
   EXPECT_THAT(next.answer.wait().kv.codec, testing::HasSubstr("splitzip"));
 }
 
@@ -125,7 +115,7 @@ TEST(Disaggregation, AutoLeavesAFastLinkAlone) {
   Worker prefill(*network, model, {.kv_codec = "auto"});
   Worker decode(*network, model);
   for (std::uint32_t i = 0; i < 4; ++i) {
-    Push push(prefill, decode, make_request(300, 2, i));
+    Push push(prefill, decode, make_mixed_request(300, 2, i));
     EXPECT_EQ(push.answer.wait().kv.codec, "none");
   }
   EXPECT_EQ(prefill.engine->load().codebooks_counted, 0);
@@ -137,7 +127,7 @@ TEST(Disaggregation, ParkedAnswersEqualOneProcess) {
   Worker prefill(*network, model, {.kv_codec = "splitzip"});
   Worker decode(*network, model);
   for (const int prompt : {1, 64, 200}) {
-    const GenerationRequest request = make_request(prompt, 15, prompt);
+    const GenerationRequest request = make_mixed_request(prompt, 15, prompt);
     const TransferId transfer = random_transfer_id();
     GenerationRequest first = request;
     first.max_tokens = 1;  // what routers of vLLM's protocol send
@@ -164,7 +154,7 @@ TEST(Disaggregation, ManyAtOnceOverTcpEqualOneProcess) {
   std::vector<GenerationRequest> requests;
   std::vector<std::unique_ptr<Push>> pushes;
   for (std::uint32_t i = 0; i < 16; ++i) {
-    requests.push_back(make_request(1 + static_cast<int>(i * 17 % 250), 30, i));
+    requests.push_back(make_mixed_request(1 + static_cast<int>(i * 17 % 250), 30, i));
     pushes.push_back(std::make_unique<Push>(prefill, decode, requests.back()));
   }
   for (std::size_t i = 0; i < pushes.size(); ++i) {
@@ -182,7 +172,7 @@ TEST(Disaggregation, DelayAndReorderingChangeNothing) {
     const auto network = make_network({.seed = seed, .delay_max = Seconds(0.005), .reorder = 0.3});
     Worker prefill(*network, model, {.kv_codec = "splitzip"});
     Worker decode(*network, model);
-    const GenerationRequest request = make_request(250, 10, static_cast<std::uint32_t>(seed));
+    const GenerationRequest request = make_mixed_request(250, 10, static_cast<std::uint32_t>(seed));
     Push push(prefill, decode, request);
     EXPECT_TRUE(push.answer.wait().error.ok()) << push.answer.wait().error.message();
     EXPECT_EQ(push.answer.tokens(), alone(model, request));
@@ -191,7 +181,7 @@ TEST(Disaggregation, DelayAndReorderingChangeNothing) {
 
 TEST(Disaggregation, LossIsRepairedOrAnErrorNeverAWrongAnswer) {
   const Model& model = fixture_model();
-  const GenerationRequest request = make_request(250, 10, 1);
+  const GenerationRequest request = make_mixed_request(250, 10, 1);
   const std::vector<std::int32_t> expected = alone(model, request);
   int repaired = 0;
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
@@ -218,7 +208,7 @@ TEST(Disaggregation, ACutLinkIsAnErrorOnBothSidesAndLeavesNothingBehind) {
       const auto network = make_network({.cut_after_messages = cut, .silent_cut = silent});
       Worker prefill(*network, model, {}, Seconds(0.3));
       Worker decode(*network, model, {}, Seconds(0.3));
-      Push push(prefill, decode, make_request(250, 10, 1));
+      Push push(prefill, decode, make_mixed_request(250, 10, 1));
       // A link that never carried anything only ends the reservation when its lease does; the
       // router that hears of the failed prefill aborts it.
       EXPECT_FALSE(push.prefilled.wait().finish.error.ok()) << "cut after " << cut;
@@ -236,13 +226,13 @@ TEST(Disaggregation, APeerThatIsNotThereIsAnError) {
   Worker prefill(*network, model);
   Prefilled prefilled;
   ASSERT_TRUE(prefill.engine
-                  ->prefill_and_push(make_request(100, 5, 1), {"127.0.0.1", 9},
+                  ->prefill_and_push(make_mixed_request(100, 5, 1), {"127.0.0.1", 9},
                                      random_transfer_id(), prefilled.on_prefilled())
                   .ok());
   EXPECT_EQ(prefilled.wait().finish.error.code(), Code::kUnavailable);
   Answer answer;
-  const auto fetched = prefill.engine->fetch_and_decode(make_request(100, 5, 1), {"127.0.0.1", 9},
-                                                        random_transfer_id(), answer.on_update());
+  const auto fetched = prefill.engine->fetch_and_decode(
+      make_mixed_request(100, 5, 1), {"127.0.0.1", 9}, random_transfer_id(), answer.on_update());
   if (fetched.ok()) {
     EXPECT_FALSE(answer.wait().error.ok());
   }
@@ -253,7 +243,7 @@ TEST(Disaggregation, AnotherModelIsRefusedByName) {
   const auto network = make_network();
   Worker prefill(*network, fixture_model("llama-mha-bf16-tied"));
   Worker decode(*network, fixture_model());
-  Push push(prefill, decode, make_request(100, 5, 1));
+  Push push(prefill, decode, make_mixed_request(100, 5, 1));
   EXPECT_FALSE(push.prefilled.wait().finish.error.ok());
   EXPECT_THAT(push.prefilled.wait().finish.error.message(), testing::HasSubstr("model"));
   decode.engine->abort(push.decode_id);
@@ -267,12 +257,12 @@ TEST(Disaggregation, AnotherPromptOnTheOtherSideIsRefused) {
   Worker decode(*network, model);
   const TransferId transfer = random_transfer_id();
   Answer answer;
-  const RequestId id = take(decode.engine->reserve(make_request(99, 5, 1), transfer));
+  const RequestId id = take(decode.engine->reserve(make_mixed_request(99, 5, 1), transfer));
   ASSERT_TRUE(decode.engine->attach(id, answer.on_update()).ok());
   Prefilled prefilled;
   ASSERT_TRUE(prefill.engine
-                  ->prefill_and_push(make_request(100, 5, 1), decode.endpoint->address(), transfer,
-                                     prefilled.on_prefilled())
+                  ->prefill_and_push(make_mixed_request(100, 5, 1), decode.endpoint->address(),
+                                     transfer, prefilled.on_prefilled())
                   .ok());
   EXPECT_THAT(answer.wait().error.message(), testing::HasSubstr("99"));
   EXPECT_FALSE(prefilled.wait().finish.error.ok());
@@ -287,7 +277,7 @@ TEST(Disaggregation, AbortOnEitherSideAtAnyMomentReturnsEveryBlock) {
   Worker decode(*network, model);
   std::minstd_rand random(7);
   for (int round = 0; round < 30; ++round) {
-    Push push(prefill, decode, make_request(250, 60, round));
+    Push push(prefill, decode, make_mixed_request(250, 60, round));
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 12000));
     if (round % 2 == 0) {
       prefill.engine->abort(push.prefill_id);
@@ -317,17 +307,17 @@ TEST(Disaggregation, ReservationsTakePlacesAndBlocks) {
     EXPECT_EQ(load.queued, queued);
   };
   const RequestId first =
-      take(decode.engine->reserve(make_request(10, 5, 1), random_transfer_id()));
-  ASSERT_TRUE(decode.engine->reserve(make_request(10, 5, 2), random_transfer_id()).ok());
+      take(decode.engine->reserve(make_mixed_request(10, 5, 1), random_transfer_id()));
+  ASSERT_TRUE(decode.engine->reserve(make_mixed_request(10, 5, 2), random_transfer_id()).ok());
   wait_for(2, 0);
-  ASSERT_TRUE(decode.engine->reserve(make_request(10, 5, 3), random_transfer_id()).ok());
+  ASSERT_TRUE(decode.engine->reserve(make_mixed_request(10, 5, 3), random_transfer_id()).ok());
   wait_for(2, 1);
   decode.engine->abort(first);
   wait_for(2, 0);
   Answer answer;
   ASSERT_TRUE(decode.engine->attach(first, answer.on_update()).ok());
   EXPECT_EQ(answer.wait().error.code(), Code::kNotFound);
-  EXPECT_TRUE(decode.engine->reserve(make_request(10, 5, 3), random_transfer_id()).ok());
+  EXPECT_TRUE(decode.engine->reserve(make_mixed_request(10, 5, 3), random_transfer_id()).ok());
 }
 
 TEST(Disaggregation, AReservationThatNobodyUsesEndsWithItsLease) {
@@ -335,7 +325,7 @@ TEST(Disaggregation, AReservationThatNobodyUsesEndsWithItsLease) {
   const auto network = make_network();
   Worker decode(*network, model, {.reservation_lease = Seconds(0.1)});
   const RequestId reserved =
-      take(decode.engine->reserve(make_request(10, 5, 1), random_transfer_id()));
+      take(decode.engine->reserve(make_mixed_request(10, 5, 1), random_transfer_id()));
   decode.expect_clean();  // waits until the engine is idle
   Answer answer;
   ASSERT_TRUE(decode.engine->attach(reserved, answer.on_update()).ok());

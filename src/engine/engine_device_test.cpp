@@ -24,20 +24,10 @@ const Model& model_on_device() {
   return *model;
 }
 
-GenerationRequest make_request(int prompt_tokens, int max_tokens, std::uint32_t seed) {
-  GenerationRequest request;
-  request.prompt = random_prompt(prompt_tokens, seed);
-  request.max_tokens = max_tokens;
-  request.sampling.temperature = seed % 2 == 0 ? 0.0F : 1.0F;
-  request.seed = seed;
-  request.ignore_eos = true;
-  return request;
-}
-
 // Either's logits are as far from the truth as 1.25 times a plain implementation's, in the mean,
 // which device_forward_test and forward_test see to: so they differ by at most twice that.
 TEST(EngineOnDevice, ProbabilitiesAreThoseOfTheCpu) {
-  GenerationRequest request = make_request(100, 1, 2);
+  GenerationRequest request = make_mixed_request(100, 1, 2);
   request.logprobs = 20;
   std::map<std::int32_t, float> logprobs[2];
   for (const bool on_device : {false, true}) {
@@ -72,7 +62,8 @@ TEST(EngineOnDevice, PushedAnswersEqualOneProcessForEveryCodec) {
     Worker prefill(*network, model, {.chunk_tokens = 50, .kv_codec = codec});
     Worker decode(*network, model);
     for (const int prompt : {3, 64, 130}) {
-      const GenerationRequest request = make_request(prompt, 4, static_cast<std::uint32_t>(prompt));
+      const GenerationRequest request =
+          make_mixed_request(prompt, 4, static_cast<std::uint32_t>(prompt));
       const TransferId transfer = random_transfer_id();
       Answer answer;
       Prefilled prefilled;
@@ -93,7 +84,7 @@ TEST(EngineOnDevice, PushedAnswersEqualOneProcessForEveryCodec) {
 TEST(EngineOnDevice, BlocksThatMoveKeepTheirRows) {
   const Model& model = model_on_device();
   const std::size_t block = model.config().kv_shape().block_bytes();
-  GenerationRequest request = make_request(140, 6, 5);
+  GenerationRequest request = make_mixed_request(140, 6, 5);
   request.n = 2;
   const auto answers_of = [&](Engine& engine) {
     Answer answer;
@@ -112,7 +103,7 @@ TEST(EngineOnDevice, BlocksThatMoveKeepTheirRows) {
   EXPECT_EQ(answers_of(*tight), expected);
   // Another prompt takes all the blocks; then the first one comes back from the host's memory.
   Answer other;
-  ASSERT_TRUE(tight->submit(make_request(250, 2, 7), other.on_update()).ok());
+  ASSERT_TRUE(tight->submit(make_mixed_request(250, 2, 7), other.on_update()).ok());
   ASSERT_TRUE(other.wait().error.ok());
   EXPECT_EQ(answers_of(*tight), expected);
   tight->wait_idle();

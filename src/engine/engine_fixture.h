@@ -41,6 +41,24 @@ inline std::vector<std::int32_t> random_prompt(int tokens, std::uint32_t seed) {
   return prompt;
 }
 
+// As long as it may be; greedy without a temperature.
+inline GenerationRequest make_request(int prompt_tokens, int max_tokens, std::uint32_t seed,
+                                      float temperature = 0) {
+  GenerationRequest request;
+  request.prompt = random_prompt(prompt_tokens, seed);
+  request.max_tokens = max_tokens;
+  request.sampling.temperature = temperature;
+  request.sampling.top_p = 0.95F;
+  request.seed = seed;
+  request.ignore_eos = true;
+  return request;
+}
+
+// Greedy for even seeds, drawn for odd ones.
+inline GenerationRequest make_mixed_request(int prompt_tokens, int max_tokens, std::uint32_t seed) {
+  return make_request(prompt_tokens, max_tokens, seed, seed % 2 == 0 ? 0.0F : 1.0F);
+}
+
 // Everything one request reported, for each of its answers. wait() returns when it is over.
 class Answer {
  public:

@@ -21,18 +21,6 @@ std::unique_ptr<Engine> make_engine(EngineOptions options = {}) {
   return take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, std::move(options)));
 }
 
-GenerationRequest make_request(int prompt_tokens, int max_tokens, std::uint32_t seed,
-                               float temperature = 0) {
-  GenerationRequest request;
-  request.prompt = random_prompt(prompt_tokens, seed);
-  request.max_tokens = max_tokens;
-  request.sampling.temperature = temperature;
-  request.sampling.top_p = 0.95F;
-  request.seed = seed;
-  request.ignore_eos = true;
-  return request;
-}
-
 TEST(Engine, GreedyAnswerEqualsAPlainLoopOverForwardPasses) {
   const GenerationRequest request = make_request(70, 20, 1);
   const Model& model = fixture_model();

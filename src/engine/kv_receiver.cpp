@@ -59,7 +59,7 @@ Status KvReceiver::on_slab(const Frame& frame) {
   const TimePoint start = SteadyClock::now();
   const BlockId id = table_.id(block);
   const PlaneShape plane = plane_shape(shape, rows);
-  std::byte* const slab = lane_.room(table_.pool(), id, header.layer);
+  std::byte* const slab = lane_.room(table_.pool(), id, header.layer, rows);
   const std::size_t stride = shape.page_bytes();
   KVLANE_TRY(codec->decode(plane, frame.k, PlaneSpan{slab, stride, past_caches_}));
   KVLANE_TRY(codec->decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, past_caches_}));

@@ -14,16 +14,6 @@ namespace {
 
 constexpr int kWaitSeconds = 60;
 
-GenerationRequest make_request(int prompt_tokens, int max_tokens, std::uint32_t seed) {
-  GenerationRequest request;
-  request.prompt = random_prompt(prompt_tokens, seed);
-  request.max_tokens = max_tokens;
-  request.sampling.temperature = 0;
-  request.seed = seed;
-  request.ignore_eos = true;
-  return request;
-}
-
 std::unique_ptr<Engine> make_engine(EngineOptions options = {}) {
   if (options.kv_bytes == EngineOptions().kv_bytes) options.kv_bytes = std::size_t{1} << 24;
   return take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, std::move(options)));

@@ -27,9 +27,10 @@ Result<const std::byte*> SlabLane::fetch(const BlockPool& pool, BlockId block, i
   return static_cast<const std::byte*>(buffer_.get());
 }
 
-std::byte* SlabLane::room(const BlockPool& pool, BlockId block, int layer) {
+std::byte* SlabLane::room(const BlockPool& pool, BlockId block, int layer, int rows) {
   if (!copy_) return slab_of(pool, block, layer);
-  std::memset(buffer_.get(), 0, pool.shape().slab_bytes());
+  // What is left there belongs to another sequence.
+  if (rows < kBlockTokens) std::memset(buffer_.get(), 0, pool.shape().slab_bytes());
   return buffer_.get();
 }
 

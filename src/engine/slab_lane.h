@@ -22,9 +22,9 @@ class SlabLane {
   // The slab as the host may read it, until the next call.
   Result<const std::byte*> fetch(const BlockPool& pool, BlockId block, int layer);
 
-  // Where the slab is to be written, then store(). The pool's own rows where it lies on the host;
-  // else what is not written will be zeros.
-  std::byte* room(const BlockPool& pool, BlockId block, int layer);
+  // Where the slab's first `rows` rows are to be written, then store(): the pool's own memory, or
+  // the buffer, and then the slab's other rows become zeros.
+  std::byte* room(const BlockPool& pool, BlockId block, int layer, int rows);
   Status store(const BlockPool& pool, BlockId block, int layer);
 
  private:

@@ -14,15 +14,10 @@
 namespace kvlane {
 namespace {
 
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
-
 using expected_fixture::Errors;
 using expected_fixture::Expected;
 using expected_fixture::kModels;
+using expected_fixture::take;
 using ::testing::HasSubstr;
 
 constexpr int kRowsMax = 256;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "model/layer_tensors.h"
 #include "model/widen.h"
 
 namespace kvlane {
@@ -56,7 +57,7 @@ class DeviceModel::Loader {
     model_.layers_.assign(c.layers, {});
     KVLANE_TRY(matrices({"model.embed_tokens.weight"}, {c.vocab}, c.hidden, model_.embedding_));
     for (int layer = 0; layer < c.layers; ++layer) {
-      KVLANE_TRY(visit_layer("model.layers." + std::to_string(layer) + ".", model_.layers_[layer]));
+      KVLANE_TRY(visit_layer(layer, model_.layers_[layer]));
     }
     KVLANE_TRY(vector("model.norm.weight", c.hidden, model_.final_norm_));
     model_.head_ = model_.embedding_;
@@ -70,24 +71,13 @@ class DeviceModel::Loader {
     });
   }
 
-  Status visit_layer(const std::string& prefix, DeviceLayer& layer) {
-    const ModelConfig& c = model_.config_;
-    const int q = c.heads * c.head_dim;
-    const int kv = c.kv_heads * c.head_dim;
-    const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
-    KVLANE_TRY(vector(prefix + "input_layernorm.weight", c.hidden, layer.attention_norm));
-    if (c.qk_norm) {
-      KVLANE_TRY(vector(attention + "q_norm.weight", c.head_dim, layer.q_norm));
-      KVLANE_TRY(vector(attention + "k_norm.weight", c.head_dim, layer.k_norm));
-    }
-    KVLANE_TRY(matrices(
-        {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
-        {q, kv, kv}, c.hidden, layer.qkv));
-    KVLANE_TRY(matrices({attention + "o_proj.weight"}, {c.hidden}, q, layer.attention_out));
-    KVLANE_TRY(vector(prefix + "post_attention_layernorm.weight", c.hidden, layer.ffn_norm));
-    KVLANE_TRY(matrices({mlp + "gate_proj.weight", mlp + "up_proj.weight"}, {c.ffn, c.ffn},
-                        c.hidden, layer.gate_up));
-    return matrices({mlp + "down_proj.weight"}, {c.hidden}, c.ffn, layer.down);
+  Status visit_layer(int index, DeviceLayer& layer) {
+    return for_each_tensor_of_layer(
+        model_.config_, index, layer,
+        [this](const std::string& name, int n, auto& part) { return vector(name, n, part); },
+        [this](const auto& names, const auto& rows, int k, auto& part) {
+          return matrices(names, rows, k, part);
+        });
   }
 
   // Gives a part its place; the second time, fill(place) puts it there.

@@ -2,11 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -16,6 +19,12 @@ namespace kvlane::expected_fixture {
 
 inline const std::filesystem::path kModels =
     std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models";
+
+template <class T>
+T take(Result<T> result) {
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  return std::move(*result);
+}
 
 // How far logits are from those.
 struct Errors {

@@ -2,22 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/expected_fixture.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 namespace kvlane::expected_fixture {
-namespace {
-
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
-
-}  // namespace
 
 void Errors::add(std::span<const float> logits, const float* expected) {
   for (std::size_t i = 0; i < logits.size(); ++i) {

@@ -18,15 +18,10 @@
 namespace kvlane {
 namespace {
 
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
-
 namespace fs = std::filesystem;
 using expected_fixture::Errors;
 using expected_fixture::Expected;
+using expected_fixture::take;
 
 const fs::path& kFixtures = expected_fixture::kModels;
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/partial_state.h"
+#include "model/layer_tensors.h"
 #include "model/widen.h"
 
 namespace kvlane {
@@ -36,7 +37,7 @@ class Model::Loader {
     KVLANE_TRY(load_ends());
     for (int layer = 0; layer < config_.layers; ++layer) {
       LayerWeights weights;
-      KVLANE_TRY(load_layer("model.layers." + std::to_string(layer) + ".", weights));
+      KVLANE_TRY(load_layer(layer, weights));
       model_.layers_.push_back(std::move(weights));
     }
     return {};
@@ -72,6 +73,7 @@ class Model::Loader {
     };
     auto loaded = DeviceModel::load(config_, tensors, model_.rope_, model_.context_,
                                     *options_.device, progress);
+    if (last) checkpoint.release(*last);
     if (!loaded.ok()) return loaded.status().with_context("loading the weights onto the device");
     model_.on_device_ = std::move(*loaded);
     model_.device_ = options_.device;
@@ -89,26 +91,13 @@ class Model::Loader {
                 {config_.vocab}, config_.hidden, model_.head_);
   }
 
-  Status load_layer(const std::string& prefix, LayerWeights& layer) {
-    const int q = config_.heads * config_.head_dim;
-    const int kv = config_.kv_heads * config_.head_dim;
-    const std::string attention = prefix + "self_attn.";
-    const std::string mlp = prefix + "mlp.";
-    KVLANE_TRY(
-        load_vector(prefix + "input_layernorm.weight", config_.hidden, layer.attention_norm));
-    if (config_.qk_norm) {
-      KVLANE_TRY(load_vector(attention + "q_norm.weight", config_.head_dim, layer.q_norm));
-      KVLANE_TRY(load_vector(attention + "k_norm.weight", config_.head_dim, layer.k_norm));
-    }
-    KVLANE_TRY(pack(
-        {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
-        {q, kv, kv}, config_.hidden, layer.qkv));
-    KVLANE_TRY(pack({attention + "o_proj.weight"}, {config_.hidden}, q, layer.attention_out));
-    KVLANE_TRY(
-        load_vector(prefix + "post_attention_layernorm.weight", config_.hidden, layer.ffn_norm));
-    KVLANE_TRY(pack({mlp + "gate_proj.weight", mlp + "up_proj.weight"}, {config_.ffn, config_.ffn},
-                    config_.hidden, layer.gate_up));
-    return pack({mlp + "down_proj.weight"}, {config_.hidden}, config_.ffn, layer.down);
+  Status load_layer(int index, LayerWeights& layer) {
+    return for_each_tensor_of_layer(
+        config_, index, layer,
+        [this](const std::string& name, int n, auto& part) { return load_vector(name, n, part); },
+        [this](const auto& names, const auto& rows, int k, auto& part) {
+          return pack(names, rows, k, part);
+        });
   }
 
   Status load_vector(const std::string& name, int n, std::vector<float>& out) {
