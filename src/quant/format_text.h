@@ -1,0 +1,46 @@
+// The notation of formats: NAME:KEY=VALUE,KEY=VALUE.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kvlane/status.h"
+#include "quant/kv_format.h"
+
+namespace kvlane {
+
+// A format's parameters while it is made. Each getter takes its parameter out; what is left in the
+// end nobody knew. Errors are sentences for whoever typed the text.
+class FormatText {
+ public:
+  // Fails for a part without "=", an empty key or value, or a key given twice.
+  static Result<FormatText> parse(std::string_view text);
+
+  const std::string& name() const { return name_; }
+
+  // The parameter, or `otherwise` where it is not given. An error unless it is a whole number among
+  // `allowed`.
+  Result<int> one_of(const std::string& key, std::span<const int> allowed, int otherwise);
+  // The same for a whole number in [least, most].
+  Result<int> within(const std::string& key, int least, int most, int otherwise);
+  // The same for one of some words.
+  Result<std::string> word(const std::string& key, std::span<const std::string_view> allowed,
+                           std::string_view otherwise);
+  // "sink" and "recent", in blocks of 64 tokens: at most 1024 each.
+  Result<KvWindow> window();
+
+  // An error when a parameter is left that no getter asked for.
+  Status finish() const;
+
+ private:
+  std::string name_;
+  std::map<std::string, std::string> parameters_;
+};
+
+// ",sink=1,recent=2" or "": the part of a name that says the window.
+std::string window_text(const KvWindow& window);
+
+}  // namespace kvlane

@@ -1,0 +1,89 @@
+// What sealed slabs look like: rows of 16 bits to a slab's bytes, and back to what attention
+// computes on.
+//
+// A slab is sealed once, when its 64 rows are complete, from its own rows and from tables that
+// belong to the model. So its bytes do not depend on company, on chunks, or on later tokens.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "cpu/isa.h"
+#include "format/kv_window.h"
+#include "format/shape.h"
+#include "kvlane/status.h"
+#include "ops/rope_table.h"
+#include "quant/kv_tables.h"
+
+namespace kvlane {
+
+// Where a slab lies: in its model, and in its sequence.
+struct SlabPlace {
+  int layer;
+  int position;  // of its first token, a multiple of kBlockTokens
+};
+
+// Immutable, thread-safe. Sealed slabs may hold anything when they come from elsewhere: open_page()
+// and used_bytes() stay within the slab whatever its bytes are.
+class KvFormat {
+ public:
+  virtual ~KvFormat() = default;
+
+  // As users write it, every parameter named: "kivi:bits=2,group=32". Part of block names, frames
+  // and reports; equal names and tables are equal bytes.
+  const std::string& name() const { return name_; }
+  const KvShape& shape() const { return shape_; }
+  const KvWindow& window() const { return window_; }
+  // Memory that a sealed slab takes, a multiple of 64.
+  std::size_t slab_bytes() const { return slab_bytes_; }
+
+  // Bytes of a sealed slab that carry something (codes, scales, outliers, lengths; not padding):
+  // what quality is to be compared at.
+  virtual std::size_t used_bytes(const std::byte* slab) const = 0;
+
+  // Encodes a slab. rows: [kv_heads] pages, K[64][head_dim] after RoPE, then V[64][head_dim], in
+  // shape().type. slab: slab_bytes(), all of them written, aligned to 64, not overlapping `rows`.
+  // A value that is not finite is an error that names layer and token.
+  virtual Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const = 0;
+
+  // Decodes the page of one KV head to BF16, K[64][head_dim] with RoPE applied, then
+  // V[64][head_dim]. `page` is aligned to 64.
+  virtual void open_page(SlabPlace place, const std::byte* slab, int kv_head,
+                         std::uint16_t* page) const = 0;
+
+ protected:
+  KvFormat(std::string name, const KvShape& shape, const KvWindow& window, std::size_t slab_bytes)
+      : name_(std::move(name)),
+        shape_(shape),
+        window_(window),
+        slab_bytes_((slab_bytes + 63) / 64 * 64) {}
+
+ private:
+  std::string name_;
+  KvShape shape_;
+  KvWindow window_;
+  std::size_t slab_bytes_;
+};
+
+// What formats are made for. All of it outlives them.
+struct KvFormatContext {
+  KvShape shape;                     // kBf16 rows
+  const RopeTable* rope = nullptr;   // of the model; for formats that keep K before RoPE
+  const KvTables* tables = nullptr;  // what calibration found; for formats that need it
+  Isa isa = Isa::kScalar;
+};
+
+// The format that `text` says: NAME or NAME:KEY=VALUE,KEY=VALUE. Null for "bf16": rows stay as they
+// are. Errors name the parameter that is wrong and what would be right.
+Result<std::shared_ptr<const KvFormat>> make_kv_format(std::string_view text,
+                                                       const KvFormatContext& context);
+
+// "bf16, fp8_e4m3, ...": for help texts and errors.
+std::string_view kv_format_names();
+
+}  // namespace kvlane

@@ -1,0 +1,51 @@
+// The formats by name.
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+
+#include "quant/format_text.h"
+#include "quant/kv_format.h"
+
+namespace kvlane {
+namespace {
+
+using Made = Result<std::shared_ptr<const KvFormat>>;
+
+Made make_rows(FormatText text, const KvFormatContext& /*context*/) {
+  KVLANE_TRY(text.finish());
+  return std::shared_ptr<const KvFormat>();
+}
+
+struct Entry {
+  std::string_view name;
+  Made (*make)(FormatText text, const KvFormatContext& context);
+};
+
+constexpr std::array kEntries = {
+    Entry{"bf16", make_rows},
+};
+
+}  // namespace
+
+Result<std::shared_ptr<const KvFormat>> make_kv_format(std::string_view text,
+                                                       const KvFormatContext& context) {
+  KVLANE_ASSIGN(FormatText parsed, FormatText::parse(text));
+  for (const Entry& entry : kEntries) {
+    if (entry.name == parsed.name()) return entry.make(std::move(parsed), context);
+  }
+  return invalid_argument("there is no KV format '" + parsed.name() + "'; known are " +
+                          std::string(kv_format_names()));
+}
+
+std::string_view kv_format_names() {
+  static const std::string names = [] {
+    std::string text;
+    for (const Entry& entry : kEntries) {
+      if (!text.empty()) text += ", ";
+      text += entry.name;
+    }
+    return text;
+  }();
+  return names;
+}
+
+}  // namespace kvlane
