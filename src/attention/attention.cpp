@@ -40,63 +40,117 @@ void Attention::make_tiles(const AttentionBatch& batch) {
                    [](const Tile& a, const Tile& b) { return a.block > b.block; });
 }
 
-void Attention::make_tasks() {
+// Tiles from `first` on whose rows see the same pages. Those of a cache in 16 bits have nothing to
+// share.
+int Attention::tiles_with_pages_of(int first) const {
+  const Tile& tile = tiles_[first];
+  if (!tile.table->coded()) return 1;
+  int count = 1;
+  for (int i = first + 1; i < static_cast<int>(tiles_.size()) && count < kGroupTiles; ++i) {
+    const Tile& next = tiles_[i];
+    if (next.table != tile.table || next.kv_head != tile.kv_head || next.block != tile.block) break;
+    ++count;
+  }
+  return count;
+}
+
+// Whether a tile's runs are more than one task.
+bool Attention::make_tasks() {
   tasks_.clear();
   // A tile for every thread and some to spare: leave tiles whole and keep their states in registers
   // and caches. Else every run is a task of its own. Both ways merge the same states in the same
   // order.
   const bool split = static_cast<int>(tiles_.size()) < 4 * parallel_threads();
-  for (int tile = 0; tile < static_cast<int>(tiles_.size()); ++tile) {
+  int states = 0;
+  for (int tile = 0; tile < static_cast<int>(tiles_.size());) {
+    const int tiles = tiles_with_pages_of(tile);
     const int runs = run_count(tiles_[tile].block);
-    if (!split || runs < 3) {
-      tasks_.push_back({tile, 0, runs});
-      continue;
+    const int step = !split || runs < 3 ? runs : 1;
+    for (int run = 0; run < runs; run += step) {
+      tasks_.push_back({tile, tiles, run, run + step, states});
+      states += tiles;
     }
-    for (int run = 0; run < runs; ++run) tasks_.push_back({tile, run, run + 1});
+    tile += tiles;
   }
+  return split;
 }
 
-void Attention::attend(const AttentionBatch& batch, const Task& task, StateTile& total) const {
-  const Tile& tile = tiles_[task.tile];
+// The pages of one KV head of a sequence as rows, sealed ones opened.
+class Attention::PageReader {
+ public:
+  PageReader(const KvFormat* format, const Tile& tile, int layer)
+      : format_(format), tile_(tile), layer_(layer) {}
+
+  // Valid until the next call.
+  const std::uint16_t* page(int block) {
+    const BlockTable& table = *tile_.table;
+    if (!table.coded() || format_->window().reads_rows(block, tile_.block)) {
+      return table.page(block, layer_, tile_.kv_head);
+    }
+    format_->open_page({layer_, block * kBlockTokens}, table.sealed(block, layer_), tile_.kv_head,
+                       opened_);
+    return opened_;
+  }
+
+ private:
+  const KvFormat* format_;
+  const Tile& tile_;
+  const int layer_;
+  alignas(64) std::uint16_t opened_[2 * kBlockTokens * kTileHeadDimMax];
+};
+
+PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) const {
   const KvShape& shape = tile.table->pool().shape();
   const int group = batch.heads / shape.kv_heads;
-
   PageQuery query;
-  int own_visible[kTileRows];
-  int own_tokens = 0;
+  query.tokens = 0;
   for (int i = 0; i < tile.pairs; ++i) {
     const int token = (tile.first_pair + i) / group;
     const int head = tile.kv_head * group + (tile.first_pair + i) % group;
     query.q[i] = batch.q + (std::size_t(tile.row + token) * batch.heads + head) * batch.q_parts *
                                shape.head_dim;
-    query.visible[i] = kBlockTokens;
-    own_visible[i] = (tile.position + token) % kBlockTokens + 1;
-    own_tokens = std::max(own_tokens, own_visible[i]);
+    query.visible[i] = (tile.position + token) % kBlockTokens + 1;
+    query.tokens = std::max(query.tokens, query.visible[i]);
   }
   query.parts = batch.q_parts;
-  query.tokens = kBlockTokens;
   query.scale = static_cast<float>(1.4426950408889634 / std::sqrt(shape.head_dim));
+  return query;
+}
 
-  const auto page = [&](int block) {
-    return tile.table->pool().page(tile.table->id(block), batch.layer, tile.kv_head);
-  };
-  total.reset(tile.pairs, shape.head_dim);
-  StateTile run_state;
-  const int own_run = run_count(tile.block) - 1;
-  for (int run = task.first_run; run < task.last_run; ++run) {
-    run_state.reset(tile.pairs, shape.head_dim);
-    if (run == own_run) {
-      std::copy_n(own_visible, tile.pairs, query.visible);
-      query.tokens = own_tokens;
-      kernel_(query, page(tile.block), run_state);
-    } else {
-      const int end = std::min((run + 1) * kSplitBlocks, tile.block);
-      for (int block = run * kSplitBlocks; block < end; ++block) {
-        kernel_(query, page(block), run_state);
-      }
-    }
-    merge(run_state, total);
+void Attention::attend(const AttentionBatch& batch, const Task& task,
+                       std::span<StateTile> totals) const {
+  const Tile* tiles = &tiles_[task.first_tile];
+  const int head_dim = tiles->table->pool().shape().head_dim;
+  PageQuery own[kGroupTiles];   // of the own block
+  PageQuery past[kGroupTiles];  // of those before it, where every row sees every token
+  StateTile states[kGroupTiles];
+  for (int i = 0; i < task.tiles; ++i) {
+    past[i] = own[i] = make_query(batch, tiles[i]);
+    std::fill_n(past[i].visible, tiles[i].pairs, kBlockTokens);
+    past[i].tokens = kBlockTokens;
+    totals[i].reset(tiles[i].pairs, head_dim);
   }
+  PageReader reader(format_, *tiles, batch.layer);
+  const auto read = [&](int block, const PageQuery* queries) {
+    const std::uint16_t* page = reader.page(block);
+    for (int i = 0; i < task.tiles; ++i) kernel_(queries[i], page, states[i]);
+  };
+  const int own_run = run_count(tiles->block) - 1;
+  for (int run = task.first_run; run < task.last_run; ++run) {
+    for (int i = 0; i < task.tiles; ++i) states[i].reset(tiles[i].pairs, head_dim);
+    if (run == own_run) {
+      read(tiles->block, own);
+    } else {
+      const int end = std::min((run + 1) * kSplitBlocks, tiles->block);
+      for (int block = run * kSplitBlocks; block < end; ++block) read(block, past);
+    }
+    for (int i = 0; i < task.tiles; ++i) merge(states[i], totals[i]);
+  }
+}
+
+void Attention::store(const AttentionBatch& batch, const Task& task,
+                      const StateTile* totals) const {
+  for (int i = 0; i < task.tiles; ++i) store(batch, tiles_[task.first_tile + i], totals[i]);
 }
 
 void Attention::store(const AttentionBatch& batch, const Tile& tile, const StateTile& total) const {
@@ -120,23 +174,30 @@ void Attention::store(const AttentionBatch& batch, const Tile& tile, const State
 
 void Attention::run(const AttentionBatch& batch) {
   make_tiles(batch);
-  make_tasks();
-  if (tasks_.size() == tiles_.size()) {
-    parallel_for(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t i) {
-      StateTile total;
-      attend(batch, tasks_[i], total);
-      store(batch, tiles_[tasks_[i].tile], total);
+  const bool split = make_tasks();
+  const auto task_count = static_cast<std::int64_t>(tasks_.size());
+  if (!split) {
+    parallel_for(task_count, [&](std::int64_t i) {
+      StateTile totals[kGroupTiles];
+      attend(batch, tasks_[i], totals);
+      store(batch, tasks_[i], totals);
     });
     return;
   }
-  if (states_.size() < tasks_.size()) states_.resize(tasks_.size());
-  parallel_for(static_cast<std::int64_t>(tasks_.size()),
-               [&](std::int64_t i) { attend(batch, tasks_[i], states_[i]); });
+  const std::size_t states = tasks_.back().first_state + tasks_.back().tiles;
+  if (states_.size() < states) states_.resize(states);
+  parallel_for(task_count, [&](std::int64_t i) {
+    attend(batch, tasks_[i], {&states_[tasks_[i].first_state], std::size_t(tasks_[i].tiles)});
+  });
   for (std::size_t i = 0; i < tasks_.size();) {
-    const int tile = tasks_[i].tile;
-    StateTile& total = states_[i];
-    for (++i; i < tasks_.size() && tasks_[i].tile == tile; ++i) merge(states_[i], total);
-    store(batch, tiles_[tile], total);
+    const Task& task = tasks_[i];
+    StateTile* totals = &states_[task.first_state];
+    for (++i; i < tasks_.size() && tasks_[i].first_tile == task.first_tile; ++i) {
+      for (int tile = 0; tile < task.tiles; ++tile) {
+        merge(states_[tasks_[i].first_state + tile], totals[tile]);
+      }
+    }
+    store(batch, task, totals);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "format/element.h"
+#include "quant/kv_format.h"
 
 namespace kvlane {
 
@@ -38,13 +39,19 @@ struct AttentionBatch {
 // Thread-compatible; keeps its scratch memory between calls.
 class Attention {
  public:
-  explicit Attention(Isa isa) : kernel_(page_kernel(isa)) {}
+  // For tables of caches in 16 bits, or of coded caches in `format`, which outlives this.
+  explicit Attention(Isa isa, const KvFormat* format = nullptr)
+      : kernel_(page_kernel(isa)), format_(format) {}
 
-  // Each row sees the tokens of its sequence up to and including its own. Blocks before its own are
+  // Each row sees the tokens of its sequence up to and including its own: its own block and those
+  // that the format's window names as rows, all others as sealed slabs. Blocks before its own are
   // read in runs of kSplitBlocks, its own block by itself; the states merge in that order.
   void run(const AttentionBatch& batch);
 
  private:
+  // Most tiles that share the opening of a sealed page: their states stay in an L2 cache.
+  static constexpr int kGroupTiles = 8;
+
   // Up to kTileRows (token, query head) pairs of one KV head whose tokens share a block.
   struct Tile {
     const BlockTable* table;
@@ -55,22 +62,30 @@ class Attention {
     int row;       // of the span's first row
     int block;     // that the tokens lie in
   };
-  // Part of a tile's work: runs [first_run, last_run), of which the tile's last is its own block.
+  // Part of the work of tiles that read the same pages: runs [first_run, last_run), of which the
+  // tiles' last is their own block.
   struct Task {
-    int tile;
+    int first_tile;
+    int tiles;
     int first_run;
     int last_run;
+    int first_state;  // in `states_`, when tiles are split
   };
+  class PageReader;
 
   void make_tiles(const AttentionBatch& batch);
-  void make_tasks();
-  void attend(const AttentionBatch& batch, const Task& task, StateTile& total) const;
+  bool make_tasks();
+  int tiles_with_pages_of(int first) const;
+  PageQuery make_query(const AttentionBatch& batch, const Tile& tile) const;
+  void attend(const AttentionBatch& batch, const Task& task, std::span<StateTile> totals) const;
+  void store(const AttentionBatch& batch, const Task& task, const StateTile* totals) const;
   void store(const AttentionBatch& batch, const Tile& tile, const StateTile& total) const;
 
   const PageKernel kernel_;
+  const KvFormat* const format_;
   std::vector<Tile> tiles_;
   std::vector<Task> tasks_;
-  std::vector<StateTile> states_;  // one for each task, when tiles are split over threads
+  std::vector<StateTile> states_;  // one for each tile of a task, when they are split over threads
 };
 
 }  // namespace kvlane

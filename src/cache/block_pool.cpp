@@ -12,12 +12,12 @@ namespace kvlane {
 namespace {
 
 // That fit into `bytes`.
-Result<int> blocks_in(const KvShape& shape, std::size_t bytes) {
-  const std::size_t fitting = bytes / shape.block_bytes();
+Result<int> blocks_in(std::size_t block_bytes, std::size_t bytes) {
+  const std::size_t fitting = bytes / block_bytes;
   if (fitting == 0) {
     return invalid_argument("a KV memory of " + std::to_string(bytes) +
                             " bytes holds no block; one block of this model has " +
-                            std::to_string(shape.block_bytes()) + " bytes");
+                            std::to_string(block_bytes) + " bytes");
   }
   return static_cast<int>(std::min<std::size_t>(fitting, std::numeric_limits<std::int32_t>::max()));
 }
@@ -25,21 +25,38 @@ Result<int> blocks_in(const KvShape& shape, std::size_t bytes) {
 }  // namespace
 
 Result<BlockPool> BlockPool::create(const KvShape& shape, std::size_t bytes) {
-  KVLANE_ASSIGN(const int blocks, blocks_in(shape, bytes));
-  KVLANE_ASSIGN(PageBuffer memory, PageBuffer::allocate(blocks * shape.block_bytes()));
-  BlockPool pool(shape, memory.data(), blocks, copy_on_host);
+  return allocate_on_host(shape, shape.slab_bytes(), bytes);
+}
+
+Result<BlockPool> BlockPool::create_sealed(const KvShape& shape, std::size_t slab_bytes,
+                                           std::size_t bytes) {
+  assert(slab_bytes % 64 == 0);
+  return allocate_on_host(shape, slab_bytes, bytes);
+}
+
+Result<BlockPool> BlockPool::allocate_on_host(const KvShape& shape, std::size_t slab_bytes,
+                                              std::size_t bytes) {
+  KVLANE_ASSIGN(const int blocks, blocks_in(slab_bytes * shape.layers, bytes));
+  KVLANE_ASSIGN(PageBuffer memory, PageBuffer::allocate(blocks * slab_bytes * shape.layers));
+  BlockPool pool(shape, slab_bytes, memory.data(), blocks, copy_on_host);
   pool.own_memory_ = std::move(memory);
   return pool;
 }
 
 Result<BlockPool> BlockPool::over(const KvShape& shape, std::span<std::byte> memory,
                                   MemoryCopy copy) {
-  KVLANE_ASSIGN(const int blocks, blocks_in(shape, memory.size()));
-  return BlockPool(shape, memory.data(), blocks, std::move(copy));
+  KVLANE_ASSIGN(const int blocks, blocks_in(shape.block_bytes(), memory.size()));
+  return BlockPool(shape, shape.slab_bytes(), memory.data(), blocks, std::move(copy));
 }
 
-BlockPool::BlockPool(const KvShape& shape, std::byte* memory, int blocks, MemoryCopy copy)
-    : shape_(shape), memory_(memory), copy_(std::move(copy)), blocks_(blocks), free_(blocks) {
+BlockPool::BlockPool(const KvShape& shape, std::size_t slab_bytes, std::byte* memory, int blocks,
+                     MemoryCopy copy)
+    : shape_(shape),
+      slab_bytes_(slab_bytes),
+      memory_(memory),
+      copy_(std::move(copy)),
+      blocks_(blocks),
+      free_(blocks) {
   // Top of the stack is block 0, so that a small load touches the front of the pool only.
   for (int i = 0; i < blocks; ++i) free_[i] = blocks - 1 - i;
 }
@@ -121,13 +138,9 @@ void BlockPool::set_state(BlockId id, BlockState next) {
   blocks_[id].state = next;
 }
 
-std::byte* BlockPool::block(BlockId id) const {
-  return memory_ + static_cast<std::size_t>(id) * shape_.block_bytes();
-}
-
-std::uint16_t* BlockPool::slab(BlockId id, int layer) const {
+std::byte* BlockPool::slab_memory(BlockId id, int layer) const {
   assert(layer >= 0 && layer < shape_.layers);
-  return reinterpret_cast<std::uint16_t*>(block(id) + layer * shape_.slab_bytes());
+  return block(id) + layer * slab_bytes_;
 }
 
 std::uint16_t* BlockPool::page(BlockId id, int layer, int kv_head) const {
@@ -137,11 +150,17 @@ std::uint16_t* BlockPool::page(BlockId id, int layer, int kv_head) const {
 BlockTable::BlockTable(BlockTable&& other) noexcept
     : pool_(other.pool_),
       ids_(std::exchange(other.ids_, {})),
+      rows_pool_(other.rows_pool_),
+      rows_(std::exchange(other.rows_, {})),
+      window_(other.window_),
       tokens_(std::exchange(other.tokens_, 0)) {}
 
 BlockTable& BlockTable::operator=(BlockTable&& other) noexcept {
   std::swap(pool_, other.pool_);
   std::swap(ids_, other.ids_);
+  std::swap(rows_pool_, other.rows_pool_);
+  std::swap(rows_, other.rows_);
+  std::swap(window_, other.window_);
   std::swap(tokens_, other.tokens_);
   return *this;
 }
@@ -158,46 +177,104 @@ Status BlockTable::grow(int tokens) {
     KVLANE_ASSIGN(const BlockId id, pool_->allocate());
     ids_.push_back(id);
   }
+  if (coded()) rows_.resize(ids_.size(), kNone);
   return {};
+}
+
+Status BlockTable::open_rows(int tokens) {
+  if (!coded()) return {};
+  const int first = tokens_ / kBlockTokens;
+  const int end = blocks_for(tokens);
+  assert(end <= blocks());
+  const auto missing = std::count(rows_.begin() + first, rows_.begin() + end, kNone);
+  if (missing > rows_pool_->blocks_free()) {
+    return exhausted("the sequence needs rows of 16 bits for " + std::to_string(missing) +
+                     " more KV blocks, there are some for " +
+                     std::to_string(rows_pool_->blocks_free()));
+  }
+  for (int block = first; block < end; ++block) {
+    if (rows_[block] != kNone) continue;
+    KVLANE_ASSIGN(rows_[block], rows_pool_->allocate());
+  }
+  return {};
+}
+
+void BlockTable::release_rows(int index) {
+  if (rows_[index] != kNone) rows_pool_->release(std::exchange(rows_[index], kNone));
 }
 
 void BlockTable::set_tokens(int tokens) {
   assert(tokens >= tokens_ && blocks_for(tokens) <= blocks());
-  for (int block = tokens_ / kBlockTokens; block < tokens / kBlockTokens; ++block) {
+  const int first = tokens_ / kBlockTokens;
+  const int next = tokens / kBlockTokens;  // the block of the next token
+  for (int block = first; block < next; ++block) {
     pool_->set_state(ids_[block], BlockState::kFull);
     pool_->set_state(ids_[block], BlockState::kSealed);
   }
   tokens_ = tokens;
+  if (!coded()) return;
+  // The oldest that may have left the window since the last call.
+  for (int block = std::max(0, first - window_.recent); block < next; ++block) {
+    if (!window_.reads_rows(block, next)) release_rows(block);
+  }
+}
+
+std::uint16_t* BlockTable::rows(int index, int layer) const {
+  assert(!coded() || rows_[index] != kNone);
+  return coded() ? rows_pool_->slab(rows_[index], layer) : pool_->slab(ids_[index], layer);
+}
+
+std::uint16_t* BlockTable::page(int index, int layer, int kv_head) const {
+  return rows(index, layer) + 2 * pool_->shape().page_plane_elements() * kv_head;
 }
 
 void BlockTable::append_sealed(BlockId id) {
   assert(tokens_ == blocks() * kBlockTokens && pool_->state(id) == BlockState::kSealed);
+  assert(!coded() || window_ == KvWindow{});
   ids_.push_back(id);
+  if (coded()) rows_.push_back(kNone);
   tokens_ += kBlockTokens;
 }
 
 void BlockTable::adopt_next(BlockId id) {
   assert(tokens_ % kBlockTokens == 0 && tokens_ / kBlockTokens < blocks());
-  assert(pool_->state(id) == BlockState::kSealed);
+  assert(pool_->state(id) == BlockState::kSealed && (!coded() || window_ == KvWindow{}));
+  if (coded()) release_rows(tokens_ / kBlockTokens);
   pool_->release(std::exchange(ids_[tokens_ / kBlockTokens], id));
   tokens_ += kBlockTokens;
 }
 
 Status BlockTable::fork(const BlockTable& other) {
-  assert(ids_.empty());
+  assert(ids_.empty() && coded() == other.coded());
   const int complete = other.tokens_ / kBlockTokens;
   if (other.tokens_ % kBlockTokens != 0) {
-    KVLANE_ASSIGN(const BlockId open, pool_->allocate());
-    if (Status copied = pool_->copy_block(open, other.ids_[complete]); !copied.ok()) {
-      pool_->release(open);
+    BlockPool& pool = coded() ? *rows_pool_ : *pool_;
+    const BlockId from = coded() ? other.rows_[complete] : other.ids_[complete];
+    KVLANE_ASSIGN(const BlockId open, pool.allocate());
+    Status copied = pool.copy_block(open, from);
+    if (copied.ok() && coded()) {
+      auto sealed = pool_->allocate();
+      if (sealed.ok()) ids_.push_back(*sealed);
+      copied = sealed.status();
+    }
+    if (!copied.ok()) {
+      pool.release(open);
       return copied;
     }
-    ids_.push_back(open);
+    (coded() ? rows_ : ids_).push_back(open);
   }
-  for (int block = 0; block < complete; ++block) pool_->retain(other.ids_[block]);
-  ids_.insert(ids_.begin(), other.ids_.begin(), other.ids_.begin() + complete);
+  share(other, complete);
   tokens_ = other.tokens_;
   return {};
+}
+
+void BlockTable::share(const BlockTable& other, int complete) {
+  for (int block = 0; block < complete; ++block) {
+    pool_->retain(other.ids_[block]);
+    if (coded() && other.rows_[block] != kNone) rows_pool_->retain(other.rows_[block]);
+  }
+  ids_.insert(ids_.begin(), other.ids_.begin(), other.ids_.begin() + complete);
+  if (coded()) rows_.insert(rows_.begin(), other.rows_.begin(), other.rows_.begin() + complete);
 }
 
 void BlockTable::publish(std::span<const BlockName> names, int first) {
@@ -206,6 +283,8 @@ void BlockTable::publish(std::span<const BlockName> names, int first) {
 }
 
 void BlockTable::clear() {
+  for (int block = 0; block < static_cast<int>(rows_.size()); ++block) release_rows(block);
+  rows_.clear();
   for (auto id = ids_.rbegin(); id != ids_.rend(); ++id) pool_->release(*id);
   ids_.clear();
   tokens_ = 0;

@@ -1,8 +1,10 @@
 // The memory of the KV cache: a fixed pool of blocks, handed out, counted, shared by name.
 //
-// A block holds 64 consecutive tokens of one sequence over all layers; its memory is
-// [layers][kv_heads] pages, a page K[64][head_dim] then V[64][head_dim] in 16 bits
-// (format/shape.h).
+// A block holds 64 consecutive tokens of one sequence over all layers. Its memory is [layers]
+// slabs: of rows, [kv_heads] pages K[64][head_dim] then V[64][head_dim] in 16 bits
+// (format/shape.h), or of whatever a coded format makes of them. A cache in 16 bits has one pool;
+// one in a coded format has a pool of sealed blocks, which are shared and named, and a small one of
+// rows.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -16,6 +18,7 @@
 #include "cache/memory_copy.h"
 #include "cpu/memory.h"
 #include "format/block_name.h"
+#include "format/kv_window.h"
 #include "format/shape.h"
 #include "kvlane/status.h"
 
@@ -35,8 +38,12 @@ enum class BlockState : std::uint8_t { kFree, kOpen, kFull, kSealed };
 // from any thread for a block that has an owner. All block memory is taken by create().
 class BlockPool {
  public:
-  // As many blocks as fit into `bytes`; kInvalidArgument when not even one does.
+  // As many blocks of rows as fit into `bytes`; kInvalidArgument when not even one does.
   static Result<BlockPool> create(const KvShape& shape, std::size_t bytes);
+
+  // The same for sealed blocks of a coded format, whose slabs have `slab_bytes`, a multiple of 64.
+  static Result<BlockPool> create_sealed(const KvShape& shape, std::size_t slab_bytes,
+                                         std::size_t bytes);
 
   // The same over memory of a device, which outlives the pool: the pool itself never looks at it.
   static Result<BlockPool> over(const KvShape& shape, std::span<std::byte> memory, MemoryCopy copy);
@@ -72,13 +79,20 @@ class BlockPool {
   using OnEvict = std::function<void(BlockId id, const BlockName& name)>;
   void set_on_evict(OnEvict on_evict) { on_evict_ = std::move(on_evict); }
 
-  // All slabs of a block: shape().block_bytes().
-  std::byte* block(BlockId id) const;
-  // [kv_heads] pages of this layer. Writing is allowed while the block is open.
-  std::uint16_t* slab(BlockId id, int layer) const;
-  // All rows of a block, for an open block `to`. An error is the device's.
+  std::size_t slab_bytes() const { return slab_bytes_; }
+  std::size_t block_bytes() const { return slab_bytes_ * shape_.layers; }
+  // All slabs of a block.
+  std::byte* block(BlockId id) const { return memory_ + id * block_bytes(); }
+  // One layer of a block. Writing is allowed while the block is open.
+  std::byte* slab_memory(BlockId id, int layer) const;
+  // All slabs of a block, for an open block `to`. An error is the device's.
   Status copy_block(BlockId to, BlockId from) {
-    return copy_(block(to), block(from), shape_.block_bytes());
+    return copy_(block(to), block(from), block_bytes());
+  }
+
+  // In a pool of rows: [kv_heads] pages of this layer.
+  std::uint16_t* slab(BlockId id, int layer) const {
+    return reinterpret_cast<std::uint16_t*>(slab_memory(id, layer));
   }
   // K rows [64][head_dim] of one page; its V rows follow at page_plane_elements().
   std::uint16_t* page(BlockId id, int layer, int kv_head) const;
@@ -93,12 +107,16 @@ class BlockPool {
     BlockId newer = kNone;
   };
 
-  BlockPool(const KvShape& shape, std::byte* memory, int blocks, MemoryCopy copy);
+  static Result<BlockPool> allocate_on_host(const KvShape& shape, std::size_t slab_bytes,
+                                            std::size_t bytes);
+  BlockPool(const KvShape& shape, std::size_t slab_bytes, std::byte* memory, int blocks,
+            MemoryCopy copy);
   void enter_cached(BlockId id);
   void leave_cached(BlockId id);
   void evict_oldest();
 
   KvShape shape_;
+  std::size_t slab_bytes_;
   PageBuffer own_memory_;  // empty over that of a device
   std::byte* memory_;
   MemoryCopy copy_;
@@ -112,10 +130,16 @@ class BlockPool {
 };
 
 // The blocks of one sequence, in order of position. The table owns one reference to each.
+//
+// In a coded cache a block has up to two memories: rows, while it is open or attention may still
+// read it as rows, and its sealed slabs. The window says when rows go.
 class BlockTable {
  public:
-  // Neither allocates nor frees blocks by itself: see grow() and clear().
+  // Of a cache in 16 bits. Neither allocates nor frees blocks by itself: see grow() and clear().
   explicit BlockTable(BlockPool& pool) : pool_(&pool) {}
+  // Of a coded cache.
+  BlockTable(BlockPool& sealed, BlockPool& rows, KvWindow window)
+      : pool_(&sealed), rows_pool_(&rows), window_(window) {}
   BlockTable(BlockTable&& other) noexcept;
   BlockTable& operator=(BlockTable&& other) noexcept;
   BlockTable(const BlockTable&) = delete;
@@ -124,14 +148,17 @@ class BlockTable {
 
   // Takes blocks until `tokens` tokens fit: all of them or none (kExhausted).
   Status grow(int tokens);
-  // Says that rows up to `tokens` are written; blocks that are complete become full and, as formats
-  // of 16 bits need no window, sealed.
+  // Takes rows for the tokens from tokens() up to `tokens`, for which there are blocks: all of them
+  // or none (kExhausted). In a cache in 16 bits they are there with the blocks.
+  Status open_rows(int tokens);
+  // Says that rows up to `tokens` are written, and the slabs of complete blocks in a coded cache;
+  // blocks that are complete become full and sealed, and rows outside the window go.
   void set_tokens(int tokens);
   // Appends a sealed block of which this table becomes an owner in the caller's place. Only when
-  // all blocks so far are complete.
+  // all blocks so far are complete, and in a coded cache without a window.
   void append_sealed(BlockId id);
   // Puts a sealed block, of which this table becomes an owner in the caller's place, where the next
-  // token would have been written: in place of a block that has no row yet.
+  // token would have been written: in place of a block that has no row yet. As append_sealed().
   void adopt_next(BlockId id);
   // Fills an empty table with the sequence of `other`: complete blocks are shared, the open one is
   // copied. All of it or nothing (kExhausted).
@@ -146,10 +173,24 @@ class BlockTable {
   int blocks() const { return static_cast<int>(ids_.size()); }
   BlockId id(int index) const { return ids_[index]; }
   BlockPool& pool() const { return *pool_; }
+  bool coded() const { return rows_pool_ != nullptr; }
+
+  // Rows of block `index`, which has them: [kv_heads] pages of this layer, and one page.
+  std::uint16_t* rows(int index, int layer) const;
+  std::uint16_t* page(int index, int layer, int kv_head) const;
+  // The sealed slab of block `index` in a coded cache; to be written while the block is not sealed.
+  std::byte* sealed(int index, int layer) const { return pool_->slab_memory(ids_[index], layer); }
 
  private:
-  BlockPool* pool_;
+  static constexpr BlockId kNone = -1;
+  void release_rows(int index);
+  void share(const BlockTable& other, int complete);
+
+  BlockPool* pool_;  // of all blocks
   std::vector<BlockId> ids_;
+  BlockPool* rows_pool_ = nullptr;  // null in a cache in 16 bits
+  std::vector<BlockId> rows_;       // in a coded cache one for each block, kNone without rows
+  KvWindow window_;
   int tokens_ = 0;
 };
 

@@ -36,8 +36,9 @@ class ScopedTimer {
 
 }  // namespace
 
-Result<std::unique_ptr<Forward>> Forward::create(const Model& model, int rows_max, int logits_max) {
-  std::unique_ptr<Forward> forward(new Forward(model, rows_max, logits_max));
+Result<std::unique_ptr<Forward>> Forward::create(const Model& model, int rows_max, int logits_max,
+                                                 const KvFormat* format) {
+  std::unique_ptr<Forward> forward(new Forward(model, rows_max, logits_max, format));
   KVLANE_TRY(forward->allocate());
   return forward;
 }
@@ -87,24 +88,49 @@ Status Forward::allocate() {
   return {};
 }
 
-Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
-                    const OnInput& on_input) {
-  times_ = {};
-  const ScopedTimer timer(times_.total);
+// Where each row of the pass lies, and which blocks it completes.
+Status Forward::place_rows(std::span<const ForwardSpan> spans) {
   rows_ = 0;
   int logits_rows = 0;
   row_places_.clear();
   attention_spans_.clear();
+  seals_.clear();
   for (const ForwardSpan& span : spans) {
     const int count = static_cast<int>(span.tokens.size());
-    attention_spans_.push_back({span.table, span.table->tokens(), count, rows_});
-    for (int i = 0; i < count; ++i) row_places_.push_back({span.table, span.table->tokens() + i});
+    const int first = span.table->tokens();
+    attention_spans_.push_back({span.table, first, count, rows_});
+    for (int i = 0; i < count; ++i) row_places_.push_back({span.table, first + i});
     rows_ += count;
     logits_rows += span.wants_logits;
+    if (!format_) continue;
+    KVLANE_TRY(span.table->open_rows(first + count));
+    for (int block = first / kBlockTokens; block < (first + count) / kBlockTokens; ++block) {
+      seals_.push_back({span.table, block, {}});
+    }
   }
   if (rows_ == 0 || rows_ > rows_max_ || logits_rows > logits_max_) {
     return internal_error("a pass of " + std::to_string(rows_) + " rows does not fit its buffers");
   }
+  return {};
+}
+
+// Encodes the slabs of this layer that are complete: later rows of this very pass read them.
+Status Forward::seal(int layer) {
+  parallel_for(static_cast<std::int64_t>(seals_.size()), [&](std::int64_t i) {
+    Seal& seal = seals_[i];
+    seal.status =
+        format_->seal({layer, seal.block * kBlockTokens}, seal.table->rows(seal.block, layer),
+                      seal.table->sealed(seal.block, layer));
+  });
+  for (const Seal& sealed : seals_) KVLANE_TRY(sealed.status);
+  return {};
+}
+
+Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
+                    const OnInput& on_input) {
+  times_ = {};
+  const ScopedTimer timer(times_.total);
+  KVLANE_TRY(place_rows(spans));
   // Thread counts do not change bits, so they may follow the work.
   const ParallelScope threads(rows_ * work_per_row_ < kSerialWorkMax ? 1 : parallel_threads());
   embed(spans);
@@ -152,6 +178,7 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
   });
   KVLANE_TRY(multiply(*layer.qkv, normed_, product_, rows_));
   write_qkv(layer, index);
+  KVLANE_TRY(seal(index));
   {
     const ScopedTimer timer(times_.attention);
     attention_.run({index, config.heads, attention_spans_, q_, q_parts_, type, wide_});
@@ -176,9 +203,9 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
       float* head = product_ + row * width;
       const Row& place = row_places_[row];
       const RopeAngles angles = model_.rope().angles(place.position);
-      const BlockPool& pool = place.table->pool();
-      const BlockId block = place.table->id(place.position / kBlockTokens);
+      const int block = place.position / kBlockTokens;
       const std::size_t row_in_page = std::size_t(place.position % kBlockTokens) * d;
+      const std::size_t values = std::size_t(kBlockTokens) * d;  // of a page, from its start
       for (int h = 0; h < config.heads; ++h, head += d) {
         if (config.qk_norm) rms_norm(head, layer.q_norm.data(), config.norm_eps, d, head);
         rope(head, angles, d);
@@ -187,11 +214,11 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
       for (int h = 0; h < config.kv_heads; ++h, head += d) {
         if (config.qk_norm) rms_norm(head, layer.k_norm.data(), config.norm_eps, d, head);
         rope(head, angles, d);
-        store_row(head, d, ElementType::kBf16, pool.page(block, index, h) + row_in_page);
+        store_row(head, d, ElementType::kBf16, place.table->page(block, index, h) + row_in_page);
       }
       for (int h = 0; h < config.kv_heads; ++h, head += d) {
-        std::uint16_t* values = pool.page(block, index, h) + pool.shape().page_plane_elements();
-        store_row(head, d, ElementType::kBf16, values + row_in_page);
+        store_row(head, d, ElementType::kBf16,
+                  place.table->page(block, index, h) + values + row_in_page);
       }
     }
   });

@@ -21,7 +21,9 @@ namespace kvlane {
 // into passes.
 class Forward final : public ForwardPass {
  public:
-  static Result<std::unique_ptr<Forward>> create(const Model& model, int rows_max, int logits_max);
+  // For tables of caches in 16 bits, or of coded caches in `format`, which outlives this.
+  static Result<std::unique_ptr<Forward>> create(const Model& model, int rows_max, int logits_max,
+                                                 const KvFormat* format = nullptr);
 
   // Called with the hidden states that are about to enter this layer, [rows of the pass][hidden] in
   // the order of the spans; those of layer 0 are the embeddings.
@@ -36,10 +38,16 @@ class Forward final : public ForwardPass {
   const ForwardTimes& times() const override { return times_; }
 
  private:
-  Forward(const Model& model, int rows_max, int logits_max)
-      : model_(model), attention_(model.isa()), rows_max_(rows_max), logits_max_(logits_max) {}
+  Forward(const Model& model, int rows_max, int logits_max, const KvFormat* format)
+      : model_(model),
+        format_(format),
+        attention_(model.isa(), format),
+        rows_max_(rows_max),
+        logits_max_(logits_max) {}
 
   Status allocate();
+  Status place_rows(std::span<const ForwardSpan> spans);
+  Status seal(int layer);
   void embed(std::span<const ForwardSpan> spans);
   Status attention_block(const LayerWeights& layer, int index);
   Status ffn_block(const LayerWeights& layer);
@@ -49,6 +57,7 @@ class Forward final : public ForwardPass {
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
 
   const Model& model_;
+  const KvFormat* const format_;
   Attention attention_;
   const int rows_max_;
   const int logits_max_;
@@ -64,6 +73,13 @@ class Forward final : public ForwardPass {
   };
   std::vector<Row> row_places_;
   std::vector<AttentionSpan> attention_spans_;
+  // Blocks of coded caches that this pass completes, and what sealing their slab of a layer gave.
+  struct Seal {
+    const BlockTable* table;
+    int block;
+    Status status;
+  };
+  std::vector<Seal> seals_;
 
   PageBuffer memory_;            // all that follows
   float* residual_ = nullptr;    // [rows][hidden]
