@@ -135,7 +135,7 @@ Status DeviceForward::arrange(std::span<const ForwardSpan> spans) {
   }
   decoding_ = static_cast<int>(decode_tokens.size());
   for (std::size_t i = 0; i < spans.size(); ++i) {
-    if (spans[i].wants_logits) take_.push_back(last_rows[i]);
+    for (int back = spans[i].logits - 1; back >= 0; --back) take_.push_back(last_rows[i] - back);
   }
   if (rows_ == 0 || rows_ > rows_max_ || static_cast<int>(take_.size()) > logits_max_) {
     return internal_error("a pass of " + std::to_string(rows_) + " rows does not fit its buffers");

@@ -91,8 +91,8 @@ Status Forward::allocate() {
 // Where each row of the pass lies, and which blocks it completes.
 Status Forward::place_rows(std::span<const ForwardSpan> spans) {
   rows_ = 0;
-  int logits_rows = 0;
   row_places_.clear();
+  logits_rows_.clear();
   attention_spans_.clear();
   seals_.clear();
   for (const ForwardSpan& span : spans) {
@@ -101,14 +101,14 @@ Status Forward::place_rows(std::span<const ForwardSpan> spans) {
     attention_spans_.push_back({span.table, first, count, rows_});
     for (int i = 0; i < count; ++i) row_places_.push_back({span.table, first + i});
     rows_ += count;
-    logits_rows += span.wants_logits;
+    for (int back = span.logits; back > 0; --back) logits_rows_.push_back(rows_ - back);
     if (!format_) continue;
     KVLANE_TRY(span.table->open_rows(first + count));
     for (int block = first / kBlockTokens; block < (first + count) / kBlockTokens; ++block) {
       seals_.push_back({span.table, block, {}});
     }
   }
-  if (rows_ == 0 || rows_ > rows_max_ || logits_rows > logits_max_) {
+  if (rows_ == 0 || rows_ > rows_max_ || logits_rows_.size() > std::size_t(logits_max_)) {
     return internal_error("a pass of " + std::to_string(rows_) + " rows does not fit its buffers");
   }
   return {};
@@ -141,7 +141,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
     if (on_layer) on_layer(layer);
     KVLANE_TRY(ffn_block(layers[layer]));
   }
-  KVLANE_TRY(project_logits(spans));
+  KVLANE_TRY(project_logits());
   for (const ForwardSpan& span : spans) {
     span.table->set_tokens(span.table->tokens() + static_cast<int>(span.tokens.size()));
   }
@@ -266,21 +266,20 @@ Status Forward::ffn_block(const LayerWeights& layer) {
   return {};
 }
 
-Status Forward::project_logits(std::span<const ForwardSpan> spans) {
+Status Forward::project_logits() {
   const ModelConfig& config = model_.config();
+  const std::size_t hidden = config.hidden;
   const ElementType type = model_.head().input_type();
-  int rows = 0;
-  int row = 0;
-  for (const ForwardSpan& span : spans) {
-    row += static_cast<int>(span.tokens.size());
-    if (!span.wants_logits) continue;
-    float* last = residual_ + std::size_t(row - 1) * config.hidden;
-    rms_norm(last, model_.final_norm().data(), config.norm_eps, config.hidden, last);
-    store_row(last, config.hidden, type,
-              normed_ + std::size_t(rows) * config.hidden * element_bytes(type));
-    ++rows;
-  }
-  return rows == 0 ? Status() : multiply(model_.head(), normed_, logits_, rows);
+  const auto rows = static_cast<int>(logits_rows_.size());
+  if (rows == 0) return {};
+  parallel_ranges(rows, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      float* values = residual_ + logits_rows_[row] * hidden;
+      rms_norm(values, model_.final_norm().data(), config.norm_eps, config.hidden, values);
+      store_row(values, config.hidden, type, normed_ + row * hidden * element_bytes(type));
+    }
+  });
+  return multiply(model_.head(), normed_, logits_, rows);
 }
 
 std::span<float> Forward::logits(int index) const {

@@ -51,7 +51,7 @@ class Forward final : public ForwardPass {
   void embed(std::span<const ForwardSpan> spans);
   Status attention_block(const LayerWeights& layer, int index);
   Status ffn_block(const LayerWeights& layer);
-  Status project_logits(std::span<const ForwardSpan> spans);
+  Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
   void store_query(float* head, std::uint16_t* parts) const;
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
@@ -73,6 +73,7 @@ class Forward final : public ForwardPass {
   };
   std::vector<Row> row_places_;
   std::vector<AttentionSpan> attention_spans_;
+  std::vector<int> logits_rows_;  // those of the pass whose logits are wanted
   // Blocks of coded caches that this pass completes, and what sealing their slab of a layer gave.
   struct Seal {
     const BlockTable* table;

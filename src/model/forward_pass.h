@@ -16,7 +16,7 @@ namespace kvlane {
 struct ForwardSpan {
   BlockTable* table;
   std::span<const std::int32_t> tokens;
-  bool wants_logits;  // of the last token
+  int logits;  // rows of logits that are wanted: those of the last so many tokens
 };
 
 // Seconds of one pass.
@@ -34,8 +34,8 @@ class ForwardPass {
   // Called when the K and V of this layer are final for all rows of the pass.
   using OnLayer = std::function<void(int layer)>;
 
-  // Appends the tokens to their sequences. Afterwards logits(i) belongs to the i-th span that
-  // wanted them, until the next pass. On an error the tables are unchanged.
+  // Appends the tokens to their sequences. Afterwards logits(i) is the i-th row that was wanted, in
+  // the order of spans and tokens, until the next pass. On an error the tables are unchanged.
   virtual Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) = 0;
 
   virtual std::span<float> logits(int index) const = 0;  // [vocab], memory of the host

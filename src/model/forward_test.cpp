@@ -119,6 +119,26 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+TEST(Forward, GivesTheLogitsOfAsManyOfTheLastTokensAsAreWanted) {
+  Runner runner(kFixtures / kModels[1].name, best_isa());
+  const auto tokens = random_tokens(40, runner.model->config().vocab, 1);
+  BlockTable alone_table(runner.pool);
+  const auto alone = runner.run(alone_table, tokens, 1);
+  // Two sequences in one pass: five rows of one, two of the other.
+  BlockTable first(runner.pool);
+  BlockTable second(runner.pool);
+  ASSERT_TRUE(first.grow(40).ok());
+  ASSERT_TRUE(second.grow(40).ok());
+  const std::span<const std::int32_t> all(tokens);
+  const ForwardSpan spans[] = {{&first, all, 5}, {&second, all.first(9), 2}};
+  ASSERT_TRUE(runner.forward->run(spans, {}).ok());
+  const int expected[] = {35, 36, 37, 38, 39, 7, 8};
+  for (int i = 0; i < 7; ++i) {
+    const auto row = runner.forward->logits(i);
+    EXPECT_TRUE(same_bits({row.begin(), row.end()}, alone[expected[i]])) << i;
+  }
+}
+
 TEST(Forward, ASequenceHasTheSameBitsInAnyChunkingBatchAndThreadCount) {
   for (const Isa isa : tiers()) {
     for (const Fixture& fixture : kModels) {
