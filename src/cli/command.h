@@ -30,5 +30,6 @@ void add_synth(CLI::App& app, Run& run);
 void add_bench(CLI::App& app, Run& run);
 void add_calibrate(CLI::App& app, Run& run);
 void add_file(CLI::App& app, Run& run);
+void add_eval(CLI::App& app, Run& run);
 
 }  // namespace kvlane
