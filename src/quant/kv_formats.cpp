@@ -4,6 +4,7 @@
 
 #include "quant/format_text.h"
 #include "quant/kv_format.h"
+#include "quant/linear_format.h"
 
 namespace kvlane {
 namespace {
@@ -22,6 +23,16 @@ struct Entry {
 
 constexpr std::array kEntries = {
     Entry{"bf16", make_rows},
+    Entry{"fp8_e4m3", make_linear_format},
+    Entry{"fp8_e5m2", make_linear_format},
+    Entry{"mxfp8_e4m3", make_linear_format},
+    Entry{"mxfp8_e5m2", make_linear_format},
+    Entry{"mxfp6_e2m3", make_linear_format},
+    Entry{"mxfp6_e3m2", make_linear_format},
+    Entry{"mxfp4", make_linear_format},
+    Entry{"int8", make_linear_format},
+    Entry{"int4", make_linear_format},
+    Entry{"kivi", make_linear_format},
 };
 
 }  // namespace

@@ -1,0 +1,199 @@
+// Makes formats with linear codes from their names, and walks over the pages of a slab.
+// SPDX-License-Identifier: Apache-2.0
+#include "quant/linear_format.h"
+
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "base/bf16.h"
+
+namespace kvlane {
+
+using linear::CodeKind;
+using linear::Entry;
+using linear::Groups;
+using linear::Plane;
+
+namespace {
+
+constexpr std::uint16_t kInfinity = 0x7f80;
+constexpr std::uint16_t kAboveFp16 = 0x4780;  // 65536, the next BF16 number after 65280
+
+// The largest magnitude that a plane takes, plus one, as BF16 without its sign.
+std::uint16_t magnitude_limit(const Plane& plane) {
+  return plane.entry == Entry::kE8m0 ? kInfinity : kAboveFp16;
+}
+
+std::uint16_t magnitude(std::uint16_t bits) { return static_cast<std::uint16_t>(bits & 0x7fffU); }
+
+// Index of the first value that reaches the limit. Looks at all of them first, as there is
+// practically never one.
+std::optional<std::size_t> first_beyond(const std::uint16_t* rows, std::size_t count,
+                                        std::uint16_t limit) {
+  std::int16_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    most = std::max(most, static_cast<std::int16_t>(magnitude(rows[i])));
+  }
+  if (most < limit) return std::nullopt;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (magnitude(rows[i]) >= limit) return i;
+  }
+  return std::nullopt;
+}
+
+std::string number(float x) {
+  char text[32];
+  const int length = std::snprintf(text, sizeof(text), "%g", double{x});
+  return {text, static_cast<std::size_t>(length)};
+}
+
+Status refuse(char which, SlabPlace place, const KvShape& shape, int kv_head, std::size_t index,
+              float value) {
+  const std::string where = std::string(1, which) + " of layer " + std::to_string(place.layer) +
+                            ", KV head " + std::to_string(kv_head) + ", token " +
+                            std::to_string(place.position + index / shape.head_dim) + " is " +
+                            number(value);
+  if ((std::bit_cast<std::uint32_t>(value) & 0x7f800000U) == 0x7f800000U) {
+    return invalid_argument(where + ": KV formats take finite numbers only");
+  }
+  return invalid_argument(where + ", beyond 65504, the largest that FP16 scales hold");
+}
+
+// Between the end of a section and the next.
+void clear(std::byte* page, std::size_t from, std::size_t to) {
+  std::memset(page + from, 0, to - from);
+}
+
+}  // namespace
+
+LinearFormat::LinearFormat(std::string name, const KvShape& shape, const KvWindow& window,
+                           const Plane& k, const Plane& v, Isa isa)
+    : KvFormat(std::move(name), shape, window,
+               shape.kv_heads * linear::page_layout(k, v, shape.head_dim).bytes),
+      k_(k),
+      v_(v),
+      layout_(linear::page_layout(k, v, shape.head_dim)),
+      seal_k_(linear::seal_kernel(k, isa)),
+      seal_v_(linear::seal_kernel(v, isa)),
+      open_k_(linear::open_kernel(k, isa)),
+      open_v_(linear::open_kernel(v, isa)) {}
+
+Status LinearFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const {
+  const int d = shape().head_dim;
+  const std::size_t values = shape().page_plane_elements();
+  for (int head = 0; head < shape().kv_heads; ++head) {
+    const std::uint16_t* const k = rows + 2 * values * head;
+    const std::uint16_t* const v = k + values;
+    if (const auto at = first_beyond(k, values, magnitude_limit(k_))) {
+      return refuse('K', place, shape(), head, *at, to_float(bf16{k[*at]}));
+    }
+    if (const auto at = first_beyond(v, values, magnitude_limit(v_))) {
+      return refuse('V', place, shape(), head, *at, to_float(bf16{v[*at]}));
+    }
+    std::byte* const page = slab + layout_.bytes * head;
+    seal_k_({k_, d, k, page + layout_.k_codes, page + layout_.k_metadata});
+    seal_v_({v_, d, v, page + layout_.v_codes, page + layout_.v_metadata});
+    clear(page, layout_.k_codes + linear::codes_bytes(k_, d), layout_.v_codes);
+    clear(page, layout_.v_codes + linear::codes_bytes(v_, d), layout_.k_metadata);
+    clear(page, layout_.k_metadata + linear::metadata_bytes(k_, d), layout_.v_metadata);
+    clear(page, layout_.v_metadata + linear::metadata_bytes(v_, d), layout_.bytes);
+  }
+  return {};
+}
+
+void LinearFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_head,
+                             std::uint16_t* page) const {
+  const int d = shape().head_dim;
+  const std::byte* const from = slab + layout_.bytes * kv_head;
+  open_k_({k_, d, from + layout_.k_codes, from + layout_.k_metadata, page});
+  open_v_({v_, d, from + layout_.v_codes, from + layout_.v_metadata,
+           page + shape().page_plane_elements()});
+}
+
+std::size_t LinearFormat::used_bytes(const std::byte* /*slab*/) const {
+  return layout_.used * shape().kv_heads;
+}
+
+namespace {
+
+constexpr int kMxBlock = 32;
+
+constexpr Plane fp8(CodeKind code) { return {code, Groups::kPage, 0, Entry::kE8m0, false}; }
+constexpr Plane mx(CodeKind code) { return {code, Groups::kRow, kMxBlock, Entry::kE8m0, true}; }
+
+// Formats without parameters of their own.
+struct FloatFormat {
+  std::string_view name;
+  Plane plane;
+};
+constexpr std::array kFloatFormats = {
+    FloatFormat{"fp8_e4m3", fp8(CodeKind::kE4m3)},  FloatFormat{"fp8_e5m2", fp8(CodeKind::kE5m2)},
+    FloatFormat{"mxfp8_e4m3", mx(CodeKind::kE4m3)}, FloatFormat{"mxfp8_e5m2", mx(CodeKind::kE5m2)},
+    FloatFormat{"mxfp6_e2m3", mx(CodeKind::kE2m3)}, FloatFormat{"mxfp6_e3m2", mx(CodeKind::kE3m2)},
+    FloatFormat{"mxfp4", mx(CodeKind::kE2m1)},
+};
+
+constexpr std::array kSwitch = {0, 1};
+constexpr std::array kKiviBits = {2, 4};
+constexpr std::array kKiviGroups = {32, 64};
+
+// What a text says: the planes, and the parameters as the canonical name has them.
+struct Choice {
+  Plane k, v;
+  std::string parameters;
+};
+
+Result<Choice> choose_integer(FormatText& text, int head_dim) {
+  const bool wide = text.name() == "int8";
+  KVLANE_ASSIGN(const int symmetric, text.one_of("sym", kSwitch, wide ? 1 : 0));
+  Plane plane{wide ? CodeKind::kUint8 : CodeKind::kUint4, Groups::kRow, head_dim, Entry::kMinScale,
+              false};
+  if (symmetric != 0) {
+    plane.code = wide ? CodeKind::kSint8 : CodeKind::kSint4;
+    plane.entry = Entry::kScale;
+  }
+  return Choice{plane, plane, "sym=" + std::to_string(symmetric)};
+}
+
+Result<Choice> choose_kivi(FormatText& text) {
+  KVLANE_ASSIGN(const int bits, text.one_of("bits", kKiviBits, 2));
+  KVLANE_ASSIGN(const int group, text.one_of("group", kKiviGroups, 32));
+  const CodeKind code = bits == 2 ? CodeKind::kUint2 : CodeKind::kUint4;
+  return Choice{{code, Groups::kColumn, group, Entry::kMinScale, false},
+                {code, Groups::kRow, group, Entry::kMinScale, false},
+                "bits=" + std::to_string(bits) + ",group=" + std::to_string(group)};
+}
+
+Result<Choice> choose(FormatText& text, int head_dim) {
+  for (const FloatFormat& format : kFloatFormats) {
+    if (format.name == text.name()) return Choice{format.plane, format.plane, ""};
+  }
+  if (text.name() == "kivi") return choose_kivi(text);
+  return choose_integer(text, head_dim);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const KvFormat>> make_linear_format(FormatText text,
+                                                           const KvFormatContext& context) {
+  const KvShape& shape = context.shape;
+  if (shape.type != ElementType::kBf16) {
+    return unsupported("KV format '" + text.name() + "' codes bf16 rows only");
+  }
+  if (shape.head_dim < 1 || shape.head_dim > linear::kHeadDimMax) {
+    return unsupported("KV format '" + text.name() + "' takes a head_dim of 1 to " +
+                       std::to_string(linear::kHeadDimMax) + ", not " +
+                       std::to_string(shape.head_dim));
+  }
+  KVLANE_ASSIGN(const Choice choice, choose(text, shape.head_dim));
+  KVLANE_ASSIGN(const KvWindow window, text.window());
+  KVLANE_TRY(text.finish());
+  std::string parameters = choice.parameters + window_text(window);
+  if (choice.parameters.empty() && !parameters.empty()) parameters.erase(0, 1);  // the comma
+  std::string name = parameters.empty() ? text.name() : text.name() + ":" + parameters;
+  return std::shared_ptr<const KvFormat>(std::make_shared<const LinearFormat>(
+      std::move(name), shape, window, choice.k, choice.v, context.isa));
+}
+
+}  // namespace kvlane
