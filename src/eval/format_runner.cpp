@@ -6,7 +6,7 @@
 
 namespace kvlane {
 
-KvBytes& KvBytes::operator+=(const KvBytes& other) {
+CacheBytes& CacheBytes::operator+=(const CacheBytes& other) {
   sealed += other.sealed;
   elements += other.elements;
   all += other.all;
@@ -53,10 +53,10 @@ Status FormatRunner::append(std::span<const std::int32_t> tokens, int logits) {
   return {};
 }
 
-KvBytes FormatRunner::bytes() const {
+CacheBytes FormatRunner::bytes() const {
   const KvShape& shape = table_->pool().shape();
   const double token_bytes = static_cast<double>(shape.block_bytes()) / kBlockTokens;
-  KvBytes bytes;
+  CacheBytes bytes;
   bytes.tokens = table_->tokens();
   const int own = table_->tokens() / kBlockTokens;
   int sealed_blocks = 0;

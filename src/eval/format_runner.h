@@ -17,13 +17,13 @@
 namespace kvlane {
 
 // Bytes of KV of one sequence, as they are at one moment.
-struct KvBytes {
+struct CacheBytes {
   double sealed = 0;    // used by sealed slabs that attention reads as such
   double elements = 0;  // values of K and V in them
   double all = 0;       // those, and the rows of all other tokens
   double tokens = 0;
 
-  KvBytes& operator+=(const KvBytes& other);
+  CacheBytes& operator+=(const CacheBytes& other);
   // Of a value that is sealed, and of any; all metadata included. 0 without values.
   double bits_sealed() const { return elements > 0 ? 8 * sealed / elements : 0; }
   double bytes_per_token() const { return tokens > 0 ? all / tokens : 0; }
@@ -51,7 +51,7 @@ class FormatRunner {
   Status append(std::span<const std::int32_t> tokens, int logits);
   std::span<const float> logits(int index) const { return forward_->logits(index); }
 
-  KvBytes bytes() const;
+  CacheBytes bytes() const;
 
  private:
   FormatRunner() = default;

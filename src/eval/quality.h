@@ -23,7 +23,7 @@ struct WindowScore {
   double divergence = 0;  // KL(bf16 || format), nats
   double agreeing = 0;    // tokens where both have the same most likely next token
   double worst = 0;       // the largest divergence of one token
-  KvBytes bytes;          // at the window's end
+  CacheBytes bytes;       // at the window's end
 };
 
 // Reads one window in 16 bits and in each of `formats`, in step; scores[i] belongs to formats[i].
@@ -40,7 +40,7 @@ struct Quality {
   Interval agreement;         // share of tokens, 0 ... 1
   double worst = 0;
   double tokens = 0;
-  KvBytes bytes;
+  CacheBytes bytes;
 };
 
 // scores[i] and reference[i] belong to the same window; at least one.

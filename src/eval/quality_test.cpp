@@ -146,7 +146,7 @@ TEST(Quality, BytesAreThoseThatAttentionReads) {
   EXPECT_EQ(bytes_of(nullptr, 100).bytes_per_token(), rows);
   EXPECT_EQ(bytes_of(nullptr, 100).bits_sealed(), 0);
   const auto window = std::make_shared<format_fixture::Identity>(shape(), KvWindow{1, 2});
-  const KvBytes bytes = bytes_of(window, 700);  // own block 10; 0, 8 and 9 are rows
+  const CacheBytes bytes = bytes_of(window, 700);  // own block 10; 0, 8 and 9 are rows
   EXPECT_EQ(bytes.sealed, 7 * 64 * rows);
   EXPECT_EQ(bytes.bits_sealed(), 16);
   EXPECT_EQ(bytes.bytes_per_token(), rows);
