@@ -77,5 +77,33 @@ TEST(BlockArena, IsStillRightAfterItMoved) {
   EXPECT_EQ(out, block(2));
 }
 
+// A device may refuse a copy, into the arena and out of it.
+TEST(BlockArena, ForgetsWhatCouldNotBeCopiedIn) {
+  bool fails = false;
+  const MemoryCopy copy = [&](std::byte* to, const std::byte* from, std::size_t bytes) {
+    return fails ? internal_error("a copy that fails") : copy_on_host(to, from, bytes);
+  };
+  auto made = BlockArena::create(kBytes, 2 * kBytes, copy);
+  ASSERT_TRUE(made.ok());
+  BlockArena& arena = *made;
+  for (int i = 0; i < 2; ++i) arena.put(name(i), block(i).data());
+  fails = true;
+  arena.put(name(2), block(2).data());  // in place of the oldest
+  EXPECT_FALSE(arena.knows(name(0)));
+  EXPECT_FALSE(arena.knows(name(2)));
+  Block out{};
+  EXPECT_FALSE(arena.get(name(1), out.data()));
+  EXPECT_EQ(out, Block{});
+  EXPECT_EQ(arena.blocks_used(), 1);
+
+  fails = false;
+  for (int i = 2; i < 4; ++i) arena.put(name(i), block(i).data());
+  EXPECT_EQ(arena.blocks_used(), 2);
+  for (int i = 2; i < 4; ++i) {
+    ASSERT_TRUE(arena.get(name(i), out.data()));
+    EXPECT_EQ(out, block(i));
+  }
+}
+
 }  // namespace
 }  // namespace kvlane

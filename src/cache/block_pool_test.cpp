@@ -8,6 +8,8 @@
 #include <set>
 #include <vector>
 
+#include "base/bytes.h"
+
 namespace kvlane {
 namespace {
 
@@ -180,6 +182,31 @@ TEST(SharedBlocks, AForkSharesWhatIsCompleteAndCopiesTheRest) {
   EXPECT_EQ(another.blocks(), 0);
   table.clear();
   EXPECT_EQ(pool.blocks_free(), 1);
+  fork.clear();
+  EXPECT_EQ(pool.blocks_free(), 4);
+}
+
+TEST(SharedBlocks, AForkWhoseCopyFailsLeavesNothing) {
+  Bytes memory(4 * kShape.block_bytes());
+  bool fails = true;
+  auto made =
+      BlockPool::over(kShape, memory, [&](std::byte* to, const std::byte* from, std::size_t bytes) {
+        return fails ? internal_error("a copy that fails") : copy_on_host(to, from, bytes);
+      });
+  ASSERT_TRUE(made.ok());
+  BlockPool& pool = *made;
+  BlockTable table(pool);
+  ASSERT_TRUE(table.grow(150).ok());
+  table.set_tokens(150);
+  BlockTable fork(pool);
+  EXPECT_EQ(fork.fork(table).code(), Code::kInternal);
+  EXPECT_EQ(fork.blocks(), 0);
+  EXPECT_EQ(fork.tokens(), 0);
+  EXPECT_EQ(pool.blocks_free(), 1);
+  fails = false;
+  EXPECT_TRUE(fork.fork(table).ok());
+  EXPECT_EQ(fork.tokens(), 150);
+  table.clear();
   fork.clear();
   EXPECT_EQ(pool.blocks_free(), 4);
 }

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -17,10 +18,14 @@ namespace {
 constexpr const char* kName = "llama-gqa-bf16-llama3-sharded";
 const auto kDirectory = std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / kName;
 
-const Model& model_on_device() {
+EmulatedAccelerator& device() {
   static EmulatedAccelerator device;
+  return device;
+}
+
+const Model& model_on_device() {
   static const std::unique_ptr<Model> model =
-      take(Model::load(kDirectory, {.isa = best_isa(), .device = &device}));
+      take(Model::load(kDirectory, {.isa = best_isa(), .device = &device()}));
   return *model;
 }
 
@@ -108,6 +113,119 @@ TEST(EngineOnDevice, BlocksThatMoveKeepTheirRows) {
   EXPECT_EQ(answers_of(*tight), expected);
   tight->wait_idle();
   EXPECT_GT(tight->load().host_hit_tokens, 0);
+}
+
+// Whichever call of the device fails: the request ends with that error, unless what failed only
+// saves time, and the engine goes on.
+TEST(EngineOnDevice, AnyCallOfTheDeviceMayFail) {
+  const Model& model = model_on_device();
+  GenerationRequest request = make_request(3, 2, 5);
+  request.n = 2;
+  const auto engine =
+      take(Engine::create(model, fixture_tokenizer(), nullptr, {.kv_bytes = std::size_t{1} << 20}));
+  const auto answers_with = [&](int n) {
+    Answer answer;
+    device().fail_call(n);
+    EXPECT_TRUE(engine->submit(request, answer.on_update()).ok());
+    const Status status = answer.wait().error;
+    EXPECT_TRUE(status.ok() || status.code() == Code::kInternal) << status.message();
+    return status.ok() ? answer.all() : std::vector<Answer::One>();
+  };
+  const auto expected = answers_with(0);
+  int refused = 0;
+  for (int n = 1;; ++n) {
+    const auto answers = answers_with(n);
+    refused += answers.empty() ? 1 : 0;
+    EXPECT_TRUE(answers.empty() || answers == expected) << n;
+    const int calls = device().calls();
+    if (n % 8 == 0) {
+      EXPECT_EQ(answers_with(0), expected) << n;
+    }
+    engine->wait_idle();
+    EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total) << n;
+    if (calls < n) break;
+  }
+  EXPECT_GT(refused, 40);
+  device().fail_call(0);
+}
+
+// A fork, or a block that should go to the host's memory or come back from there: what cannot be
+// copied is computed.
+TEST(EngineOnDevice, AnyCopyOfBlocksMayFail) {
+  const Model& model = model_on_device();
+  const std::size_t block = model.config().kv_shape().block_bytes();
+  GenerationRequest request = make_request(67, 2, 5);
+  request.n = 2;
+  GenerationRequest other = make_request(130, 1, 7);
+  std::vector<Answer::One> expected;
+  for (int n = 0; n == 0 || device().calls() >= n; ++n) {
+    device().fail_call(n, EmulatedAccelerator::Counted::kBesideTheLine);
+    const auto engine = take(Engine::create(model, fixture_tokenizer(), nullptr,
+                                            {.kv_bytes = 3 * block, .host_bytes = 16 * block}));
+    // Its blocks go to the host's memory when the other one needs theirs.
+    for (const GenerationRequest* const each : std::array{&request, &other, &request}) {
+      Answer answer;
+      EXPECT_TRUE(engine->submit(*each, answer.on_update()).ok());
+      EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+      if (each == &other) continue;
+      if (expected.empty()) expected = answer.all();
+      EXPECT_EQ(answer.all(), expected) << n;
+    }
+    engine->wait_idle();
+    EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total) << n;
+    ASSERT_LT(n, 50);
+  }
+  device().fail_call(0);
+}
+
+TEST(EngineOnDevice, IsNotMadeWhenTheDeviceRefuses) {
+  int failed = 0;
+  for (bool done = false; !done; ++failed) {
+    device().fail_call(failed + 1);
+    const auto engine = Engine::create(model_on_device(), fixture_tokenizer(), nullptr,
+                                       {.kv_bytes = std::size_t{1} << 20});
+    done = device().calls() <= failed;
+    EXPECT_EQ(engine.status().code(), done ? Code::kOk : Code::kInternal) << failed;
+  }
+  EXPECT_GT(failed, 5);
+  device().fail_call(0);
+}
+
+// Slabs that cannot be read or written end the transfer, and nothing else.
+TEST(EngineOnDevice, AnyCallMayFailWhileSlabsMove) {
+  const Model& model = model_on_device();
+  const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
+  const GenerationRequest request = make_mixed_request(3, 2, 4);
+  const std::vector<std::int32_t> expected = alone(model, request);
+  int failed = 0;
+  for (bool done = false; !done; ++failed) {
+    device().fail_call(0);
+    Worker prefill(*network, model, {.kv_codec = "splitzip"});
+    Worker decode(*network, model);
+    const auto both = [&] {
+      const TransferId transfer = random_transfer_id();
+      Answer answer;
+      Prefilled prefilled;
+      const RequestId id = take(decode.engine->reserve(request, transfer));
+      EXPECT_TRUE(decode.engine->attach(id, answer.on_update()).ok());
+      take(prefill.engine->prefill_and_push(request, decode.endpoint->address(), transfer,
+                                            prefilled.on_prefilled()));
+      const bool left = prefilled.wait().finish.error.ok();
+      if (!left) decode.engine->abort(id);  // as a gateway would
+      const bool arrived = answer.wait().error.ok();
+      EXPECT_TRUE(!arrived || answer.tokens() == expected) << failed;
+      return left && arrived;
+    };
+    device().fail_call(failed + 1);
+    const bool right = both();
+    done = device().calls() <= failed;
+    EXPECT_EQ(right, done) << failed;
+    device().fail_call(0);
+    EXPECT_TRUE(both()) << failed;
+    prefill.expect_clean();
+    decode.expect_clean();
+  }
+  EXPECT_GT(failed, 50);
 }
 
 }  // namespace

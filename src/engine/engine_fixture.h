@@ -103,6 +103,8 @@ class Answer {
                       [&] { return finish_.has_value() || all_[0].tokens.size() >= count; });
   }
 
+  // After wait().
+  const Finish& finish() const { return *finish_; }
   // Of the first answer; why it ended is nothing if it failed.
   const std::vector<std::int32_t>& tokens() const { return all_[0].tokens; }
   const std::string& text() const { return all_[0].text; }

@@ -170,6 +170,70 @@ TEST(DeviceForward, APassThatDoesNotFitChangesNothing) {
   EXPECT_EQ(table.tokens(), 0);
 }
 
+// Whichever call of the device fails: the tables stay, and the pass after it is right.
+TEST(DeviceForward, AnyCallOfTheDeviceMayFail) {
+  const auto tokens = random_tokens(150, 4);
+  const std::span<const std::int32_t> all(tokens);
+  const auto begin = [&](Runner& runner, BlockTable& prompt, BlockTable& answer) {
+    runner.run(prompt, all.first(3), 3);
+    runner.run(answer, all.subspan(30, 5), 5);
+    ASSERT_TRUE(prompt.grow(5).ok() && answer.grow(6).ok());
+  };
+  Runner runner(kNames[1]);
+  Runner other(kNames[1]);
+  BlockTable prompt(runner.pool), answer(runner.pool);
+  begin(runner, prompt, answer);
+  const ForwardSpan pass[] = {{&prompt, all.subspan(90, 2), true},
+                              {&answer, all.subspan(130, 1), true}};
+  int failed = 0;
+  for (bool done = false; !done; ++failed) {
+    // Without memory yet for inputs and states.
+    runner.device.fail_call(0);
+    runner.forward = take(DeviceForward::create(runner.model, runner.device, kRowsMax, kLogitsMax));
+    runner.device.fail_call(failed + 1);
+    const Status status = runner.forward->run(pass, {});
+    done = runner.device.calls() <= failed;
+    EXPECT_EQ(status.code(), done ? Code::kOk : Code::kInternal) << failed;
+    EXPECT_EQ(prompt.tokens(), done ? 5 : 3);
+    EXPECT_EQ(answer.tokens(), done ? 6 : 5);
+    if (failed % 8 != 0 || done) continue;
+    runner.device.fail_call(0);
+    BlockTable third(runner.pool), same(other.pool);
+    EXPECT_EQ(runner.run(third, all.last(5), 5), other.run(same, all.last(5), 5)) << failed;
+  }
+  EXPECT_GT(failed, 12 * runner.model.config().layers);
+  BlockTable other_prompt(other.pool), other_answer(other.pool);
+  begin(other, other_prompt, other_answer);
+  const ForwardSpan same[] = {{&other_prompt, pass[0].tokens, true},
+                              {&other_answer, pass[1].tokens, true}};
+  ASSERT_TRUE(other.forward->run(same, {}).ok());
+  for (const int row : {0, 1}) EXPECT_EQ(runner.row(row), other.row(row));
+}
+
+TEST(DeviceForward, IsNotMadeWithoutItsMemory) {
+  Runner runner(kNames[0]);
+  int failed = 0;
+  for (bool done = false; !done; ++failed) {
+    runner.device.fail_call(failed + 1);
+    const auto forward = DeviceForward::create(runner.model, runner.device, kRowsMax, kLogitsMax);
+    done = runner.device.calls() <= failed;
+    EXPECT_EQ(forward.status().code(), done ? Code::kOk : Code::kInternal) << failed;
+  }
+  EXPECT_GT(failed, 2);
+}
+
+TEST(DeviceModel, IsNotLoadedWhenAnyCallOfTheDeviceFails) {
+  Runner runner(kNames[0]);
+  int failed = 0;
+  for (bool done = false; !done; ++failed) {
+    runner.device.fail_call(failed + 1);
+    const auto model = runner.load();
+    done = runner.device.calls() <= failed;
+    EXPECT_EQ(model.status().code(), done ? Code::kOk : Code::kInternal) << failed;
+  }
+  EXPECT_GT(failed, 10 * runner.model.config().layers);
+}
+
 TEST(DeviceModel, WeightsOfOtherTypesAreRefusedByName) {
   for (const char* const name : {"llama-mqa-f32", "llama-gqa-f16"}) {
     const Checkpoint checkpoint = take(Checkpoint::open(kModels / name));

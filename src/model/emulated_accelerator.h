@@ -1,14 +1,17 @@
 // A device for tests of the forward pass: kernels on emulated threads, and memory of the host that
-// only they may touch: elsewhere it faults, as a device's would.
+// only they may touch: elsewhere it faults, as a device's would. Any of its calls can be made to
+// fail.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "attention/decode_merge_device.h"
@@ -25,8 +28,20 @@ class EmulatedAccelerator final : public Accelerator {
   // Few multiprocessors cut sequences of decode attention into few units.
   explicit EmulatedAccelerator(int multiprocessors = 2) : multiprocessors_(multiprocessors) {}
 
+  // What is counted of the calls that can fail, from whatever thread.
+  enum class Counted : std::uint8_t { kAll, kBesideTheLine };
+  // The n-th call from now on, the first is 1, does nothing and fails with kInternal; none if 0.
+  void fail_call(int n, Counted counted = Counted::kAll) {
+    counted_ = counted;
+    calls_ = 0;
+    failing_call_ = n;
+  }
+  // Of those that are counted, since fail_call().
+  int calls() const { return calls_; }
+
   int multiprocessors() const override { return multiprocessors_; }
   Result<Memory> allocate(std::size_t bytes) override {
+    KVLANE_TRY(count_call());
     if (bytes == 0) return Memory();
     void* const data =
         ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -43,22 +58,25 @@ class EmulatedAccelerator final : public Accelerator {
     });
   }
   Result<Memory> allocate_host(std::size_t bytes) override {
+    KVLANE_TRY(count_call());
     auto owner = std::make_shared<std::vector<std::byte>>(bytes, std::byte{0xFF});
     return Memory(owner->data(), [owner](std::byte*) mutable { owner.reset(); });
   }
   Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    const Open open(*this);
-    if (bytes > 0) std::memcpy(to, from, bytes);
-    return {};
+    KVLANE_TRY(count_call());
+    return move(to, from, bytes);
   }
-  Status finish() override { return {}; }
+  Status finish() override { return count_call(); }
   Result<MemoryCopy> copies() override {
-    return MemoryCopy([this](std::byte* to, const std::byte* from, std::size_t bytes) {
-      return copy(to, from, bytes);
+    KVLANE_TRY(count_call());
+    return MemoryCopy([this](std::byte* to, const std::byte* from, std::size_t bytes) -> Status {
+      KVLANE_TRY(count_call(Counted::kBesideTheLine));
+      return move(to, from, bytes);
     });
   }
 
   Status embed(const EmbedRows& rows) override {
+    KVLANE_TRY(count_call());
     const Open open(*this);
     KVLANE_TRY(check_rows(rows));
     for_parts(rows.rows, rows.hidden, [&](gpu::EmulatedThread& thread, int row, int part) {
@@ -67,6 +85,7 @@ class EmulatedAccelerator final : public Accelerator {
     return {};
   }
   Status norm(const NormRows& rows) override {
+    KVLANE_TRY(count_call());
     const Open open(*this);
     KVLANE_TRY(check_rows(rows));
     switch (norm_parts(rows.n)) {
@@ -77,6 +96,7 @@ class EmulatedAccelerator final : public Accelerator {
     return {};
   }
   Status write_qkv(const QkvRows& rows) override {
+    KVLANE_TRY(count_call());
     const Open open(*this);
     KVLANE_TRY(check_rows(rows));
     const int lanes_log2 = qkv_lanes_log2(rows.head_dim);
@@ -91,6 +111,7 @@ class EmulatedAccelerator final : public Accelerator {
     return {};
   }
   Status silu(const SiluRows& rows) override {
+    KVLANE_TRY(count_call());
     const Open open(*this);
     KVLANE_TRY(check_rows(rows));
     for_parts(rows.rows, rows.ffn, [&](gpu::EmulatedThread& thread, int row, int part) {
@@ -101,6 +122,7 @@ class EmulatedAccelerator final : public Accelerator {
 
   // What cuBLASLt does on a device, as a plain loop.
   Status multiply(const GpuProduct& product) override {
+    KVLANE_TRY(count_call());
     const Open open(*this);
     const auto* const w = reinterpret_cast<const bf16*>(product.weights);
     const auto* const x = reinterpret_cast<const bf16*>(product.x);
@@ -119,6 +141,7 @@ class EmulatedAccelerator final : public Accelerator {
   }
 
   Status attend(const DecodeBatch& batch, const DecodeUnit* units, std::size_t count) override {
+    KVLANE_TRY(count_call());
     const Open open(*this);
     const DecodeKernelShape* kernel = decode_kernel(batch.heads / batch.kv_heads, batch.head_dim);
     for (std::size_t i = 0; i < count; ++i) {
@@ -134,6 +157,7 @@ class EmulatedAccelerator final : public Accelerator {
     return {};
   }
   Status merge(const DecodeMerge& merge) override {
+    KVLANE_TRY(count_call());
     const Open open(*this);
     for (int row = 0; row < merge.sequences * merge.heads; ++row) {
       gpu::run_block(gpu::kWarpThreads, seed_++,
@@ -142,6 +166,7 @@ class EmulatedAccelerator final : public Accelerator {
     return {};
   }
   Status attend(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count) override {
+    KVLANE_TRY(count_call());
     const Open open(*this);
     const PrefillKernelShape* kernel = prefill_kernel(batch.head_dim);
     for (std::size_t i = 0; i < count; ++i) {
@@ -157,6 +182,18 @@ class EmulatedAccelerator final : public Accelerator {
 
  private:
   static constexpr int kThreads = 64;
+
+  Status count_call(Counted kind = Counted::kAll) {
+    if (counted_ != Counted::kAll && counted_ != kind) return {};
+    if (++calls_ != failing_call_) return {};
+    return internal_error("call " + std::to_string(failing_call_) + " was made to fail");
+  }
+
+  Status move(std::byte* to, const std::byte* from, std::size_t bytes) {
+    const Open open(*this);
+    if (bytes > 0) std::memcpy(to, from, bytes);
+    return {};
+  }
 
   // The device at work: its memory can be touched, for as long as anybody is at it.
   class Open {
@@ -219,6 +256,9 @@ class EmulatedAccelerator final : public Accelerator {
   }
 
   const int multiprocessors_;
+  std::atomic<Counted> counted_ = Counted::kAll;
+  std::atomic<int> calls_ = 0;
+  std::atomic<int> failing_call_ = 0;
   std::mutex mutex_;  // of what follows
   std::map<void*, std::size_t> regions_;
   int at_work_ = 0;
