@@ -228,7 +228,7 @@ Result<double> Sender::send(Series& series) {
   const auto job = std::make_shared<KvSender::Job>(std::move(outgoing), *end_.table,
                                                    options_.tokens, codec, link);
   for (int layer = 0; layer < shape.layers; ++layer) {
-    series.sender->add(job, layer, 0, end_.table->blocks());
+    series.sender->add(job, layer, 0, end_.table->blocks(), nullptr);
   }
   TransferEnd end;
   end.first.push_back({});

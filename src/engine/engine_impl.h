@@ -89,7 +89,8 @@ class EngineImpl final : public Engine {
   bool step();
   bool choose_batch();
   void gather_batch();
-  void on_layer(int layer);
+  bool slabs_leave() const;
+  void on_layer(int layer, const std::shared_ptr<const DeviceMark>& done);
   void after_pass();
   void draw();
   void accept(Sequence& sequence, std::int32_t token, std::optional<TokenLogprobs> logprobs);
@@ -98,7 +99,8 @@ class EngineImpl final : public Engine {
 
   // Journeys (engine_journey.cpp).
   Status depart(Request& request);
-  void hand_over(Request& request, int layer, int last_block);
+  void hand_over(Request& request, int layer, int last_block,
+                 const std::shared_ptr<const DeviceMark>& done);
   void finish_sending(Request& request);
   void on_peer_answer(Request& request, const Result<Durations>& delivered);
   void settle(Request& request);
@@ -115,6 +117,9 @@ class EngineImpl final : public Engine {
   BlockArena& arena_ = parts_.arena;
   ForwardPass* const forward_ = parts_.forward.get();
   CodecChoice* const codecs_ = parts_.codecs.get();
+  const ForwardPass::OnLayer layer_done_ = [this](int layer, const auto& done) {
+    on_layer(layer, done);
+  };
 
   std::map<RequestId, RequestPtr> live_;
   std::vector<RequestPtr> dead_;    // over in this turn of the loop: somebody may still point there

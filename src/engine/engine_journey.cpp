@@ -49,9 +49,10 @@ Status EngineImpl::depart(Request& request) {
   return {};
 }
 
-// Blocks up to `last_block` of this layer are final.
-void EngineImpl::hand_over(Request& request, int layer, int last_block) {
-  sender_->add(request.job, layer, request.blocks_sent, last_block);
+// Blocks up to `last_block` of this layer are final, on a device once it reaches `done`.
+void EngineImpl::hand_over(Request& request, int layer, int last_block,
+                           const std::shared_ptr<const DeviceMark>& done) {
+  sender_->add(request.job, layer, request.blocks_sent, last_block, done);
 }
 
 // Nothing more will be computed for this request: what is left is the sender's.
@@ -62,7 +63,7 @@ void EngineImpl::finish_sending(Request& request) {
   prompt.enter(&TimeAccount::other);
   if (options_.push_whole && !request.first.empty()) {
     for (int layer = 0; layer < pool_.shape().layers; ++layer) {
-      hand_over(request, layer, prompt.table.blocks());
+      hand_over(request, layer, prompt.table.blocks(), nullptr);
     }
   }
   TransferEnd end;

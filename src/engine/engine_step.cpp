@@ -27,7 +27,7 @@ bool EngineImpl::step() {
   admit();
   make_room();
   if (!choose_batch()) return !dead_.empty();
-  const Status status = forward_->run(spans_, [this](int layer) { on_layer(layer); });
+  const Status status = forward_->run(spans_, slabs_leave() ? layer_done_ : nullptr);
   outside_seconds_ += forward_->times().total;
   if (!status.ok()) {
     for (const Slot& slot : slots_) fail(slot.sequence->request, status);
@@ -86,14 +86,20 @@ void EngineImpl::gather_batch() {
   }
 }
 
+// Whether anybody waits for the layers of this pass.
+bool EngineImpl::slabs_leave() const {
+  return !options_.push_whole && std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.sequence->request.job != nullptr;
+  });
+}
+
 // Slabs that this pass completed leave while the next layer is computed.
-void EngineImpl::on_layer(int layer) {
-  if (options_.push_whole) return;
+void EngineImpl::on_layer(int layer, const std::shared_ptr<const DeviceMark>& done) {
   for (const Slot& slot : slots_) {
     Request& request = slot.sequence->request;
     if (request.job == nullptr) continue;
     const int tokens = slot.sequence->table.tokens() + slot.tokens;
-    hand_over(request, layer, slot.wants_logits ? blocks_for(tokens) : tokens / kBlockTokens);
+    hand_over(request, layer, slot.wants_logits ? blocks_for(tokens) : tokens / kBlockTokens, done);
   }
 }
 

@@ -38,10 +38,13 @@ KvSender::~KvSender() {
   thread_.join();
 }
 
-void KvSender::add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block) {
+void KvSender::add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block,
+                   const std::shared_ptr<const DeviceMark>& done) {
   if (first_block == last_block) return;
-  post([this, job, layer, first_block, last_block] {
-    for (int block = first_block; block < last_block; ++block) encode(*job, layer, block);
+  post([this, job, layer, first_block, last_block, done] {
+    if (job->status_.ok()) {
+      job->status_ = encode_run(*job, layer, first_block, last_block, done.get());
+    }
   });
 }
 
@@ -84,8 +87,22 @@ void KvSender::loop() {
   }
 }
 
-void KvSender::encode(Job& job, int layer, int block) {
-  if (job.cancelled_ || !job.status_.ok()) return;
+Status KvSender::encode_run(Job& job, int layer, int first_block, int last_block,
+                            const DeviceMark* done) {
+  if (job.cancelled_) return {};
+  std::vector<BlockId> blocks;
+  for (int block = first_block; block < last_block; ++block) {
+    blocks.push_back(job.table_.id(block));
+  }
+  KVLANE_TRY(lane_.begin(pool_, blocks, layer, done));
+  for (int block = first_block; block < last_block && !job.cancelled_; ++block) {
+    KVLANE_ASSIGN(const std::byte* const slab, lane_.next());
+    KVLANE_TRY(encode(job, layer, block, slab));
+  }
+  return {};
+}
+
+Status KvSender::encode(Job& job, int layer, int block, const std::byte* slab) {
   const KvShape& shape = pool_.shape();
   const Codec& codec =
       choice_.watches_links() ? choice_.for_slab(job.codec_, job.link_()) : job.codec_;
@@ -100,21 +117,16 @@ void KvSender::encode(Job& job, int layer, int block) {
   header.position = std::int64_t{block} * kBlockTokens;
   header.tokens = std::min(kBlockTokens, job.tokens_ - block * kBlockTokens);
 
-  const Result<const std::byte*> slab = lane_.fetch(pool_, job.table_.id(block), layer);
-  if (!slab.ok()) {
-    job.status_ = slab.status();
-    return;
-  }
   const PlaneShape plane = plane_shape(shape, header.tokens);
-  const PlaneView k = plane_in(*slab, shape, PlanePart::kK);
-  const PlaneView v = plane_in(*slab, shape, PlanePart::kV);
+  const PlaneView k = plane_in(slab, shape, PlanePart::kK);
+  const PlaneView v = plane_in(slab, shape, PlanePart::kV);
   const ByteView coded_k = encode_plane(codec, layer, PlanePart::kK, plane, k);
   const ByteView coded_v = encode_plane(codec, layer, PlanePart::kV, plane, v);
   try_another(codec, plane, v);
   job.kv_.add_codec(header.codec);
   job.kv_.raw += header.raw_bytes();
   job.kv_.shipped += kFrameHeaderBytes + coded_k.size() + coded_v.size();
-  job.status_ = job.outgoing_->add_slab(std::move(header), coded_k, coded_v);
+  return job.outgoing_->add_slab(std::move(header), coded_k, coded_v);
 }
 
 ByteView KvSender::encode_plane(const Codec& codec, int layer, PlanePart part,

@@ -68,8 +68,10 @@ class KvSender {
            CodecChoice& choice, const std::vector<Codebook>& calibrated);
   ~KvSender();  // encodes what is queued, then joins
 
-  // Blocks [first_block, last_block) of `layer` are final for this job.
-  void add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block);
+  // Blocks [first_block, last_block) of `layer` are final for this job, on a device once it reaches
+  // `done`, if that is not null.
+  void add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block,
+           const std::shared_ptr<const DeviceMark>& done);
   // Everything was added. `end` is completed with bytes and the duration "encode" and sent.
   void finish(const std::shared_ptr<Job>& job, TransferEnd end,
               std::function<void(SentKv)> on_encoded);
@@ -84,7 +86,8 @@ class KvSender {
 
   void post(Work work);
   void loop();
-  void encode(Job& job, int layer, int block);
+  Status encode_run(Job& job, int layer, int first_block, int last_block, const DeviceMark* done);
+  Status encode(Job& job, int layer, int block, const std::byte* slab);
   ByteView encode_plane(const Codec& codec, int layer, PlanePart part, const PlaneShape& shape,
                         const PlaneView& plane);
   void try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane);

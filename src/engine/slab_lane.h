@@ -1,17 +1,21 @@
 // How a thread beside the engine's gets at slabs: where they lie, or, when that is in memory of a
-// device, through a buffer of its own.
+// device, through buffers of its own.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "cache/block_pool.h"
 #include "model/accelerator.h"
 
 namespace kvlane {
 
-// For one thread at a time. A slab that is fetched or stored is final, or nobody's but the
-// caller's.
+// For one thread at a time, which either reads slabs or writes them. A slab is final when it is
+// read, or nobody's but the caller's.
 class SlabLane {
  public:
   // To blocks in memory of the host.
@@ -19,17 +23,29 @@ class SlabLane {
   // To those of a device, which outlives it.
   static Result<SlabLane> open(Accelerator& device, const KvShape& shape);
 
-  // The slab as the host may read it, until the next call.
-  Result<const std::byte*> fetch(const BlockPool& pool, BlockId block, int layer);
+  bool on_host() const { return lane_ == nullptr; }
+
+  // From now on next() gives the slabs of these blocks, in order: on a device not before it has
+  // reached `done`, if that is not null.
+  Status begin(const BlockPool& pool, std::span<const BlockId> blocks, int layer,
+               const DeviceMark* done);
+  // As the host may read it, until the next call. While the caller does, the device copies the one
+  // after it.
+  Result<const std::byte*> next();
 
   // Where the slab's first `rows` rows are to be written, then store(): the pool's own memory, or
-  // the buffer, and then the slab's other rows become zeros.
+  // a buffer, and then the slab's other rows become zeros.
   std::byte* room(const BlockPool& pool, BlockId block, int layer, int rows);
   Status store(const BlockPool& pool, BlockId block, int layer);
 
  private:
-  MemoryCopy copy_;             // empty for the host
-  Accelerator::Memory buffer_;  // one slab
+  Status copy_ahead();
+
+  std::unique_ptr<DeviceLane> lane_;            // null for the host
+  std::array<Accelerator::Memory, 2> buffers_;  // a slab each
+  std::size_t slab_bytes_ = 0;
+  std::vector<const std::byte*> slabs_;  // of begin()
+  std::size_t at_ = 0;                   // the next one
 };
 
 }  // namespace kvlane

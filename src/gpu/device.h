@@ -71,13 +71,15 @@ class Stream {
 class Event {
  public:
   static Result<Event> create(int device);
+  // For order alone: it cannot tell seconds, and costs less.
+  static Result<Event> create_untimed(int device);
 
   int device() const { return device_; }
   // After all work that the stream has now.
   Status record(const Stream& stream);
   // Until the recorded place is reached; at once if none was recorded.
   Status synchronize() const;
-  // From `earlier`, recorded as this one is, both on one device. Waits for this one.
+  // From `earlier`, recorded as this one is, both timed and on one device. Waits for this one.
   Result<double> seconds_since(const Event& earlier) const;
   // A cudaEvent_t.
   void* handle() const { return handle_.get(); }
@@ -86,6 +88,7 @@ class Event {
   struct Destroy {
     void operator()(void* handle) const;
   };
+  static Result<Event> create(int device, unsigned flags);
   Event(void* handle, int device) : handle_(handle), device_(device) {}
 
   std::unique_ptr<void, Destroy> handle_;

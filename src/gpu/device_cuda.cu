@@ -119,10 +119,13 @@ void Stream::Destroy::operator()(void* handle) const {
   static_cast<void>(cudaStreamDestroy(static_cast<cudaStream_t>(handle)));
 }
 
-Result<Event> Event::create(int device) {
+Result<Event> Event::create(int device) { return create(device, cudaEventDefault); }
+Result<Event> Event::create_untimed(int device) { return create(device, cudaEventDisableTiming); }
+
+Result<Event> Event::create(int device, unsigned flags) {
   KVLANE_TRY(use_device(device));
   cudaEvent_t event = nullptr;
-  KVLANE_TRY(cuda_status(cudaEventCreate(&event), "create an event"));
+  KVLANE_TRY(cuda_status(cudaEventCreateWithFlags(&event, flags), "create an event"));
   return Event(event, device);
 }
 

@@ -14,6 +14,7 @@ Status Stream::wait(const Event&) const { return no_cuda(); }
 void Stream::Destroy::operator()(void*) const {}
 
 Result<Event> Event::create(int) { return no_cuda(); }
+Result<Event> Event::create_untimed(int) { return no_cuda(); }
 Status Event::record(const Stream&) { return no_cuda(); }
 Status Event::synchronize() const { return no_cuda(); }
 Result<double> Event::seconds_since(const Event&) const { return no_cuda(); }

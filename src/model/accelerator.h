@@ -17,6 +17,26 @@
 
 namespace kvlane {
 
+// A place in an accelerator's line of work. Any thread may hold it; ends before the accelerator.
+class DeviceMark {
+ public:
+  virtual ~DeviceMark() = default;
+};
+
+// A line of its own beside the accelerator's, for one thread at a time. Calls return when the work
+// is in line, and what they point to stays until finish(). Ends before the accelerator.
+class DeviceLane {
+ public:
+  virtual ~DeviceLane() = default;
+
+  // What is given from now on begins when the accelerator has reached the mark.
+  virtual Status wait(const DeviceMark& mark) = 0;
+  // As Accelerator::copy().
+  virtual Status copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  // Until all is done; tells what went wrong meanwhile.
+  virtual Status finish() = 0;
+};
+
 // Thread-compatible. Calls return when the work is in line; it is done when finish() has returned,
 // which also tells what went wrong meanwhile. All that a call points to stays until then. Buffers
 // end before the accelerator does.
@@ -36,9 +56,18 @@ class Accelerator {
   // From anywhere to anywhere, not overlapping.
   virtual Status copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   virtual Status finish() = 0;
-  // Copies beside the line: for a thread that moves what no kernel in line touches. The function
-  // outlives nothing of the accelerator.
-  virtual Result<MemoryCopy> copies() = 0;
+
+  // Where the line ends now.
+  virtual Result<std::shared_ptr<const DeviceMark>> mark() = 0;
+  virtual Result<std::unique_ptr<DeviceLane>> lane() = 0;
+  // Copies on a lane of their own, each done when it returns.
+  Result<MemoryCopy> copies() {
+    KVLANE_ASSIGN(std::shared_ptr<DeviceLane> own, lane());
+    return MemoryCopy([own](std::byte* to, const std::byte* from, std::size_t bytes) -> Status {
+      KVLANE_TRY(own->copy(to, from, bytes));
+      return own->finish();
+    });
+  }
 
   // See ops/rows_gpu.h, ops/products_gpu.h, attention/decode_gpu.h and attention/prefill_gpu.h.
   virtual Status embed(const EmbedRows& rows) = 0;

@@ -92,13 +92,12 @@ Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_
   times_ = {};
   KVLANE_TRY(arrange(spans));
   Status done = upload();
-  if (done.ok()) done = compute(spans[0].table->pool());
+  if (done.ok()) done = compute(spans[0].table->pool(), on_layer);
   // Also after an error: what is in line reads our buffers.
   const Status finished = device_.finish();
   times_.total = seconds_since(start);
   KVLANE_TRY(done);
   KVLANE_TRY(finished);
-  for (int layer = 0; on_layer && layer < model_.config().layers; ++layer) on_layer(layer);
   for (const ForwardSpan& span : spans) {
     span.table->set_tokens(span.table->tokens() + static_cast<int>(span.tokens.size()));
   }
@@ -184,7 +183,7 @@ Status DeviceForward::upload() {
   return device_.copy(device_inputs_.memory.get(), host_inputs_.memory.get(), bytes);
 }
 
-Status DeviceForward::compute(const BlockPool& pool) {
+Status DeviceForward::compute(const BlockPool& pool, const OnLayer& on_layer) {
   const ModelConfig& c = model_.config();
   KVLANE_TRY(device_.embed({.table = model_.embedding(),
                             .tokens = inputs_.tokens,
@@ -192,7 +191,7 @@ Status DeviceForward::compute(const BlockPool& pool) {
                             .hidden = c.hidden,
                             .residual = residual_}));
   for (int layer = 0; layer < c.layers; ++layer) {
-    KVLANE_TRY(attention(model_.layers()[layer], pool, layer));
+    KVLANE_TRY(attention(pool, layer, on_layer));
     KVLANE_TRY(ffn(model_.layers()[layer]));
   }
   return take_.empty() ? Status() : project_logits();
@@ -210,8 +209,9 @@ NormRows DeviceForward::norm_of(const float* weight, int rows) const {
           .out = normed_};
 }
 
-Status DeviceForward::attention(const DeviceLayer& layer, const BlockPool& pool, int index) {
+Status DeviceForward::attention(const BlockPool& pool, int index, const OnLayer& on_layer) {
   const ModelConfig& c = model_.config();
+  const DeviceLayer& layer = model_.layers()[index];
   const int q_width = c.heads * c.head_dim;
   KVLANE_TRY(device_.norm(norm_of(layer.attention_norm, rows_)));
   KVLANE_TRY(device_.multiply({.weights = layer.qkv,
@@ -237,6 +237,10 @@ Status DeviceForward::attention(const DeviceLayer& layer, const BlockPool& pool,
                                 .q = q_,
                                 .slabs = reinterpret_cast<std::byte*>(pool.slab(0, index)),
                                 .block_bytes = pool.shape().block_bytes()}));
+  if (on_layer) {
+    KVLANE_ASSIGN(const std::shared_ptr<const DeviceMark> written, device_.mark());
+    on_layer(index, written);
+  }
   if (decoding_ > 0) KVLANE_TRY(decode(pool, index));
   if (!prefill_units_.empty()) KVLANE_TRY(prefill(pool, index));
   // Into the residual stream.

@@ -28,8 +28,7 @@ class DeviceForward final : public ForwardPass {
                                                        Accelerator& device, int rows_max,
                                                        int logits_max);
 
-  // Blocks are in memory of the device, all of one pool. `on_layer` is called for all layers in
-  // turn when the pass is done.
+  // Blocks are in memory of the device, all of one pool.
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override;
 
   std::span<float> logits(int index) const override;
@@ -62,8 +61,8 @@ class DeviceForward final : public ForwardPass {
   Status arrange(std::span<const ForwardSpan> spans);
   void append_rows(const ForwardSpan& span, int sequence);
   Status upload();
-  Status compute(const BlockPool& pool);
-  Status attention(const DeviceLayer& layer, const BlockPool& pool, int index);
+  Status compute(const BlockPool& pool, const OnLayer& on_layer);
+  Status attention(const BlockPool& pool, int index, const OnLayer& on_layer);
   Status decode(const BlockPool& pool, int index);
   Status prefill(const BlockPool& pool, int index);
   Status ffn(const DeviceLayer& layer);

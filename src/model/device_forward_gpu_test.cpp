@@ -24,10 +24,8 @@ std::vector<std::vector<float>> logits_on(Accelerator& device, const ModelConfig
       DeviceModel::load(config, std::ref(tensors), rope_of(config), config.context, device, {}));
   const KvShape shape = config.kv_shape();
   const auto memory = take(device.allocate(kBlocks * shape.block_bytes()));
-  BlockPool pool = take(BlockPool::over(shape, {memory.get(), kBlocks * shape.block_bytes()},
-                                        [&](std::byte* to, const std::byte* from, std::size_t n) {
-                                          return device.copy(to, from, n);
-                                        }));
+  BlockPool pool = take(
+      BlockPool::over(shape, {memory.get(), kBlocks * shape.block_bytes()}, take(device.copies())));
   const auto forward = take(DeviceForward::create(model, device, 256, 4));
 
   std::vector<std::int32_t> tokens(600);

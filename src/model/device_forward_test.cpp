@@ -31,9 +31,7 @@ struct Runner {
         model(take(load())),
         memory(take(device.allocate(pool_bytes()))),
         pool(take(BlockPool::over(model.config().kv_shape(), {memory.get(), pool_bytes()},
-                                  [this](std::byte* to, const std::byte* from, std::size_t bytes) {
-                                    return device.copy(to, from, bytes);
-                                  }))),
+                                  take(device.copies())))),
         forward(take(DeviceForward::create(model, device, kRowsMax, kLogitsMax))) {}
 
   std::size_t pool_bytes() const { return 32 * model.config().kv_shape().block_bytes(); }
@@ -147,6 +145,43 @@ TEST(DeviceForward, ASequenceHasTheSameBitsInAnyChunkingAndCompany) {
   EXPECT_EQ(third.tokens(), 80);
   BlockTable alone(runner.pool);
   EXPECT_EQ(runner.run(alone, all.subspan(50, 80), 80).back(), of_third);
+}
+
+// A lane that waits for a layer's mark finds the layer's rows, though the pass has not ended and
+// nobody has waited for it; one that does not wait finds what was there before.
+TEST(DeviceForward, RowsOfALayerCanBeReadFromItsMarkOn) {
+  Runner runner(kNames[1]);
+  const auto tokens = random_tokens(20, 5);
+  const KvShape shape = runner.model.config().kv_shape();
+  BlockTable table(runner.pool);
+  ASSERT_TRUE(table.grow(20).ok());
+  const auto slab_of = [&](int layer) {
+    return reinterpret_cast<const std::byte*>(runner.pool.slab(table.id(0), layer));
+  };
+  const auto early = take(runner.device.lane()), waiting = take(runner.device.lane());
+  std::vector<Bytes> read;
+  const ForwardSpan span{&table, tokens, false};
+  const Status done = runner.forward->run(
+      {&span, 1}, [&](int layer, const std::shared_ptr<const DeviceMark>& mark) {
+        ASSERT_EQ(layer, static_cast<int>(read.size()));
+        Bytes before(shape.slab_bytes()), after(shape.slab_bytes());
+        ASSERT_TRUE(early->copy(before.data(), slab_of(layer), before.size()).ok());
+        ASSERT_TRUE(early->finish().ok());
+        EXPECT_EQ(before, Bytes(before.size(), std::byte{0xFF})) << layer;
+        ASSERT_TRUE(waiting->wait(*mark).ok());
+        ASSERT_TRUE(waiting->copy(after.data(), slab_of(layer), after.size()).ok());
+        ASSERT_TRUE(waiting->finish().ok());
+        EXPECT_NE(after, before) << layer;
+        read.push_back(std::move(after));
+      });
+  ASSERT_TRUE(done.ok()) << done.message();
+  ASSERT_EQ(static_cast<int>(read.size()), shape.layers);
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    Bytes now(shape.slab_bytes());
+    ASSERT_TRUE(early->copy(now.data(), slab_of(layer), now.size()).ok());
+    ASSERT_TRUE(early->finish().ok());
+    EXPECT_EQ(now, read[layer]) << layer;
+  }
 }
 
 TEST(DeviceForward, NoLogitsWhereNobodyWantsThem) {

@@ -1,16 +1,14 @@
 // A device for tests of the forward pass: kernels on emulated threads, and memory of the host that
 // only they may touch: elsewhere it faults, as a device's would. Any of its calls can be made to
-// fail.
+// fail. Work is done as late as it may be, when somebody waits for it: who reads too early reads
+// what was there before.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sys/mman.h>
-
 #include <atomic>
 #include <cstring>
-#include <map>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -19,10 +17,11 @@
 #include "base/bf16.h"
 #include "gpu/emulated_block.h"
 #include "model/accelerator.h"
+#include "model/emulated_memory.h"
 
 namespace kvlane {
 
-// New memory is poisoned. The launchers' own checks are made here, too.
+// The launchers' own checks are made here, too.
 class EmulatedAccelerator final : public Accelerator {
  public:
   // Few multiprocessors cut sequences of decode attention into few units.
@@ -42,20 +41,7 @@ class EmulatedAccelerator final : public Accelerator {
   int multiprocessors() const override { return multiprocessors_; }
   Result<Memory> allocate(std::size_t bytes) override {
     KVLANE_TRY(count_call());
-    if (bytes == 0) return Memory();
-    void* const data =
-        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return exhausted("no memory for an emulated device");
-    std::memset(data, 0xFF, bytes);  // NaN in every float type
-    const std::lock_guard lock(mutex_);
-    if (at_work_ == 0) ::mprotect(data, bytes, PROT_NONE);
-    regions_.emplace(data, bytes);
-    return Memory(static_cast<std::byte*>(data), [this](std::byte* at) {
-      const std::lock_guard freeing(mutex_);
-      const auto region = regions_.find(at);
-      ::munmap(at, region->second);
-      regions_.erase(region);
-    });
+    return memory_.allocate(bytes);
   }
   Result<Memory> allocate_host(std::size_t bytes) override {
     KVLANE_TRY(count_call());
@@ -63,121 +49,125 @@ class EmulatedAccelerator final : public Accelerator {
     return Memory(owner->data(), [owner](std::byte*) mutable { owner.reset(); });
   }
   Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
-    KVLANE_TRY(count_call());
-    return move(to, from, bytes);
+    return give([to, from, bytes] { return copy_on_host(to, from, bytes); });
   }
-  Status finish() override { return count_call(); }
-  Result<MemoryCopy> copies() override {
+  Status finish() override {
+    const Status done = line_.run(line_.given());
     KVLANE_TRY(count_call());
-    return MemoryCopy([this](std::byte* to, const std::byte* from, std::size_t bytes) -> Status {
-      KVLANE_TRY(count_call(Counted::kBesideTheLine));
-      return move(to, from, bytes);
-    });
+    return done;
+  }
+  Result<std::shared_ptr<const DeviceMark>> mark() override {
+    KVLANE_TRY(count_call());
+    return std::shared_ptr<const DeviceMark>(std::make_shared<Mark>(line_.given()));
+  }
+  Result<std::unique_ptr<DeviceLane>> lane() override {
+    KVLANE_TRY(count_call());
+    return std::unique_ptr<DeviceLane>(std::make_unique<Lane>(*this));
   }
 
   Status embed(const EmbedRows& rows) override {
-    KVLANE_TRY(count_call());
-    const Open open(*this);
     KVLANE_TRY(check_rows(rows));
-    for_parts(rows.rows, rows.hidden, [&](gpu::EmulatedThread& thread, int row, int part) {
-      embed_values(thread, rows, row, part);
+    return give([this, rows]() -> Status {
+      for_parts(rows.rows, rows.hidden, [&](gpu::EmulatedThread& thread, int row, int part) {
+        embed_values(thread, rows, row, part);
+      });
+      return {};
     });
-    return {};
   }
   Status norm(const NormRows& rows) override {
-    KVLANE_TRY(count_call());
-    const Open open(*this);
     KVLANE_TRY(check_rows(rows));
-    switch (norm_parts(rows.n)) {
-      case 1: run_norm<1>(rows); break;
-      case 2: run_norm<2>(rows); break;
-      default: run_norm<4>(rows); break;
-    }
-    return {};
+    return give([this, rows]() -> Status {
+      switch (norm_parts(rows.n)) {
+        case 1: run_norm<1>(rows); break;
+        case 2: run_norm<2>(rows); break;
+        default: run_norm<4>(rows); break;
+      }
+      return {};
+    });
   }
   Status write_qkv(const QkvRows& rows) override {
-    KVLANE_TRY(count_call());
-    const Open open(*this);
     KVLANE_TRY(check_rows(rows));
-    const int lanes_log2 = qkv_lanes_log2(rows.head_dim);
-    const int step = kThreads >> lanes_log2;
-    for (int row = 0; row < rows.rows; ++row) {
-      for (int head = 0; head < rows.heads + 2 * rows.kv_heads; head += step) {
-        gpu::run_block(kThreads, seed_++, [&](gpu::EmulatedThread& thread) {
-          write_heads(thread, rows, row, head, lanes_log2);
-        });
+    return give([this, rows]() -> Status {
+      const int lanes_log2 = qkv_lanes_log2(rows.head_dim);
+      const int step = kThreads >> lanes_log2;
+      for (int row = 0; row < rows.rows; ++row) {
+        for (int head = 0; head < rows.heads + 2 * rows.kv_heads; head += step) {
+          gpu::run_block(kThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+            write_heads(thread, rows, row, head, lanes_log2);
+          });
+        }
       }
-    }
-    return {};
+      return {};
+    });
   }
   Status silu(const SiluRows& rows) override {
-    KVLANE_TRY(count_call());
-    const Open open(*this);
     KVLANE_TRY(check_rows(rows));
-    for_parts(rows.rows, rows.ffn, [&](gpu::EmulatedThread& thread, int row, int part) {
-      silu_values(thread, rows, row, part);
+    return give([this, rows]() -> Status {
+      for_parts(rows.rows, rows.ffn, [&](gpu::EmulatedThread& thread, int row, int part) {
+        silu_values(thread, rows, row, part);
+      });
+      return {};
     });
-    return {};
   }
 
   // What cuBLASLt does on a device, as a plain loop.
   Status multiply(const GpuProduct& product) override {
-    KVLANE_TRY(count_call());
-    const Open open(*this);
-    const auto* const w = reinterpret_cast<const bf16*>(product.weights);
-    const auto* const x = reinterpret_cast<const bf16*>(product.x);
-    for (int row = 0; row < product.rows; ++row) {
-      for (int out = 0; out < product.n; ++out) {
-        float sum = 0;
-        for (int i = 0; i < product.k; ++i) {
-          sum += to_float(x[std::size_t(row) * product.k + i]) *
-                 to_float(w[std::size_t(out) * product.k + i]);
+    return give([this, product]() -> Status {
+      const auto* const w = reinterpret_cast<const bf16*>(product.weights);
+      const auto* const x = reinterpret_cast<const bf16*>(product.x);
+      for (int row = 0; row < product.rows; ++row) {
+        for (int out = 0; out < product.n; ++out) {
+          float sum = 0;
+          for (int i = 0; i < product.k; ++i) {
+            sum += to_float(x[std::size_t(row) * product.k + i]) *
+                   to_float(w[std::size_t(out) * product.k + i]);
+          }
+          float& y = product.y[std::size_t(row) * product.n + out];
+          y = product.add ? y + sum : sum;
         }
-        float& y = product.y[std::size_t(row) * product.n + out];
-        y = product.add ? y + sum : sum;
       }
-    }
-    return {};
+      return {};
+    });
   }
 
   Status attend(const DecodeBatch& batch, const DecodeUnit* units, std::size_t count) override {
-    KVLANE_TRY(count_call());
-    const Open open(*this);
-    const DecodeKernelShape* kernel = decode_kernel(batch.heads / batch.kv_heads, batch.head_dim);
-    for (std::size_t i = 0; i < count; ++i) {
-      switch (kernel->dim * 8 + kernel->tiles) {
-        case 64 * 8 + 1: decode<64, 1>(batch, units[i]); break;
-        case 64 * 8 + 2: decode<64, 2>(batch, units[i]); break;
-        case 128 * 8 + 1: decode<128, 1>(batch, units[i]); break;
-        case 128 * 8 + 2: decode<128, 2>(batch, units[i]); break;
-        case 256 * 8 + 1: decode<256, 1>(batch, units[i]); break;
-        default: return internal_error("a kernel that is not emulated");
+    return give([this, batch, units, count]() -> Status {
+      const DecodeKernelShape* kernel = decode_kernel(batch.heads / batch.kv_heads, batch.head_dim);
+      for (std::size_t i = 0; i < count; ++i) {
+        switch (kernel->dim * 8 + kernel->tiles) {
+          case 64 * 8 + 1: decode<64, 1>(batch, units[i]); break;
+          case 64 * 8 + 2: decode<64, 2>(batch, units[i]); break;
+          case 128 * 8 + 1: decode<128, 1>(batch, units[i]); break;
+          case 128 * 8 + 2: decode<128, 2>(batch, units[i]); break;
+          case 256 * 8 + 1: decode<256, 1>(batch, units[i]); break;
+          default: return internal_error("a kernel that is not emulated");
+        }
       }
-    }
-    return {};
+      return {};
+    });
   }
   Status merge(const DecodeMerge& merge) override {
-    KVLANE_TRY(count_call());
-    const Open open(*this);
-    for (int row = 0; row < merge.sequences * merge.heads; ++row) {
-      gpu::run_block(gpu::kWarpThreads, seed_++,
-                     [&](gpu::EmulatedThread& thread) { merge_states(thread, merge, row); });
-    }
-    return {};
+    return give([this, merge]() -> Status {
+      for (int row = 0; row < merge.sequences * merge.heads; ++row) {
+        gpu::run_block(gpu::kWarpThreads, seed_++,
+                       [&](gpu::EmulatedThread& thread) { merge_states(thread, merge, row); });
+      }
+      return {};
+    });
   }
   Status attend(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count) override {
-    KVLANE_TRY(count_call());
-    const Open open(*this);
-    const PrefillKernelShape* kernel = prefill_kernel(batch.head_dim);
-    for (std::size_t i = 0; i < count; ++i) {
-      switch (kernel->dim * 8 + kernel->tiles) {
-        case 64 * 8 + 2: prefill<64, 2>(batch, units[i]); break;
-        case 128 * 8 + 2: prefill<128, 2>(batch, units[i]); break;
-        case 256 * 8 + 1: prefill<256, 1>(batch, units[i]); break;
-        default: return internal_error("a kernel that is not emulated");
+    return give([this, batch, units, count]() -> Status {
+      const PrefillKernelShape* kernel = prefill_kernel(batch.head_dim);
+      for (std::size_t i = 0; i < count; ++i) {
+        switch (kernel->dim * 8 + kernel->tiles) {
+          case 64 * 8 + 2: prefill<64, 2>(batch, units[i]); break;
+          case 128 * 8 + 2: prefill<128, 2>(batch, units[i]); break;
+          case 256 * 8 + 1: prefill<256, 1>(batch, units[i]); break;
+          default: return internal_error("a kernel that is not emulated");
+        }
       }
-    }
-    return {};
+      return {};
+    });
   }
 
  private:
@@ -189,32 +179,50 @@ class EmulatedAccelerator final : public Accelerator {
     return internal_error("call " + std::to_string(failing_call_) + " was made to fail");
   }
 
-  Status move(std::byte* to, const std::byte* from, std::size_t bytes) {
-    const Open open(*this);
-    if (bytes > 0) std::memcpy(to, from, bytes);
+  // Work for the device: what it points to is looked at when it is done.
+  Status give(std::function<Status()> work) {
+    KVLANE_TRY(count_call());
+    line_.give([this, work = std::move(work)] {
+      const EmulatedMemory::Open open(memory_);
+      return work();
+    });
     return {};
   }
 
-  // The device at work: its memory can be touched, for as long as anybody is at it.
-  class Open {
+  class Mark final : public DeviceMark {
    public:
-    explicit Open(EmulatedAccelerator& device) : device_(device) {
-      const std::lock_guard lock(device_.mutex_);
-      if (device_.at_work_++ == 0) device_.protect(PROT_READ | PROT_WRITE);
+    explicit Mark(std::size_t works) : place(works) {}
+    const std::size_t place;
+  };
+
+  class Lane final : public DeviceLane {
+   public:
+    explicit Lane(EmulatedAccelerator& device) : device_(device) {}
+    Status wait(const DeviceMark& mark) override {
+      KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
+      const std::size_t place = static_cast<const Mark&>(mark).place;
+      // Kernels' errors are told where the accelerator's line is finished.
+      own_.give([this, place] { return device_.line_.pass(place); });
+      return {};
     }
-    Open(const Open&) = delete;
-    Open& operator=(const Open&) = delete;
-    ~Open() {
-      const std::lock_guard lock(device_.mutex_);
-      if (--device_.at_work_ == 0) device_.protect(PROT_NONE);
+    Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+      KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
+      own_.give([this, to, from, bytes] {
+        const EmulatedMemory::Open open(device_.memory_);
+        return copy_on_host(to, from, bytes);
+      });
+      return {};
+    }
+    Status finish() override {
+      const Status done = own_.run(own_.given());
+      KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
+      return done;
     }
 
    private:
     EmulatedAccelerator& device_;
+    EmulatedLine own_;
   };
-  void protect(int access) const {
-    for (const auto& [data, bytes] : regions_) ::mprotect(data, bytes, access);
-  }
 
   template <class Each>
   void for_parts(int rows, int length, const Each& each) {
@@ -259,10 +267,9 @@ class EmulatedAccelerator final : public Accelerator {
   std::atomic<Counted> counted_ = Counted::kAll;
   std::atomic<int> calls_ = 0;
   std::atomic<int> failing_call_ = 0;
-  std::mutex mutex_;  // of what follows
-  std::map<void*, std::size_t> regions_;
-  int at_work_ = 0;
-  std::uint64_t seed_ = 1;  // every block another order
+  EmulatedMemory memory_;
+  EmulatedLine line_;
+  std::uint64_t seed_ = 1;  // every block another order; the line's
 };
 
 }  // namespace kvlane

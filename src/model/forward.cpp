@@ -138,7 +138,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
   for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
     if (on_input) on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
     KVLANE_TRY(attention_block(layers[layer], layer));
-    if (on_layer) on_layer(layer);
+    if (on_layer) on_layer(layer, nullptr);
     KVLANE_TRY(ffn_block(layers[layer]));
   }
   KVLANE_TRY(project_logits());

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "cache/block_pool.h"
@@ -26,16 +27,20 @@ struct ForwardTimes {
   double total = 0;  // gemm, attention and the rest
 };
 
+class DeviceMark;  // model/accelerator.h
+
 // Thread-compatible.
 class ForwardPass {
  public:
   virtual ~ForwardPass() = default;
 
-  // Called when the K and V of this layer are final for all rows of the pass.
-  using OnLayer = std::function<void(int layer)>;
+  // Called when the K and V of this layer are final for all rows of the pass: those in memory of
+  // the host now, those of a device, which is ahead of what it has done, once it reaches `done`.
+  using OnLayer = std::function<void(int layer, const std::shared_ptr<const DeviceMark>& done)>;
 
-  // Appends the tokens to their sequences. Afterwards logits(i) is the i-th row that was wanted, in
-  // the order of spans and tokens, until the next pass. On an error the tables are unchanged.
+  // `on_layer` may be empty, which saves a device the marks. Appends the tokens to their sequences.
+  // Afterwards logits(i) is the i-th row that was wanted, in the order of spans and tokens, until
+  // the next pass. On an error the tables are unchanged.
   virtual Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) = 0;
 
   virtual std::span<float> logits(int index) const = 0;  // [vocab], memory of the host

@@ -185,7 +185,13 @@ TEST(Forward, TellsEveryLayerInOrder) {
   const auto tokens = random_tokens(3, 96, 2);
   const ForwardSpan span{&table, tokens, false};
   std::vector<int> layers;
-  ASSERT_TRUE(runner.forward->run({&span, 1}, [&](int layer) { layers.push_back(layer); }).ok());
+  ASSERT_TRUE(runner.forward
+                  ->run({&span, 1},
+                        [&](int layer, const auto& done) {
+                          EXPECT_EQ(done, nullptr);
+                          layers.push_back(layer);
+                        })
+                  .ok());
   EXPECT_EQ(layers, (std::vector<int>{0, 1}));
   EXPECT_EQ(table.tokens(), 3);
 }

@@ -16,6 +16,31 @@ Accelerator::Memory memory_of(Buffer buffer) {
   return {data, [owner = std::move(owner)](std::byte*) mutable { owner.reset(); }};
 }
 
+class GpuMark final : public DeviceMark {
+ public:
+  explicit GpuMark(gpu::Event event) : event_(std::move(event)) {}
+  const gpu::Event& event() const { return event_; }
+
+ private:
+  const gpu::Event event_;
+};
+
+class GpuLane final : public DeviceLane {
+ public:
+  explicit GpuLane(gpu::Stream stream) : stream_(std::move(stream)) {}
+
+  Status wait(const DeviceMark& mark) override {
+    return stream_.wait(static_cast<const GpuMark&>(mark).event());
+  }
+  Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    return gpu::copy(stream_, to, from, bytes);
+  }
+  Status finish() override { return stream_.synchronize(); }
+
+ private:
+  const gpu::Stream stream_;
+};
+
 class GpuAccelerator final : public Accelerator {
  public:
   GpuAccelerator(const gpu::Device& device, gpu::Stream stream,
@@ -36,14 +61,14 @@ class GpuAccelerator final : public Accelerator {
     return gpu::copy(stream_, to, from, bytes);
   }
   Status finish() override { return stream_.synchronize(); }
-  Result<MemoryCopy> copies() override {
+  Result<std::shared_ptr<const DeviceMark>> mark() override {
+    KVLANE_ASSIGN(gpu::Event event, gpu::Event::create_untimed(device_.index));
+    KVLANE_TRY(event.record(stream_));
+    return std::shared_ptr<const DeviceMark>(std::make_shared<GpuMark>(std::move(event)));
+  }
+  Result<std::unique_ptr<DeviceLane>> lane() override {
     KVLANE_ASSIGN(gpu::Stream stream, gpu::Stream::create(device_.index));
-    auto own = std::make_shared<const gpu::Stream>(std::move(stream));
-    return MemoryCopy(
-        [own = std::move(own)](std::byte* to, const std::byte* from, std::size_t bytes) -> Status {
-          KVLANE_TRY(gpu::copy(*own, to, from, bytes));
-          return own->synchronize();
-        });
+    return std::unique_ptr<DeviceLane>(std::make_unique<GpuLane>(std::move(stream)));
   }
 
   Status embed(const EmbedRows& rows) override { return embed_on_gpu(rows, stream_); }
