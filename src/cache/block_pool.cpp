@@ -199,6 +199,17 @@ Status BlockTable::open_rows(int tokens) {
   return {};
 }
 
+int BlockTable::tokens_with_rows() const {
+  int end = blocks();
+  if (coded()) {
+    end = tokens_ / kBlockTokens;
+    for (int left = rows_pool_->blocks_free(); end < blocks(); ++end) {
+      if (rows_[end] == kNone && left-- == 0) break;
+    }
+  }
+  return end * kBlockTokens - tokens_;
+}
+
 void BlockTable::release_rows(int index) {
   if (rows_[index] != kNone) rows_pool_->release(std::exchange(rows_[index], kNone));
 }

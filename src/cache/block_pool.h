@@ -151,6 +151,8 @@ class BlockTable {
   // Takes rows for the tokens from tokens() up to `tokens`, for which there are blocks: all of them
   // or none (kExhausted). In a cache in 16 bits they are there with the blocks.
   Status open_rows(int tokens);
+  // Most tokens that could be written next: those that have blocks and have rows or could get them.
+  int tokens_with_rows() const;
   // Says that rows up to `tokens` are written, and the slabs of complete blocks in a coded cache;
   // blocks that are complete become full and sealed, and rows outside the window go.
   void set_tokens(int tokens);

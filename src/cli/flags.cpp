@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "codec/codec.h"
+#include "quant/kv_format.h"
 
 namespace kvlane {
 
@@ -50,7 +51,9 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
   command
       .add_option("--kv-format,--kv-cache-dtype", flags.kv_format,
-                  "how the KV cache lies in memory: bf16, or auto (which is bf16)")
+                  "how the KV cache lies in memory, for example bf16, int8 or kivi:bits=4; auto is "
+                  "bf16; known: " +
+                      std::string(kv_format_names()))
       ->transform([](const std::string& name) { return name == "auto" ? "bf16" : name; })
       ->capture_default_str();
   command

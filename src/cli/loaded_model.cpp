@@ -48,9 +48,6 @@ Result<std::optional<int>> gpu_of(std::string_view device) {
 }  // namespace
 
 Status check_model(const ModelFlags& flags) {
-  if (flags.kv_format != "bf16") {
-    return unsupported("the KV format '" + flags.kv_format + "' is not known; known: bf16");
-  }
   if (flags.kv_codec != kAutoCodec) {
     const Status known = find_codec(flags.kv_codec).status();
     if (!known.ok()) return Status(known.code(), known.message() + ", auto");
@@ -104,6 +101,10 @@ Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model
   options.chunk_tokens = flags.batch_tokens_max;
   options.sequences_max = flags.sequences_max;
   options.slowdown_max = flags.slowdown_max;
+  KVLANE_ASSIGN(options.kv_format,
+                make_kv_format(flags.kv_format, {.shape = model.config().kv_shape(),
+                                                 .rope = &model.rope(),
+                                                 .isa = model.isa()}));
   options.kv_codec = flags.kv_codec;
   options.threads = flags.threads;
   if (flags.kv_codebook.empty()) return options;

@@ -12,6 +12,7 @@
 #include "codec/splitzip.h"
 #include "cpu/isa.h"
 #include "ops/linear.h"
+#include "quant/kv_format.h"
 
 namespace kvlane {
 
@@ -33,8 +34,9 @@ nlohmann::json describe_build() {
                        {"splitzip", splitzip_description(isa)},
                        {"chosen", chosen.ok() && *chosen == isa}});
   }
-  return {{"version", KVLANE_VERSION}, {"commit", build_commit()}, {"compiler", __VERSION__},
-          {"codecs", codec_names()},   {"kv_formats", "bf16"},     {"kernels", std::move(kernels)}};
+  return {{"version", KVLANE_VERSION},       {"commit", build_commit()},
+          {"compiler", __VERSION__},         {"codecs", codec_names()},
+          {"kv_formats", kv_format_names()}, {"kernels", std::move(kernels)}};
 }
 
 Status print_version(const VersionFlags& flags) {

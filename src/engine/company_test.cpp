@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "engine/engine_fixture.h"
+#include "quant/format_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -109,6 +110,21 @@ EngineOptions random_options(Dice& dice) {
   return options;
 }
 
+// Now and then a coded cache whose slabs are the rows: the answers are the same.
+EngineOptions maybe_coded(Dice& dice, EngineOptions options) {
+  if (!dice.chance(0.4)) return options;
+  const KvShape shape = fixture_model().config().kv_shape();
+  const KvWindow window =
+      dice.chance(0.5) ? KvWindow{} : KvWindow{dice.between(0, 2), dice.between(0, 2)};
+  options.kv_format = std::make_shared<format_fixture::Identity>(shape, window);
+  // Half of it is for rows: as few as a step needs, or more.
+  const std::size_t rows = blocks_for(options.chunk_tokens) + 1 + window.sink + window.recent;
+  options.kv_bytes = std::max(options.kv_bytes, 7 * shape.block_bytes()) +
+                     rows * shape.block_bytes() * dice.one_of({1, 1, 3});
+  options.kv_bytes = std::max(options.kv_bytes, 2 * rows * shape.block_bytes());
+  return options;
+}
+
 struct Totals {
   int requests = 0;
   int aborted = 0;
@@ -155,8 +171,8 @@ void check(Answer& answers, const Case& expected, Totals& totals) {
 
 // One engine, everything at once.
 void one_engine(Dice& dice, const std::vector<Case>& cases, Totals& totals) {
-  const auto engine =
-      take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, random_options(dice)));
+  const auto engine = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr,
+                                          maybe_coded(dice, random_options(dice))));
   const int count = dice.between(1, 60);
   std::vector<std::unique_ptr<Answer>> answers;
   std::vector<const Case*> asked;

@@ -97,6 +97,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
                             std::to_string(2 * shape.layers) + " codebooks, not " +
                             std::to_string(options.kv_codebooks.size()));
   }
+  if (options.kv_format && endpoint != nullptr) {
+    return unsupported("KV format '" + options.kv_format->name() +
+                       "' does not travel between workers yet: serve it in one process, or use "
+                       "bf16");
+  }
   KVLANE_ASSIGN(EngineParts parts, make_parts(model, options));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(
       model, tokenizer, endpoint, std::move(options), std::move(parts)));
@@ -151,13 +156,19 @@ Status EngineImpl::validate(const GenerationRequest& request) const {
   return {};
 }
 
+BlockTable EngineImpl::new_table() {
+  return options_.kv_format ? BlockTable(pool_, *parts_.rows, options_.kv_format->window())
+                            : BlockTable(pool_);
+}
+
 Result<EngineImpl::RequestPtr> EngineImpl::new_request(GenerationRequest generation) {
   KVLANE_TRY(validate(generation));
   const std::uint64_t seed = generation.seed ? *generation.seed : random_seed();
   KVLANE_ASSIGN(const BlockName root,
                 BlockNames::root(model_.identity(), kv_format(), generation.cache_salt));
   auto request = std::make_unique<Request>(next_id_.fetch_add(1), std::move(generation), seed);
-  request->sequences.push_back(std::make_unique<Sequence>(*request, 0, tokenizer_, pool_, root));
+  request->sequences.push_back(
+      std::make_unique<Sequence>(*request, 0, tokenizer_, new_table(), root));
   // Here, on the caller's thread: a long prompt has thousands of blocks to be hashed.
   KVLANE_TRY(request->prompt().names.extend(request->generation.prompt));
   return request;

@@ -19,6 +19,7 @@
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "ops/sampling.h"
+#include "quant/kv_format.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
@@ -96,7 +97,9 @@ struct EngineOptions {
   std::size_t kv_bytes = std::size_t{1} << 30;  // --kv-memory: the block pool
   std::size_t host_bytes = 0;                   // --host-memory: where evicted blocks go
   bool prefix_caching = true;                   // requests share blocks of equal names
-  int chunk_tokens = 512;                       // most prompt tokens computed in one step
+  // How sealed blocks lie in memory; null: rows of 16 bits. With a window blocks are not shared.
+  std::shared_ptr<const KvFormat> kv_format;
+  int chunk_tokens = 512;  // most prompt tokens computed in one step
   // How much longer a step may take for running answers because it carries prompt tokens too; at
   // least kPromptTokensMin (plan/batching.h) are carried anyway. More than 1.
   double slowdown_max = 2;

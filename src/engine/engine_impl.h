@@ -42,7 +42,15 @@ class EngineImpl final : public Engine {
   using RequestPtr = std::unique_ptr<Request>;
 
   // The format of what this engine keeps and ships.
-  std::string kv_format() const { return element_name(pool_.shape().type); }
+  std::string kv_format() const {
+    return options_.kv_format ? options_.kv_format->name() : element_name(pool_.shape().type);
+  }
+  // Whoever takes over another's blocks would miss the rows of its window.
+  bool shares_blocks() const {
+    return options_.prefix_caching &&
+           (!options_.kv_format || options_.kv_format->window() == KvWindow{});
+  }
+  BlockTable new_table();
 
   // Any thread (engine.cpp).
   Result<RequestPtr> new_request(GenerationRequest generation);

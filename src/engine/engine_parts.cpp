@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/engine_parts.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "model/device_forward.h"
@@ -11,16 +12,58 @@
 namespace kvlane {
 namespace {
 
+// Blocks of rows that a coded cache has: for each running sequence its open block and its window,
+// and for the prompt tokens of a step, as far as half of the memory goes.
+Result<int> row_blocks(const EngineOptions& options, const KvShape& shape) {
+  const KvWindow window = options.kv_format->window();
+  const std::size_t of_sequence = std::size_t{1} + window.sink + window.recent;
+  // With these the first in rank always gets on.
+  const std::size_t least = blocks_for(options.chunk_tokens) + of_sequence;
+  const std::size_t most = least + options.sequences_max * (of_sequence + 1);
+  const std::size_t half = options.kv_bytes / 2 / shape.block_bytes();
+  if (half < least) {
+    return invalid_argument(
+        "KV format '" + options.kv_format->name() + "' needs " +
+        std::to_string(2 * least * shape.block_bytes()) +
+        " bytes of KV memory at least, half of it for rows of 16 bits; there are " +
+        std::to_string(options.kv_bytes));
+  }
+  return static_cast<int>(std::min(half, most));
+}
+
+struct Pools {
+  BlockPool blocks;
+  std::unique_ptr<BlockPool> rows;
+};
+
+Result<Pools> make_pools(const EngineOptions& options, const KvShape& shape) {
+  if (!options.kv_format) {
+    KVLANE_ASSIGN(BlockPool blocks, BlockPool::create(shape, options.kv_bytes));
+    return Pools{std::move(blocks), nullptr};
+  }
+  KVLANE_ASSIGN(const int count, row_blocks(options, shape));
+  const std::size_t row_bytes = count * shape.block_bytes();
+  KVLANE_ASSIGN(BlockPool rows, BlockPool::create(shape, row_bytes));
+  KVLANE_ASSIGN(BlockPool sealed, BlockPool::create_sealed(shape, options.kv_format->slab_bytes(),
+                                                           options.kv_bytes - row_bytes));
+  return Pools{std::move(sealed), std::make_unique<BlockPool>(std::move(rows))};
+}
+
 Result<EngineParts> parts_on_host(const Model& model, const EngineOptions& options,
                                   std::unique_ptr<CodecChoice> codecs) {
   const KvShape shape = model.config().kv_shape();
-  KVLANE_ASSIGN(BlockPool pool, BlockPool::create(shape, options.kv_bytes));
-  KVLANE_ASSIGN(BlockArena arena, BlockArena::create(shape.block_bytes(), options.host_bytes));
-  KVLANE_ASSIGN(
-      std::unique_ptr<ForwardPass> forward,
-      Forward::create(model, options.chunk_tokens + options.sequences_max, options.sequences_max));
-  return EngineParts{std::move(codecs), {},         std::move(pool),   std::move(arena),
-                     SlabLane(),        SlabLane(), std::move(forward)};
+  KVLANE_ASSIGN(Pools pools, make_pools(options, shape));
+  KVLANE_ASSIGN(BlockArena arena,
+                BlockArena::create(pools.blocks.block_bytes(), options.host_bytes));
+  KVLANE_ASSIGN(std::unique_ptr<ForwardPass> forward,
+                Forward::create(model, options.chunk_tokens + options.sequences_max,
+                                options.sequences_max, options.kv_format.get()));
+  EngineParts parts{.codecs = std::move(codecs),
+                    .pool = std::move(pools.blocks),
+                    .rows = std::move(pools.rows),
+                    .arena = std::move(arena),
+                    .forward = std::move(forward)};
+  return parts;
 }
 
 Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
@@ -38,8 +81,14 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
                 BlockArena::create(shape.block_bytes(), options.host_bytes, copy));
   KVLANE_ASSIGN(SlabLane sending, SlabLane::open(device, shape));
   KVLANE_ASSIGN(SlabLane receiving, SlabLane::open(device, shape));
-  return EngineParts{std::move(codecs),  std::move(memory),    std::move(pool),   std::move(arena),
-                     std::move(sending), std::move(receiving), std::move(forward)};
+  EngineParts parts{.codecs = std::move(codecs),
+                    .device_memory = std::move(memory),
+                    .pool = std::move(pool),
+                    .arena = std::move(arena),
+                    .sending = std::move(sending),
+                    .receiving = std::move(receiving),
+                    .forward = std::move(forward)};
+  return parts;
 }
 
 }  // namespace
@@ -49,6 +98,10 @@ Result<EngineParts> make_parts(const Model& model, const EngineOptions& options)
   KVLANE_ASSIGN(std::unique_ptr<CodecChoice> codecs,
                 CodecChoice::create(options.kv_codec, model.isa(), plane));
   Accelerator* const device = model.device();
+  if (device != nullptr && options.kv_format) {
+    return unsupported("KV format '" + options.kv_format->name() +
+                       "' has no kernels for devices yet: use --device cpu");
+  }
   return device == nullptr ? parts_on_host(model, options, std::move(codecs))
                            : parts_on_device(model, *device, options, std::move(codecs));
 }

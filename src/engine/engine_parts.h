@@ -18,7 +18,8 @@ namespace kvlane {
 struct EngineParts {
   std::unique_ptr<CodecChoice> codecs;
   Accelerator::Memory device_memory;  // of the pool, where the model is on a device
-  BlockPool pool;
+  BlockPool pool;                     // of all blocks
+  std::unique_ptr<BlockPool> rows;    // of a coded cache
   BlockArena arena;
   SlabLane sending;    // of the sender's thread
   SlabLane receiving;  // of the network's thread

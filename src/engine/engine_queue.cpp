@@ -77,7 +77,8 @@ bool EngineImpl::start(Sequence& sequence) {
   const int tokens = static_cast<int>(sequence.tokens.size());
   const int host_hits_before = static_cast<int>(totals_.host_hit_tokens);
   const int hits = receives ? 0 : adopt_prefix(sequence);
-  if (!may_have(sequence, blocks_for(tokens) - hits) || !sequence.table.grow(tokens).ok()) {
+  if (!may_have(sequence, blocks_for(tokens) - hits) || !sequence.table.grow(tokens).ok() ||
+      !sequence.table.open_rows(sequence.table.tokens() + 1).ok()) {
     sequence.table.clear();
     totals_.host_hit_tokens = host_hits_before;  // nobody had anything of it
     return false;
@@ -129,7 +130,7 @@ bool EngineImpl::may_have(const Sequence& sequence, int blocks) const {
 // Takes what is known of the sequence's blocks; at least one token is left to be computed, for its
 // logits. Returns the number of blocks.
 int EngineImpl::adopt_prefix(Sequence& sequence) {
-  if (!options_.prefix_caching) return 0;
+  if (!shares_blocks()) return 0;
   const std::span<const BlockName> names = sequence.names.all();
   const std::size_t most =
       std::min(names.size(), (sequence.tokens.size() - 1) / std::size_t{kBlockTokens});
@@ -145,7 +146,7 @@ int EngineImpl::adopt_prefix(Sequence& sequence) {
 
 // The blocks that come next for this sequence, if somebody has computed them since it started.
 void EngineImpl::adopt_what_others_computed(Sequence& sequence) {
-  if (!options_.prefix_caching) return;
+  if (!shares_blocks()) return;
   const std::span<const BlockName> names = sequence.names.all();
   while (sequence.table.tokens() % kBlockTokens == 0 && sequence.missing() > kBlockTokens) {
     const std::size_t next = sequence.table.tokens() / kBlockTokens;
@@ -195,13 +196,14 @@ void EngineImpl::preempt(Sequence& sequence) {
   queue(sequence);
 }
 
-// Gives every running sequence the blocks of its next step. Where there are none, the least
-// important one stops; the most important one always gets on.
+// Gives every running sequence the blocks of its next step, and rows for one token of it. Where
+// there are none, the least important one stops; the most important one always gets on.
 void EngineImpl::make_room() {
   auto next = running_.begin();
   while (next != running_.end()) {
     Sequence& sequence = **next;
-    if (sequence.table.grow(static_cast<int>(sequence.tokens.size())).ok()) {
+    if (sequence.table.grow(static_cast<int>(sequence.tokens.size())).ok() &&
+        sequence.table.open_rows(sequence.table.tokens() + 1).ok()) {
       ++next;
       continue;
     }

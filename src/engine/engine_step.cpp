@@ -54,9 +54,11 @@ bool EngineImpl::choose_batch() {
       prompt_budget(pace_, answers_in_step_, options_.slowdown_max, options_.chunk_tokens);
   share_step(missing_, budget, static_cast<unsigned>(totals_.steps), shares_of_step_);
   for (std::size_t i = 0; i < batch_.size(); ++i) {
-    const int tokens = shares_of_step_[i];
-    if (tokens == 0) continue;
     Sequence& sequence = *batch_[i];
+    // Fewer where rows of a coded cache are short; make_room() saw to one.
+    const int tokens = std::min(shares_of_step_[i], sequence.table.tokens_with_rows());
+    if (tokens == 0) continue;
+    (void)sequence.table.open_rows(sequence.table.tokens() + tokens);
     const bool wants_logits = tokens == missing_[i];
     const std::int32_t* first = sequence.tokens.data() + sequence.table.tokens();
     slots_.push_back({&sequence, tokens, wants_logits, {}});
@@ -77,7 +79,7 @@ void EngineImpl::gather_batch() {
     adopt_what_others_computed(*sequence);
     const std::size_t next = sequence->table.tokens() / kBlockTokens;
     const bool named =
-        options_.prefix_caching && sequence->missing() > 1 && next < sequence->names.all().size();
+        shares_blocks() && sequence->missing() > 1 && next < sequence->names.all().size();
     const bool begun = sequence->table.tokens() % kBlockTokens != 0;
     if (named && !under_way.insert(sequence->names.all()[next]).second && !begun) continue;
     batch_.push_back(sequence);
@@ -186,7 +188,7 @@ void EngineImpl::answer_prompt(Sequence& sequence,
   sequence.enter(&TimeAccount::decode);
   for (int choice = 1; choice < request.generation.n; ++choice) {
     request.sequences.push_back(
-        std::make_unique<Sequence>(request, choice, tokenizer_, pool_, BlockName{}));
+        std::make_unique<Sequence>(request, choice, tokenizer_, new_table(), BlockName{}));
     Sequence& other = *request.sequences.back();
     other.names = sequence.names;
     other.account = sequence.account;
@@ -233,7 +235,7 @@ void EngineImpl::accept(Sequence& sequence, std::int32_t token,
 // Blocks that are complete now can be found by others.
 void EngineImpl::publish_blocks(Sequence& sequence) {
   const int complete = sequence.table.tokens() / kBlockTokens;
-  if (!options_.prefix_caching || complete == sequence.published) return;
+  if (!shares_blocks() || complete == sequence.published) return;
   const std::span<const std::int32_t> tokens(sequence.tokens);
   // A name that could not be made is a block that nobody finds.
   if (!sequence.names.extend(tokens.first(sequence.table.tokens())).ok()) return;

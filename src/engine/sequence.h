@@ -35,7 +35,7 @@ struct Sequence {
   };
   using AccountInterval = double TimeAccount::*;
 
-  Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockPool& pool,
+  Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockTable empty,
            const BlockName& root);
 
   // Tokens whose K and V are not in the blocks yet. The last one's logits give the next token.
@@ -106,13 +106,13 @@ struct Request {
   KvBytes kv;
 };
 
-inline Sequence::Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockPool& pool,
+inline Sequence::Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockTable empty,
                           const BlockName& root)
     : request(owner),
       choice(index),
       tokens(owner.generation.prompt),
       text(tokenizer, owner.generation.stop),
-      table(pool),
+      table(std::move(empty)),
       names(root),
       interval_start(SteadyClock::now()) {
   tokens.reserve(tokens.size() + owner.generation.max_tokens);
