@@ -27,9 +27,11 @@ sys.path.insert(0, str(GOLDEN))
 import block_name  # noqa: E402
 import channel  # noqa: E402
 import frame  # noqa: E402
+import linear  # noqa: E402
 import make  # noqa: E402
 import message  # noqa: E402
 import read_frame  # noqa: E402
+import slab_linear  # noqa: E402
 import splitzip  # noqa: E402
 import splitzip_channel  # noqa: E402
 import tensor_file  # noqa: E402
@@ -145,7 +147,7 @@ class GoldenFiles(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             make.make(pathlib.Path(directory))
             made = {path.relative_to(directory): path.read_bytes() for path in pathlib.Path(directory).rglob("*.*")}
-        paths = [path for kind in ("frame", "codec", "message", "tensor_file") for path in GOLDEN.glob(f"{kind}/*/*")]
+        paths = [path for kind in ("frame", "codec", "message", "tensor_file", "slab") for path in GOLDEN.glob(f"{kind}/*/*")]
         committed = {path.relative_to(GOLDEN): path.read_bytes() for path in paths}
         self.assertEqual(sorted(made), sorted(committed))
         for path, data in made.items():
@@ -202,7 +204,49 @@ class GoldenTensorFiles(unittest.TestCase):
                 tensor_file.read(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
+class GoldenSlabs(unittest.TestCase):
+    def test_slabs_open_to_what_lies_beside_them(self):
+        for path in golden("slab/linear", "slab"):
+            with self.subTest(path.name):
+                foreign = path.name.startswith("foreign.")
+                parts = path.name.removeprefix("foreign.").removesuffix(".slab").split(".")
+                name = parts[0] + (":" + ",".join(parts[1:]) if len(parts) > 1 else "")
+                heads = slab_linear.open_slab(name, 1 if foreign else 2, linear.HEAD_DIM, path.read_bytes())
+                self.assertEqual(linear.rows_to_bytes(heads), path.with_suffix(".opened").read_bytes())
+
+    def test_another_length_is_refused(self):
+        data = (GOLDEN / "slab" / "linear" / "mxfp4.slab").read_bytes()
+        for wrong in (b"", data[:-1], data + bytes(1)):
+            with self.assertRaises(Refusal) as caught:
+                slab_linear.open_slab("mxfp4", 2, linear.HEAD_DIM, wrong)
+            self.assertEqual(caught.exception.kind, "corrupt")
+
+    def test_unknown_names_are_refused(self):
+        for name in ("bf16", "mxfp4_e2m1", "fp8_e9m9", "int4", "kivi:bits=2", "mxfp4:bits=2"):
+            with self.subTest(name), self.assertRaises(Refusal) as caught:
+                slab_linear.planes(name)
+            self.assertEqual(caught.exception.kind, "unsupported")
+
+    def test_a_window_changes_no_byte(self):
+        self.assertEqual(slab_linear.planes("mxfp4:sink=1,recent=2"), slab_linear.planes("mxfp4"))
+
+    def test_constant_groups_come_back(self):
+        rows = [[0x3FC0] * (linear.TOKENS * linear.HEAD_DIM)] * 2
+        for name in ("int4:sym=0", "int8:sym=0", "kivi:bits=2,group=32"):
+            slab = linear.seal(name, [rows])
+            self.assertEqual([list(p) for p in slab_linear.open_slab(name, 1, linear.HEAD_DIM, slab)[0]], rows)
+
+
 class WorkedExamples(unittest.TestCase):
+    def test_slab_linear(self):
+        block = [0x40A0, 0xC020, 0x3E80, 0x40E0, *[0] * 28]
+        self.assertEqual(linear.seal_floats("e2m1", block, True), (bytes([127]), [6, 12, 0, 7, *[0] * 28]))
+        self.assertEqual(linear.seal_floats("e4m3", block, False)[0], bytes([121]))
+        metadata, codes = linear.seal_integers("uint2", [0xBFC0, 0x3E9A, 0x3F80, 0x4000], "min-scale")
+        self.assertEqual((metadata.hex(), codes), ("00beab3c", [0, 2, 2, 3]))
+        opened = [slab_linear.to_bf16(slab_linear.to_fp32(-1.5 + 1.1669921875 * code)) for code in codes]
+        self.assertEqual(opened, [0xBFC0, 0x3F56, 0x3F56, 0x4000])
+
     def test_frame(self):
         expected = (GOLDEN / "frame" / "valid" / "worked_example.frame").read_bytes()
         self.assertEqual(hex_dump("frame.md", "## 9. Worked example"), expected)

@@ -1,4 +1,4 @@
-"""Makes the golden files beside it: frames, messages and tensor files that every reader accepts or refuses, forever.
+"""Makes the golden files beside it: frames, messages, tensor files and slabs that every reader accepts or refuses, forever.
 
     python3 tests/golden/make.py [DIR]
 
@@ -13,6 +13,7 @@ import random
 import sys
 
 import channel
+import linear
 import messages
 import tensor_files
 from writer import (
@@ -399,6 +400,10 @@ def make_refused_fp8(corrupt):
 
 
 def make(directory):
+    # The expectation beside a slab is what the reader of spec/decoder makes of it.
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "spec" / "decoder"))
+    from slab_linear import open_slab
+
     out = Out(directory)
     make_valid_frames(out)
     make_refused_frames(out)
@@ -411,6 +416,7 @@ def make(directory):
     messages.make_refused(out.write)
     tensor_files.make_valid(out.write)
     tensor_files.make_refused(out.write)
+    linear.make(out.write, open_slab)
 
 
 if __name__ == "__main__":

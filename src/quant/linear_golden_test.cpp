@@ -1,0 +1,72 @@
+// The golden slabs, made and read by an independent encoder and reader in Python: every tier seals
+// the same bytes and opens the same rows, of any bytes too.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "quant/linear_fixture.h"
+
+namespace kvlane {
+namespace {
+
+using namespace linear_fixture;
+namespace fs = std::filesystem;
+
+constexpr int kHeadDim = 36;
+
+Slab read(const std::string& name) {
+  const fs::path path = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/slab/linear" / name;
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file.is_open()) << path;
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  Slab bytes(text.size());
+  std::memcpy(bytes.data(), text.data(), text.size());
+  return bytes;
+}
+
+Rows to_rows(const Slab& bytes) {
+  Rows rows(bytes.size() / 2);
+  std::memcpy(rows.data(), bytes.data(), bytes.size());
+  return rows;
+}
+
+std::string file_name(std::string name) {
+  for (char& c : name) c = c == ':' || c == ',' ? '.' : c;
+  return name;
+}
+
+class GoldenSlabs : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    if (!isa_supported(GetParam())) {
+      GTEST_SKIP() << "this processor lacks " << isa_name(GetParam());
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Tiers, GoldenSlabs, ::testing::ValuesIn(kModelIsas),
+                         [](const auto& of) { return std::string(isa_name(of.param)); });
+
+TEST_P(GoldenSlabs, AreWhatRowsAreSealedTo) {
+  const Rows rows = to_rows(read("rows.rows"));
+  for (const char* name : kFormats) {
+    const auto format = format_of(name, shape_of(2, kHeadDim), GetParam());
+    const Slab slab = read(file_name(format->name()) + ".slab");
+    EXPECT_EQ(seal(*format, rows), slab) << name;
+    EXPECT_EQ(open(*format, slab), to_rows(read(file_name(format->name()) + ".opened"))) << name;
+  }
+}
+
+TEST_P(GoldenSlabs, OfAnyBytesOpenAlikeEverywhere) {
+  for (const char* name : kFormats) {
+    const auto format = format_of(name, shape_of(1, kHeadDim), GetParam());
+    const std::string file = "foreign." + file_name(format->name());
+    EXPECT_EQ(open(*format, read(file + ".slab")), to_rows(read(file + ".opened"))) << name;
+  }
+}
+
+}  // namespace
+}  // namespace kvlane
