@@ -207,7 +207,8 @@ void open_columns2(const OpenJob& job) {
         const __m512i word =
             _mm512_maskz_loadu_epi16(mask, words_of(job) + first / 8 * d + channel);
         for (int j = 0; j < 8; ++j) {
-          const __mmask32 one = _mm512_test_epi16_mask(word, _mm512_set1_epi16(1 << (2 * j)));
+          const __mmask32 one =
+              _mm512_test_epi16_mask(word, _mm512_set1_epi16(static_cast<short>(1 << (2 * j))));
           const __mmask32 two =
               _mm512_test_epi16_mask(word, _mm512_set1_epi16(static_cast<short>(2 << (2 * j))));
           const __m512i below = _mm512_mask_blend_epi16(one, values[0], values[1]);

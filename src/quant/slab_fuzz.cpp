@@ -1,0 +1,118 @@
+// All KV formats on rows and slabs from strangers, on all tiers at once: rows are sealed to the
+// same bytes or refused in the same words, any bytes open to the same page, within the buffers. The
+// first bytes choose the format, the shape and what happens.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "quant/kv_format.h"
+
+namespace kvlane {
+namespace {
+
+constexpr const char* kFormats[] = {
+    "fp8_e4m3",   "fp8_e5m2",      "mxfp8_e4m3",    "mxfp8_e5m2",  "mxfp6_e2m3",
+    "mxfp6_e3m2", "mxfp4",         "int8:sym=1",    "int8:sym=0",  "int4:sym=0",
+    "int4:sym=1", "kivi:group=32", "kivi:group=64", "kivi:bits=4", "kivi:bits=4,group=64"};
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// A heap block of exactly so many bytes, aligned to 64, for AddressSanitizer.
+class Block {
+ public:
+  explicit Block(std::size_t bytes)
+      : bytes_(bytes), data_(static_cast<std::byte*>(std::aligned_alloc(64, bytes))) {
+    require(data_ != nullptr);
+    std::memset(data_.get(), 0xa5, bytes);
+  }
+  std::byte* data() const { return data_.get(); }
+  std::uint16_t* rows() const { return reinterpret_cast<std::uint16_t*>(data_.get()); }
+  // The input over and over: slabs of many values would need long inputs.
+  void fill(const std::uint8_t* input, std::size_t size) {
+    for (std::size_t i = 0; i < bytes_; ++i) data_.get()[i] = std::byte(input[i % size]);
+  }
+  bool equals(const Block& other) const { return std::memcmp(data(), other.data(), bytes_) == 0; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  std::size_t bytes_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+using Format = std::shared_ptr<const KvFormat>;
+
+Format format_of(const char* name, const KvShape& shape, Isa isa) {
+  KvFormatContext context;
+  context.shape = shape;
+  context.isa = isa;
+  auto result = make_kv_format(name, context);
+  require(result.ok());
+  return *result;
+}
+
+std::vector<Format> on_all_tiers(const char* name, const KvShape& shape) {
+  std::vector<Format> formats;
+  for (const Isa isa : kModelIsas) {
+    if (isa_supported(isa)) formats.push_back(format_of(name, shape, isa));
+  }
+  return formats;
+}
+
+std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void open_on_all(const std::vector<Format>& formats, const Block& slab) {
+  const KvShape& shape = formats[0]->shape();
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    const Block expected(aligned(shape.page_bytes()));
+    formats[0]->open_page({0, 0}, slab.data(), head, expected.rows());
+    for (const Format& format : formats) {
+      const Block page(aligned(shape.page_bytes()));
+      format->open_page({0, 0}, slab.data(), head, page.rows());
+      require(page.equals(expected));
+      require(format->used_bytes(slab.data()) <= format->slab_bytes());
+    }
+  }
+}
+
+void seal_on_all(const std::vector<Format>& formats, const Block& rows) {
+  const Block expected(formats[0]->slab_bytes());
+  const Status verdict = formats[0]->seal({0, 0}, rows.rows(), expected.data());
+  for (const Format& format : formats) {
+    const Block slab(format->slab_bytes());
+    const Status status = format->seal({0, 0}, rows.rows(), slab.data());
+    require(status.message() == verdict.message());
+    require(!verdict.ok() || slab.equals(expected));
+  }
+  if (verdict.ok()) open_on_all(formats, expected);
+}
+
+}  // namespace
+}  // namespace kvlane
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace kvlane;
+  if (size < 4) return 0;
+  const KvShape shape{1, 1 + (data[0] >> 1) % 2, 1 + data[1] % 128, ElementType::kBf16};
+  const auto formats = on_all_tiers(kFormats[data[2] % std::size(kFormats)], shape);
+  const bool sealing = (data[0] & 1) != 0;
+  Block input(sealing ? aligned(shape.slab_bytes()) : formats[0]->slab_bytes());
+  input.fill(data + 3, size - 3);
+  if (sealing) {
+    // Mostly in range, or hardly any input would get far.
+    for (std::size_t i = 0; i < shape.slab_bytes() / 2 && (data[0] & 4) == 0; ++i) {
+      if ((input.rows()[i] & 0x7fffU) >= 0x4780U) input.rows()[i] &= 0xbfff;
+    }
+    seal_on_all(formats, input);
+  } else {
+    open_on_all(formats, input);
+  }
+  return 0;
+}
