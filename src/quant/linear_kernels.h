@@ -38,7 +38,8 @@ void open_scalar(const OpenJob& job);
 // Opens one group only: what vectors leave to the scalar code.
 void open_group_scalar(const OpenJob& job, int entry);
 
-// Null for a plane it has no kernel for.
+// Null for a plane they have no kernel for.
+SealKernel seal_kernel_avx512(const Plane& plane);
 OpenKernel open_kernel_avx512(const Plane& plane);
 
 // The kernels of a tier. All give the same bytes and the same rows, for any bytes of a slab.

@@ -226,7 +226,10 @@ void open_scalar(const OpenJob& job) {
   for (int i = 0; i < count; ++i) open_group_scalar(job, i);
 }
 
-SealKernel seal_kernel(const Plane& /*plane*/, Isa /*isa*/) { return seal_scalar; }
+SealKernel seal_kernel(const Plane& plane, Isa isa) {
+  const SealKernel vectors = isa == Isa::kAvx512 ? seal_kernel_avx512(plane) : nullptr;
+  return vectors != nullptr ? vectors : seal_scalar;
+}
 
 OpenKernel open_kernel(const Plane& plane, Isa isa) {
   const OpenKernel vectors = isa == Isa::kAvx512 ? open_kernel_avx512(plane) : nullptr;
