@@ -28,6 +28,7 @@ void add_bench(CLI::App& app, Run& run) {
   add_bench_gateway(*bench, run);
   add_bench_transfer(*bench, run);
   add_bench_codec(*bench, run);
+  add_bench_attention(*bench, run);
 }
 
 }  // namespace kvlane

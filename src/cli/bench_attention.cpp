@@ -1,0 +1,80 @@
+// `kvlane bench attention`: a token's attention over long caches in every format.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+
+#include "bench/attention_bench.h"
+#include "cli/bench.h"
+#include "cli/progress.h"
+
+namespace kvlane {
+namespace {
+
+struct BenchAttentionFlags {
+  AttentionBenchOptions options;
+  int size_mib = 256;
+  std::string cpu = "auto";
+  bool json = false;
+};
+
+Result<Report> measure(AttentionBenchOptions options) {
+  Progress progress("bench attention");
+  options.progress = [&progress](std::string_view what) { progress.show(what); };
+  return bench_attention(options);
+}
+
+Status run_bench_attention(const BenchAttentionFlags& flags, const std::string& typed) {
+  AttentionBenchOptions options = flags.options;
+  options.size_bytes = static_cast<std::size_t>(flags.size_mib) << 20;
+  KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
+  KVLANE_ASSIGN(Report report, measure(options));
+  report.command = "kvlane bench attention" + (typed.empty() ? "" : " " + typed);
+  std::cout << (flags.json ? report_json(report) + "\n" : report_table(report));
+  return {};
+}
+
+}  // namespace
+
+void add_bench_attention(CLI::App& bench, Run& run) {
+  CLI::App* const command = bench.add_subcommand(
+      "attention", "Speed of a token's attention over caches in every KV format, beside 16 bits");
+  command->footer(
+      "Example: kvlane bench attention --formats int4,kivi:bits=2,group=64 --tokens 32768");
+  const auto flags = std::make_shared<BenchAttentionFlags>();
+  AttentionBenchOptions& options = flags->options;
+  command->add_option("--formats", options.formats, "KV formats; bf16 is always there")
+      ->capture_default_str();
+  command->add_option("--tokens", options.tokens, "lengths of the cache")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--groups", options.groups, "query heads of a KV head")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--head-dim", options.head_dim, "channels of a head")
+      ->check(CLI::Range(2, 256))
+      ->capture_default_str();
+  command->add_option("--kv-heads", options.kv_heads, "KV heads of a layer")
+      ->check(CLI::Range(1, 128))
+      ->capture_default_str();
+  command
+      ->add_option("--size", flags->size_mib,
+                   "MiB of each cache, were it in 16 bits: layers are added up to that, so that "
+                   "it lies in memory and not in caches")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command->add_option("--repeats", options.repeats, "medians are over so many rounds")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command->add_option("--threads", options.threads, "threads that compute")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
+      ->capture_default_str();
+  command->add_flag("--json", flags->json, "one JSON object instead of a table");
+  command->callback([flags, command, &run] {
+    run = [flags, typed = typed_options(*command)] { return run_bench_attention(*flags, typed); };
+  });
+}
+
+}  // namespace kvlane
