@@ -147,7 +147,7 @@ class GoldenFiles(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             make.make(pathlib.Path(directory))
             made = {path.relative_to(directory): path.read_bytes() for path in pathlib.Path(directory).rglob("*.*")}
-        paths = [path for kind in ("frame", "codec", "message", "tensor_file", "slab") for path in GOLDEN.glob(f"{kind}/*/*")]
+        paths = [path for path in GOLDEN.glob("*/**/*.*") if path.parent.name != "__pycache__"]
         committed = {path.relative_to(GOLDEN): path.read_bytes() for path in paths}
         self.assertEqual(sorted(made), sorted(committed))
         for path, data in made.items():

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 
+#include "quant/cachegen.h"
 #include "quant/format_text.h"
 #include "quant/kv_format.h"
+#include "quant/kvquant.h"
 #include "quant/linear_format.h"
 
 namespace kvlane {
@@ -33,6 +35,8 @@ constexpr std::array kEntries = {
     Entry{"int8", make_linear_format},
     Entry{"int4", make_linear_format},
     Entry{"kivi", make_linear_format},
+    Entry{"cachegen", make_cachegen},
+    Entry{"kvquant", make_kvquant},
 };
 
 }  // namespace

@@ -15,6 +15,7 @@ import sys
 import channel
 import linear
 import messages
+import slabs
 import tensor_files
 from writer import (
     BF16, FP8_E4M3, FP8_E5M2, FP16, MAGIC, Header, best_codebook, coded_body, escape_words, frame, raw_body, splitzip,
@@ -417,6 +418,7 @@ def make(directory):
     tensor_files.make_valid(out.write)
     tensor_files.make_refused(out.write)
     linear.make(out.write, open_slab)
+    slabs.make(out, random.Random(20261122))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+// KV format `kvquant`: K before its rotation, per channel; non-uniform levels; outliers kept apart
+// (spec/slab_kvquant.md).
+//
+// After KVQuant (public code): K is quantised as it is before RoPE, normalised per channel by
+// limits that calibration found; V per token, normalised by the token's own order statistics over
+// all channels. A value is the nearest of 2^b signposts that belong to its layer and tensor
+// (k-means over calibration data without outliers). With outliers=1 some 1 % of the values, those
+// outside the limits, are kept in 16 bits beside the codes. Which signposts matter most, the public
+// code asks squared gradients; this tree has no backward pass, so k-means takes all values alike
+// unless calibration is given such weights (docs: `kvlane calibrate tables --weights`).
+//
+// Rows arrive rotated and in BF16: seal() turns them back, open_page() forth again. The first
+// tokens stay in 16 bits with sink=N, in blocks of 64 tokens where the public code counts tokens.
+//
+// Tables for each layer and K or V ("kvquant.layers.3.k." before each name), C channels, O = 0 or 1
+// for `outliers`, B = 2, 3 or 4 for `bits`:
+//   oO.low [C], oO.high [C]                          K only: limits of each channel
+//   oO.bB.signposts [2^B], oO.bB.values [2^B]        ascending; what is nearest, and what it stands
+//                                                    for (others at 2 bits: Q-Norm)
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "quant/format_text.h"
+#include "quant/kv_format.h"
+
+namespace kvlane {
+
+// "kvquant:bits=2|3|4,outliers=0|1": 4 and 1 by default.
+Result<std::shared_ptr<const KvFormat>> make_kvquant(FormatText text,
+                                                     const KvFormatContext& context);
+
+// How many values of K lay outside their limits and were cut to them, because their token had no
+// room for more outliers. slab: sealed in a kvquant format.
+std::uint32_t kvquant_cut_values(const std::byte* slab);
+
+}  // namespace kvlane

@@ -1,0 +1,61 @@
+// Where the parts of a `kvquant` slab lie, and its pages from them.
+//
+//   u32 cut                   values of K outside their limits for which there was no room
+//   u32 ends[kv_heads][2]     where the outliers of a head's K and of its V end, counted in
+//   outliers u16 v_low[64], v_high[64] BF16: limits of each token's V codes                     K
+//   [64] rows, then V [64] rows of each head outliers                  u16 place in the plane
+//   (token * head_dim + channel), u16 value (BF16);
+//                             those of a plane by place
+//   zeros up to slab_bytes()
+//
+// A row of codes is groups of 16 channels; a group is `bits` words of 16 bits: the lowest bits of
+// its codes, a channel each, then the second ones, ... So a word is a mask register.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "format/shape.h"
+#include "ops/rows.h"
+
+namespace kvlane::kvquant {
+
+inline constexpr int kGroup = 16;
+inline constexpr int kLevelsMax = 16;
+inline constexpr int kHeadDimMax = 512;
+inline constexpr std::size_t kOutlierBytes = 4;
+
+constexpr int groups_of(int head_dim) { return (head_dim + kGroup - 1) / kGroup; }
+constexpr std::size_t row_bytes(int head_dim, int bits) {
+  return std::size_t(groups_of(head_dim)) * bits * sizeof(std::uint16_t);
+}
+constexpr std::size_t limits_at(int kv_heads) { return sizeof(std::uint32_t) * (1 + 2 * kv_heads); }
+constexpr std::size_t codes_at(int kv_heads) {
+  return limits_at(kv_heads) + 2 * sizeof(std::uint16_t) * kBlockTokens;
+}
+
+// One plane of a page. Codes and outliers may be any bytes.
+struct Plane {
+  int head_dim;            // even, at most kHeadDimMax
+  int bits;                // 2, 3 or 4
+  const std::byte* codes;  // [64][row_bytes()]
+  const float* values;     // [kLevelsMax]: what codes stand for
+  const std::byte* outliers;
+  std::size_t outlier_count;
+  std::uint16_t* rows;  // [64][head_dim], BF16: the result
+};
+
+// middle, reach: [16 * groups_of(head_dim)] of each channel; angles: [64] of each token.
+using OpenKeys = void (*)(const Plane& plane, const float* middle, const float* reach,
+                          const RopeAngles* angles);
+// middle, reach: [64] of each token.
+using OpenValues = void (*)(const Plane& plane, const float* middle, const float* reach);
+
+void open_keys_scalar(const Plane& plane, const float* middle, const float* reach,
+                      const RopeAngles* angles);
+void open_values_scalar(const Plane& plane, const float* middle, const float* reach);
+void open_keys_avx512(const Plane& plane, const float* middle, const float* reach,
+                      const RopeAngles* angles);
+void open_values_avx512(const Plane& plane, const float* middle, const float* reach);
+
+}  // namespace kvlane::kvquant

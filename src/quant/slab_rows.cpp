@@ -1,0 +1,25 @@
+// Looks for values that no format can code.
+// SPDX-License-Identifier: Apache-2.0
+#include "quant/slab_rows.h"
+
+#include <string>
+
+namespace kvlane {
+
+Status check_rows_are_finite(const KvShape& shape, SlabPlace place, const std::uint16_t* rows) {
+  const std::size_t count = shape.slab_bytes() / sizeof(std::uint16_t);
+  bool finite = true;
+  for (std::size_t i = 0; i < count; ++i) finite &= is_finite_bf16(rows[i]);
+  if (finite) return {};
+  std::size_t at = 0;
+  while (is_finite_bf16(rows[at])) ++at;
+  const std::size_t plane = at / shape.page_plane_elements();
+  const auto token = static_cast<int>(at % shape.page_plane_elements() / shape.head_dim);
+  const char* const value = (rows[at] & 0x7F) != 0 ? "nan" : rows[at] == 0x7F80 ? "inf" : "-inf";
+  return invalid_argument(std::string(plane % 2 == 0 ? "K" : "V") + " of layer " +
+                          std::to_string(place.layer) + ", KV head " + std::to_string(plane / 2) +
+                          ", token " + std::to_string(place.position + token) + " is " + value +
+                          ": KV formats take finite numbers only");
+}
+
+}  // namespace kvlane

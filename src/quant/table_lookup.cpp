@@ -1,0 +1,38 @@
+// Looks tables up and checks what every format asks of them.
+// SPDX-License-Identifier: Apache-2.0
+#include "quant/table_lookup.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvlane {
+
+std::string table_prefix(std::string_view format, int layer, bool is_key) {
+  return std::string(format) + ".layers." + std::to_string(layer) + (is_key ? ".k." : ".v.");
+}
+
+Result<std::span<const float>> find_table(const KvTables* tables, std::string_view format,
+                                          const std::string& name, std::size_t size) {
+  const std::string quoted = "KV format '" + std::string(format) + "'";
+  const std::string how =
+      "kvlane calibrate tables DIR --text FILE --out FILE, then --kv-tables FILE";
+  if (tables == nullptr || tables->values.empty()) {
+    return invalid_argument(quoted + " needs tables: " + how);
+  }
+  const auto at = tables->values.find(name);
+  if (at == tables->values.end()) {
+    return invalid_argument(quoted + ": the tables have no '" + name +
+                            "'; to make them again: " + how);
+  }
+  if (at->second.size() != size) {
+    return invalid_argument(quoted + ": table '" + name + "' has " +
+                            std::to_string(at->second.size()) + " values where this model needs " +
+                            std::to_string(size));
+  }
+  if (!std::ranges::all_of(at->second, [](float value) { return std::isfinite(value); })) {
+    return invalid_argument(quoted + ": table '" + name + "' has a value that is not finite");
+  }
+  return std::span<const float>(at->second);
+}
+
+}  // namespace kvlane

@@ -1,0 +1,23 @@
+// Finding a format's tables, with one sentence for each way in which they can be missing.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kvlane/status.h"
+#include "quant/kv_tables.h"
+
+namespace kvlane {
+
+// "kvquant.layers.3.k.": what the names of all tables of one tensor begin with.
+std::string table_prefix(std::string_view format, int layer, bool is_key);
+
+// The values of a table, all finite, which belong to `tables`. Null or empty `tables`, or none of
+// this name: kInvalidArgument that says how they are made; another size: kInvalidArgument with both
+// sizes.
+Result<std::span<const float>> find_table(const KvTables* tables, std::string_view format,
+                                          const std::string& name, std::size_t size);
+
+}  // namespace kvlane

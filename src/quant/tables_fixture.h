@@ -1,0 +1,210 @@
+// Rows like those of a model, tables that fit them, and rotations: for tests of formats that need
+// tables.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/bf16.h"
+#include "base/random.h"
+#include "quant/cachegen_symbols.h"
+#include "quant/kv_format.h"
+#include "quant/slab_rows.h"
+#include "quant/table_lookup.h"
+
+namespace kvlane::tables_fixture {
+
+// From a normal distribution, nearly: the sum of four dice. The same for the same arguments.
+inline float normal(std::uint64_t seed, std::uint32_t index) {
+  double sum = -2;
+  for (const std::uint32_t die : philox4x32(seed, {index, 0, 0, 0})) sum += die * 0x1p-32;
+  return static_cast<float>(sum * std::sqrt(3.0));
+}
+
+// A channel's centre and width: some channels of K are far wider than others.
+inline float centre(bool is_key, int channel) {
+  return is_key && channel % 7 == 3 ? 3.0F : 0.1F * normal(1, static_cast<std::uint32_t>(channel));
+}
+inline float width(bool is_key, int channel) {
+  return is_key && channel % 11 == 5 ? 4.0F : 0.5F + 0.05F * static_cast<float>(channel % 9);
+}
+
+// [kv_heads] pages of a slab as they would be without rotation, in F32: some values lie far out.
+inline std::vector<float> plain_rows(const KvShape& shape, std::uint64_t seed) {
+  std::vector<float> rows(shape.slab_bytes() / 2);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::size_t plane = i / shape.page_plane_elements();
+    const auto channel = static_cast<int>(plane / 2 * shape.head_dim + i % shape.head_dim);
+    const bool is_key = plane % 2 == 0;
+    const auto index = static_cast<std::uint32_t>(i);
+    const float far = philox4x32(seed ^ 7, {index, 0, 0, 0})[0] % 200 == 0 ? 6.0F : 1.0F;
+    rows[i] = centre(is_key, channel) + far * width(is_key, channel) * normal(seed, index);
+  }
+  return rows;
+}
+
+inline std::vector<std::uint16_t> to_bits(const std::vector<float>& values) {
+  std::vector<std::uint16_t> bits(values.size());
+  for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = to_bf16(values[i]).bits;
+  return bits;
+}
+
+inline std::vector<float> inverse_frequencies(int head_dim) {
+  std::vector<float> frequencies;
+  for (int i = 0; i < head_dim / 2; ++i) {
+    frequencies.push_back(static_cast<float>(std::pow(10000.0, -2.0 * i / head_dim)));
+  }
+  return frequencies;
+}
+
+// The same with K rotated as at `position`, in BF16: what seal() gets.
+inline std::vector<std::uint16_t> rotated_rows(const KvShape& shape, std::uint64_t seed,
+                                               const RopeTable& rope_table, int position) {
+  std::vector<float> rows = plain_rows(shape, seed);
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    for (int token = 0; token < kBlockTokens; ++token) {
+      rope(rows.data() + 2 * head * shape.page_plane_elements() +
+               std::size_t(token) * shape.head_dim,
+           rope_table.angles(position + token), shape.head_dim);
+    }
+  }
+  return to_bits(rows);
+}
+
+inline std::vector<KvShape> shapes() {
+  return {{3, 2, 64, ElementType::kBf16},  {3, 1, 80, ElementType::kBf16},
+          {4, 3, 96, ElementType::kBf16},  {3, 2, 128, ElementType::kBf16},
+          {3, 1, 256, ElementType::kBf16}, {3, 2, 40, ElementType::kBf16}};
+}
+
+inline float channel_value(const KvShape& shape, const std::vector<std::uint16_t>& rows,
+                           bool is_key, int token, int channel) {
+  return to_float(bf16{slab_row(shape, rows.data(), channel / shape.head_dim, is_key,
+                                token)[channel % shape.head_dim]});
+}
+
+// CacheGen's tables: counted over slabs of the given rows, as calibration does it.
+inline void add_cachegen_tables(const KvShape& shape,
+                                const std::vector<std::vector<std::uint16_t>>& slabs,
+                                KvTables& tables) {
+  using namespace cachegen;
+  const int channels = shape.kv_heads * shape.head_dim;
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    for (const bool is_key : {true, false}) {
+      const std::string prefix = table_prefix("cachegen", layer, is_key);
+      auto& deviation = tables.values[prefix + "deviation"];
+      deviation.resize(channels);
+      for (int c = 0; c < channels; ++c) deviation[c] = width(is_key, c);
+      auto& delta = tables.values[prefix + "delta"];
+      auto& anchors = tables.values[prefix + "anchor"];
+      delta.assign(std::size_t(channels) * kDeltaSymbols, 0);
+      anchors.assign(std::size_t(channels) * kAnchorSymbols, 0);
+      for (const int bins : kBins) {
+        tables.values[prefix + "bins" + std::to_string(bins)].assign(
+            std::size_t(channels) * symbols_of(bins), 0);
+      }
+      for (const auto& rows : slabs) {
+        for (int token = 0; token < kBlockTokens; ++token) {
+          const float largest = largest_magnitude(shape, rows.data(), is_key, token);
+          const int anchor_token = token - token % kAnchorEvery;
+          const Scale anchor(largest_magnitude(shape, rows.data(), is_key, anchor_token),
+                             kAnchorMiddle);
+          for (int c = 0; c < channels; ++c) {
+            const float x = channel_value(shape, rows, is_key, token, c);
+            for (const int bins : kBins) {
+              const int symbol = symbol_of(x, Scale(largest, middle_of(bins)));
+              ++tables.values[prefix + "bins" + std::to_string(bins)]
+                             [std::size_t(c) * symbols_of(bins) + symbol];
+            }
+            const int from = symbol_of(channel_value(shape, rows, is_key, anchor_token, c), anchor);
+            if (is_anchor(token)) {
+              ++anchors[std::size_t(c) * kAnchorSymbols + (from >> kAnchorLowBits)];
+            } else {
+              const float per_step = step_inverse(deviation[c] * bin_width(layer, shape.layers));
+              const float distance = x - value_of(from, kAnchorMiddle, anchor.largest_value);
+              ++delta[std::size_t(c) * kDeltaSymbols + delta_symbol_of(distance, per_step)];
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// KVQuant's tables: limits at so many widths around each channel's centre, signposts denser in the
+// middle; all different by layer.
+inline void add_kvquant_tables(const KvShape& shape, KvTables& tables) {
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    for (const bool is_key : {true, false}) {
+      for (const int outliers : {0, 1}) {
+        const std::string prefix =
+            table_prefix("kvquant", layer, is_key) + "o" + std::to_string(outliers) + ".";
+        const float widths = (outliers == 1 ? 2.5F : 12.0F) + 0.1F * static_cast<float>(layer);
+        for (int c = 0; is_key && c < shape.kv_heads * shape.head_dim; ++c) {
+          tables.values[prefix + "low"].push_back(centre(true, c) - widths * width(true, c));
+          tables.values[prefix + "high"].push_back(centre(true, c) + widths * width(true, c));
+        }
+        for (const int bits : {2, 3, 4}) {
+          for (int i = 0; i < 1 << bits; ++i) {
+            const float even =
+                (2.0F * static_cast<float>(i) + 1) / static_cast<float>(1 << bits) - 1;
+            const float signpost = even * (0.6F + 0.4F * std::abs(even));
+            const std::string name = prefix + "b" + std::to_string(bits);
+            tables.values[name + ".signposts"].push_back(signpost);
+            tables.values[name + ".values"].push_back(bits == 2 ? 1.1F * signpost : signpost);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Memory aligned to 64 that ends where it ends, so that AddressSanitizer sees every slip.
+class Lines {
+ public:
+  explicit Lines(std::size_t bytes) : lines_((bytes + 63) / 64) {
+    std::memset(data(), 0xA5, 64 * lines_.size());
+  }
+  std::byte* data() { return lines_.data()->bytes; }
+
+ private:
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<Line> lines_;
+};
+
+struct Sealed {
+  Sealed(const KvFormat& format, SlabPlace place, const std::vector<std::uint16_t>& rows)
+      : slab(format.slab_bytes()) {
+    status = format.seal(place, rows.data(), slab.data());
+  }
+  Lines slab;
+  Status status;
+};
+
+// All pages of a slab.
+inline std::vector<std::uint16_t> open(const KvFormat& format, SlabPlace place,
+                                       const std::byte* slab) {
+  const KvShape& shape = format.shape();
+  Lines memory(shape.page_bytes());
+  std::vector<std::uint16_t> rows;
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    auto* const page = reinterpret_cast<std::uint16_t*>(memory.data());
+    format.open_page(place, slab, head, page);
+    rows.insert(rows.end(), page, page + shape.page_bytes() / 2);
+  }
+  return rows;
+}
+
+inline std::shared_ptr<const KvFormat> made(std::string_view text, const KvFormatContext& context) {
+  auto format = make_kv_format(text, context);
+  EXPECT_TRUE(format.ok()) << text << ": " << format.status().message();
+  return format.ok() ? *format : nullptr;
+}
+
+}  // namespace kvlane::tables_fixture
