@@ -1,4 +1,4 @@
-// The forward pass over a text, and counting what it leaves in the cache.
+// Counts what a text leaves in the cache.
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/calibrate_codebook.h"
 
@@ -6,12 +6,9 @@
 #include <vector>
 
 #include "codec/exponents.h"
-#include "model/forward.h"
 
 namespace kvlane {
 namespace {
-
-constexpr std::size_t kPassTokens = 256;  // computed at once
 
 // Adds K and V of a sequence to `counts`, two a layer.
 void count_sequence(const BlockTable& table, std::vector<ExponentCounts>& counts) {
@@ -35,25 +32,10 @@ void count_sequence(const BlockTable& table, std::vector<ExponentCounts>& counts
 
 Result<CodebookFile> calibrate_codebooks(const Model& model, std::span<const std::int32_t> tokens,
                                          const OnCalibrated& progress) {
-  if (tokens.empty()) return invalid_argument("calibration needs at least one token");
   const KvShape shape = model.config().kv_shape();
-  const auto length = static_cast<std::size_t>(std::min(model.context(), kCalibrationSequence));
-  KVLANE_ASSIGN(BlockPool pool, BlockPool::create(shape, blocks_for(static_cast<int>(length)) *
-                                                             shape.block_bytes()));
-  KVLANE_ASSIGN(const auto forward, Forward::create(model, static_cast<int>(kPassTokens), 1));
   std::vector<ExponentCounts> counts(std::size_t{2} * shape.layers);
-  for (std::size_t start = 0; start < tokens.size(); start += length) {
-    const auto sequence = tokens.subspan(start, std::min(length, tokens.size() - start));
-    BlockTable table(pool);
-    KVLANE_TRY(table.grow(static_cast<int>(sequence.size())));
-    for (std::size_t done = 0; done < sequence.size(); done += kPassTokens) {
-      const auto part = sequence.subspan(done, std::min(kPassTokens, sequence.size() - done));
-      const ForwardSpan span{&table, part, false};
-      KVLANE_TRY(forward->run({&span, 1}, {}));
-      if (progress) progress(start + done + part.size(), tokens.size());
-    }
-    count_sequence(table, counts);
-  }
+  KVLANE_TRY(run_sequences(
+      model, tokens, [&](const BlockTable& table) { count_sequence(table, counts); }, progress));
   CodebookFile file{.model = model.identity(), .tokens = tokens.size()};
   for (const ExponentCounts& each : counts) {
     const Codebook book = codebook_of(shape.type, each);

@@ -11,24 +11,13 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "calib/calibrate_codebook.h"
-#include "calib/text_tokens.h"
+#include "cli/calibration.h"
 #include "cli/command.h"
 #include "cli/progress.h"
-#include "cpu/parallel.h"
 #include "crypto/sha256.h"
 
 namespace kvlane {
 namespace {
-
-struct CalibrateFlags {
-  std::string directory;
-  std::string text;
-  std::string out;
-  int tokens = 32768;
-  int threads = 0;
-  std::string cpu = "auto";
-  bool json = false;
-};
 
 struct Summary {
   double lowest = 1;
@@ -44,7 +33,7 @@ Summary summarise(const CodebookFile& file, std::size_t part) {
   return summary;
 }
 
-void print(const CalibrateFlags& flags, const CodebookFile& file, double seconds) {
+void print(const CalibrationFlags& flags, const CodebookFile& file, double seconds) {
   const Summary k = summarise(file, 0);
   const Summary v = summarise(file, 1);
   if (flags.json) {
@@ -68,29 +57,14 @@ void print(const CalibrateFlags& flags, const CodebookFile& file, double seconds
             << " %, " << percent(v.lowest) << " %\n";
 }
 
-Status calibrate(const CalibrateFlags& flags) {
+Status calibrate(const CalibrationFlags& flags) {
   const TimePoint start = SteadyClock::now();
-  if (flags.threads > 0) set_parallel_threads(flags.threads);
-  KVLANE_ASSIGN(const Isa isa, select_isa(flags.cpu));
-  KVLANE_ASSIGN(
-      const std::vector<std::int32_t> tokens,
-      read_text_tokens(flags.directory, flags.text, static_cast<std::size_t>(flags.tokens)));
-  std::unique_ptr<Model> model;
-  {
-    Progress progress("loading " + flags.directory);
-    KVLANE_ASSIGN(model,
-                  Model::load(flags.directory, {.isa = isa, .progress = progress.counter()}));
-  }
-  const auto bad = std::ranges::find_if(
-      tokens, [&](std::int32_t token) { return token < 0 || token >= model->config().vocab; });
-  if (bad != tokens.end()) {
-    return invalid_argument("the tokenizer gives token " + std::to_string(*bad) +
-                            ", which the model does not know");
-  }
+  KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags));
+  const std::vector<std::int32_t>& tokens = input.tokens;
   CodebookFile file;
   {
     Progress progress("computing " + std::to_string(tokens.size()) + " tokens");
-    KVLANE_ASSIGN(file, calibrate_codebooks(*model, tokens, progress.counter()));
+    KVLANE_ASSIGN(file, calibrate_codebooks(*input.model, tokens, progress.counter()));
   }
   const std::string text = to_json(file);
   KVLANE_TRY(write_file(flags.out, as_byte_view(text)));
@@ -104,30 +78,22 @@ void add_codebook(CLI::App& parent, Run& run) {
   command->footer(
       "Example: kvlane calibrate codebook models/kvlane-tiny-gqa --text README.md "
       "--out /tmp/codebook.json");
-  const auto flags = std::make_shared<CalibrateFlags>();
-  command->add_option("DIR,--model", flags->directory, "Hugging Face model directory")->required();
-  command->add_option("--text", flags->text, "UTF-8 text like that of real prompts")->required();
-  command->add_option("--out", flags->out, "JSON file to write")->required();
-  command->add_option("--tokens", flags->tokens, "most tokens of the text that are computed")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
-  command->add_option("--threads", flags->threads, "threads that compute (default: one per core)")
-      ->check(CLI::Range(1, 1024));
-  command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
-      ->capture_default_str();
-  command->add_flag("--json", flags->json, "summary as one JSON object");
+  const auto flags = std::make_shared<CalibrationFlags>();
+  add_calibration_options(*command, *flags, "JSON file to write");
   command->callback([flags, &run] { run = [flags] { return calibrate(*flags); }; });
 }
 
 }  // namespace
 
 void add_calibrate(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand("calibrate", "Learn what codecs want to know");
+  CLI::App* const command =
+      app.add_subcommand("calibrate", "Learn what codecs and KV formats want to know");
   command->require_subcommand(1);
   command->footer(
       "Example: kvlane calibrate codebook models/kvlane-tiny-gqa --text README.md "
       "--out /tmp/codebook.json");
   add_codebook(*command, run);
+  add_calibrate_tables(*command, run);
 }
 
 }  // namespace kvlane

@@ -1,0 +1,208 @@
+// Tables of KV formats: counted as a plain reading of the cache would, and good for the model they
+// come from.
+// SPDX-License-Identifier: Apache-2.0
+#include "calib/calibrate_tables.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+
+#include "base/bf16.h"
+#include "calib/kv_statistics.h"
+#include "model/forward.h"
+#include "quant/cachegen_symbols.h"
+#include "quant/kv_format.h"
+#include "quant/kvquant_rows.h"
+#include "quant/slab_rows.h"
+#include "quant/table_lookup.h"
+
+namespace kvlane {
+namespace {
+
+const std::string kModels = std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/models/";
+constexpr std::size_t kTokens = 200;  // three blocks, and 8 tokens that do not count
+constexpr int kCounted = 192;
+
+class CalibrateTables : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto loaded = Model::load(kModels + "llama-gqa-bf16-llama3-sharded", {.isa = best_isa()});
+    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+    model_ = std::move(*loaded);
+    shape_ = model_->config().kv_shape();
+    tokens_.resize(kTokens);
+    for (std::size_t i = 0; i < kTokens; ++i) {
+      tokens_[i] = static_cast<std::int32_t>((3 + i * 7 + i * i % 13) % model_->config().vocab);
+    }
+    pool_.emplace(std::move(*BlockPool::create(shape_, 4 * shape_.block_bytes())));
+    table_.emplace(*pool_);
+    ASSERT_TRUE(table_->grow(kTokens).ok());
+    const auto forward = std::move(*Forward::create(*model_, kTokens, 1));
+    const ForwardSpan span{&*table_, tokens_, false};
+    ASSERT_TRUE(forward->run({&span, 1}, {}).ok());
+  }
+
+  const std::uint16_t* slab(int layer, int block) const {
+    return pool_->slab(table_->id(block), layer);
+  }
+  // All counted values of a channel, K before its rotation.
+  std::vector<float> channel(int layer, bool is_key, int wanted) const {
+    std::vector<float> values;
+    std::vector<float> row(std::size_t(shape_.kv_heads) * shape_.head_dim);
+    for (int token = 0; token < kCounted; ++token) {
+      kvquant::read_token(shape_, slab(layer, token / 64), is_key, token % 64,
+                          model_->rope().angles(token), row.data());
+      values.push_back(row[wanted]);
+    }
+    return values;
+  }
+
+  std::unique_ptr<Model> model_;
+  KvShape shape_;
+  std::vector<std::int32_t> tokens_;
+  std::optional<BlockPool> pool_;
+  std::optional<BlockTable> table_;
+};
+
+TEST_F(CalibrateTables, LimitsArePercentilesOfTheKeysBeforeRotation) {
+  const auto tables = calibrate_tables(*model_, tokens_, nullptr, {});
+  ASSERT_TRUE(tables.ok()) << tables.status().message();
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    const std::string prefix = table_prefix("kvquant", layer, true);
+    for (int c = 0; c < shape_.kv_heads * shape_.head_dim; ++c) {
+      std::vector<float> values = channel(layer, true, c);
+      std::ranges::sort(values);
+      EXPECT_EQ(tables->values.at(prefix + "o0.low")[c], values.front());
+      EXPECT_EQ(tables->values.at(prefix + "o0.high")[c], values.back());
+      // Half a per cent of 192 is one.
+      EXPECT_EQ(tables->values.at(prefix + "o1.low")[c], values[1]);
+      EXPECT_EQ(tables->values.at(prefix + "o1.high")[c], values[kCounted - 2]);
+    }
+  }
+}
+
+TEST_F(CalibrateTables, CountsTheSymbolsOfTheCache) {
+  using namespace cachegen;
+  const auto tables = calibrate_tables(*model_, tokens_, nullptr, {});
+  ASSERT_TRUE(tables.ok());
+  const int layer = shape_.layers - 1;
+  for (const bool is_key : {true, false}) {
+    const std::string prefix = table_prefix("cachegen", layer, is_key);
+    std::vector<float> expected(std::size_t(shape_.kv_heads) * shape_.head_dim * symbols_of(16));
+    for (int token = 0; token < kCounted; ++token) {
+      const Scale scale(largest_magnitude(shape_, slab(layer, token / 64), is_key, token % 64), 7);
+      for (int c = 0; c < shape_.kv_heads * shape_.head_dim; ++c) {
+        const std::uint16_t* const row =
+            slab_row(shape_, slab(layer, token / 64), c / shape_.head_dim, is_key, token % 64);
+        const float x = to_float(bf16{row[c % shape_.head_dim]});
+        ++expected[std::size_t(c) * 15 + symbol_of(x, scale)];
+      }
+    }
+    EXPECT_EQ(tables->values.at(prefix + "bins16"), expected);
+    // 7 anchors in each of three blocks, 57 others.
+    const auto& anchors = tables->values.at(prefix + "anchor");
+    const auto& deltas = tables->values.at(prefix + "delta");
+    EXPECT_EQ(std::accumulate(anchors.begin(), anchors.begin() + 32, 0.0), 3 * 7);
+    EXPECT_EQ(std::accumulate(deltas.begin(), deltas.begin() + 63, 0.0), 3 * 57);
+  }
+  double sum = 0;
+  double squares = 0;
+  for (const float x : channel(layer, false, 5)) {
+    sum += x;
+    squares += double{x} * x;
+  }
+  const double variance = squares / kCounted - sum * sum / kCounted / kCounted;
+  EXPECT_NEAR(tables->values.at(table_prefix("cachegen", layer, false) + "deviation")[5],
+              std::sqrt(variance), 1e-5 * std::sqrt(variance));
+}
+
+// With tables of its own text every format is closer to the rows the more bits it has.
+TEST_F(CalibrateTables, ServeTheFormats) {
+  const auto tables = calibrate_tables(*model_, tokens_, nullptr, {});
+  ASSERT_TRUE(tables.ok());
+  const KvFormatContext context{shape_, &model_->rope(), &*tables, best_isa()};
+  const auto error_of = [&](const char* text) {
+    const auto format = make_kv_format(text, context);
+    EXPECT_TRUE(format.ok()) << format.status().message();
+    struct alignas(64) Line {
+      std::byte bytes[64];
+    };
+    std::vector<Line> sealed((*format)->slab_bytes() / 64);
+    std::vector<Line> page((shape_.page_bytes() + 63) / 64);
+    double error = 0;
+    double size = 0;
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      const SlabPlace place{layer, 64};
+      EXPECT_TRUE((*format)->seal(place, slab(layer, 1), sealed.data()->bytes).ok());
+      EXPECT_LT((*format)->used_bytes(sealed.data()->bytes), shape_.slab_bytes() / 2);
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        auto* const opened = reinterpret_cast<std::uint16_t*>(page.data());
+        (*format)->open_page(place, sealed.data()->bytes, head, opened);
+        const std::uint16_t* const rows = slab_row(shape_, slab(layer, 1), head, true, 0);
+        for (std::size_t i = 0; i < shape_.page_bytes() / 2; ++i) {
+          const double x = to_float(bf16{rows[i]});
+          error += std::pow(to_float(bf16{opened[i]}) - x, 2);
+          size += x * x;
+        }
+      }
+    }
+    return error / size;
+  };
+  const double two = error_of("kvquant:bits=2,outliers=0");
+  const double three = error_of("kvquant:bits=3,outliers=0");
+  const double four = error_of("kvquant:bits=4,outliers=0");
+  EXPECT_LT(two, 0.3);
+  EXPECT_LT(three, two / 2);
+  EXPECT_LT(four, three / 2);
+  EXPECT_LT(error_of("kvquant:bits=3"), three);
+  EXPECT_LT(error_of("cachegen:level=3"), error_of("cachegen:level=1"));
+  EXPECT_LT(error_of("cachegen:form=paper"), 0.2);
+}
+
+TEST_F(CalibrateTables, WeightsMoveSignposts) {
+  const auto plain = calibrate_tables(*model_, tokens_, nullptr, {});
+  ASSERT_TRUE(plain.ok());
+  KvTables weights;
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    for (const bool is_key : {true, false}) {
+      auto& table = weights.values[table_prefix("kvquant", layer, is_key) + "weights"];
+      table.assign(std::size_t(shape_.kv_heads) * shape_.head_dim, 1.0F);
+    }
+  }
+  const auto even = calibrate_tables(*model_, tokens_, &weights, {});
+  ASSERT_TRUE(even.ok());
+  EXPECT_EQ(plain->values, even->values);
+  auto& first = weights.values["kvquant.layers.0.v.weights"];
+  for (std::size_t c = 0; c < first.size(); c += 2) first[c] = 100;
+  const auto uneven = calibrate_tables(*model_, tokens_, &weights, {});
+  ASSERT_TRUE(uneven.ok());
+  EXPECT_NE(plain->values.at("kvquant.layers.0.v.o1.b4.signposts"),
+            uneven->values.at("kvquant.layers.0.v.o1.b4.signposts"));
+  EXPECT_EQ(plain->values.at("kvquant.layers.1.v.o1.b4.signposts"),
+            uneven->values.at("kvquant.layers.1.v.o1.b4.signposts"));
+  first[0] = -1;
+  EXPECT_EQ(calibrate_tables(*model_, tokens_, &weights, {}).status().message(),
+            "table 'kvquant.layers.0.v.weights' has a negative weight");
+}
+
+TEST_F(CalibrateTables, NeedsABlock) {
+  const auto few = calibrate_tables(*model_, std::span(tokens_).first(63), nullptr, {});
+  EXPECT_EQ(few.status().message(), "calibrating tables needs from 64 to 2^24 tokens, not 63");
+}
+
+TEST_F(CalibrateTables, TellsHowFarItIs) {
+  std::uint64_t last = 0;
+  ASSERT_TRUE(
+      calibrate_tables(*model_, tokens_, nullptr, [&](std::uint64_t done, std::uint64_t total) {
+        EXPECT_GE(done, last);
+        EXPECT_EQ(total, 2 * kTokens);
+        last = done;
+      }).ok());
+  EXPECT_EQ(last, 2 * kTokens);
+}
+
+}  // namespace
+}  // namespace kvlane

@@ -1,0 +1,43 @@
+// What a KV format wants to know of a model's K and V: counted over a text, slab by slab.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "format/shape.h"
+#include "kvlane/status.h"
+#include "ops/rope_table.h"
+#include "quant/kv_format.h"
+
+namespace kvlane {
+
+// Sees every complete slab twice, in two passes over the text: first() all of them, then second()
+// all of them, in the order of the text. Calls for different layers may come at the same time, from
+// different threads; none comes twice at a time for one layer.
+class KvStatistics {
+ public:
+  virtual ~KvStatistics() = default;
+
+  // rows: as KvFormat::seal() gets them, finite.
+  virtual void first(SlabPlace place, const std::uint16_t* rows) = 0;
+  virtual void second(SlabPlace place, const std::uint16_t* rows) = 0;
+  // Adds its tables.
+  virtual void write(KvTables& tables) const = 0;
+};
+
+// For format `cachegen`: names and sizes in quant/cachegen.h. A token counts once, so at most 2^24
+// tokens.
+std::unique_ptr<KvStatistics> make_cachegen_statistics(const KvShape& shape);
+
+// For format `kvquant`: names and sizes in quant/kvquant.h. tokens: how many first() will see.
+// rope: the model's; outlives the statistics. weights: null, or tables with
+// "kvquant.layers.3.k.weights" [C] for every layer's K and V: how much a value of each channel
+// counts when signposts are sought. Not negative, else an error.
+Result<std::unique_ptr<KvStatistics>> make_kvquant_statistics(const KvShape& shape,
+                                                              const RopeTable& rope,
+                                                              std::uint64_t tokens,
+                                                              const KvTables* weights);
+
+}  // namespace kvlane

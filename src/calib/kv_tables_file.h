@@ -1,0 +1,28 @@
+// Tables of KV formats in a file: spec/kv_tables.md.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "base/bytes.h"
+#include "format/shape.h"
+#include "kvlane/status.h"
+#include "quant/kv_tables.h"
+
+namespace kvlane {
+
+// A longer file is refused: ten times what the largest public models would need.
+inline constexpr std::size_t kKvTablesFileBytesMax = std::size_t{1} << 30;
+
+// tokens: of the text that the tables come from.
+Bytes build_kv_tables(const KvTables& tables, const ModelIdentity& model, std::uint64_t tokens);
+
+// Untrusted bytes. kCorrupt when they are no file of tables, kUnsupported for another version,
+// kInvalidArgument when they belong to another model.
+Result<KvTables> parse_kv_tables(ByteView file, const ModelIdentity& model);
+
+// The same for a file, whose name errors say.
+Result<KvTables> load_kv_tables(const std::filesystem::path& path, const ModelIdentity& model);
+
+}  // namespace kvlane

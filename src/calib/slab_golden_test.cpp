@@ -1,0 +1,93 @@
+// Golden slabs of formats with tables: what another encoder wrote from spec/ is what seal() writes,
+// and what it opens to. Here and not in quant, which cannot read files of tables.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/file.h"
+#include "calib/kv_tables_file.h"
+#include "quant/kv_format.h"
+
+namespace kvlane {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kGolden = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/slab";
+
+struct alignas(64) Line {
+  std::byte bytes[64];
+};
+
+// A golden file as memory aligned to 64.
+struct Golden {
+  explicit Golden(const fs::path& path) {
+    const auto text = read_text_file(path, 1 << 20);
+    EXPECT_TRUE(text.ok()) << path;
+    bytes = text->size();
+    lines.resize((bytes + 63) / 64);
+    std::memcpy(lines.data(), text->data(), bytes);
+  }
+  std::byte* data() { return lines.data()->bytes; }
+  bool same(const void* other) { return std::memcmp(data(), other, bytes) == 0; }
+
+  std::size_t bytes;
+  std::vector<Line> lines;
+};
+
+void check(const fs::path& about_path, const KvTables& tables, Isa isa) {
+  const auto about = nlohmann::json::parse(*read_text_file(about_path, 1 << 20));
+  const auto file = [&](const char* extension) {
+    return Golden(fs::path(about_path).replace_extension(extension));
+  };
+  Golden rows = file(".rows");
+  Golden sealed = file(".slab");
+  Golden pages = file(".page");
+  const RopeTable rope(about["inverse_frequencies"].get<std::vector<float>>(), 256);
+  const KvShape shape{about["layers"], about["kv_heads"], about["head_dim"], ElementType::kBf16};
+  ASSERT_EQ(rows.bytes, shape.slab_bytes());
+  const SlabPlace place{about["layer"], about["position"]};
+  const auto format =
+      make_kv_format(about["format"].get<std::string>(), {shape, &rope, &tables, isa});
+  ASSERT_TRUE(format.ok()) << format.status().message();
+
+  std::vector<Line> slab((*format)->slab_bytes() / 64);
+  std::byte* const bytes = slab.data()->bytes;
+  ASSERT_TRUE((*format)->seal(place, reinterpret_cast<std::uint16_t*>(rows.data()), bytes).ok());
+  EXPECT_EQ((*format)->used_bytes(bytes), sealed.bytes) << about_path;
+  EXPECT_TRUE(sealed.same(bytes)) << about_path;
+  EXPECT_TRUE(std::all_of(bytes + sealed.bytes, bytes + (*format)->slab_bytes(),
+                          [](std::byte byte) { return byte == std::byte{0}; }));
+
+  std::vector<Line> page((shape.page_bytes() + 63) / 64);
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    (*format)->open_page(place, bytes, head, reinterpret_cast<std::uint16_t*>(page.data()));
+    EXPECT_EQ(
+        std::memcmp(page.data(), pages.data() + shape.page_bytes() * head, shape.page_bytes()), 0)
+        << about_path << " head " << head;
+  }
+}
+
+TEST(SlabGolden, AreSealedAndOpenedAlikeOnAllTiers) {
+  ModelIdentity model{};
+  for (std::size_t i = 0; i < model.size(); ++i) model[i] = static_cast<std::byte>(100 + i);
+  const auto tables = load_kv_tables(kGolden / "tables.safetensors", model);
+  ASSERT_TRUE(tables.ok()) << tables.status().message();
+  int count = 0;
+  for (const auto& entry : fs::directory_iterator(kGolden / "valid")) {
+    if (entry.path().extension() != ".json") continue;
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("cachegen") && !name.starts_with("kvquant")) continue;
+    ++count;
+    for (const Isa isa : kAllIsas) {
+      if (isa_supported(isa)) check(entry.path(), *tables, isa);
+    }
+  }
+  EXPECT_EQ(count, 16);
+}
+
+}  // namespace
+}  // namespace kvlane

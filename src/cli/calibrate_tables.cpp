@@ -1,0 +1,77 @@
+// `kvlane calibrate tables`: what KV formats want to know about the K and V of a model.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "calib/calibrate_tables.h"
+#include "calib/kv_tables_file.h"
+#include "cli/calibration.h"
+#include "cli/progress.h"
+#include "crypto/sha256.h"
+
+namespace kvlane {
+namespace {
+
+constexpr const char* kExample =
+    "Example: kvlane calibrate tables models/kvlane-tiny-gqa --text README.md "
+    "--out /tmp/tables.safetensors";
+
+Status calibrate(const CalibrationFlags& flags) {
+  const TimePoint start = SteadyClock::now();
+  KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags));
+  const ModelIdentity& identity = input.model->identity();
+  std::optional<KvTables> weights;
+  if (!flags.weights.empty()) {
+    KVLANE_ASSIGN(weights, load_kv_tables(flags.weights, identity));
+  }
+  KvTables tables;
+  {
+    Progress progress("computing " + std::to_string(input.tokens.size()) + " tokens twice");
+    KVLANE_ASSIGN(tables, calibrate_tables(*input.model, input.tokens,
+                                           weights ? &*weights : nullptr, progress.counter()));
+  }
+  const Bytes file = build_kv_tables(tables, identity, input.tokens.size());
+  KVLANE_TRY(write_file(flags.out, file));
+  const double seconds = seconds_since(start);
+  if (flags.json) {
+    const nlohmann::ordered_json json = {{"file", flags.out},
+                                         {"model", to_hex(identity)},
+                                         {"tokens", input.tokens.size()},
+                                         {"layers", input.model->config().layers},
+                                         {"tables", tables.values.size()},
+                                         {"bytes", file.size()},
+                                         {"weighted", weights.has_value()},
+                                         {"seconds", seconds}};
+    std::cout << json.dump() << '\n';
+    return {};
+  }
+  std::cout << std::fixed << std::setprecision(1) << "wrote " << tables.values.size()
+            << " tables for formats cachegen and kvquant to " << flags.out << " ("
+            << static_cast<double>(file.size()) / 1e6 << " MB), from " << input.tokens.size()
+            << " tokens in " << seconds << " s\n";
+  return {};
+}
+
+}  // namespace
+
+void add_calibrate_tables(CLI::App& parent, Run& run) {
+  CLI::App* const command = parent.add_subcommand(
+      "tables",
+      "Statistics of K and V over a text, for KV formats cachegen and kvquant "
+      "(--kv-tables)");
+  command->footer(kExample);
+  const auto flags = std::make_shared<CalibrationFlags>();
+  add_calibration_options(*command, *flags, "safetensors file to write");
+  command->add_option("--weights", flags->weights,
+                      "tables with weights of each channel for k-means of kvquant, such as squared "
+                      "gradients (default: all alike)");
+  command->callback([flags, &run] { run = [flags] { return calibrate(*flags); }; });
+}
+
+}  // namespace kvlane

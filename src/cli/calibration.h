@@ -1,0 +1,41 @@
+// What the subcommands of `kvlane calibrate` share: a model, and a text to run it over.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "kvlane/status.h"
+#include "model/model.h"
+
+namespace kvlane {
+
+struct CalibrationFlags {
+  std::string directory;
+  std::string text;
+  std::string out;
+  std::string weights;  // of `kvlane calibrate tables`
+  int tokens = 32768;
+  int threads = 0;
+  std::string cpu = "auto";
+  bool json = false;
+};
+
+// All but --weights. out_help: what --out is.
+void add_calibration_options(CLI::App& command, CalibrationFlags& flags, const char* out_help);
+
+struct CalibrationInput {
+  std::unique_ptr<Model> model;
+  std::vector<std::int32_t> tokens;  // all inside the model's vocabulary
+};
+
+// Loads both, with progress on the terminal.
+Result<CalibrationInput> load_calibration_input(const CalibrationFlags& flags);
+
+// `kvlane calibrate tables`.
+void add_calibrate_tables(CLI::App& parent, Run& run);
+
+}  // namespace kvlane
