@@ -92,4 +92,12 @@ Status EvalLog::add(const std::string& key, std::span<const double> values) {
   return {};
 }
 
+Result<std::vector<double>> EvalLog::find_or_add(
+    const std::string& key, const std::function<Result<std::vector<double>>()>& measure) {
+  if (std::optional<std::vector<double>> known = find(key)) return std::move(*known);
+  KVLANE_ASSIGN(std::vector<double> values, measure());
+  KVLANE_TRY(add(key, values));
+  return values;
+}
+
 }  // namespace kvlane

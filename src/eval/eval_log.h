@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -28,6 +29,9 @@ class EvalLog {
   // What was measured under this key, exactly as it was added.
   std::optional<std::vector<double>> find(const std::string& key) const;
   Status add(const std::string& key, std::span<const double> values);
+  // Those that are there, else what `measure` gives, which is added.
+  Result<std::vector<double>> find_or_add(
+      const std::string& key, const std::function<Result<std::vector<double>>()>& measure);
 
  private:
   std::map<std::string, std::vector<double>> values_;

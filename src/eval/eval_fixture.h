@@ -1,0 +1,80 @@
+// A bundled model and runs in 16 bits, in a format that changes nothing and in one without V,
+// for tests of tasks.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/file.h"
+#include "eval/eval_run.h"
+#include "model/expected_fixture.h"
+#include "model/tokenizer.h"
+#include "quant/format_fixture.h"
+
+namespace kvlane::eval_fixture {
+
+using expected_fixture::take;
+
+inline const std::filesystem::path kModel =
+    std::filesystem::path(KVLANE_SOURCE_DIR) / "models/kvlane-tiny-gqa";
+
+inline const Model& model() {
+  static const auto loaded = take(Model::load(kModel, {.isa = best_isa()}));
+  return *loaded;
+}
+
+inline const Tokenizer& tokenizer() {
+  static const Tokenizer loaded = take(Tokenizer::load(kModel));
+  return loaded;
+}
+
+// A text in English, some thousand tokens.
+inline std::vector<std::int32_t> text_tokens() {
+  const auto file = std::filesystem::path(KVLANE_SOURCE_DIR) / "ARCHITECTURE.md";
+  return take(tokenizer().encode(take(read_text_file(file, 1 << 20)), false));
+}
+
+// "bf16", "identity", "without-values".
+inline EvalRun make_run(EvalLog log = {}) {
+  const KvShape shape = model().config().kv_shape();
+  return {.model = &model(),
+          .formats = {nullptr, std::make_shared<format_fixture::Identity>(shape),
+                      std::make_shared<format_fixture::WithoutValues>(shape)},
+          .seed = 1,
+          .log = std::move(log)};
+}
+
+// The measure of that name; a failure of the test when there is none.
+inline Measure measure_of(const EvalReport& report, const std::string& task,
+                          const std::string& format, const std::string& metric) {
+  for (const Measure& measure : report.measures) {
+    if (measure.task == task && measure.format == format && measure.metric == metric) {
+      return measure;
+    }
+  }
+  ADD_FAILURE() << "no measure " << task << " " << format << " " << metric;
+  return {};
+}
+
+// The identity format has the figures of 16 bits, interval ends included, in all of a task's
+// measures but those that are differences by definition.
+inline void expect_identity_equals_reference(const EvalReport& report, const std::string& task) {
+  int compared = 0;
+  for (const Measure& measure : report.measures) {
+    if (measure.task != task || measure.format != "identity") continue;
+    const Measure reference = measure_of(report, task, "bf16", measure.metric);
+    EXPECT_EQ(measure.value.value, reference.value.value) << measure.metric;
+    EXPECT_EQ(measure.value.low, reference.value.low) << measure.metric;
+    EXPECT_EQ(measure.value.high, reference.value.high) << measure.metric;
+    ++compared;
+  }
+  EXPECT_GT(compared, 0) << task;
+}
+
+}  // namespace kvlane::eval_fixture
