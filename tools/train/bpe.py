@@ -4,6 +4,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 import collections
 import heapq
+import itertools
 import json
 
 import regex
@@ -44,7 +45,7 @@ def merged(parts, pair):
 
 
 def pairs_of(parts):
-    return zip(parts, parts[1:])
+    return itertools.pairwise(parts)
 
 
 def train(word_counts, vocabulary_size):
@@ -144,6 +145,7 @@ class Tokenizer:
             model = json.load(file)["model"]
         self.ids = model["vocab"]
         self.ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(model["merges"])}
+        self.texts = {index: text for text, index in self.ids.items()}
         self.words = {}
 
     def encode(self, text):
@@ -165,3 +167,7 @@ class Tokenizer:
         if len(self.words) < CACHED_WORDS_MAX:
             self.words[word] = ids
         return ids
+
+    def decode(self, ids):
+        text = "".join(self.texts[int(index)] for index in ids)
+        return bytes(BYTE_OF[character] for character in text).decode("utf-8", errors="replace")

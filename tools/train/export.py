@@ -5,48 +5,11 @@ import argparse
 import json
 import pathlib
 import shutil
-import struct
 
 import bpe
 import torch
-from network import NORM_EPS, ROPE_THETA, Shape
-
-
-def hugging_face_tensors(weights, shape):
-    """The fused projections taken apart, under the names that Hugging Face gives."""
-    tensors = {
-        "model.embed_tokens.weight": weights["embedding.weight"],
-        "model.norm.weight": weights["norm.weight"],
-    }
-    for layer in range(shape.layers):
-        ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
-        rows = [heads * shape.head_dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
-        q, k, v = weights[ours + "qkv.weight"].split(rows)
-        gate, up = weights[ours + "gate_up.weight"].split(shape.ffn)
-        tensors |= {
-            theirs + "input_layernorm.weight": weights[ours + "attention_norm.weight"],
-            theirs + "post_attention_layernorm.weight": weights[ours + "ffn_norm.weight"],
-            theirs + "self_attn.q_proj.weight": q,
-            theirs + "self_attn.k_proj.weight": k,
-            theirs + "self_attn.v_proj.weight": v,
-            theirs + "self_attn.o_proj.weight": weights[ours + "attention_output.weight"],
-            theirs + "mlp.gate_proj.weight": gate,
-            theirs + "mlp.up_proj.weight": up,
-            theirs + "mlp.down_proj.weight": weights[ours + "down.weight"],
-        }
-    return tensors
-
-
-def write_safetensors(path, tensors):
-    header, end, buffers = {"__metadata__": {"format": "pt"}}, 0, []
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().to(torch.bfloat16).contiguous()
-        buffers.append(tensor.view(torch.int16).numpy().tobytes())
-        begin, end = end, end + len(buffers[-1])
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(buffers))
+from network import NORM_EPS, Shape
+from weights import hugging_face_names, write_safetensors
 
 
 def config_json(shape):
@@ -65,7 +28,7 @@ def config_json(shape):
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
         "rms_norm_eps": NORM_EPS,
-        "rope_theta": ROPE_THETA,
+        "rope_theta": shape.rope_theta,
         "rope_scaling": None,
         "attention_bias": False,
         "mlp_bias": False,
@@ -86,7 +49,8 @@ def main():
     shape = Shape(**checkpoint["shape"])
 
     arguments.directory.mkdir(parents=True, exist_ok=True)
-    tensors = hugging_face_tensors(checkpoint["weights"], shape)
+    names = hugging_face_names(shape.layers)
+    tensors = {theirs: checkpoint["weights"][ours] for ours, theirs in names.items()}
     write_safetensors(arguments.directory / "model.safetensors", tensors)
     special_tokens = {"bos_token": bpe.END_OF_TEXT, "eos_token": bpe.END_OF_TEXT}
     documents = {

@@ -10,19 +10,19 @@ import torch.nn.functional as F
 from torch import nn
 
 NORM_EPS = 1e-5
-ROPE_THETA = 10000.0
 
 
 @dataclasses.dataclass
 class Shape:
     vocabulary: int = 4096
-    width: int = 256
+    width: int = 384
     layers: int = 6
-    heads: int = 4
+    heads: int = 8
     kv_heads: int = 4
     head_dim: int = 64
-    ffn: int = 704
-    context: int = 512
+    ffn: int = 1024
+    context: int = 4096
+    rope_theta: float = 500000.0
 
 
 class RmsNorm(nn.Module):
@@ -31,14 +31,14 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x):
-        x = x.float()
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + NORM_EPS))
 
 
 def rotate(x, cos, sin):
-    """Pairs the first half of a head with the second, as Hugging Face does."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    """Pairs the first half of a head with the second, as Hugging Face does. x [batch, tokens, heads,
+    head_dim], cos and sin [tokens, 1, head_dim / 2]."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 class Layer(nn.Module):
@@ -51,32 +51,32 @@ class Layer(nn.Module):
 
         self.attention_norm = RmsNorm(shape.width)
         self.ffn_norm = RmsNorm(shape.width)
-        self.qkv = linear(shape.width, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+        self.q = linear(shape.width, shape.heads * shape.head_dim)
+        self.k = linear(shape.width, shape.kv_heads * shape.head_dim)
+        self.v = linear(shape.width, shape.kv_heads * shape.head_dim)
         self.attention_output = linear(shape.heads * shape.head_dim, shape.width)
-        self.gate_up = linear(shape.width, 2 * shape.ffn)
+        self.gate = linear(shape.width, shape.ffn)
+        self.up = linear(shape.width, shape.ffn)
         self.down = linear(shape.ffn, shape.width)
 
-    def attention(self, x, cos, sin, mask):
-        """x [batch, tokens, width]; scores in the type of the matrix products, softmax in float32."""
-        shape, (batch, tokens, _) = self.shape, x.shape
-        qkv = self.qkv(x).view(batch, tokens, shape.heads + 2 * shape.kv_heads, shape.head_dim)
-        q, k, v = qkv.transpose(1, 2).split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+    def attention(self, x, cos, sin):
+        batch, tokens, _ = x.shape
+        q, k, v = (f(x).view(batch, tokens, -1, self.shape.head_dim) for f in (self.q, self.k, self.v))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        k = k.repeat_interleave(shape.heads // shape.kv_heads, 1)
-        v = v.repeat_interleave(shape.heads // shape.kv_heads, 1)
-        scores = (q.to(v.dtype) @ k.to(v.dtype).transpose(-1, -2)) * shape.head_dim**-0.5 + mask
-        y = scores.float().softmax(-1).to(v.dtype) @ v
-        return y.transpose(1, 2).reshape(batch, tokens, shape.heads * shape.head_dim)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return y.transpose(1, 2).reshape(batch, tokens, -1)
 
-    def forward(self, x, cos, sin, mask):
-        x = x + self.attention_output(self.attention(self.attention_norm(x), cos, sin, mask))
-        gate, up = self.gate_up(self.ffn_norm(x)).split(self.shape.ffn, -1)
-        return x + self.down(F.silu(gate) * up)
+    def forward(self, x, cos, sin):
+        x = x + self.attention_output(self.attention(self.attention_norm(x), cos, sin))
+        y = self.ffn_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
 class Network(nn.Module):
     def __init__(self, shape):
         super().__init__()
+        self.shape = shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RmsNorm(shape.width)
@@ -87,34 +87,20 @@ class Network(nn.Module):
         for layer in self.layers:
             nn.init.normal_(layer.attention_output.weight, std=0.02 / math.sqrt(2 * shape.layers))
             nn.init.normal_(layer.down.weight, std=0.02 / math.sqrt(2 * shape.layers))
-        frequencies = ROPE_THETA ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
-        angles = torch.outer(torch.arange(shape.context).float(), frequencies)
+        frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+        angles = torch.outer(torch.arange(shape.context).float(), frequencies)[:, None]
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
-        future = torch.full((shape.context, shape.context), -1e9).triu(1)
-        self.register_buffer("mask", future, persistent=False)
 
     def forward(self, ids):
         """ids [batch, tokens] -> logits [batch, tokens, vocabulary]"""
         x, tokens = self.embedding(ids), ids.shape[1]
-        mask = self.mask[:tokens, :tokens].bfloat16()
         for layer in self.layers:
-            x = layer(x, self.cos[:tokens], self.sin[:tokens], mask)
+            x = layer(x, self.cos[:tokens], self.sin[:tokens])
         return F.linear(self.norm(x), self.embedding.weight)
 
-
-def grouped(weights, old, new):
-    """The weights of a network of shape `old` for one with fewer KV heads: the K and V heads that
-    become one are averaged. All else must be alike."""
-    result, size = dict(weights), old.kv_heads // new.kv_heads
-    for name, weight in weights.items():
-        if not name.endswith("qkv.weight"):
-            continue
-        q, k, v = weight.split([n * old.head_dim for n in (old.heads, old.kv_heads, old.kv_heads)])
-
-        def average(heads):
-            heads = heads.view(new.kv_heads, size, old.head_dim, -1)
-            return heads.mean(1).reshape(new.kv_heads * old.head_dim, -1)
-
-        result[name] = torch.cat([q, average(k), average(v)])
-    return result
+    def loss(self, ids, targets, weights):
+        """Mean cross-entropy, each target counted by its weight; all three [batch, tokens]."""
+        logits = self.forward(ids).float().flatten(0, 1)
+        losses = F.cross_entropy(logits, targets.flatten(), reduction="none")
+        return (losses * weights.flatten()).sum() / weights.sum()
