@@ -24,7 +24,7 @@ class Asked:
     depth: float
     at: int  # of the answer's first id in the text
     answer: np.ndarray  # ids
-    distance: int  # from the end of the fact
+    distance: int  # from the end of the fact to the answer
 
 
 def needle_text(recall, source, length, templates, depths):
@@ -43,9 +43,8 @@ def needle_text(recall, source, length, templates, depths):
     for which in recall.draw.permutation(len(facts)):
         ids, weights = recall.question(facts[which], "\n")
         answer = np.flatnonzero(weights > 1)
-        asked.append(
-            Asked(facts[which].template, depths[which], used + answer[0], ids[answer], used - told[which])
-        )
+        at = used + int(answer[0])
+        asked.append(Asked(facts[which].template, depths[which], at, ids[answer], at - told[which]))
         pieces.append(ids)
         used += len(ids)
     return np.concatenate(pieces), asked
@@ -85,7 +84,7 @@ def main():
                         "template": template,
                         "length": length,
                         "depth": asked.depth,
-                        "distance": int(asked.distance),
+                        "distance": asked.distance,
                         "prompt": tokenizer.decode(ids[1 : asked.at]),
                         "answer": tokenizer.decode(asked.answer).strip(),
                     }
