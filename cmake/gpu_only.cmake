@@ -43,7 +43,7 @@ kvlane_library(plan DEPS format)
 kvlane_library(ops DEPS cpu format gpu WITHOUT "/linear(_onednn|_scalar)?\\.cpp$")
 kvlane_library(attention DEPS cpu cache gpu plan)
 # The forward pass on devices; reading checkpoints needs libraries.
-kvlane_library(model DEPS format ops attention cache gpu plan ONLY "/(device|gpu)_[a-z_]*\\.cpp$")
+kvlane_library(model DEPS format codec ops attention cache gpu plan ONLY "/(device|gpu)_[a-z_]*\\.cpp$")
 kvlane_simd(codec attention)
 
 # Of src/bench what is about GPUs, and how figures are printed.

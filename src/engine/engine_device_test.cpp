@@ -216,7 +216,7 @@ TEST(EngineOnDevice, AnyCallMayFailWhileSlabsMove) {
       EXPECT_TRUE(!arrived || answer.tokens() == expected) << failed;
       return left && arrived;
     };
-    device().fail_call(failed + 1);
+    device().fail_call(failed + 1, EmulatedAccelerator::Counted::kBesideTheLine);
     const bool right = both();
     done = device().calls() <= failed;
     EXPECT_EQ(right, done) << failed;
@@ -225,7 +225,7 @@ TEST(EngineOnDevice, AnyCallMayFailWhileSlabsMove) {
     prefill.expect_clean();
     decode.expect_clean();
   }
-  EXPECT_GT(failed, 50);
+  EXPECT_GT(failed, 20);
 }
 
 }  // namespace

@@ -12,6 +12,10 @@
 namespace kvlane {
 namespace {
 
+// That leave a device in one launch: planes for a quarter of the multiprocessors of a large GPU, in
+// a few megabytes of buffers.
+constexpr int kCodedSlabs = 16;
+
 // Blocks of rows that a coded cache has: for each running sequence its open block and its window,
 // and for the prompt tokens of a step, as far as half of the memory goes.
 Result<int> row_blocks(const EngineOptions& options, const KvShape& shape) {
@@ -79,8 +83,8 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
   KVLANE_ASSIGN(BlockPool pool, BlockPool::over(shape, {memory.get(), options.kv_bytes}, copy));
   KVLANE_ASSIGN(BlockArena arena,
                 BlockArena::create(shape.block_bytes(), options.host_bytes, copy));
-  KVLANE_ASSIGN(SlabLane sending, SlabLane::open(device, shape));
-  KVLANE_ASSIGN(SlabLane receiving, SlabLane::open(device, shape));
+  KVLANE_ASSIGN(SlabLane sending, SlabLane::open(device, shape, kCodedSlabs));
+  KVLANE_ASSIGN(SlabLane receiving, SlabLane::open(device, shape, 1));
   EngineParts parts{.codecs = std::move(codecs),
                     .device_memory = std::move(memory),
                     .pool = std::move(pool),

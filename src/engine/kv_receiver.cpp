@@ -59,11 +59,16 @@ Status KvReceiver::on_slab(const Frame& frame) {
   const TimePoint start = SteadyClock::now();
   const BlockId id = table_.id(block);
   const PlaneShape plane = plane_shape(shape, rows);
-  std::byte* const slab = lane_.room(table_.pool(), id, header.layer, rows);
-  const std::size_t stride = shape.page_bytes();
-  KVLANE_TRY(codec->decode(plane, frame.k, PlaneSpan{slab, stride, past_caches_}));
-  KVLANE_TRY(codec->decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, past_caches_}));
-  KVLANE_TRY(lane_.store(table_.pool(), id, header.layer));
+  if (SlabCoder* const coder = lane_.coder_of(*codec)) {
+    auto* const slab = reinterpret_cast<std::byte*>(table_.pool().slab(id, header.layer));
+    KVLANE_TRY(coder->decode(*codec, {frame.k, frame.v}, rows, slab));
+  } else {
+    std::byte* const slab = lane_.room(table_.pool(), id, header.layer, rows);
+    const std::size_t stride = shape.page_bytes();
+    KVLANE_TRY(codec->decode(plane, frame.k, PlaneSpan{slab, stride, past_caches_}));
+    KVLANE_TRY(codec->decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, past_caches_}));
+    KVLANE_TRY(lane_.store(table_.pool(), id, header.layer));
+  }
   decodings_.push_back({start, SteadyClock::now()});
   kv_.add_codec(header.codec);
   kv_.raw += header.raw_bytes();

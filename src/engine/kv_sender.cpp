@@ -43,7 +43,7 @@ void KvSender::add(const std::shared_ptr<Job>& job, int layer, int first_block, 
   if (first_block == last_block) return;
   post([this, job, layer, first_block, last_block, done] {
     if (job->status_.ok()) {
-      job->status_ = encode_run(*job, layer, first_block, last_block, done.get());
+      job->status_ = send_all(*job, layer, first_block, last_block, done.get());
     }
   });
 }
@@ -87,62 +87,135 @@ void KvSender::loop() {
   }
 }
 
-Status KvSender::encode_run(Job& job, int layer, int first_block, int last_block,
-                            const DeviceMark* done) {
-  if (job.cancelled_) return {};
-  std::vector<BlockId> blocks;
-  for (int block = first_block; block < last_block; ++block) {
-    blocks.push_back(job.table_.id(block));
-  }
-  KVLANE_TRY(lane_.begin(pool_, blocks, layer, done));
-  for (int block = first_block; block < last_block && !job.cancelled_; ++block) {
-    KVLANE_ASSIGN(const std::byte* const slab, lane_.next());
-    KVLANE_TRY(encode(job, layer, block, slab));
+const Codec& KvSender::codec_for(const Job& job) const {
+  return choice_.watches_links() ? choice_.for_slab(job.codec_, job.link_()) : job.codec_;
+}
+
+int KvSender::rows(const Job& job, int block) const {
+  return std::min(kBlockTokens, job.tokens_ - block * kBlockTokens);
+}
+
+// A slab at a time where slabs are at hand; on a device as many as its buffers take, so `auto` may
+// change the codec a few slabs later.
+Status KvSender::send_all(Job& job, int layer, int first_block, int last_block,
+                          const DeviceMark* done) {
+  for (int block = first_block; block < last_block && !job.cancelled_;) {
+    const int end =
+        std::min(last_block, block + (lane_.on_host() ? 1 : lane_.coder()->slabs_max()));
+    const Run run{job, codec_for(job), layer, block, end, done};
+    SlabCoder* const coder = lane_.coder_of(run.codec);
+    KVLANE_TRY(coder != nullptr ? send_from_device(run, *coder) : send_from_host(run));
+    block = end;
   }
   return {};
 }
 
-Status KvSender::encode(Job& job, int layer, int block, const std::byte* slab) {
+Status KvSender::send_from_host(const Run& run) {
+  std::vector<BlockId> blocks;
+  for (int block = run.first_block; block < run.last_block; ++block) {
+    blocks.push_back(run.job.table_.id(block));
+  }
+  TimePoint start = SteadyClock::now();
+  KVLANE_TRY(lane_.begin(pool_, blocks, run.layer, run.done));
+  for (int block = run.first_block; block < run.last_block && !run.job.cancelled_; ++block) {
+    KVLANE_ASSIGN(const std::byte* const slab, lane_.next());
+    KVLANE_TRY(send_slab(run, block, slab, SteadyClock::now() - start));
+    start = SteadyClock::now();
+  }
+  SlabCoder* const coder = lane_.coder();
+  return coder == nullptr ? Status() : try_another_on_device(run, *coder);
+}
+
+Status KvSender::send_slab(const Run& run, int block, const std::byte* slab, Seconds fetched) {
   const KvShape& shape = pool_.shape();
-  const Codec& codec =
-      choice_.watches_links() ? choice_.for_slab(job.codec_, job.link_()) : job.codec_;
+  const PlaneShape plane = plane_shape(shape, rows(run.job, block));
+  const PlaneView k = plane_in(slab, shape, PlanePart::kK);
+  const PlaneView v = plane_in(slab, shape, PlanePart::kV);
+  const ByteView coded_k = encode_plane(run, PlanePart::kK, plane, k, fetched / 2);
+  const ByteView coded_v = encode_plane(run, PlanePart::kV, plane, v, fetched / 2);
+  if (lane_.on_host()) try_another(run.codec, plane, v);
+  return send_coded(run, block, {coded_k, coded_v});
+}
+
+// The same frames as from the host: codebooks follow the values slab by slab.
+Status KvSender::send_from_device(Run run, SlabCoder& coder) {
+  const Run whole = run;
+  while (run.first_block < run.last_block && !run.job.cancelled_) {
+    const TimePoint start = SteadyClock::now();
+    const CodebookPair books = books_of(run);
+    const bool counts = run.codec.name() == kCodebookCodec && (!books[0] || !books[1]);
+    // What one slab's count finds serves the others.
+    std::vector<DeviceSlab> slabs = slabs_of(run);
+    if (counts) slabs.resize(1);
+    KVLANE_ASSIGN(const std::span<const CodedSlab> coded,
+                  coder.encode(run.codec, slabs, books[0], books[1], run.done));
+    const Seconds time = (SteadyClock::now() - start) / static_cast<double>(2 * slabs.size());
+    for (const CodedSlab& slab : coded) {
+      const PlaneShape plane = plane_shape(pool_.shape(), rows(run.job, run.first_block));
+      for (const PlanePart part : {PlanePart::kK, PlanePart::kV}) {
+        const ByteView body = part == PlanePart::kK ? slab.k : slab.v;
+        choice_.learn(run.codec, plane, body.size(), time);
+        learn_codebook(run, part, plane, body, books[static_cast<int>(part)] == nullptr);
+      }
+      KVLANE_TRY(send_coded(run, run.first_block++, slab));
+      // When one does not fit any more, the slabs behind are coded again.
+      if (books_of(run) != books) break;
+    }
+  }
+  return try_another_on_device(whole, coder);
+}
+
+KvSender::CodebookPair KvSender::books_of(const Run& run) const {
+  if (run.codec.name() != kCodebookCodec) return {};
+  return {books_.find(run.layer, PlanePart::kK), books_.find(run.layer, PlanePart::kV)};
+}
+
+std::vector<DeviceSlab> KvSender::slabs_of(const Run& run) const {
+  std::vector<DeviceSlab> slabs;
+  for (int block = run.first_block; block < run.last_block; ++block) {
+    const auto* const slab = pool_.slab(run.job.table_.id(block), run.layer);
+    slabs.push_back({reinterpret_cast<const std::byte*>(slab), rows(run.job, block)});
+  }
+  return slabs;
+}
+
+Status KvSender::send_coded(const Run& run, int block, const CodedSlab& coded) {
+  const KvShape& shape = pool_.shape();
   FrameHeader header;
   header.model = model_;
   header.format = format_;
-  header.codec = codec.name();
+  header.codec = run.codec.name();
   header.type = shape.type;
-  header.layer = layer;
+  header.layer = run.layer;
   header.kv_heads = shape.kv_heads;
   header.head_dim = shape.head_dim;
   header.position = std::int64_t{block} * kBlockTokens;
-  header.tokens = std::min(kBlockTokens, job.tokens_ - block * kBlockTokens);
-
-  const PlaneShape plane = plane_shape(shape, header.tokens);
-  const PlaneView k = plane_in(slab, shape, PlanePart::kK);
-  const PlaneView v = plane_in(slab, shape, PlanePart::kV);
-  const ByteView coded_k = encode_plane(codec, layer, PlanePart::kK, plane, k);
-  const ByteView coded_v = encode_plane(codec, layer, PlanePart::kV, plane, v);
-  try_another(codec, plane, v);
-  job.kv_.add_codec(header.codec);
-  job.kv_.raw += header.raw_bytes();
-  job.kv_.shipped += kFrameHeaderBytes + coded_k.size() + coded_v.size();
-  return job.outgoing_->add_slab(std::move(header), coded_k, coded_v);
+  header.tokens = rows(run.job, block);
+  KvBytes& kv = run.job.kv_;
+  kv.add_codec(header.codec);
+  kv.raw += header.raw_bytes();
+  kv.shipped += kFrameHeaderBytes + coded.k.size() + coded.v.size();
+  return run.job.outgoing_->add_slab(std::move(header), coded.k, coded.v);
 }
 
-ByteView KvSender::encode_plane(const Codec& codec, int layer, PlanePart part,
-                                const PlaneShape& shape, const PlaneView& plane) {
+ByteView KvSender::encode_plane(const Run& run, PlanePart part, const PlaneShape& shape,
+                                const PlaneView& plane, Seconds fetched) {
   const TimePoint start = SteadyClock::now();
   std::vector<std::byte>& coded = coded_[static_cast<int>(part)];
-  const bool has_codebook = codec.name() == kCodebookCodec;
-  const Codebook* const book = has_codebook ? books_.find(layer, part) : nullptr;
-  const std::size_t bytes = codec.encode(shape, plane, book, coded);
-  choice_.learn(codec, shape, bytes, SteadyClock::now() - start);
+  const Codebook* const book = books_of(run)[static_cast<int>(part)];
+  const std::size_t bytes = run.codec.encode(shape, plane, book, coded);
+  choice_.learn(run.codec, shape, bytes, SteadyClock::now() - start + fetched);
   const ByteView body(coded.data(), bytes);
-  if (!has_codebook) return body;
-  books_.learn(layer, part, shape, body, book == nullptr);
+  learn_codebook(run, part, shape, body, book == nullptr);
+  return body;
+}
+
+void KvSender::learn_codebook(const Run& run, PlanePart part, const PlaneShape& shape,
+                              ByteView body, bool counted) {
+  if (run.codec.name() != kCodebookCodec) return;
+  books_.learn(run.layer, part, shape, body, counted);
   planes_counted_ = books_.counted();
   codebooks_replaced_ = books_.replaced();
-  return body;
 }
 
 // Keeps what is known about codecs that are not in use up to date.
@@ -152,6 +225,34 @@ void KvSender::try_another(const Codec& used, const PlaneShape& shape, const Pla
   if (codec == nullptr) return;
   const TimedEncoding trial = time_encoding(*codec, shape, plane, trial_);
   choice_.learn_trial(*codec, shape, trial.bytes, trial.time, start, SteadyClock::now());
+}
+
+// The same with the slabs of a run, on the way that they would take.
+Status KvSender::try_another_on_device(const Run& used, SlabCoder& coder) {
+  const TimePoint start = SteadyClock::now();
+  const Codec* const codec = choice_.due(used.codec, start);
+  if (codec == nullptr || used.job.cancelled_) return {};
+  const Run trial{used.job, *codec, used.layer, used.first_block, used.last_block, nullptr};
+  const PlaneShape shape = plane_shape(pool_.shape(), rows(used.job, used.first_block));
+  if (lane_.coder_of(*codec) == nullptr) {
+    const BlockId block = used.job.table_.id(used.first_block);
+    KVLANE_TRY(lane_.begin(pool_, {&block, 1}, used.layer, nullptr));
+    KVLANE_ASSIGN(const std::byte* const slab, lane_.next());
+    const Seconds fetched = SteadyClock::now() - start;
+    const PlaneView v = plane_in(slab, pool_.shape(), PlanePart::kV);
+    const TimedEncoding encoding = time_encoding(*codec, shape, v, trial_);
+    choice_.learn_trial(*codec, shape, encoding.bytes, encoding.time + fetched / 2, start,
+                        SteadyClock::now());
+    return {};
+  }
+  const CodebookPair books = books_of(trial);
+  const std::vector<DeviceSlab> slabs = slabs_of(trial);
+  KVLANE_ASSIGN(const std::span<const CodedSlab> coded,
+                coder.encode(*codec, slabs, books[0], books[1], nullptr));
+  const TimePoint end = SteadyClock::now();
+  choice_.learn_trial(*codec, shape, coded[0].v.size(),
+                      (end - start) / static_cast<double>(2 * slabs.size()), start, end);
+  return {};
 }
 
 }  // namespace kvlane

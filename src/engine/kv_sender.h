@@ -86,11 +86,32 @@ class KvSender {
 
   void post(Work work);
   void loop();
-  Status encode_run(Job& job, int layer, int first_block, int last_block, const DeviceMark* done);
-  Status encode(Job& job, int layer, int block, const std::byte* slab);
-  ByteView encode_plane(const Codec& codec, int layer, PlanePart part, const PlaneShape& shape,
-                        const PlaneView& plane);
+  // Blocks of a job in one codec, or those of them that are left; final once a device has reached
+  // `done`.
+  struct Run {
+    Job& job;
+    const Codec& codec;
+    int layer;
+    int first_block, last_block;
+    const DeviceMark* done;
+  };
+  using CodebookPair = std::array<const Codebook*, 2>;  // of K and of V; null: to be counted
+
+  const Codec& codec_for(const Job& job) const;
+  int rows(const Job& job, int block) const;
+  CodebookPair books_of(const Run& run) const;
+  std::vector<DeviceSlab> slabs_of(const Run& run) const;
+  Status send_all(Job& job, int layer, int first_block, int last_block, const DeviceMark* done);
+  Status send_from_host(const Run& run);
+  Status send_slab(const Run& run, int block, const std::byte* slab, Seconds fetched);
+  Status send_from_device(Run run, SlabCoder& coder);
+  Status send_coded(const Run& run, int block, const CodedSlab& coded);
+  ByteView encode_plane(const Run& run, PlanePart part, const PlaneShape& shape,
+                        const PlaneView& plane, Seconds fetched);
+  void learn_codebook(const Run& run, PlanePart part, const PlaneShape& shape, ByteView body,
+                      bool counted);
   void try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane);
+  Status try_another_on_device(const Run& used, SlabCoder& coder);
 
   const BlockPool& pool_;
   const ModelIdentity model_;

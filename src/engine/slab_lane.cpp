@@ -13,8 +13,9 @@ std::byte* slab_of(const BlockPool& pool, BlockId block, int layer) {
 
 }  // namespace
 
-Result<SlabLane> SlabLane::open(Accelerator& device, const KvShape& shape) {
+Result<SlabLane> SlabLane::open(Accelerator& device, const KvShape& shape, int coded_max) {
   SlabLane lane;
+  KVLANE_ASSIGN(lane.coder_, SlabCoder::open(device, shape, coded_max));
   lane.slab_bytes_ = shape.slab_bytes();
   KVLANE_ASSIGN(lane.lane_, device.lane());
   for (Accelerator::Memory& buffer : lane.buffers_) {

@@ -6,10 +6,12 @@
 #include <array>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "cache/block_pool.h"
+#include "engine/slab_coder.h"
 #include "model/accelerator.h"
 
 namespace kvlane {
@@ -20,10 +22,14 @@ class SlabLane {
  public:
   // To blocks in memory of the host.
   SlabLane() = default;
-  // To those of a device, which outlives it.
-  static Result<SlabLane> open(Accelerator& device, const KvShape& shape);
+  // To those of a device, which outlives it; up to `coded_max` slabs at once go through its codecs.
+  static Result<SlabLane> open(Accelerator& device, const KvShape& shape, int coded_max);
 
   bool on_host() const { return lane_ == nullptr; }
+  // The codecs of the device; null on the host.
+  SlabCoder* coder() { return coder_ ? &*coder_ : nullptr; }
+  // The same, if it has this one; else the host codes slabs.
+  SlabCoder* coder_of(const Codec& codec) { return SlabCoder::knows(codec) ? coder() : nullptr; }
 
   // From now on next() gives the slabs of these blocks, in order: on a device not before it has
   // reached `done`, if that is not null.
@@ -41,6 +47,7 @@ class SlabLane {
  private:
   Status copy_ahead();
 
+  std::optional<SlabCoder> coder_;
   std::unique_ptr<DeviceLane> lane_;            // null for the host
   std::array<Accelerator::Memory, 2> buffers_;  // a slab each
   std::size_t slab_bytes_ = 0;

@@ -141,6 +141,16 @@ class PinnedBuffer {
 // With pinned or device memory at both ends the call returns before the copy is done, and both must
 // live until then; with other memory of the host it may have to wait.
 Status copy(const Stream& stream, std::byte* to, const std::byte* from, std::size_t bytes);
+// `rows` pieces of `bytes` bytes each, which begin so far from each other. Addresses as above.
+struct RowsCopy {
+  std::byte* to;
+  std::size_t to_stride;
+  const std::byte* from;
+  std::size_t from_stride;
+  std::size_t bytes;
+  std::size_t rows;
+};
+Status copy_rows(const Stream& stream, const RowsCopy& rows);
 // Fills memory of the stream's device with one byte's value.
 Status fill(const Stream& stream, std::byte* to, std::byte value, std::size_t bytes);
 

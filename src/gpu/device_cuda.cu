@@ -184,6 +184,15 @@ Status copy(const Stream& stream, std::byte* to, const std::byte* from, std::siz
                      with_bytes("copy", bytes, ""));
 }
 
+Status copy_rows(const Stream& stream, const RowsCopy& rows) {
+  if (rows.bytes == 0 || rows.rows == 0) return {};
+  KVLANE_TRY(use_device(stream.device()));
+  return cuda_status(
+      cudaMemcpy2DAsync(rows.to, rows.to_stride, rows.from, rows.from_stride, rows.bytes, rows.rows,
+                        cudaMemcpyDefault, stream_of(stream)),
+      with_bytes("copy rows of", rows.bytes, ""));
+}
+
 Status fill(const Stream& stream, std::byte* to, std::byte value, std::size_t bytes) {
   if (bytes == 0) return {};
   KVLANE_TRY(use_device(stream.device()));

@@ -26,6 +26,7 @@ Result<PinnedBuffer> PinnedBuffer::allocate(int, std::size_t) { return no_cuda()
 void PinnedBuffer::Free::operator()(std::byte*) const {}
 
 Status copy(const Stream&, std::byte*, const std::byte*, std::size_t) { return no_cuda(); }
+Status copy_rows(const Stream&, const RowsCopy&) { return no_cuda(); }
 Status fill(const Stream&, std::byte*, std::byte, std::size_t) { return no_cuda(); }
 
 }  // namespace kvlane::gpu

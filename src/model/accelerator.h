@@ -12,10 +12,13 @@
 #include "attention/decode_gpu.h"
 #include "attention/prefill_gpu.h"
 #include "cache/memory_copy.h"
+#include "codec/gpu_codecs.h"
 #include "ops/products_gpu.h"
 #include "ops/rows_gpu.h"
 
 namespace kvlane {
+
+using gpu::RowsCopy;
 
 // A place in an accelerator's line of work. Any thread may hold it; ends before the accelerator.
 class DeviceMark {
@@ -33,6 +36,18 @@ class DeviceLane {
   virtual Status wait(const DeviceMark& mark) = 0;
   // As Accelerator::copy().
   virtual Status copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
+  // Within memory of the device: `rows` pieces of so many bytes, at their distances.
+  virtual Status copy_rows(const RowsCopy& rows) = 0;
+  // See codec/splitzip_gpu.h and codec/channel_gpu.h: `tasks` and what they point to lie in memory
+  // of either kind.
+  virtual Status encode(ElementType type, const splitzip::DeviceEncodeTask* tasks,
+                        std::size_t count) = 0;
+  virtual Status encode(ElementType type, const channel::DeviceEncodeTask* tasks,
+                        std::size_t count) = 0;
+  virtual Status decode(ElementType type, const splitzip::DeviceDecodeTask* tasks,
+                        std::size_t count) = 0;
+  virtual Status decode(ElementType type, const channel::DeviceDecodeTask* tasks,
+                        std::size_t count) = 0;
   // Until all is done; tells what went wrong meanwhile.
   virtual Status finish() = 0;
 };
@@ -49,7 +64,7 @@ class Accelerator {
 
   virtual int multiprocessors() const = 0;
   // Of the device, aligned to 256 bytes; or of the host, where copies from and to the device are
-  // fast. Contents are whatever was there.
+  // fast, and which kernels can reach. Contents are whatever was there.
   virtual Result<Memory> allocate(std::size_t bytes) = 0;
   virtual Result<Memory> allocate_host(std::size_t bytes) = 0;
 

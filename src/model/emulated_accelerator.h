@@ -206,12 +206,34 @@ class EmulatedAccelerator final : public Accelerator {
       return {};
     }
     Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
-      KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
-      own_.give([this, to, from, bytes] {
-        const EmulatedMemory::Open open(device_.memory_);
-        return copy_on_host(to, from, bytes);
+      return give([to, from, bytes] { return copy_on_host(to, from, bytes); });
+    }
+    Status copy_rows(const RowsCopy& rows) override {
+      return give([rows]() -> Status {
+        for (std::size_t i = 0; i < rows.rows; ++i) {
+          KVLANE_TRY(copy_on_host(rows.to + i * rows.to_stride, rows.from + i * rows.from_stride,
+                                  rows.bytes));
+        }
+        return {};
       });
-      return {};
+    }
+    Status encode(ElementType, const splitzip::DeviceEncodeTask* tasks,
+                  std::size_t count) override {
+      return code<splitzip::DeviceEncodeShared>(
+          tasks, count, [](auto&... all) { splitzip::encode_plane(all...); });
+    }
+    Status encode(ElementType, const channel::DeviceEncodeTask* tasks, std::size_t count) override {
+      return code<channel::DeviceEncodeShared>(tasks, count,
+                                               [](auto&... all) { channel::encode_plane(all...); });
+    }
+    Status decode(ElementType, const splitzip::DeviceDecodeTask* tasks,
+                  std::size_t count) override {
+      return code<splitzip::DeviceDecodeShared>(
+          tasks, count, [](auto&... all) { splitzip::decode_plane(all...); });
+    }
+    Status decode(ElementType, const channel::DeviceDecodeTask* tasks, std::size_t count) override {
+      return code<channel::DeviceDecodeShared>(tasks, count,
+                                               [](auto&... all) { channel::decode_plane(all...); });
     }
     Status finish() override {
       const Status done = own_.run(own_.given());
@@ -220,8 +242,30 @@ class EmulatedAccelerator final : public Accelerator {
     }
 
    private:
+    Status give(std::function<Status()> work) {
+      KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
+      own_.give([this, work = std::move(work)] {
+        const EmulatedMemory::Open open(device_.memory_);
+        return work();
+      });
+      return {};
+    }
+    // A block of threads a plane.
+    template <class Shared, class Task, class Kernel>
+    Status code(const Task* tasks, std::size_t count, const Kernel& kernel) {
+      return give([this, tasks, count, kernel]() -> Status {
+        for (std::size_t i = 0; i < count; ++i) {
+          const auto shared = poisoned<Shared>();
+          gpu::run_block(kThreads, seed_++,
+                         [&](gpu::EmulatedThread& thread) { kernel(thread, tasks[i], *shared); });
+        }
+        return {};
+      });
+    }
+
     EmulatedAccelerator& device_;
     EmulatedLine own_;
+    std::uint64_t seed_ = 1;
   };
 
   template <class Each>

@@ -36,6 +36,23 @@ class GpuLane final : public DeviceLane {
     return gpu::copy(stream_, to, from, bytes);
   }
   Status finish() override { return stream_.synchronize(); }
+  Status copy_rows(const RowsCopy& rows) override { return gpu::copy_rows(stream_, rows); }
+  Status encode(ElementType type, const splitzip::DeviceEncodeTask* tasks,
+                std::size_t count) override {
+    return SplitZipGpu::encode(type, tasks, count, stream_);
+  }
+  Status encode(ElementType type, const channel::DeviceEncodeTask* tasks,
+                std::size_t count) override {
+    return ChannelGpu::encode(type, tasks, count, stream_);
+  }
+  Status decode(ElementType type, const splitzip::DeviceDecodeTask* tasks,
+                std::size_t count) override {
+    return SplitZipGpu::decode(type, tasks, count, stream_);
+  }
+  Status decode(ElementType type, const channel::DeviceDecodeTask* tasks,
+                std::size_t count) override {
+    return ChannelGpu::decode(type, tasks, count, stream_);
+  }
 
  private:
   const gpu::Stream stream_;

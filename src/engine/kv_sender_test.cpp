@@ -1,0 +1,143 @@
+// Slabs that leave a device are the same frames as slabs that leave the host.
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/kv_sender.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <future>
+
+#include "base/bf16.h"
+#include "base/random.h"
+#include "engine/engine_fixture.h"
+#include "model/emulated_accelerator.h"
+
+namespace kvlane {
+namespace {
+
+const KvShape kShape{2, 2, 32, ElementType::kBf16};
+// More than go through a device's codec at once, and the last one is cut short.
+constexpr int kBlocks = 21;
+constexpr int kTokens = kBlocks * kBlockTokens - 50;
+const std::size_t kPoolBytes = kBlocks * kShape.block_bytes();
+
+// Keeps what it is given.
+class Recorder final : public OutgoingTransfer {
+ public:
+  struct Slab {
+    std::string codec;
+    int layer;
+    std::int64_t position;
+    int tokens;
+    Bytes k, v;
+
+    friend bool operator==(const Slab&, const Slab&) = default;
+  };
+
+  explicit Recorder(std::vector<Slab>& slabs) : slabs_(slabs) {}
+  Status add_frame(Bytes) override { return {}; }
+  Status add_slab(FrameHeader header, ByteView k, ByteView v) override {
+    slabs_.push_back({header.codec, header.layer, header.position, header.tokens,
+                      Bytes(k.begin(), k.end()), Bytes(v.begin(), v.end())});
+    return {};
+  }
+  void finish(TransferEnd) override {}
+  void fail(const Status&) override {}
+
+ private:
+  std::vector<Slab>& slabs_;
+};
+
+// From block 9 on exponents are others, so that a codebook does not fit any more.
+Bytes contents() {
+  Bytes bytes(kPoolBytes);
+  for (std::size_t i = 0; i < bytes.size() / 2; ++i) {
+    const auto block = static_cast<int>(2 * i / kShape.block_bytes());
+    const auto dice = philox4x32(1, {static_cast<std::uint32_t>(i), 0, 0, 0});
+    const float scale = block < 9 ? 1.0F : 1e20F;
+    const bf16 value = to_bf16(scale * (static_cast<float>(dice[0]) * 0x1p-31F - 1));
+    std::memcpy(bytes.data() + 2 * i, &value, 2);
+  }
+  return bytes;
+}
+
+struct Sent {
+  std::vector<Recorder::Slab> slabs;
+  KvBytes kv;
+  std::int64_t counted, replaced;
+};
+
+Sent send(BlockPool& pool, SlabLane lane, std::string_view codec,
+          const std::shared_ptr<const DeviceMark>& done) {
+  Sent sent;
+  BlockTable table(pool);
+  EXPECT_TRUE(table.grow(kTokens).ok());
+  const auto choice =
+      take(CodecChoice::create(codec, best_isa(), plane_shape(kShape, kBlockTokens)));
+  std::promise<SentKv> over;
+  {
+    KvSender sender(pool, std::move(lane), ModelIdentity{}, "bf16", *choice, {});
+    const auto job = std::make_shared<KvSender::Job>(std::make_shared<Recorder>(sent.slabs), table,
+                                                     kTokens, choice->for_transfer(std::nullopt),
+                                                     [] { return std::optional<LinkSpeed>(); });
+    for (int layer = 0; layer < kShape.layers; ++layer) {
+      sender.add(job, layer, 0, 3, done);
+      sender.add(job, layer, 3, kBlocks, done);
+    }
+    sender.finish(job, {}, [&](const SentKv& all) { over.set_value(all); });
+    const SentKv all = over.get_future().get();
+    EXPECT_TRUE(all.status.ok()) << all.status.message();
+    sent.kv = all.kv;
+    sent.counted = sender.planes_counted();
+    sent.replaced = sender.codebooks_replaced();
+  }
+  return sent;
+}
+
+TEST(KvSender, SendsTheSameFramesFromADeviceAsFromTheHost) {
+  const Bytes bytes = contents();
+  for (const std::string_view codec : {"none", "splitzip", "splitzip:channel"}) {
+    SCOPED_TRACE(codec);
+    BlockPool host = take(BlockPool::create(kShape, kPoolBytes));
+    ASSERT_EQ(host.blocks_total(), kBlocks);
+    std::memcpy(host.block(0), bytes.data(), bytes.size());
+    const Sent expected = send(host, SlabLane(), codec, nullptr);
+
+    EmulatedAccelerator device;
+    const auto memory = take(device.allocate(kPoolBytes));
+    BlockPool pool =
+        take(BlockPool::over(kShape, {memory.get(), kPoolBytes}, take(device.copies())));
+    ASSERT_TRUE(device.copy(memory.get(), bytes.data(), bytes.size()).ok());
+    const auto written = take(device.mark());
+    const Sent sent = send(pool, take(SlabLane::open(device, kShape, 16)), codec, written);
+    EXPECT_EQ(sent.slabs.size(), std::size_t{kBlocks} * kShape.layers);
+    EXPECT_TRUE(sent.slabs == expected.slabs);
+    EXPECT_EQ(sent.kv.raw, expected.kv.raw);
+    EXPECT_EQ(sent.kv.shipped, expected.kv.shipped);
+    EXPECT_EQ(sent.counted, expected.counted);
+    EXPECT_EQ(sent.replaced, expected.replaced);
+    EXPECT_EQ(sent.replaced > 0, codec == "splitzip");
+  }
+}
+
+// Every codec is tried in turn, on the way that it would take, beside what is sent.
+TEST(KvSender, AutoSendsFromADeviceWhatCanBeRead) {
+  EmulatedAccelerator device;
+  const Bytes bytes = contents();
+  const auto memory = take(device.allocate(kPoolBytes));
+  BlockPool pool = take(BlockPool::over(kShape, {memory.get(), kPoolBytes}, take(device.copies())));
+  ASSERT_TRUE(device.copy(memory.get(), bytes.data(), bytes.size()).ok());
+  const auto written = take(device.mark());
+  const Sent sent = send(pool, take(SlabLane::open(device, kShape, 4)), kAutoCodec, written);
+  ASSERT_EQ(sent.slabs.size(), std::size_t{kBlocks} * kShape.layers);
+  for (const Recorder::Slab& slab : sent.slabs) {
+    const Codec& codec = *take(find_codec(slab.codec));
+    const PlaneShape plane = plane_shape(kShape, slab.tokens);
+    Bytes values(plane.bytes());
+    EXPECT_TRUE(codec.decode(plane, slab.k, values).ok());
+    EXPECT_TRUE(codec.decode(plane, slab.v, values).ok());
+  }
+}
+
+}  // namespace
+}  // namespace kvlane

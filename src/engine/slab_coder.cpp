@@ -1,0 +1,182 @@
+// Kernels want planes without gaps, so heads are moved together before, or apart afterwards: 4
+// bytes of device traffic a value, where copies to the host are the narrow place.
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/slab_coder.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace kvlane {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kBooksBytes = 2 * Codebook::kExponentsMax;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// What a launch is told of a plane, and tells: a length, or a verdict.
+constexpr std::size_t kTaskBytes =
+    std::max({sizeof(SplitZipGpu::Encode), sizeof(SplitZipGpu::Decode), sizeof(ChannelGpu::Encode),
+              sizeof(ChannelGpu::Decode)});
+constexpr std::size_t kResultBytes = sizeof(std::uint32_t);
+static_assert(sizeof(DeviceVerdict) == kResultBytes);
+
+// Runs act with the kernels of a codec that is known.
+template <class Act>
+Status with_kernels(const Codec& codec, const Act& act) {
+  return codec.name() == SplitZipGpu::kName ? act(SplitZipGpu()) : act(ChannelGpu());
+}
+
+// What the CPU says of bytes that a device refused.
+Status refusal(const Codec& codec, const CodedSlab& coded, const PlaneShape& plane) {
+  std::vector<std::byte> values(plane.bytes());
+  KVLANE_TRY(codec.decode(plane, coded.k, std::span(values)));
+  KVLANE_TRY(codec.decode(plane, coded.v, std::span(values)));
+  return internal_error("a device refused a slab that the CPU can decode");
+}
+
+}  // namespace
+
+bool SlabCoder::knows(const Codec& codec) {
+  return codec.name() == SplitZipGpu::kName || codec.name() == ChannelGpu::kName;
+}
+
+SlabCoder::SlabCoder(const KvShape& shape, int slabs_max)
+    : shape_(shape),
+      planes_max_(2 * slabs_max),
+      plane_bytes_(aligned(plane_shape(shape, kBlockTokens).bytes())),
+      body_bytes_(0) {}
+
+Result<SlabCoder> SlabCoder::open(Accelerator& device, const KvShape& shape, int slabs_max) {
+  SlabCoder coder(shape, slabs_max);
+  KVLANE_TRY(coder.allocate(device));
+  return coder;
+}
+
+Status SlabCoder::allocate(Accelerator& device) {
+  for (const std::string_view name : {SplitZipGpu::kName, ChannelGpu::kName}) {
+    KVLANE_ASSIGN(const Codec* const codec, find_codec(name));
+    body_bytes_ = std::max(body_bytes_, aligned(codec->bound(plane_shape(shape_, kBlockTokens))));
+  }
+  KVLANE_ASSIGN(lane_, device.lane());
+  KVLANE_ASSIGN(memory_, device.allocate(planes_max_ * (plane_bytes_ + body_bytes_)));
+  KVLANE_ASSIGN(host_, device.allocate_host(
+                           planes_max_ * (body_bytes_ + kTaskBytes + kResultBytes) + kBooksBytes));
+  return {};
+}
+
+std::byte* SlabCoder::result(int plane) const {
+  return told() + planes_max_ * kTaskBytes + plane * kResultBytes;
+}
+
+template <class Gpu>
+Status SlabCoder::give_encode(std::span<const DeviceSlab> slabs,
+                              const Codebook* const (&books)[2]) {
+  int planes = 0;
+  for (const DeviceSlab& slab : slabs) {
+    for (int part = 0; part < 2; ++part, ++planes) {
+      KVLANE_TRY(copy_plane(dense(planes), slab.slab, part, slab.rows));
+      const std::uint8_t* book = nullptr;
+      if (books[part] != nullptr) {
+        std::byte* const at = result(planes_max_) + part * Codebook::kExponentsMax;
+        std::memcpy(at, books[part]->exponents.data(), Codebook::kExponentsMax);
+        book = reinterpret_cast<const std::uint8_t*>(at);
+      }
+      const auto task =
+          Gpu::encode_task(plane_shape(shape_, slab.rows), dense(planes), book, body(planes),
+                           reinterpret_cast<std::uint32_t*>(result(planes)));
+      std::memcpy(told() + planes * sizeof(task), &task, sizeof(task));
+    }
+  }
+  return lane_->encode(shape_.type, reinterpret_cast<const typename Gpu::Encode*>(told()), planes);
+}
+
+Result<std::span<const CodedSlab>> SlabCoder::encode(const Codec& codec,
+                                                     std::span<const DeviceSlab> slabs,
+                                                     const Codebook* k_book, const Codebook* v_book,
+                                                     const DeviceMark* done) {
+  if (done != nullptr) KVLANE_TRY(lane_->wait(*done));
+  const Codebook* const books[2] = {k_book, v_book};
+  Status given = with_kernels(
+      codec, [&](auto gpu) -> Status { return give_encode<decltype(gpu)>(slabs, books); });
+  // Also after an error: what is in line reads what the next call writes.
+  const Status finished = lane_->finish();
+  KVLANE_TRY(given);
+  KVLANE_TRY(finished);
+  coded_.clear();
+  for (int slab = 0; slab < static_cast<int>(slabs.size()); ++slab) {
+    std::array<ByteView, 2> bodies;
+    for (int part = 0; part < 2; ++part) {
+      const int plane = 2 * slab + part;
+      std::uint32_t bytes = 0;
+      std::memcpy(&bytes, result(plane), sizeof(bytes));
+      if (bytes > body_bytes_) {
+        return internal_error("a device coded a plane in " + std::to_string(bytes) + " bytes");
+      }
+      bodies[part] = {host_body(plane), bytes};
+      given = lane_->copy(host_body(plane), body(plane), bytes);
+      if (!given.ok()) break;
+    }
+    if (!given.ok()) break;
+    coded_.push_back({bodies[0], bodies[1]});
+  }
+  const Status copied = lane_->finish();
+  KVLANE_TRY(given);
+  KVLANE_TRY(copied);
+  return std::span<const CodedSlab>(coded_);
+}
+
+template <class Gpu>
+Status SlabCoder::give_decode(const CodedSlab& coded, const PlaneShape& plane) {
+  const ByteView bodies[2] = {coded.k, coded.v};
+  for (int part = 0; part < 2; ++part) {
+    const std::size_t bytes = bodies[part].size();
+    std::copy_n(bodies[part].data(), bytes, host_body(part));
+    KVLANE_TRY(lane_->copy(body(part), host_body(part), bytes));
+    const auto task = Gpu::decode_task(plane, body(part), bytes, dense(part),
+                                       reinterpret_cast<DeviceVerdict*>(result(part)));
+    std::memcpy(told() + part * sizeof(task), &task, sizeof(task));
+  }
+  return lane_->decode(shape_.type, reinterpret_cast<const typename Gpu::Decode*>(told()), 2);
+}
+
+Status SlabCoder::decode(const Codec& codec, const CodedSlab& coded, int rows, std::byte* slab) {
+  const PlaneShape plane = plane_shape(shape_, rows);
+  if (std::max(coded.k.size(), coded.v.size()) > body_bytes_) return refusal(codec, coded, plane);
+  Status given = with_kernels(
+      codec, [&](auto gpu) -> Status { return give_decode<decltype(gpu)>(coded, plane); });
+  const std::size_t head = plane.head_bytes(), page = shape_.page_bytes();
+  for (int part = 0; part < 2 && given.ok(); ++part) {
+    given = lane_->copy_rows({.to = slab + part * page / 2,
+                              .to_stride = page,
+                              .from = dense(part),
+                              .from_stride = head,
+                              .bytes = head,
+                              .rows = std::size_t(shape_.kv_heads)});
+  }
+  const Status finished = lane_->finish();
+  KVLANE_TRY(given);
+  KVLANE_TRY(finished);
+  for (int part = 0; part < 2; ++part) {
+    DeviceVerdict verdict;
+    std::memcpy(&verdict, result(part), sizeof(verdict));
+    if (verdict != DeviceVerdict::kDecoded) return refusal(codec, coded, plane);
+  }
+  return {};
+}
+
+// The rows of all heads, one head behind the other.
+Status SlabCoder::copy_plane(std::byte* dense, const std::byte* slab, int part, int rows) {
+  const std::size_t head = plane_shape(shape_, rows).head_bytes(), page = shape_.page_bytes();
+  return lane_->copy_rows({.to = dense,
+                           .to_stride = head,
+                           .from = slab + part * page / 2,
+                           .from_stride = page,
+                           .bytes = head,
+                           .rows = std::size_t(shape_.kv_heads)});
+}
+
+}  // namespace kvlane

@@ -1,0 +1,174 @@
+// Codecs of a device, here one of emulated threads: bytes and errors are those of the CPU's codecs.
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/slab_coder.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+
+#include "base/bf16.h"
+#include "base/random.h"
+#include "engine/engine_fixture.h"
+#include "model/emulated_accelerator.h"
+
+namespace kvlane {
+namespace {
+
+const KvShape kShape{2, 3, 32, ElementType::kBf16};
+constexpr int kSlabs = 3;
+const std::string_view kCodecs[] = {"splitzip", "splitzip:channel"};
+
+// Around 1 with a few outliers, so that there are escapes.
+Bytes slab_of(std::uint32_t seed) {
+  Bytes slab(kShape.slab_bytes());
+  for (std::size_t i = 0; i < slab.size() / 2; ++i) {
+    const auto dice = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0});
+    const float scale = dice[1] % 50 == 0 ? 1e9F : 1.0F;
+    const bf16 value = to_bf16(scale * (static_cast<float>(dice[0]) * 0x1p-31F - 1));
+    std::memcpy(slab.data() + 2 * i, &value, 2);
+  }
+  return slab;
+}
+
+// The K, or the V, of a slab as the CPU's codec has it.
+Bytes coded_on_cpu(const Codec& codec, const Bytes& slab, int part, int rows,
+                   const Codebook* book) {
+  const PlaneShape shape = plane_shape(kShape, rows);
+  Bytes coded(codec.bound(shape));
+  const PlaneView values{slab.data() + part * kShape.page_bytes() / 2, kShape.page_bytes()};
+  coded.resize(codec.encode(shape, values, book, coded));
+  return coded;
+}
+
+class SlabCoderTest : public testing::Test {
+ protected:
+  SlabCoderTest() {
+    for (int i = 0; i < kSlabs; ++i) {
+      slabs_.push_back(slab_of(i));
+      on_device_.push_back({memory_.get() + i * kShape.slab_bytes(), i == 2 ? 13 : kBlockTokens});
+      EXPECT_TRUE(
+          device_
+              .copy(memory_.get() + i * kShape.slab_bytes(), slabs_[i].data(), kShape.slab_bytes())
+              .ok());
+    }
+    EXPECT_TRUE(device_.finish().ok());
+  }
+  Bytes read(int slab) {
+    Bytes bytes(kShape.slab_bytes());
+    EXPECT_TRUE(copies_(bytes.data(), on_device_[slab].slab, bytes.size()).ok());
+    return bytes;
+  }
+
+  EmulatedAccelerator device_;
+  const MemoryCopy copies_ = take(device_.copies());
+  const Accelerator::Memory memory_ = take(device_.allocate(kSlabs * kShape.slab_bytes()));
+  std::vector<Bytes> slabs_;
+  std::vector<DeviceSlab> on_device_;
+  SlabCoder coder_ = take(SlabCoder::open(device_, kShape, kSlabs));
+};
+
+TEST_F(SlabCoderTest, HasTheBytesOfTheCpu) {
+  Codebook book;
+  for (int i = 0; i < 16; ++i) book.exponents[i] = static_cast<std::uint8_t>(112 + i);
+  for (const std::string_view name : kCodecs) {
+    const Codec& codec = *take(find_codec(name));
+    ASSERT_TRUE(SlabCoder::knows(codec));
+    for (const Codebook* const v_book : std::array<const Codebook*, 2>{nullptr, &book}) {
+      for (const int count : {1, kSlabs}) {
+        const auto coded =
+            take(coder_.encode(codec, std::span(on_device_).last(count), nullptr, v_book, nullptr));
+        ASSERT_EQ(static_cast<int>(coded.size()), count);
+        for (int i = 0; i < count; ++i) {
+          const int slab = kSlabs - count + i;
+          const int rows = on_device_[slab].rows;
+          const Bytes k = coded_on_cpu(codec, slabs_[slab], 0, rows, nullptr);
+          const Bytes v = coded_on_cpu(codec, slabs_[slab], 1, rows, v_book);
+          EXPECT_EQ(Bytes(coded[i].k.begin(), coded[i].k.end()), k) << name << " " << slab;
+          EXPECT_EQ(Bytes(coded[i].v.begin(), coded[i].v.end()), v) << name << " " << slab;
+        }
+      }
+    }
+  }
+  EXPECT_FALSE(SlabCoder::knows(*take(find_codec("none"))));
+}
+
+TEST_F(SlabCoderTest, BeginsWhenTheDeviceHasReachedTheMark) {
+  const Codec& codec = *take(find_codec("splitzip"));
+  const Bytes other = slab_of(99);
+  ASSERT_TRUE(device_.copy(memory_.get(), other.data(), other.size()).ok());
+  const auto written = take(device_.mark());
+  const auto coded =
+      take(coder_.encode(codec, std::span(on_device_).first(1), nullptr, nullptr, written.get()));
+  EXPECT_EQ(Bytes(coded[0].k.begin(), coded[0].k.end()),
+            coded_on_cpu(codec, other, 0, kBlockTokens, nullptr));
+}
+
+TEST_F(SlabCoderTest, DecodesRowsAndNothingElse) {
+  constexpr int kRows = 13;
+  for (const std::string_view name : kCodecs) {
+    const Codec& codec = *take(find_codec(name));
+    const Bytes k = coded_on_cpu(codec, slabs_[1], 0, kRows, nullptr);
+    const Bytes v = coded_on_cpu(codec, slabs_[1], 1, kRows, nullptr);
+    const Bytes before = read(0);
+    ASSERT_TRUE(coder_.decode(codec, {k, v}, kRows, memory_.get()).ok());
+    Bytes expected = before;
+    const std::size_t plane = kShape.page_bytes() / 2;
+    for (std::size_t at = 0; at < expected.size(); at += plane) {
+      std::memcpy(expected.data() + at, slabs_[1].data() + at, kRows * kShape.head_dim * 2);
+    }
+    EXPECT_EQ(read(0), expected) << name;
+    ASSERT_TRUE(copies_(memory_.get(), before.data(), before.size()).ok());
+  }
+}
+
+TEST_F(SlabCoderTest, RefusesWithTheWordsOfTheCpu) {
+  for (const std::string_view name : kCodecs) {
+    const Codec& codec = *take(find_codec(name));
+    const PlaneShape shape = plane_shape(kShape, kBlockTokens);
+    const Bytes k = coded_on_cpu(codec, slabs_[0], 0, kBlockTokens, nullptr);
+    Bytes future = k, longer = k, too_long(2 * codec.bound(shape) + 256);
+    future[0] = std::byte{77};
+    longer.push_back(std::byte{0});
+    const Bytes cut(k.begin(), k.end() - 1);
+    for (const Bytes& wrong : {future, longer, too_long, cut, Bytes()}) {
+      Bytes values(shape.bytes());
+      const Status expected = codec.decode(shape, wrong, values);
+      ASSERT_FALSE(expected.ok());
+      for (const CodedSlab& coded : {CodedSlab{wrong, k}, CodedSlab{k, wrong}}) {
+        const Status status = coder_.decode(codec, coded, kBlockTokens, memory_.get());
+        EXPECT_EQ(status.code(), expected.code()) << name;
+        EXPECT_EQ(status.message(), expected.message()) << name;
+      }
+    }
+  }
+}
+
+TEST_F(SlabCoderTest, AnyCallOfTheDeviceMayFail) {
+  const Codec& codec = *take(find_codec("splitzip"));
+  const Bytes k = coded_on_cpu(codec, slabs_[1], 0, kBlockTokens, nullptr);
+  const Bytes v = coded_on_cpu(codec, slabs_[1], 1, kBlockTokens, nullptr);
+  const auto mark = take(device_.mark());
+  int failed = 0;
+  for (bool done = false; !done; ++failed) {
+    device_.fail_call(failed + 1);
+    const auto everything = [&]() -> Status {
+      KVLANE_ASSIGN(SlabCoder coder, SlabCoder::open(device_, kShape, 1));
+      KVLANE_ASSIGN(const auto coded, coder.encode(codec, std::span(on_device_).subspan(1, 1),
+                                                   nullptr, nullptr, mark.get()));
+      EXPECT_EQ(Bytes(coded[0].v.begin(), coded[0].v.end()), v);
+      return coder.decode(codec, {k, v}, kBlockTokens, memory_.get());
+    };
+    const Status status = everything();
+    done = device_.calls() <= failed;
+    EXPECT_EQ(status.code(), done ? Code::kOk : Code::kInternal) << failed;
+    // The next one is right.
+    device_.fail_call(0);
+    ASSERT_TRUE(coder_.decode(codec, {k, v}, kBlockTokens, memory_.get()).ok());
+    EXPECT_EQ(read(0), slabs_[1]);
+  }
+  EXPECT_GT(failed, 3 + 8 + 6);
+}
+
+}  // namespace
+}  // namespace kvlane
