@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -93,6 +94,25 @@ class Event {
 
   std::unique_ptr<void, Destroy> handle_;
   int device_;
+};
+
+// Work of a stream that was kept, to be launched as a whole.
+class Graph {
+ public:
+  // Of what `give` gives the stream, which does not do it: launches alone, no copies that have to
+  // wait, no memory taken. After an error the stream is as it was.
+  static Result<Graph> capture(const Stream& stream, const std::function<Status()>& give);
+
+  // In the order of a stream of the same device.
+  Status launch(const Stream& stream) const;
+
+ private:
+  struct Destroy {
+    void operator()(void* handle) const;
+  };
+  explicit Graph(void* handle) : handle_(handle) {}
+
+  std::unique_ptr<void, Destroy> handle_;  // a cudaGraphExec_t
 };
 
 // Memory of a device, aligned to 256 bytes; contents are whatever was there. May be empty.

@@ -151,6 +151,37 @@ void Event::Destroy::operator()(void* handle) const {
   static_cast<void>(cudaEventDestroy(static_cast<cudaEvent_t>(handle)));
 }
 
+Result<Graph> Graph::capture(const Stream& stream, const std::function<Status()>& give) {
+  KVLANE_TRY(use_device(stream.device()));
+  // Other threads may go on taking memory meanwhile.
+  KVLANE_TRY(
+      cuda_status(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
+                  "capture a stream"));
+  const Status given = give();
+  cudaGraph_t graph = nullptr;
+  const Status ended = cuda_status(cudaStreamEndCapture(stream_of(stream), &graph),
+                                   "capture what a stream was given");
+  cudaGraphExec_t launchable = nullptr;
+  Status made = given.ok() ? ended : given;
+  if (made.ok()) {
+    made = cuda_status(cudaGraphInstantiate(&launchable, graph, 0), "make a graph");
+  }
+  if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+  KVLANE_TRY(made);
+  return Graph(launchable);
+}
+
+Status Graph::launch(const Stream& stream) const {
+  KVLANE_TRY(use_device(stream.device()));
+  return cuda_status(
+      cudaGraphLaunch(static_cast<cudaGraphExec_t>(handle_.get()), stream_of(stream)),
+      "launch a graph");
+}
+
+void Graph::Destroy::operator()(void* handle) const {
+  static_cast<void>(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle)));
+}
+
 Result<DeviceBuffer> DeviceBuffer::allocate(int device, std::size_t bytes) {
   KVLANE_TRY(use_device(device));
   void* data = nullptr;
@@ -187,10 +218,9 @@ Status copy(const Stream& stream, std::byte* to, const std::byte* from, std::siz
 Status copy_rows(const Stream& stream, const RowsCopy& rows) {
   if (rows.bytes == 0 || rows.rows == 0) return {};
   KVLANE_TRY(use_device(stream.device()));
-  return cuda_status(
-      cudaMemcpy2DAsync(rows.to, rows.to_stride, rows.from, rows.from_stride, rows.bytes, rows.rows,
-                        cudaMemcpyDefault, stream_of(stream)),
-      with_bytes("copy rows of", rows.bytes, ""));
+  return cuda_status(cudaMemcpy2DAsync(rows.to, rows.to_stride, rows.from, rows.from_stride,
+                                       rows.bytes, rows.rows, cudaMemcpyDefault, stream_of(stream)),
+                     with_bytes("copy rows of", rows.bytes, ""));
 }
 
 Status fill(const Stream& stream, std::byte* to, std::byte value, std::size_t bytes) {

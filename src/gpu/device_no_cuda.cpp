@@ -20,6 +20,10 @@ Status Event::synchronize() const { return no_cuda(); }
 Result<double> Event::seconds_since(const Event&) const { return no_cuda(); }
 void Event::Destroy::operator()(void*) const {}
 
+Result<Graph> Graph::capture(const Stream&, const std::function<Status()>&) { return no_cuda(); }
+Status Graph::launch(const Stream&) const { return no_cuda(); }
+void Graph::Destroy::operator()(void*) const {}
+
 Result<DeviceBuffer> DeviceBuffer::allocate(int, std::size_t) { return no_cuda(); }
 void DeviceBuffer::Free::operator()(std::byte*) const {}
 Result<PinnedBuffer> PinnedBuffer::allocate(int, std::size_t) { return no_cuda(); }

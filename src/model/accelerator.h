@@ -52,6 +52,12 @@ class DeviceLane {
   virtual Status finish() = 0;
 };
 
+// Work that an accelerator keeps. Ends before it.
+class DeviceGraph {
+ public:
+  virtual ~DeviceGraph() = default;
+};
+
 // Thread-compatible. Calls return when the work is in line; it is done when finish() has returned,
 // which also tells what went wrong meanwhile. All that a call points to stays until then. Buffers
 // end before the accelerator does.
@@ -71,6 +77,11 @@ class Accelerator {
   // From anywhere to anywhere, not overlapping.
   virtual Status copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
   virtual Status finish() = 0;
+
+  // Keeps the work that `give` gives instead of doing it: kernels alone, and with all that they
+  // point to, which stays for as long as the graph. After an error the line is as it was.
+  virtual Result<std::unique_ptr<DeviceGraph>> capture(const std::function<Status()>& give) = 0;
+  virtual Status replay(const DeviceGraph& graph) = 0;
 
   // Where the line ends now.
   virtual Result<std::shared_ptr<const DeviceMark>> mark() = 0;

@@ -1,4 +1,4 @@
-// Puts a pass together on the host, copies what it needs, and gives the device its kernels.
+// Copies what a pass needs, and gives the device its kernels.
 // SPDX-License-Identifier: Apache-2.0
 #include "model/device_forward.h"
 
@@ -15,6 +15,9 @@
 
 namespace kvlane {
 namespace {
+
+// Shapes of one engine: the longest context has some two dozen strides.
+constexpr std::size_t kGraphsMax = 64;
 
 constexpr std::size_t kAlignment = 256;
 std::size_t aligned(std::size_t bytes) {
@@ -39,8 +42,9 @@ class Cutter {
 
 Result<std::unique_ptr<DeviceForward>> DeviceForward::create(const DeviceModel& model,
                                                              Accelerator& device, int rows_max,
-                                                             int logits_max) {
-  std::unique_ptr<DeviceForward> forward(new DeviceForward(model, device, rows_max, logits_max));
+                                                             int logits_max, bool replays) {
+  std::unique_ptr<DeviceForward> forward(
+      new DeviceForward(model, device, rows_max, logits_max, replays));
   KVLANE_TRY(forward->allocate());
   return forward;
 }
@@ -82,6 +86,7 @@ Status DeviceForward::grow(Growing& memory, std::size_t bytes, bool on_host) {
   // Contexts grow by a block at a time: not each of them a new buffer.
   const std::size_t wanted = bytes + bytes / 2;
   memory = {};
+  graphs_.clear();  // they may have the old address
   KVLANE_ASSIGN(memory.memory, on_host ? device_.allocate_host(wanted) : device_.allocate(wanted));
   memory.bytes = wanted;
   return {};
@@ -90,9 +95,14 @@ Status DeviceForward::grow(Growing& memory, std::size_t bytes, bool on_host) {
 Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) {
   const TimePoint start = SteadyClock::now();
   times_ = {};
-  KVLANE_TRY(arrange(spans));
+  const bool may_replay = replays_ && !on_layer;
+  KVLANE_TRY(arrange(spans, may_replay));
+  const BlockPool& pool = spans[0].table->pool();
   Status done = upload();
-  if (done.ok()) done = compute(spans[0].table->pool(), on_layer);
+  if (done.ok()) {
+    done = may_replay && pass_.decodes_only() ? compute_or_replay(pool) : compute(pool, on_layer);
+  }
+  if (done.ok()) done = fetch_logits();
   // Also after an error: what is in line reads our buffers.
   const Status finished = device_.finish();
   times_.total = seconds_since(start);
@@ -104,97 +114,65 @@ Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_
   return {};
 }
 
-// Rows, sequences and units of the pass.
-Status DeviceForward::arrange(std::span<const ForwardSpan> spans) {
-  std::vector<int> last_rows(spans.size());
-  std::vector<std::int32_t> decode_tokens;
-  std::vector<PrefillSpan> prefill_spans;
-  rows_ = 0;
-  table_stride_ = 0;
-  for (auto* list : {&tokens_, &positions_, &sequences_, &tables_, &take_}) list->clear();
-  for (const ForwardSpan& span : spans) {
-    const int tokens = span.table->tokens() + static_cast<int>(span.tokens.size());
-    table_stride_ = std::max(table_stride_, blocks_for(tokens));
+Status DeviceForward::arrange(std::span<const ForwardSpan> spans, bool may_replay) {
+  pass_.arrange(spans, decode_shape_, prefill_shape_);
+  const int rows = pass_.shape().rows;
+  if (rows == 0 || rows > rows_max_ || pass_.logits() > logits_max_) {
+    return internal_error("a pass of " + std::to_string(rows) + " rows does not fit its buffers");
   }
-  int sequence = 0;
-  for (const bool decoding : {true, false}) {
-    for (std::size_t i = 0; i < spans.size(); ++i) {
-      const ForwardSpan& span = spans[i];
-      const int count = static_cast<int>(span.tokens.size());
-      if ((count == 1) != decoding) continue;
-      if (decoding) {
-        decode_tokens.push_back(span.table->tokens() + 1);
-      } else {
-        prefill_spans.push_back({span.table->tokens(), count, rows_});
-      }
-      append_rows(span, sequence++);
-      rows_ += count;
-      last_rows[i] = rows_ - 1;
-    }
+  if (may_replay && pass_.decodes_only()) {
+    pass_.pad(rows_max_, logits_max_, model_.config().heads);
   }
-  decoding_ = static_cast<int>(decode_tokens.size());
-  for (std::size_t i = 0; i < spans.size(); ++i) {
-    for (int back = spans[i].logits - 1; back >= 0; --back) take_.push_back(last_rows[i] - back);
-  }
-  if (rows_ == 0 || rows_ > rows_max_ || static_cast<int>(take_.size()) > logits_max_) {
-    return internal_error("a pass of " + std::to_string(rows_) + " rows does not fit its buffers");
-  }
-  decode_plan_ = plan_decode(decode_tokens, decode_shape_);
-  prefill_units_ = plan_prefill(prefill_spans, prefill_shape_);
   return {};
 }
 
-void DeviceForward::append_rows(const ForwardSpan& span, int sequence) {
-  const int position = span.table->tokens();
-  const int count = static_cast<int>(span.tokens.size());
-  tokens_.insert(tokens_.end(), span.tokens.begin(), span.tokens.end());
-  for (int i = 0; i < count; ++i) positions_.push_back(position + i);
-  sequences_.insert(sequences_.end(), count, sequence);
-  const int blocks = blocks_for(position + count);
-  for (int i = 0; i < table_stride_; ++i) {
-    tables_.push_back(i < blocks ? span.table->id(i) : 0);
-  }
-}
-
-// One copy for all of them.
+// One copy for all of them; and memory for what the pass leaves in between.
 Status DeviceForward::upload() {
-  std::size_t bytes = 0;
-  const auto visit_all = [&](const auto& visit) {
-    visit(tokens_, inputs_.tokens);
-    visit(positions_, inputs_.positions);
-    visit(sequences_, inputs_.sequences);
-    visit(tables_, inputs_.tables);
-    visit(take_, inputs_.take);
-    visit(decode_plan_.units, inputs_.decode_units);
-    visit(decode_plan_.first_state, inputs_.first_state);
-    visit(prefill_units_, inputs_.prefill_units);
-  };
-  visit_all([&](const auto& list, auto&) { bytes += aligned(list.size() * sizeof(list[0])); });
+  const std::size_t bytes = pass_.bytes(), states = pass_.shape().states;
   KVLANE_TRY(grow(host_inputs_, bytes, true));
   KVLANE_TRY(grow(device_inputs_, bytes, false));
-  std::size_t at = 0;
-  visit_all([&](const auto& list, auto& part) {
-    const std::size_t size = list.size() * sizeof(list[0]);
-    if (size > 0) std::memcpy(host_inputs_.memory.get() + at, list.data(), size);
-    part =
-        reinterpret_cast<std::remove_reference_t<decltype(part)>>(device_inputs_.memory.get() + at);
-    at += aligned(size);
-  });
+  KVLANE_TRY(
+      grow(states_,
+           2 * aligned(states * sizeof(float)) + states * model_.config().head_dim * sizeof(float),
+           false));
+  inputs_ = pass_.write(host_inputs_.memory.get(), device_inputs_.memory.get());
   return device_.copy(device_inputs_.memory.get(), host_inputs_.memory.get(), bytes);
+}
+
+// The first pass of a shape is given kernel by kernel, and so finds what cuBLASLt chooses and
+// loads; the second is captured.
+Status DeviceForward::compute_or_replay(const BlockPool& pool) {
+  if (graphs_pool_ != pool.block(0)) graphs_.clear();
+  graphs_pool_ = pool.block(0);
+  const auto known = graphs_.find(pass_.shape());
+  if (known == graphs_.end()) {
+    if (graphs_.size() == kGraphsMax) graphs_.clear();
+    graphs_.emplace(pass_.shape(), nullptr);
+    return compute(pool, {});
+  }
+  if (known->second == nullptr) {
+    auto captured = device_.capture([&] { return compute(pool, {}); });
+    if (!captured.ok()) {
+      replays_ = false;
+      return compute(pool, {});
+    }
+    known->second = std::move(*captured);
+  }
+  return device_.replay(*known->second);
 }
 
 Status DeviceForward::compute(const BlockPool& pool, const OnLayer& on_layer) {
   const ModelConfig& c = model_.config();
   KVLANE_TRY(device_.embed({.table = model_.embedding(),
                             .tokens = inputs_.tokens,
-                            .rows = rows_,
+                            .rows = pass_.shape().rows,
                             .hidden = c.hidden,
                             .residual = residual_}));
   for (int layer = 0; layer < c.layers; ++layer) {
     KVLANE_TRY(attention(pool, layer, on_layer));
     KVLANE_TRY(ffn(model_.layers()[layer]));
   }
-  return take_.empty() ? Status() : project_logits();
+  return pass_.shape().take == 0 ? Status() : project_logits();
 }
 
 NormRows DeviceForward::norm_of(const float* weight, int rows) const {
@@ -213,11 +191,11 @@ Status DeviceForward::attention(const BlockPool& pool, int index, const OnLayer&
   const ModelConfig& c = model_.config();
   const DeviceLayer& layer = model_.layers()[index];
   const int q_width = c.heads * c.head_dim;
-  KVLANE_TRY(device_.norm(norm_of(layer.attention_norm, rows_)));
+  KVLANE_TRY(device_.norm(norm_of(layer.attention_norm, pass_.shape().rows)));
   KVLANE_TRY(device_.multiply({.weights = layer.qkv,
                                .x = normed_,
                                .y = product_,
-                               .rows = rows_,
+                               .rows = pass_.shape().rows,
                                .n = q_width + 2 * c.kv_heads * c.head_dim,
                                .k = c.hidden,
                                .add = false}));
@@ -229,8 +207,8 @@ Status DeviceForward::attention(const BlockPool& pool, int index, const OnLayer&
                                 .positions = inputs_.positions,
                                 .sequences = inputs_.sequences,
                                 .tables = inputs_.tables,
-                                .table_stride = table_stride_,
-                                .rows = rows_,
+                                .table_stride = pass_.shape().table_stride,
+                                .rows = pass_.shape().rows,
                                 .heads = c.heads,
                                 .kv_heads = c.kv_heads,
                                 .head_dim = c.head_dim,
@@ -241,13 +219,13 @@ Status DeviceForward::attention(const BlockPool& pool, int index, const OnLayer&
     KVLANE_ASSIGN(const std::shared_ptr<const DeviceMark> written, device_.mark());
     on_layer(index, written);
   }
-  if (decoding_ > 0) KVLANE_TRY(decode(pool, index));
-  if (!prefill_units_.empty()) KVLANE_TRY(prefill(pool, index));
+  if (pass_.shape().decoding > 0) KVLANE_TRY(decode(pool, index));
+  if (!pass_.decodes_only()) KVLANE_TRY(prefill(pool, index));
   // Into the residual stream.
   return device_.multiply({.weights = layer.attention_out,
                            .x = wide_,
                            .y = residual_,
-                           .rows = rows_,
+                           .rows = pass_.shape().rows,
                            .n = c.hidden,
                            .k = q_width,
                            .add = true});
@@ -255,12 +233,10 @@ Status DeviceForward::attention(const BlockPool& pool, int index, const OnLayer&
 
 Status DeviceForward::decode(const BlockPool& pool, int index) {
   const ModelConfig& c = model_.config();
-  const std::size_t states = decode_plan_.first_state.back();
-  KVLANE_TRY(grow(
-      states_, 2 * aligned(states * sizeof(float)) + states * c.head_dim * sizeof(float), false));
+  const std::size_t states = pass_.shape().states;
   Cutter cutter(states_.memory.get());
   const DecodeBatch batch{.tables = inputs_.tables,
-                          .table_stride = table_stride_,
+                          .table_stride = pass_.shape().table_stride,
                           .heads = c.heads,
                           .kv_heads = c.kv_heads,
                           .head_dim = c.head_dim,
@@ -271,9 +247,9 @@ Status DeviceForward::decode(const BlockPool& pool, int index) {
                           .max = cutter.take<float>(states),
                           .sum = cutter.take<float>(states),
                           .out = cutter.take<float>(states * c.head_dim)};
-  KVLANE_TRY(device_.attend(batch, inputs_.decode_units, decode_plan_.units.size()));
+  KVLANE_TRY(device_.attend(batch, inputs_.decode_units, pass_.shape().decode_units));
   return device_.merge({.first_state = inputs_.first_state,
-                        .sequences = decoding_,
+                        .sequences = pass_.shape().decoding,
                         .heads = c.heads,
                         .head_dim = c.head_dim,
                         .max = batch.max,
@@ -288,34 +264,36 @@ Status DeviceForward::decode(const BlockPool& pool, int index) {
 
 Status DeviceForward::prefill(const BlockPool& pool, int index) {
   const ModelConfig& c = model_.config();
-  const PrefillBatch batch{.tables = inputs_.tables + std::size_t(decoding_) * table_stride_,
-                           .table_stride = table_stride_,
-                           .heads = c.heads,
-                           .kv_heads = c.kv_heads,
-                           .head_dim = c.head_dim,
-                           .slabs = reinterpret_cast<const std::byte*>(pool.slab(0, index)),
-                           .block_bytes = pool.shape().block_bytes(),
-                           .q = q_,
-                           .scale = scale_,
-                           .out = wide_};
-  return device_.attend(batch, inputs_.prefill_units, prefill_units_.size());
+  const PrefillBatch batch{
+      .tables = inputs_.tables + std::size_t(pass_.shape().decoding) * pass_.shape().table_stride,
+      .table_stride = pass_.shape().table_stride,
+      .heads = c.heads,
+      .kv_heads = c.kv_heads,
+      .head_dim = c.head_dim,
+      .slabs = reinterpret_cast<const std::byte*>(pool.slab(0, index)),
+      .block_bytes = pool.shape().block_bytes(),
+      .q = q_,
+      .scale = scale_,
+      .out = wide_};
+  return device_.attend(batch, inputs_.prefill_units, pass_.shape().prefill_units);
 }
 
 Status DeviceForward::ffn(const DeviceLayer& layer) {
   const ModelConfig& c = model_.config();
-  KVLANE_TRY(device_.norm(norm_of(layer.ffn_norm, rows_)));
+  KVLANE_TRY(device_.norm(norm_of(layer.ffn_norm, pass_.shape().rows)));
   KVLANE_TRY(device_.multiply({.weights = layer.gate_up,
                                .x = normed_,
                                .y = product_,
-                               .rows = rows_,
+                               .rows = pass_.shape().rows,
                                .n = 2 * c.ffn,
                                .k = c.hidden,
                                .add = false}));
-  KVLANE_TRY(device_.silu({.gate_up = product_, .rows = rows_, .ffn = c.ffn, .out = wide_}));
+  KVLANE_TRY(
+      device_.silu({.gate_up = product_, .rows = pass_.shape().rows, .ffn = c.ffn, .out = wide_}));
   return device_.multiply({.weights = layer.down,
                            .x = wide_,
                            .y = residual_,
-                           .rows = rows_,
+                           .rows = pass_.shape().rows,
                            .n = c.hidden,
                            .k = c.ffn,
                            .add = true});
@@ -323,19 +301,23 @@ Status DeviceForward::ffn(const DeviceLayer& layer) {
 
 Status DeviceForward::project_logits() {
   const ModelConfig& c = model_.config();
-  const int rows = static_cast<int>(take_.size());
+  const int rows = pass_.shape().take;
   NormRows norm = norm_of(model_.final_norm(), rows);
   norm.take = inputs_.take;
   KVLANE_TRY(device_.norm(norm));
-  KVLANE_TRY(device_.multiply({.weights = model_.head(),
-                               .x = normed_,
-                               .y = logits_,
-                               .rows = rows,
-                               .n = c.vocab,
-                               .k = c.hidden,
-                               .add = false}));
+  return device_.multiply({.weights = model_.head(),
+                           .x = normed_,
+                           .y = logits_,
+                           .rows = rows,
+                           .n = c.vocab,
+                           .k = c.hidden,
+                           .add = false});
+}
+
+Status DeviceForward::fetch_logits() {
+  if (pass_.logits() == 0) return {};
   return device_.copy(host_logits_.get(), reinterpret_cast<const std::byte*>(logits_),
-                      std::size_t(rows) * c.vocab * sizeof(float));
+                      std::size_t(pass_.logits()) * model_.config().vocab * sizeof(float));
 }
 
 std::span<float> DeviceForward::logits(int index) const {

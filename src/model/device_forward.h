@@ -9,24 +9,26 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "model/device_model.h"
-#include "model/forward_pass.h"
-#include "plan/decode_units.h"
-#include "plan/prefill_units.h"
+#include "model/device_pass.h"
 
 namespace kvlane {
 
 // Buffers for up to `rows_max` tokens a pass, and the pass itself. Thread-compatible; outlives
 // neither its model nor its device.
+//
+// Passes in which every sequence has one token, and nobody waits for layers, are padded to one of a
+// few shapes; with `replays`, one whose shape has been there before is launched as a whole. Where
+// the device cannot do that, it is given kernel by kernel.
 class DeviceForward final : public ForwardPass {
  public:
   static Result<std::unique_ptr<DeviceForward>> create(const DeviceModel& model,
                                                        Accelerator& device, int rows_max,
-                                                       int logits_max);
+                                                       int logits_max, bool replays = true);
 
   // Blocks are in memory of the device, all of one pool.
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override;
@@ -41,32 +43,27 @@ class DeviceForward final : public ForwardPass {
     Accelerator::Memory memory;
     std::size_t bytes = 0;
   };
-  // Where the arrays of a pass lie in its inputs.
-  struct Inputs {
-    const std::int32_t* tokens;     // [rows]
-    const std::int32_t* positions;  // [rows]
-    const std::int32_t* sequences;  // [rows]
-    const std::int32_t* tables;     // [sequences][table_stride]
-    const std::int32_t* take;       // [logits]
-    const DecodeUnit* decode_units;
-    const std::int32_t* first_state;  // [decoding sequences + 1]
-    const PrefillUnit* prefill_units;
-  };
 
-  DeviceForward(const DeviceModel& model, Accelerator& device, int rows_max, int logits_max)
-      : model_(model), device_(device), rows_max_(rows_max), logits_max_(logits_max) {}
+  DeviceForward(const DeviceModel& model, Accelerator& device, int rows_max, int logits_max,
+                bool replays)
+      : model_(model),
+        device_(device),
+        rows_max_(rows_max),
+        logits_max_(logits_max),
+        replays_(replays) {}
 
   Status allocate();
   Status grow(Growing& memory, std::size_t bytes, bool on_host);
-  Status arrange(std::span<const ForwardSpan> spans);
-  void append_rows(const ForwardSpan& span, int sequence);
+  Status arrange(std::span<const ForwardSpan> spans, bool may_replay);
   Status upload();
   Status compute(const BlockPool& pool, const OnLayer& on_layer);
+  Status compute_or_replay(const BlockPool& pool);
   Status attention(const BlockPool& pool, int index, const OnLayer& on_layer);
   Status decode(const BlockPool& pool, int index);
   Status prefill(const BlockPool& pool, int index);
   Status ffn(const DeviceLayer& layer);
   Status project_logits();
+  Status fetch_logits();
   NormRows norm_of(const float* weight, int rows) const;
 
   const DeviceModel& model_;
@@ -77,15 +74,13 @@ class DeviceForward final : public ForwardPass {
   PrefillShape prefill_shape_{};
   float scale_ = 0;  // of scores
 
-  // The pass that is under way: rows of decoding sequences come first.
-  int rows_ = 0;
-  int decoding_ = 0;
-  int table_stride_ = 0;
-  std::vector<std::int32_t> tokens_, positions_, sequences_, tables_, take_;
-  DecodePlan decode_plan_;
-  std::vector<PrefillUnit> prefill_units_;
-  Inputs inputs_{};
+  // The pass that is under way.
+  DevicePass pass_;
+  DevicePass::Inputs inputs_{};
   ForwardTimes times_;
+  bool replays_;
+  std::map<DevicePassShape, std::unique_ptr<DeviceGraph>> graphs_;  // null: seen once
+  const std::byte* graphs_pool_ = nullptr;  // whose blocks are in the graphs
 
   Accelerator::Memory memory_;   // all that follows
   float* residual_ = nullptr;    // [rows][hidden]

@@ -245,6 +245,64 @@ TEST(DeviceForward, AnyCallOfTheDeviceMayFail) {
   for (const int row : {0, 1}) EXPECT_EQ(runner.row(row), other.row(row));
 }
 
+// Decodes with a growing and shrinking number of sequences, past the ends of blocks.
+std::vector<std::vector<float>> decode_some(Runner& runner) {
+  const auto tokens = random_tokens(400, 6);
+  const std::span<const std::int32_t> all(tokens);
+  std::vector<BlockTable> tables;
+  for (const int length : {60, 3, 130, 61, 20}) {
+    BlockTable& table = tables.emplace_back(runner.pool);
+    runner.run(table, all.first(length), length);
+    EXPECT_TRUE(table.grow(length + 20).ok());
+  }
+  std::vector<std::vector<float>> logits;
+  std::size_t next = 200;
+  for (const std::size_t count : {1, 1, 1, 3, 3, 3, 4, 4, 4, 2, 3, 3, 1}) {
+    std::vector<ForwardSpan> spans;
+    int wanted = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      // Not everybody's answer is wanted.
+      spans.push_back({&tables[i], all.subspan(next++, 1), i != 1});
+      wanted += i != 1 ? 1 : 0;
+    }
+    const Status status = runner.forward->run(spans, {});
+    EXPECT_TRUE(status.ok()) << status.message();
+    for (int i = 0; i < wanted; ++i) logits.push_back(runner.row(i));
+  }
+  return logits;
+}
+
+TEST(DeviceForward, ReplayedStepsHaveTheBitsOfThoseThatAreNot) {
+  for (const char* const name : {kNames[1], kNames[2]}) {
+    Runner plain(name), replaying(name);
+    plain.forward =
+        take(DeviceForward::create(plain.model, plain.device, kRowsMax, kLogitsMax, false));
+    const auto expected = decode_some(plain);
+    EXPECT_EQ(decode_some(replaying), expected) << name;
+    EXPECT_EQ(plain.device.replays(), 0);
+    EXPECT_GE(replaying.device.replays(), 5);
+  }
+}
+
+// Then it goes on kernel by kernel, and nobody is told.
+TEST(DeviceForward, GoesOnWhereTheDeviceKeepsNoWork) {
+  Runner plain(kNames[1]), refusing(kNames[1]);
+  const auto expected = decode_some(plain);
+  refusing.device.refuse_captures();
+  EXPECT_EQ(decode_some(refusing), expected);
+  EXPECT_EQ(refusing.device.replays(), 0);
+}
+
+TEST(DevicePass, PadsToFewCounts) {
+  const int expected[] = {0, 1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24};
+  for (int count = 0; count < 18; ++count) EXPECT_EQ(padded_count(count), expected[count]);
+  for (int count = 1; count < 5000; ++count) {
+    EXPECT_GE(padded_count(count), count);
+    EXPECT_LT(padded_count(count), 1.5 * count) << count;
+    EXPECT_EQ(padded_count(padded_count(count)), padded_count(count));
+  }
+}
+
 TEST(DeviceForward, IsNotMadeWithoutItsMemory) {
   Runner runner(kNames[0]);
   int failed = 0;

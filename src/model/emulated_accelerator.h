@@ -41,6 +41,7 @@ class EmulatedAccelerator final : public Accelerator {
   int multiprocessors() const override { return multiprocessors_; }
   Result<Memory> allocate(std::size_t bytes) override {
     KVLANE_TRY(count_call());
+    KVLANE_TRY(not_captured("memory"));
     return memory_.allocate(bytes);
   }
   Result<Memory> allocate_host(std::size_t bytes) override {
@@ -49,13 +50,35 @@ class EmulatedAccelerator final : public Accelerator {
     return Memory(owner->data(), [owner](std::byte*) mutable { owner.reset(); });
   }
   Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
+    KVLANE_TRY(not_captured("a copy"));
     return give([to, from, bytes] { return copy_on_host(to, from, bytes); });
   }
   Status finish() override {
+    KVLANE_TRY(not_captured("an end"));
     const Status done = line_.run(line_.given());
     KVLANE_TRY(count_call());
     return done;
   }
+  Result<std::unique_ptr<DeviceGraph>> capture(const std::function<Status()>& give) override {
+    KVLANE_TRY(count_call());
+    auto graph = std::make_unique<Graph>();
+    captured_ = &graph->works;
+    const Status given = give();
+    captured_ = nullptr;
+    KVLANE_TRY(given);
+    if (refuses_captures_) return internal_error("captures are refused");
+    return std::unique_ptr<DeviceGraph>(std::move(graph));
+  }
+  Status replay(const DeviceGraph& graph) override {
+    KVLANE_TRY(count_call());
+    ++replays_;
+    for (const EmulatedLine::Work& work : static_cast<const Graph&>(graph).works) line_.give(work);
+    return {};
+  }
+  int replays() const { return replays_; }
+  // From now on, when all has been given.
+  void refuse_captures() { refuses_captures_ = true; }
+
   Result<std::shared_ptr<const DeviceMark>> mark() override {
     KVLANE_TRY(count_call());
     return std::shared_ptr<const DeviceMark>(std::make_shared<Mark>(line_.given()));
@@ -179,15 +202,30 @@ class EmulatedAccelerator final : public Accelerator {
     return internal_error("call " + std::to_string(failing_call_) + " was made to fail");
   }
 
+  Status not_captured(const char* what) const {
+    if (captured_ == nullptr) return {};
+    return internal_error(std::string("graphs are of kernels, not of ") + what);
+  }
+
   // Work for the device: what it points to is looked at when it is done.
   Status give(std::function<Status()> work) {
     KVLANE_TRY(count_call());
-    line_.give([this, work = std::move(work)] {
+    EmulatedLine::Work opened = [this, work = std::move(work)] {
       const EmulatedMemory::Open open(memory_);
       return work();
-    });
+    };
+    if (captured_ != nullptr) {
+      captured_->push_back(std::move(opened));
+    } else {
+      line_.give(std::move(opened));
+    }
     return {};
   }
+
+  class Graph final : public DeviceGraph {
+   public:
+    std::vector<EmulatedLine::Work> works;
+  };
 
   class Mark final : public DeviceMark {
    public:
@@ -313,6 +351,9 @@ class EmulatedAccelerator final : public Accelerator {
   std::atomic<int> failing_call_ = 0;
   EmulatedMemory memory_;
   EmulatedLine line_;
+  std::vector<EmulatedLine::Work>* captured_ = nullptr;  // while a graph is made
+  bool refuses_captures_ = false;
+  int replays_ = 0;
   std::uint64_t seed_ = 1;  // every block another order; the line's
 };
 

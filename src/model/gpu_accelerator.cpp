@@ -58,6 +58,15 @@ class GpuLane final : public DeviceLane {
   const gpu::Stream stream_;
 };
 
+class GpuGraph final : public DeviceGraph {
+ public:
+  explicit GpuGraph(gpu::Graph graph) : graph_(std::move(graph)) {}
+  const gpu::Graph& graph() const { return graph_; }
+
+ private:
+  const gpu::Graph graph_;
+};
+
 class GpuAccelerator final : public Accelerator {
  public:
   GpuAccelerator(const gpu::Device& device, gpu::Stream stream,
@@ -78,6 +87,13 @@ class GpuAccelerator final : public Accelerator {
     return gpu::copy(stream_, to, from, bytes);
   }
   Status finish() override { return stream_.synchronize(); }
+  Result<std::unique_ptr<DeviceGraph>> capture(const std::function<Status()>& give) override {
+    KVLANE_ASSIGN(gpu::Graph graph, gpu::Graph::capture(stream_, give));
+    return std::unique_ptr<DeviceGraph>(std::make_unique<GpuGraph>(std::move(graph)));
+  }
+  Status replay(const DeviceGraph& graph) override {
+    return static_cast<const GpuGraph&>(graph).graph().launch(stream_);
+  }
   Result<std::shared_ptr<const DeviceMark>> mark() override {
     KVLANE_ASSIGN(gpu::Event event, gpu::Event::create_untimed(device_.index));
     KVLANE_TRY(event.record(stream_));

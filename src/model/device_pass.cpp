@@ -1,0 +1,135 @@
+// Lists of a pass, and their places in one buffer.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/device_pass.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+namespace kvlane {
+namespace {
+
+constexpr std::size_t kAlignment = 256;
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+template <class T>
+int count_of(const std::vector<T>& list) {
+  return static_cast<int>(list.size());
+}
+
+}  // namespace
+
+int padded_count(int count) {
+  int power = 1;
+  while (2 * power <= count) power *= 2;
+  if (count <= power) return count <= 0 ? 0 : power;
+  return count <= power + power / 2 ? power + power / 2 : 2 * power;
+}
+
+void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& decode,
+                         const PrefillShape& prefill) {
+  std::vector<int> last_rows(spans.size());
+  std::vector<std::int32_t> decode_tokens;
+  std::vector<PrefillSpan> prefill_spans;
+  for (auto* list : {&tokens_, &positions_, &sequences_, &tables_, &take_}) list->clear();
+  shape_ = {};
+  for (const ForwardSpan& span : spans) {
+    const int tokens = span.table->tokens() + static_cast<int>(span.tokens.size());
+    shape_.table_stride = std::max(shape_.table_stride, blocks_for(tokens));
+  }
+  int sequence = 0;
+  for (const bool decoding : {true, false}) {
+    for (std::size_t i = 0; i < spans.size(); ++i) {
+      const ForwardSpan& span = spans[i];
+      const int count = static_cast<int>(span.tokens.size());
+      if ((count == 1) != decoding) continue;
+      if (decoding) {
+        decode_tokens.push_back(span.table->tokens() + 1);
+      } else {
+        prefill_spans.push_back({span.table->tokens(), count, shape_.rows});
+      }
+      append_rows(span, sequence++);
+      shape_.rows += count;
+      last_rows[i] = shape_.rows - 1;
+    }
+  }
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    for (int back = spans[i].logits - 1; back >= 0; --back) take_.push_back(last_rows[i] - back);
+  }
+  decode_plan_ = plan_decode(decode_tokens, decode);
+  prefill_units_ = plan_prefill(prefill_spans, prefill);
+  logits_ = count_of(take_);
+  shape_.decoding = count_of(decode_tokens);
+  shape_.take = logits_;
+  shape_.decode_units = count_of(decode_plan_.units);
+  shape_.states = decode_plan_.first_state.back();
+  shape_.prefill_units = count_of(prefill_units_);
+}
+
+void DevicePass::append_rows(const ForwardSpan& span, int sequence) {
+  const int position = span.table->tokens();
+  const int count = static_cast<int>(span.tokens.size());
+  tokens_.insert(tokens_.end(), span.tokens.begin(), span.tokens.end());
+  for (int i = 0; i < count; ++i) positions_.push_back(position + i);
+  sequences_.insert(sequences_.end(), count, sequence);
+  const int blocks = blocks_for(position + count);
+  for (int i = 0; i < shape_.table_stride; ++i) {
+    tables_.push_back(i < blocks ? span.table->id(i) : 0);
+  }
+}
+
+void DevicePass::pad(int rows_max, int logits_max, int heads) {
+  const int sequences = shape_.decoding, stride = shape_.table_stride;
+  shape_.rows = shape_.decoding = std::min(padded_count(shape_.rows), rows_max);
+  shape_.table_stride = padded_count(stride);
+  shape_.take = std::min(padded_count(shape_.take), logits_max);
+  shape_.decode_units = padded_count(shape_.decode_units);
+  shape_.states = padded_count(shape_.states / heads) * heads;
+  tokens_.resize(shape_.rows, -1);
+  positions_.resize(shape_.rows, -1);
+  sequences_.resize(shape_.rows, 0);
+  take_.resize(shape_.take, -1);
+  std::vector<std::int32_t> tables(std::size_t(shape_.rows) * shape_.table_stride, 0);
+  for (int i = 0; i < sequences; ++i) {
+    std::copy_n(tables_.begin() + std::ptrdiff_t(i) * stride, stride,
+                tables.begin() + std::ptrdiff_t(i) * shape_.table_stride);
+  }
+  tables_ = std::move(tables);
+  // Without tokens and queries: such a unit reads and writes nothing.
+  decode_plan_.units.resize(shape_.decode_units, {});
+  decode_plan_.first_state.resize(shape_.decoding + 1, decode_plan_.first_state.back());
+}
+
+std::size_t DevicePass::bytes() const {
+  std::size_t bytes = 0;
+  const auto add = [&](const auto&... lists) {
+    ((bytes += aligned(lists.size() * sizeof(lists[0]))), ...);
+  };
+  add(tokens_, positions_, sequences_, tables_, take_, decode_plan_.units, decode_plan_.first_state,
+      prefill_units_);
+  return bytes;
+}
+
+DevicePass::Inputs DevicePass::write(std::byte* host, const std::byte* device) const {
+  std::size_t at = 0;
+  const auto put = [&]<class T>(const std::vector<T>& list) {
+    const std::size_t bytes = list.size() * sizeof(T);
+    if (bytes > 0) std::memcpy(host + at, list.data(), bytes);
+    const auto* const there = reinterpret_cast<const T*>(device + at);
+    at += aligned(bytes);
+    return there;
+  };
+  // In this order, as bytes() has it.
+  return {.tokens = put(tokens_),
+          .positions = put(positions_),
+          .sequences = put(sequences_),
+          .tables = put(tables_),
+          .take = put(take_),
+          .decode_units = put(decode_plan_.units),
+          .first_state = put(decode_plan_.first_state),
+          .prefill_units = put(prefill_units_)};
+}
+
+}  // namespace kvlane

@@ -1,0 +1,75 @@
+// What a device is told of one pass: rows, their places, block tables and units of attention, put
+// together on the host. A pass in which every sequence has one token can be padded, so that the
+// next ones have the same shape and may be replayed.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/forward_pass.h"
+#include "plan/decode_units.h"
+#include "plan/prefill_units.h"
+
+namespace kvlane {
+
+// All that decides where inputs lie and how launches look: passes of equal shapes differ in the
+// values of their inputs alone.
+struct DevicePassShape {
+  int rows;
+  int decoding;  // sequences with one token: the first rows
+  int table_stride;
+  int take;
+  int decode_units;
+  int states;  // of decode attention, one a query head
+  int prefill_units;
+
+  friend auto operator<=>(const DevicePassShape&, const DevicePassShape&) = default;
+};
+
+// Thread-compatible.
+class DevicePass {
+ public:
+  // Where the arrays of a pass lie.
+  struct Inputs {
+    const std::int32_t* tokens;     // [rows]; negative: a row that pads
+    const std::int32_t* positions;  // [rows]; the same
+    const std::int32_t* sequences;  // [rows]
+    const std::int32_t* tables;     // [sequences][table_stride]
+    const std::int32_t* take;       // [take], rows; negative: zeros
+    const DecodeUnit* decode_units;
+    const std::int32_t* first_state;  // [decoding + 1]
+    const PrefillUnit* prefill_units;
+  };
+
+  // Replaces what was there.
+  void arrange(std::span<const ForwardSpan> spans, const DecodeShape& decode,
+               const PrefillShape& prefill);
+  // Rounds the shape up; for passes without units of prefill attention.
+  void pad(int rows_max, int logits_max, int heads);
+
+  const DevicePassShape& shape() const { return shape_; }
+  int logits() const { return logits_; }  // rows of logits that somebody wants
+  bool decodes_only() const { return shape_.prefill_units == 0; }
+
+  std::size_t bytes() const;
+  // Writes bytes() to `host`, and says where each array will be in a copy at `device`.
+  Inputs write(std::byte* host, const std::byte* device) const;
+
+ private:
+  void append_rows(const ForwardSpan& span, int sequence);
+
+  DevicePassShape shape_{};
+  int logits_ = 0;
+  std::vector<std::int32_t> tokens_, positions_, sequences_, tables_, take_;
+  DecodePlan decode_plan_;
+  std::vector<PrefillUnit> prefill_units_;
+};
+
+// The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 ...: few shapes, and at most half of a pass is padding.
+int padded_count(int count);
+
+}  // namespace kvlane
