@@ -60,6 +60,29 @@ TEST(EngineOnDevice, ProbabilitiesAreThoseOfTheCpu) {
   EXPECT_LE(std::sqrt(squares / both), 2 * 1.25 * plain);
 }
 
+// Who asks how likely tokens are gets them from the host's sampler, the others from the device.
+TEST(EngineOnDevice, GreedyAnswersAreThoseOfTheHostsSampler) {
+  GenerationRequest request = make_request(20, 8, 3);
+  request.n = 2;
+  std::vector<Answer::One> all[2];
+  for (const bool asks : {false, true}) {
+    if (asks) request.logprobs = 1;
+    const auto engine = take(Engine::create(model_on_device(), fixture_tokenizer(), nullptr,
+                                            {.kv_bytes = std::size_t{1} << 20}));
+    Answer answer;
+    ASSERT_TRUE(engine->submit(request, answer.on_update()).ok());
+    ASSERT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+    all[asks] = answer.all();
+  }
+  ASSERT_EQ(all[0].size(), 2U);
+  for (int choice = 0; choice < 2; ++choice) {
+    EXPECT_EQ(all[0][choice].tokens.size(), 8U);
+    EXPECT_EQ(all[0][choice].tokens, all[1][choice].tokens);
+    EXPECT_TRUE(all[0][choice].logprobs.empty());
+    EXPECT_EQ(all[1][choice].logprobs.size(), 8U);
+  }
+}
+
 TEST(EngineOnDevice, PushedAnswersEqualOneProcessForEveryCodec) {
   const Model& model = model_on_device();
   for (const char* codec : {"none", "splitzip", "splitzip:channel"}) {
@@ -145,7 +168,7 @@ TEST(EngineOnDevice, AnyCallOfTheDeviceMayFail) {
     EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total) << n;
     if (calls < n) break;
   }
-  EXPECT_GT(refused, 40);
+  EXPECT_GT(refused, 20);
   device().fail_call(0);
 }
 

@@ -97,6 +97,7 @@ class EngineImpl final : public Engine {
   bool step();
   bool choose_batch();
   void gather_batch();
+  bool takes_best(const Sequence& sequence) const;
   bool slabs_leave() const;
   void on_layer(int layer, const std::shared_ptr<const DeviceMark>& done);
   void after_pass();

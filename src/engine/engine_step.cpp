@@ -62,10 +62,20 @@ bool EngineImpl::choose_batch() {
     const bool wants_logits = tokens == missing_[i];
     const std::int32_t* first = sequence.tokens.data() + sequence.table.tokens();
     slots_.push_back({&sequence, tokens, wants_logits, {}});
-    spans_.push_back({&sequence.table, {first, std::size_t(tokens)}, wants_logits});
+    spans_.push_back({&sequence.table,
+                      {first, std::size_t(tokens)},
+                      wants_logits,
+                      wants_logits && takes_best(sequence)});
     shares_.charge(sequence.request.generation.client, tokens);
   }
   return !slots_.empty();
+}
+
+// Whether the next token is the most likely one, and nobody asks how likely it is.
+bool EngineImpl::takes_best(const Sequence& sequence) const {
+  const GenerationRequest& generation = sequence.request.generation;
+  return takes_best_logit(generation.sampling) && !generation.logprobs &&
+         sequence.completion_tokens >= generation.min_tokens;
 }
 
 // All that run, except who would compute a block that another one is computing just now: it waits
@@ -144,8 +154,12 @@ void EngineImpl::draw() {
     const auto [slot, index] = wanted[i];
     const Sequence& sequence = *slot->sequence;
     const GenerationRequest& generation = sequence.request.generation;
-    const std::span<float> logits = forward_->logits(index);
     const int answers = sequence.completion_tokens == 0 ? generation.n : 1;
+    if (const std::optional<std::int32_t> best = forward_->best(index)) {
+      slot->drawn.resize(answers, {*best, {}, {}});
+      return;
+    }
+    const std::span<float> logits = forward_->logits(index);
     // Log probabilities are the model's own, so they come from the logits as they are.
     std::vector<float> raw;
     if (generation.logprobs) raw.assign(logits.begin(), logits.end());

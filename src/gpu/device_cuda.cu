@@ -162,10 +162,12 @@ Result<Graph> Graph::capture(const Stream& stream, const std::function<Status()>
   const Status ended = cuda_status(cudaStreamEndCapture(stream_of(stream), &graph),
                                    "capture what a stream was given");
   cudaGraphExec_t launchable = nullptr;
-  Status made = given.ok() ? ended : given;
-  if (made.ok()) {
-    made = cuda_status(cudaGraphInstantiate(&launchable, graph, 0), "make a graph");
-  }
+  const auto make = [&]() -> Status {
+    KVLANE_TRY(given);
+    KVLANE_TRY(ended);
+    return cuda_status(cudaGraphInstantiate(&launchable, graph, 0), "make a graph");
+  };
+  const Status made = make();
   if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
   KVLANE_TRY(made);
   return Graph(launchable);

@@ -13,6 +13,7 @@
 #include "attention/prefill_gpu.h"
 #include "cache/memory_copy.h"
 #include "codec/gpu_codecs.h"
+#include "ops/greedy_gpu.h"
 #include "ops/products_gpu.h"
 #include "ops/rows_gpu.h"
 
@@ -95,11 +96,13 @@ class Accelerator {
     });
   }
 
-  // See ops/rows_gpu.h, ops/products_gpu.h, attention/decode_gpu.h and attention/prefill_gpu.h.
+  // See ops/greedy_gpu.h, ops/rows_gpu.h, ops/products_gpu.h, attention/decode_gpu.h and
+  // attention/prefill_gpu.h.
   virtual Status embed(const EmbedRows& rows) = 0;
   virtual Status norm(const NormRows& rows) = 0;
   virtual Status write_qkv(const QkvRows& rows) = 0;
   virtual Status silu(const SiluRows& rows) = 0;
+  virtual Status choose(const GreedyRows& rows) = 0;
   virtual Status multiply(const GpuProduct& product) = 0;
   virtual Status attend(const DecodeBatch& batch, const DecodeUnit* units, std::size_t count) = 0;
   virtual Status merge(const DecodeMerge& merge) = 0;

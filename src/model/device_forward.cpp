@@ -66,11 +66,14 @@ Status DeviceForward::allocate() {
       rows * q_width * sizeof(bf16),
       rows * std::max(q_width, ffn) * sizeof(bf16),
       logits * c.vocab * sizeof(float),
+      logits * greedy_parts(c.vocab) * sizeof(GreedyPart),
+      logits * sizeof(std::int32_t),
   };
   std::size_t total = 0;
   for (const std::size_t size : sizes) total += aligned(size);
   KVLANE_ASSIGN(memory_, device_.allocate(total));
   KVLANE_ASSIGN(host_logits_, device_.allocate_host(sizes[5]));
+  KVLANE_ASSIGN(host_best_, device_.allocate_host(sizes[7]));
   Cutter cutter(memory_.get());
   residual_ = reinterpret_cast<float*>(cutter.take<std::byte>(sizes[0]));
   normed_ = cutter.take<std::byte>(sizes[1]);
@@ -78,6 +81,8 @@ Status DeviceForward::allocate() {
   q_ = cutter.take<std::byte>(sizes[3]);
   wide_ = cutter.take<std::byte>(sizes[4]);
   logits_ = reinterpret_cast<float*>(cutter.take<std::byte>(sizes[5]));
+  parts_ = reinterpret_cast<GreedyPart*>(cutter.take<std::byte>(sizes[6]));
+  best_ = reinterpret_cast<std::int32_t*>(cutter.take<std::byte>(sizes[7]));
   return {};
 }
 
@@ -102,7 +107,7 @@ Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_
   if (done.ok()) {
     done = may_replay && pass_.decodes_only() ? compute_or_replay(pool) : compute(pool, on_layer);
   }
-  if (done.ok()) done = fetch_logits();
+  if (done.ok()) done = fetch_results();
   // Also after an error: what is in line reads our buffers.
   const Status finished = device_.finish();
   times_.total = seconds_since(start);
@@ -117,7 +122,7 @@ Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_
 Status DeviceForward::arrange(std::span<const ForwardSpan> spans, bool may_replay) {
   pass_.arrange(spans, decode_shape_, prefill_shape_);
   const int rows = pass_.shape().rows;
-  if (rows == 0 || rows > rows_max_ || pass_.logits() > logits_max_) {
+  if (rows == 0 || rows > rows_max_ || pass_.taken() > logits_max_) {
     return internal_error("a pass of " + std::to_string(rows) + " rows does not fit its buffers");
   }
   if (may_replay && pass_.decodes_only()) {
@@ -305,24 +310,42 @@ Status DeviceForward::project_logits() {
   NormRows norm = norm_of(model_.final_norm(), rows);
   norm.take = inputs_.take;
   KVLANE_TRY(device_.norm(norm));
-  return device_.multiply({.weights = model_.head(),
-                           .x = normed_,
-                           .y = logits_,
-                           .rows = rows,
-                           .n = c.vocab,
-                           .k = c.hidden,
-                           .add = false});
+  KVLANE_TRY(device_.multiply({.weights = model_.head(),
+                               .x = normed_,
+                               .y = logits_,
+                               .rows = rows,
+                               .n = c.vocab,
+                               .k = c.hidden,
+                               .add = false}));
+  if (!pass_.shape().chooses) return {};
+  return device_.choose({.logits = logits_,
+                         .rows = rows,
+                         .vocab = c.vocab,
+                         .parts = parts_,
+                         .tokens = best_,
+                         .logprobs = nullptr});
 }
 
-Status DeviceForward::fetch_logits() {
-  if (pass_.logits() == 0) return {};
-  return device_.copy(host_logits_.get(), reinterpret_cast<const std::byte*>(logits_),
-                      std::size_t(pass_.logits()) * model_.config().vocab * sizeof(float));
+// Logits of those who want them; of the others a token each.
+Status DeviceForward::fetch_results() {
+  if (pass_.logits() > 0) {
+    KVLANE_TRY(device_.copy(host_logits_.get(), reinterpret_cast<const std::byte*>(logits_),
+                            std::size_t(pass_.logits()) * model_.config().vocab * sizeof(float)));
+  }
+  if (!pass_.shape().chooses) return {};
+  return device_.copy(host_best_.get(), reinterpret_cast<const std::byte*>(best_),
+                      pass_.taken() * sizeof(std::int32_t));
 }
 
 std::span<float> DeviceForward::logits(int index) const {
   const std::size_t vocab = model_.config().vocab;
-  return {reinterpret_cast<float*>(host_logits_.get()) + index * vocab, vocab};
+  return {reinterpret_cast<float*>(host_logits_.get()) + pass_.place(index) * vocab, vocab};
+}
+
+std::optional<std::int32_t> DeviceForward::best(int index) const {
+  const int place = pass_.place(index);
+  if (place < pass_.logits()) return std::nullopt;
+  return reinterpret_cast<const std::int32_t*>(host_best_.get())[place];
 }
 
 }  // namespace kvlane

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "model/device_model.h"
@@ -34,6 +35,7 @@ class DeviceForward final : public ForwardPass {
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override;
 
   std::span<float> logits(int index) const override;
+  std::optional<std::int32_t> best(int index) const override;
   // The total alone: a device does not say when it does what.
   const ForwardTimes& times() const override { return times_; }
 
@@ -63,7 +65,7 @@ class DeviceForward final : public ForwardPass {
   Status prefill(const BlockPool& pool, int index);
   Status ffn(const DeviceLayer& layer);
   Status project_logits();
-  Status fetch_logits();
+  Status fetch_results();
   NormRows norm_of(const float* weight, int rows) const;
 
   const DeviceModel& model_;
@@ -82,15 +84,18 @@ class DeviceForward final : public ForwardPass {
   std::map<DevicePassShape, std::unique_ptr<DeviceGraph>> graphs_;  // null: seen once
   const std::byte* graphs_pool_ = nullptr;  // whose blocks are in the graphs
 
-  Accelerator::Memory memory_;   // all that follows
-  float* residual_ = nullptr;    // [rows][hidden]
-  std::byte* normed_ = nullptr;  // [rows or logits][hidden], BF16
-  float* product_ = nullptr;     // [rows][widest product]
-  std::byte* q_ = nullptr;       // [rows][heads][head_dim], BF16
-  std::byte* wide_ = nullptr;    // [rows][max(heads * head_dim, ffn)], BF16
-  float* logits_ = nullptr;      // [logits_max][vocab]
+  Accelerator::Memory memory_;    // all that follows
+  float* residual_ = nullptr;     // [rows][hidden]
+  std::byte* normed_ = nullptr;   // [rows or logits][hidden], BF16
+  float* product_ = nullptr;      // [rows][widest product]
+  std::byte* q_ = nullptr;        // [rows][heads][head_dim], BF16
+  std::byte* wide_ = nullptr;     // [rows][max(heads * head_dim, ffn)], BF16
+  float* logits_ = nullptr;       // [logits_max][vocab]
+  GreedyPart* parts_ = nullptr;   // [logits_max][greedy_parts(vocab)]
+  std::int32_t* best_ = nullptr;  // [logits_max], most likely tokens
 
   Accelerator::Memory host_logits_;  // [logits_max][vocab], F32
+  Accelerator::Memory host_best_;    // [logits_max]
   Growing host_inputs_, device_inputs_;
   Growing states_;  // of decode attention: max, sum, out
 };

@@ -10,6 +10,7 @@
 #include "model/emulated_accelerator.h"
 #include "model/expected_fixture.h"
 #include "model/model.h"
+#include "ops/sampling.h"
 
 namespace kvlane {
 namespace {
@@ -282,6 +283,44 @@ TEST(DeviceForward, ReplayedStepsHaveTheBitsOfThoseThatAreNot) {
     EXPECT_EQ(plain.device.replays(), 0);
     EXPECT_GE(replaying.device.replays(), 5);
   }
+}
+
+// Where that is all that somebody wants, it comes instead of logits: in passes that are replayed
+// and others.
+TEST(DeviceForward, TellsTheMostLikelyTokenAsTheSamplerDoes) {
+  Runner runner(kNames[1]);
+  const auto tokens = random_tokens(100, 7);
+  const std::span<const std::int32_t> all(tokens);
+  std::vector<BlockTable> tables, same;
+  for (int i = 0; i < 4; ++i) {
+    for (auto* const list : {&tables, &same}) {
+      BlockTable& table = list->emplace_back(runner.pool);
+      runner.run(table, all.subspan(10 * i, 5), 5);
+      ASSERT_TRUE(table.grow(20).ok());
+    }
+  }
+  for (int pass = 0; pass < 4; ++pass) {
+    const std::size_t count = pass == 3 ? 2 : 1;  // prompts in the last one
+    std::vector<ForwardSpan> spans, with_logits;
+    for (int i = 0; i < 4; ++i) {
+      const auto next = all.subspan(50 + 10 * i + pass, count);
+      spans.push_back({&tables[i], next, i != 2, i % 2 == 1});
+      with_logits.push_back({&same[i], next, i != 2});
+    }
+    ASSERT_TRUE(runner.forward->run(with_logits, {}).ok());
+    std::vector<std::vector<float>> logits;
+    for (int i = 0; i < 3; ++i) {
+      logits.push_back(runner.row(i));
+      EXPECT_EQ(runner.forward->best(i), std::nullopt);
+    }
+    ASSERT_TRUE(runner.forward->run(spans, {}).ok());
+    EXPECT_EQ(runner.row(0), logits[0]) << pass;
+    EXPECT_EQ(runner.forward->best(0), std::nullopt);
+    for (const int i : {1, 2}) {  // the second and the fourth span
+      EXPECT_EQ(runner.forward->best(i), sample_token(logits[i], {.temperature = 0}, {}, 0));
+    }
+  }
+  EXPECT_GE(runner.device.replays(), 2);
 }
 
 // Then it goes on kernel by kernel, and nobody is told.

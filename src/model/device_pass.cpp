@@ -55,17 +55,33 @@ void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& 
       last_rows[i] = shape_.rows - 1;
     }
   }
-  for (std::size_t i = 0; i < spans.size(); ++i) {
-    for (int back = spans[i].logits - 1; back >= 0; --back) take_.push_back(last_rows[i] - back);
-  }
+  take(spans, last_rows);
   decode_plan_ = plan_decode(decode_tokens, decode);
   prefill_units_ = plan_prefill(prefill_spans, prefill);
-  logits_ = count_of(take_);
   shape_.decoding = count_of(decode_tokens);
-  shape_.take = logits_;
+  shape_.take = taken();
+  shape_.chooses = logits_ < taken();
   shape_.decode_units = count_of(decode_plan_.units);
   shape_.states = decode_plan_.first_state.back();
   shape_.prefill_units = count_of(prefill_units_);
+}
+
+// Rows whose logits are wanted, then those of which a token will do: so one copy fetches logits.
+void DevicePass::take(std::span<const ForwardSpan> spans, const std::vector<int>& last_rows) {
+  int wanted = 0;
+  for (const ForwardSpan& span : spans) wanted += span.logits;
+  places_.resize(wanted);
+  for (const bool best : {false, true}) {
+    int index = 0;
+    for (std::size_t i = 0; i < spans.size(); ++i) {
+      for (int back = spans[i].logits - 1; back >= 0; --back, ++index) {
+        if (spans[i].best_will_do != best) continue;
+        places_[index] = count_of(take_);
+        take_.push_back(last_rows[i] - back);
+      }
+    }
+    if (!best) logits_ = count_of(take_);
+  }
 }
 
 void DevicePass::append_rows(const ForwardSpan& span, int sequence) {

@@ -26,6 +26,7 @@ struct DevicePassShape {
   int decode_units;
   int states;  // of decode attention, one a query head
   int prefill_units;
+  bool chooses;  // the most likely tokens of all that are taken
 
   friend auto operator<=>(const DevicePassShape&, const DevicePassShape&) = default;
 };
@@ -52,7 +53,11 @@ class DevicePass {
   void pad(int rows_max, int logits_max, int heads);
 
   const DevicePassShape& shape() const { return shape_; }
-  int logits() const { return logits_; }  // rows of logits that somebody wants
+  int taken() const { return static_cast<int>(places_.size()); }  // without padding
+  // Of these the first ones: rows whose logits somebody wants.
+  int logits() const { return logits_; }
+  // Where the i-th row that is wanted is among those that are taken.
+  int place(int index) const { return places_[index]; }
   bool decodes_only() const { return shape_.prefill_units == 0; }
 
   std::size_t bytes() const;
@@ -60,10 +65,12 @@ class DevicePass {
   Inputs write(std::byte* host, const std::byte* device) const;
 
  private:
+  void take(std::span<const ForwardSpan> spans, const std::vector<int>& last_rows);
   void append_rows(const ForwardSpan& span, int sequence);
 
   DevicePassShape shape_{};
   int logits_ = 0;
+  std::vector<int> places_;
   std::vector<std::int32_t> tokens_, positions_, sequences_, tables_, take_;
   DecodePlan decode_plan_;
   std::vector<PrefillUnit> prefill_units_;

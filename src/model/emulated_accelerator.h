@@ -133,6 +133,23 @@ class EmulatedAccelerator final : public Accelerator {
     });
   }
 
+  Status choose(const GreedyRows& rows) override {
+    KVLANE_TRY(check_greedy(rows));
+    return give([this, rows]() -> Status {
+      for (int row = 0; row < rows.rows; ++row) {
+        for (int part = 0; part < greedy_parts(rows.vocab); ++part) {
+          const auto shared = poisoned<GreedyShared>();
+          gpu::run_block(kGreedyThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+            scan_logits(thread, rows, row, part, *shared);
+          });
+        }
+        gpu::run_block(gpu::kWarpThreads, seed_++,
+                       [&](gpu::EmulatedThread& thread) { choose_token(thread, rows, row); });
+      }
+      return {};
+    });
+  }
+
   // What cuBLASLt does on a device, as a plain loop.
   Status multiply(const GpuProduct& product) override {
     return give([this, product]() -> Status {

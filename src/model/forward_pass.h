@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "cache/block_pool.h"
@@ -18,6 +19,8 @@ struct ForwardSpan {
   BlockTable* table;
   std::span<const std::int32_t> tokens;
   int logits;  // rows of logits that are wanted: those of the last so many tokens
+  // Of each of these rows the most likely next token will do, where the pass can tell it.
+  bool best_will_do = false;
 };
 
 // Seconds of one pass.
@@ -44,6 +47,9 @@ class ForwardPass {
   virtual Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) = 0;
 
   virtual std::span<float> logits(int index) const = 0;  // [vocab], memory of the host
+  // The token that sample_token() takes of that row at temperature 0, if it will do and the pass
+  // tells it; then the row is not there.
+  virtual std::optional<std::int32_t> best(int /*index*/) const { return std::nullopt; }
   virtual const ForwardTimes& times() const = 0;
 };
 

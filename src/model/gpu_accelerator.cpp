@@ -108,6 +108,7 @@ class GpuAccelerator final : public Accelerator {
   Status norm(const NormRows& rows) override { return norm_on_gpu(rows, stream_); }
   Status write_qkv(const QkvRows& rows) override { return write_qkv_on_gpu(rows, stream_); }
   Status silu(const SiluRows& rows) override { return silu_on_gpu(rows, stream_); }
+  Status choose(const GreedyRows& rows) override { return greedy_on_gpu(rows, stream_); }
   Status multiply(const GpuProduct& product) override {
     return products_->multiply(product, stream_);
   }

@@ -40,6 +40,9 @@ void adjust_logits(std::span<float> logits, const SamplingParams& params,
                    std::span<const std::int32_t> prompt, std::span<const std::int32_t> answer,
                    std::span<const std::int32_t> banned);
 
+// Whether these parameters take the most likely token of the logits as they are, if none is banned.
+bool takes_best_logit(const SamplingParams& params);
+
 // The token at `position` of its sequence. Equal logits rank by lower id; NaN ranks last. Looks at
 // temperature and what follows it; what precedes it is adjust_logits(). A token 2^-92 as likely as
 // the best one, or less, is never drawn: 53 random bits could not tell it from none. Where there

@@ -67,6 +67,11 @@ double log_sum_exp(std::span<const float> logits, float best) {
 
 }  // namespace
 
+bool takes_best_logit(const SamplingParams& params) {
+  return params.temperature == 0 && params.logit_bias.empty() && params.repetition_penalty == 1 &&
+         params.frequency_penalty == 0 && params.presence_penalty == 0;
+}
+
 void adjust_logits(std::span<float> logits, const SamplingParams& params,
                    std::span<const std::int32_t> prompt, std::span<const std::int32_t> answer,
                    std::span<const std::int32_t> banned) {

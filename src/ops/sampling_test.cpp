@@ -256,5 +256,17 @@ TEST(TokenLogprobs, SurviveLogitsWithoutADistribution) {
             (TokenLogprobs{-kInfinity, {{0, -kInfinity}}}));
 }
 
+TEST(Sampling, TakesTheBestLogitOnlyWhereNothingChangesLogits) {
+  const SamplingParams greedy{.temperature = 0, .min_p = 0.5F, .top_k = 3, .top_p = 0.1F};
+  EXPECT_TRUE(takes_best_logit(greedy));
+  EXPECT_FALSE(takes_best_logit({}));
+  SamplingParams others[] = {greedy, greedy, greedy, greedy};
+  others[0].logit_bias = {{1, 2}};
+  others[1].repetition_penalty = 1.1F;
+  others[2].frequency_penalty = -0.1F;
+  others[3].presence_penalty = 0.1F;
+  for (const SamplingParams& other : others) EXPECT_FALSE(takes_best_logit(other));
+}
+
 }  // namespace
 }  // namespace kvlane
