@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Machine code of all GPU kernels against what is expected of it: wide accesses, the instructions that a kernel is
+built around, and no memory of threads.
+
+Compiles every src/*/*.cu that has kernels for each architecture, apart from any build, and disassembles it. Fails when
+a kernel has less than EXPECTED says, or anything of FORBIDDEN. Ends with 77, and says so, where there is no nvdisasm:
+`scripts/setup test` installs one.
+
+    tools/sass_check.py [--table] [ARCHITECTURE...]        # sm_80 sm_89 sm_90; --table: counts of all kernels
+"""
+# SPDX-License-Identifier: Apache-2.0
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from kernel_registers import ROOT, short_name
+
+SKIPPED = 77
+
+# What is counted: a name, and the instructions that it stands for.
+COUNTED = {
+    "load16": r"LDG?\.E(\.\w+)*\.128\b",
+    "store16": r"STG?\.E(\.\w+)*\.128\b",
+    "mma": r"HMMA\.16816\.F32\.BF16\b",
+    "ldmatrix": r"LDSM\.16(\.\w+)*\.4\b",
+    "async16": r"LDGSTS\.E(\.\w+)*\.128\b",
+    "exp2": r"MUFU\.EX2\b",
+    "shuffle": r"SHFL\.",
+    "atomic": r"(ATOM|ATOMG|RED|REDG)\.",
+    "local": r"(LDL|STL)\b",
+}
+
+# In no kernel. Local memory: a spilled register, or an array that is indexed at run time.
+FORBIDDEN = ("local", "atomic")
+
+
+def decode_attention(dim, tiles):
+    """A warp's step of 16 tokens: K and V of 2 dim bytes each, and products of 16 x 16 x 8 for both of them."""
+    return {"load16": dim // 8, "mma": tiles * dim // 8}
+
+
+def prefill_attention(dim, tiles):
+    """A warp's page of 64 tokens: it copies a part of 128 threads, reads all of K and V, and multiplies both."""
+    return {"async16": dim // 8, "ldmatrix": dim // 2, "mma": tiles * dim}
+
+
+# At least so many, on every architecture; kernels by the names of tools/kernel_registers.py.
+EXPECTED = {
+    "encode_planes<bf16>": {"load16": 4, "store16": 3},  # splitzip: 32 values of 2 bytes to 1.5
+    "decode_planes<bf16>": {"load16": 3, "store16": 4},
+    "encode_planes": {"load16": 8},  # splitzip:channel: eight rows are loaded before the first is needed
+    "decode_planes": {"store16": 4},
+    **{f"attend_units<{dim}, {tiles}>": decode_attention(dim, tiles) for dim in (64, 128) for tiles in (1, 2)},
+    "attend_units<256, 1>": decode_attention(256, 1),
+    "attend_tiles<64, 2, 2>": prefill_attention(64, 2),
+    "attend_tiles<128, 2, 2>": prefill_attention(128, 2),
+    "attend_tiles<256, 1, 2>": prefill_attention(256, 1),
+    "embed_rows": {"store16": 1},
+    # Residual, what is added, and weights, four values a thread and part.
+    **{f"norm_rows<{parts}>": {"load16": 3 * parts, "store16": parts} for parts in (1, 2, 4)},
+    "write_qkv_rows": {"load16": 6},  # both halves of a head, their angles and weights
+    "silu_rows": {"load16": 2},
+    "scan_parts": {"load16": 8},
+    "copy_words": {"load16": 4, "store16": 4},
+}
+
+
+def find_disassembler():
+    """The path of nvdisasm, or None: on the PATH, beside nvcc, or of PyPI's package."""
+    if found := shutil.which("nvdisasm") or shutil.which("nvdisasm", path="/usr/local/cuda/bin"):
+        return found
+    packages = sorted((ROOT / "build/venv/lib").glob("python3*/site-packages"))
+    for place in [pathlib.Path(path) for path in sys.path] + packages:
+        for found in sorted(place.glob("nvidia/*/bin/nvdisasm")):
+            return str(found)
+    return None
+
+
+def counts_of(nvcc, nvdisasm, source, architecture):
+    """{kernel: {name: count}} of a source."""
+    with tempfile.TemporaryDirectory() as directory:
+        cubin = pathlib.Path(directory) / "kernels.cubin"
+        command = [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-cubin", f"-arch={architecture}"]
+        command += [f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-o", str(cubin), str(source)]
+        for step in (command, [nvdisasm, "-c", str(cubin)]):
+            done = subprocess.run(step, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                program = pathlib.Path(step[0]).name
+                sys.exit(f"sass_check: {program} fails on {source.name}, {architecture}:\n{done.stderr}")
+    return kernels_in(done.stdout)
+
+
+def kernels_in(disassembly):
+    """{kernel: {name: count}} of what nvdisasm prints."""
+    kernels, kernel = {}, None
+    for line in disassembly.splitlines():
+        if match := re.match(r"\.text\.(\w+):", line):
+            kernel = kernels.setdefault(short_name(match.group(1)), dict.fromkeys(COUNTED, 0))
+        elif kernel is not None and line.lstrip().startswith("/*"):
+            for name, pattern in COUNTED.items():
+                kernel[name] += re.search(rf"\*/\s+(@!?U?P\w+ )?\s*{pattern}", line) is not None
+    return kernels
+
+
+def findings_of(kernels, architecture):
+    """Sentences about what is not as it should be."""
+    findings = []
+    for kernel, counts in kernels.items():
+        findings += [f"{architecture} {kernel}: {counts[name]} of {name}" for name in FORBIDDEN if counts[name]]
+    for kernel, least in EXPECTED.items():
+        if kernel not in kernels:
+            findings.append(f"{architecture} {kernel}: there is no such kernel")
+            continue
+        findings += [
+            f"{architecture} {kernel}: {kernels[kernel][name]} of {name}, expected are {count} at least"
+            for name, count in least.items()
+            if kernels[kernel][name] < count
+        ]
+    return findings
+
+
+def main(arguments):
+    table = "--table" in arguments
+    architectures = [each for each in arguments if each != "--table"] or ["sm_80", "sm_89", "sm_90"]
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    nvdisasm = find_disassembler()
+    if nvcc is None or nvdisasm is None:
+        print(f"sass_check: SKIPPED: there is no {'nvcc' if nvcc is None else 'nvdisasm'}")
+        return SKIPPED
+    sources = [path for path in sorted(ROOT.glob("src/*/*.cu")) if "__global__" in path.read_text(encoding="utf-8")]
+    findings = []
+
+    def count(source):
+        return counts_of(nvcc, nvdisasm, source, architecture)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for architecture in architectures:
+            kernels = {}
+            for found in pool.map(count, sources):
+                kernels.update(found)
+            findings += findings_of(kernels, architecture)
+            for kernel, counts in sorted(kernels.items()):
+                if table:
+                    print(architecture, kernel, *(f"{name} {count}" for name, count in counts.items() if count))
+    for finding in findings:
+        print(finding)
+    print(f"sass_check: {len(findings)} findings on {', '.join(architectures)}")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
