@@ -20,7 +20,7 @@ namespace kvlane::cachegen {
 namespace {
 
 inline __mmask16 first_lanes(std::size_t count) {
-  return count >= 16 ? 0xFFFF : static_cast<__mmask16>((1U << count) - 1);
+  return static_cast<__mmask16>(count >= 16 ? 0xFFFFU : (1U << count) - 1);
 }
 
 // The state of all lanes, and the words that are left.

@@ -34,7 +34,7 @@ inline __m256i narrow(__m512 x) {
 }
 
 inline __mmask16 first_lanes(int count) {
-  return count >= 16 ? 0xFFFF : static_cast<__mmask16>((1U << count) - 1);
+  return static_cast<__mmask16>(count >= 16 ? 0xFFFFU : (1U << count) - 1);
 }
 
 // The codes of a group: bit k of lane i is bit i of word k.
@@ -121,7 +121,7 @@ void open_values(const Plane& plane, const float* middle, const float* reach) {
     apply_outliers(plane, cursor, row);
     std::uint16_t* const out = plane.rows + std::size_t(token) * plane.head_dim;
     for (int group = 0; group < groups; ++group) {
-      _mm256_mask_storeu_epi16(out + kGroup * group, group + 1 < groups ? 0xFFFF : last,
+      _mm256_mask_storeu_epi16(out + kGroup * group, group + 1 < groups ? first_lanes(16) : last,
                                narrow(_mm512_load_ps(row + kGroup * group)));
     }
   }

@@ -47,6 +47,15 @@ struct World {
   KvTables tables;
 };
 
+// Counting takes a while: once for each shape.
+const World& world_of(const KvShape& shape) {
+  static std::vector<std::unique_ptr<World>> worlds;
+  for (const auto& world : worlds) {
+    if (world->shape == shape) return *world;
+  }
+  return *worlds.emplace_back(std::make_unique<World>(shape));
+}
+
 double half_ulp(double x) { return std::ldexp(1, std::ilogb(std::max(std::abs(x), 1e-30)) - 8); }
 
 // The value that stands for x, and whether a little more or less of x would be another.
@@ -164,7 +173,7 @@ void check_values(const World& world, int layer, int bits, int outliers,
 TEST(Kvquant, IsItsDefinitionInDoublePrecision) {
   std::uint32_t all_cut = 0;
   for (const KvShape& shape : shapes()) {
-    const World world(shape);
+    const World& world = world_of(shape);
     const auto rows = world.rows(21);
     for (const int bits : {2, 3, 4}) {
       for (const int outliers : {0, 1}) {
@@ -192,7 +201,7 @@ TEST(Kvquant, IsItsDefinitionInDoublePrecision) {
 
 TEST(Kvquant, UsedBytesAreCodesLimitsAndOutliers) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World world(shape);
+  const World& world = world_of(shape);
   for (const int bits : {2, 3, 4}) {
     const std::size_t head = 4 + 4 * 4 + 2 * 2 * 64;
     const std::size_t codes = std::size_t(bits) * 4 * 64 * 64 / 8;
@@ -212,7 +221,7 @@ TEST(Kvquant, UsedBytesAreCodesLimitsAndOutliers) {
 TEST(Kvquant, BothTiersAreTheSame) {
   if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor has no AVX-512";
   for (const KvShape& shape : shapes()) {
-    const World world(shape);
+    const World& world = world_of(shape);
     for (const std::string& text : texts()) {
       const auto scalar = made(text, world.context(Isa::kScalar));
       const auto vector = made(text, world.context(Isa::kAvx512));
@@ -228,7 +237,7 @@ TEST(Kvquant, BothTiersAreTheSame) {
 
 TEST(Kvquant, ExtremeRowsStayFinite) {
   const KvShape shape{3, 1, 80, ElementType::kBf16};
-  const World world(shape);
+  const World& world = world_of(shape);
   for (const int value : {0x0000, 0x8000, 0x0001, 0x7F7F, 0xFF7F}) {
     const std::vector<std::uint16_t> rows(shape.slab_bytes() / 2,
                                           static_cast<std::uint16_t>(value));
@@ -248,7 +257,7 @@ TEST(Kvquant, ExtremeRowsStayFinite) {
 
 TEST(Kvquant, NamesWhatIsNotFinite) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World world(shape);
+  const World& world = world_of(shape);
   const auto format = made("kvquant", world.context(Isa::kScalar));
   auto rows = world.rows(1);
   rows[2 * shape.page_plane_elements() + 63 * 64] = 0xFF80;
@@ -259,7 +268,7 @@ TEST(Kvquant, NamesWhatIsNotFinite) {
 
 TEST(Kvquant, OpensAnyBytesInBounds) {
   for (const KvShape& shape : shapes()) {
-    const World world(shape);
+    const World& world = world_of(shape);
     for (const std::string& text : texts()) {
       const auto format = made(text, world.context(Isa::kScalar));
       const auto vector =
@@ -284,7 +293,7 @@ TEST(Kvquant, OpensAnyBytesInBounds) {
 
 TEST(Kvquant, SaysWhatIsWrongWithTables) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  World world(shape);
+  World world = world_of(shape);
   const auto message = [&](const KvTables* tables) {
     return make_kv_format("kvquant:bits=3", {shape, &world.rope_table, tables, Isa::kScalar})
         .status()
@@ -316,7 +325,7 @@ TEST(Kvquant, SaysWhatIsWrongWithTables) {
 
 TEST(Kvquant, NamesSayEveryParameter) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World world(shape);
+  const World& world = world_of(shape);
   EXPECT_EQ(made("kvquant", world.context(Isa::kScalar))->name(), "kvquant:bits=4,outliers=1");
   EXPECT_EQ(made("kvquant:sink=1,bits=2,outliers=0", world.context(Isa::kScalar))->name(),
             "kvquant:bits=2,outliers=0,sink=1");

@@ -3,10 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "base/bf16.h"
@@ -201,10 +200,11 @@ inline std::vector<std::uint16_t> open(const KvFormat& format, SlabPlace place,
   return rows;
 }
 
+// The format, or the test fails with the reason.
 inline std::shared_ptr<const KvFormat> made(std::string_view text, const KvFormatContext& context) {
   auto format = make_kv_format(text, context);
-  EXPECT_TRUE(format.ok()) << text << ": " << format.status().message();
-  return format.ok() ? *format : nullptr;
+  if (!format.ok()) throw std::runtime_error(format.status().message());
+  return *format;
 }
 
 }  // namespace kvlane::tables_fixture
