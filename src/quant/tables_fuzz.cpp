@@ -1,0 +1,105 @@
+// Formats with tables on rows and slabs from strangers: what is sealed opens alike on all tiers and
+// stays in its bounds, and so do bytes that no encoder wrote. The first bytes choose format and
+// shape.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+#include <map>
+#include <tuple>
+
+#include "quant/tables_fixture.h"
+
+namespace kvlane {
+namespace {
+
+using namespace tables_fixture;
+
+constexpr int kPosition = 64;
+constexpr const char* kTexts[] = {"cachegen:level=1", "cachegen:level=2",
+                                  "cachegen:level=3", "cachegen:form=paper",
+                                  "kvquant:bits=2",   "kvquant:bits=3,outliers=0",
+                                  "kvquant:bits=4",   "kvquant:bits=4,outliers=0"};
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+// A model of one shape, and its formats on every tier.
+struct World {
+  explicit World(const KvShape& kv_shape)
+      : shape(kv_shape),
+        rope_table(inverse_frequencies(shape.head_dim), 256),
+        rows(to_bits(plain_rows(shape, 2))) {
+    add_cachegen_tables(shape, {to_bits(plain_rows(shape, 1))}, tables);
+    add_kvquant_tables(shape, tables);
+    for (const char* text : kTexts) {
+      for (const Isa isa : {Isa::kScalar, Isa::kAvx512}) {  // AVX2 runs the scalar kernels
+        if (!isa_supported(isa)) continue;
+        formats[text].push_back(*make_kv_format(text, {shape, &rope_table, &tables, isa}));
+      }
+    }
+  }
+
+  KvShape shape;
+  RopeTable rope_table;
+  std::vector<std::uint16_t> rows;  // usual ones
+  KvTables tables;
+  std::map<std::string, std::vector<std::shared_ptr<const KvFormat>>> formats;
+};
+
+World& world_of(int kv_heads, int head_dim) {
+  static std::map<std::tuple<int, int>, std::unique_ptr<World>> worlds;
+  auto& world = worlds[{kv_heads, head_dim}];
+  if (!world) world = std::make_unique<World>(KvShape{1, kv_heads, head_dim, ElementType::kBf16});
+  return *world;
+}
+
+void open_everywhere(const std::vector<std::shared_ptr<const KvFormat>>& formats,
+                     const std::byte* slab) {
+  const SlabPlace place{0, kPosition};
+  const auto expected = open(*formats.front(), place, slab);
+  for (const auto& format : formats) {
+    require(format->used_bytes(slab) <= format->slab_bytes());
+    require(open(*format, place, slab) == expected);
+  }
+}
+
+}  // namespace
+}  // namespace kvlane
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace kvlane;
+  if (size < 4) return 0;
+  constexpr int kHeadDims[] = {2, 16, 18, 34, 40};  // small pages are many pages
+  World& world = world_of(1 + data[1] % 2, kHeadDims[data[2] % std::size(kHeadDims)]);
+  if (world.shape.kv_heads * world.shape.head_dim < 4) return 0;
+  const auto& formats = world.formats.at(kTexts[data[0] % std::size(kTexts)]);
+  const KvFormat& format = *formats.front();
+  tables_fixture::Lines slab(format.slab_bytes());
+  const std::uint8_t* const input = data + 3;
+  const std::size_t count = size - 3;
+  if ((data[0] & 0x80) != 0) {
+    for (std::size_t i = 0; i < format.slab_bytes(); ++i) {
+      slab.data()[i] = static_cast<std::byte>(input[i % count]);
+    }
+    open_everywhere(formats, slab.data());
+    return 0;
+  }
+  std::vector<std::uint16_t> rows = world.rows;
+  const std::size_t changed = (data[0] & 0x40) != 0 ? rows.size() : std::min(count, rows.size());
+  for (std::size_t i = 0; i < changed; ++i) {
+    rows[i] = static_cast<std::uint16_t>(input[i % count] << 8 | input[(i + 1) % count]);
+  }
+  const Status status = format.seal({0, kPosition}, rows.data(), slab.data());
+  bool finite = true;
+  for (const std::uint16_t bits : rows) finite = finite && is_finite_bf16(bits);
+  require(status.ok() == finite);
+  if (!finite) return 0;
+  open_everywhere(formats, slab.data());
+  // The same again with bytes changed at places from the input.
+  for (std::size_t i = 0; i + 3 <= count && i < 12; i += 3) {
+    slab.data()[(std::size_t{input[i]} << 8 | input[i + 1]) % format.slab_bytes()] =
+        static_cast<std::byte>(input[i + 2]);
+  }
+  open_everywhere(formats, slab.data());
+  return 0;
+}
