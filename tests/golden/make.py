@@ -1,4 +1,4 @@
-"""Makes the golden files beside it: frames, messages, tensor files and slabs that every reader accepts or refuses, forever.
+"""Makes the golden files beside it: frames, messages, tensor files, slabs: what readers accept or refuse, forever.
 
     python3 tests/golden/make.py [DIR]
 
