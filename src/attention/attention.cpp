@@ -92,6 +92,18 @@ class Attention::PageReader {
     return opened_;
   }
 
+  // What page() will read of a block: its rows, or its part of the sealed slab.
+  std::span<const std::byte> memory(int block) const {
+    const BlockTable& table = *tile_.table;
+    const KvShape& shape = table.pool().shape();
+    if (!table.coded() || format_->window().reads_rows(block, tile_.block)) {
+      return {reinterpret_cast<const std::byte*>(table.page(block, layer_, tile_.kv_head)),
+              shape.page_bytes()};
+    }
+    const std::size_t bytes = format_->slab_bytes() / shape.kv_heads;
+    return {table.sealed(block, layer_) + bytes * tile_.kv_head, bytes};
+  }
+
  private:
   const KvFormat* format_;
   const Tile& tile_;
@@ -131,8 +143,9 @@ void Attention::attend(const AttentionBatch& batch, const Task& task,
     totals[i].reset(tiles[i].pairs, head_dim);
   }
   PageReader reader(format_, *tiles, batch.layer);
-  const auto read = [&](int block, const PageQuery* queries) {
+  const auto read = [&](int block, PageQuery* queries) {
     const std::uint16_t* page = reader.page(block);
+    if (block < tiles->block) queries->next = reader.memory(block + 1);
     for (int i = 0; i < task.tiles; ++i) kernel_(queries[i], page, states[i]);
   };
   const int own_run = run_count(tiles->block) - 1;

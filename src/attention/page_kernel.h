@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "attention/partial_state.h"
 #include "cpu/isa.h"
@@ -20,6 +22,8 @@ struct PageQuery {
   int visible[kTileRows];  // each row sees the page's tokens [0, visible): 1 ... 64
   int tokens;              // largest `visible`: rows of the page beyond it are not read
   float scale;             // of scores: log2(e) / sqrt(head_dim)
+  // Memory that is wanted next, or nothing: kernels may prefetch it while they compute.
+  std::span<const std::byte> next = {};
 };
 
 // Adds one page, K[64][head_dim] then V[64][head_dim] in BF16, to the states of `tile`.

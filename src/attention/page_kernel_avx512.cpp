@@ -16,6 +16,22 @@
 namespace kvlane {
 namespace {
 
+// Asks for the next memory a few lines at a time, so that it comes while the kernel computes and
+// never more than the core can have under way.
+class Prefetch {
+ public:
+  explicit Prefetch(const PageQuery& query)
+      : at_(reinterpret_cast<const char*>(query.next.data())), end_(at_ + query.next.size()) {}
+
+  void lines(int count) {
+    for (int i = 0; i < count && at_ < end_; ++i, at_ += 64) _mm_prefetch(at_, _MM_HINT_T1);
+  }
+
+ private:
+  const char* at_;
+  const char* end_;
+};
+
 // 32 BF16 values from `p`, the last vector of a row cut by `mask`.
 inline __m512bh load_bf16(const std::uint16_t* p, __mmask32 mask) {
   return (__m512bh)_mm512_maskz_loadu_epi16(mask, p);
@@ -52,12 +68,13 @@ inline __m512 reduce16(const __m512 acc[16]) {
 
 // Scores of 4 rows x 4 tokens: 16 bytes for each row.
 inline void scores_4x4(const std::uint16_t* const* q, int parts, const std::uint16_t* keys,
-                       int head_dim, float* scores) {
+                       int head_dim, Prefetch& prefetch, float* scores) {
   __m512 acc[16];
   for (auto& a : acc) a = _mm512_setzero_ps();
   for (int part = 0; part < parts; ++part) {
     for (int i = 0; i < head_dim; i += 32) {
       const __mmask32 mask = step_mask(head_dim, i);
+      prefetch.lines(4);
       __m512bh key[4];
       for (int token = 0; token < 4; ++token) {
         key[token] = load_bf16(keys + token * head_dim + i, mask);
@@ -80,12 +97,13 @@ inline void scores_4x4(const std::uint16_t* const* q, int parts, const std::uint
 
 // Scores of 1 row x 16 tokens.
 inline void scores_1x16(const std::uint16_t* q, int parts, const std::uint16_t* keys, int head_dim,
-                        float* scores) {
+                        Prefetch& prefetch, float* scores) {
   __m512 acc[16];
   for (auto& a : acc) a = _mm512_setzero_ps();
   for (int part = 0; part < parts; ++part) {
     for (int i = 0; i < head_dim; i += 32) {
       const __mmask32 mask = step_mask(head_dim, i);
+      prefetch.lines(16);
       const __m512bh query = load_bf16(q + part * head_dim + i, mask);
       for (int token = 0; token < 16; ++token) {
         __m512& a = acc[4 * (token & 3) + (token >> 2)];
@@ -153,13 +171,14 @@ inline float softmax_row(const float* scores, int visible, float scale, float& m
 template <int kRows>
 inline void accumulate_values(const std::uint16_t* values, int head_dim, int channel, int tokens,
                               const std::uint16_t (*weights)[kBlockTokens], const float* keep,
-                              float* out) {
+                              Prefetch& prefetch, float* out) {
   const __mmask32 mask = step_mask(head_dim, channel);
   __m512 low[kRows];
   __m512 high[kRows];
   for (int row = 0; row < kRows; ++row) low[row] = high[row] = _mm512_setzero_ps();
   for (int token = 0; token < tokens; token += 2) {
     const std::uint16_t* value = values + token * head_dim + channel;
+    prefetch.lines(2);
     const __m512i even = _mm512_maskz_loadu_epi16(mask, value);
     // A last odd token has no partner: the row after it was never written.
     const __m512i odd = _mm512_maskz_loadu_epi16(token + 1 < tokens ? mask : 0U, value + head_dim);
@@ -201,19 +220,20 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
   alignas(64) float scores[kTileRows][kBlockTokens];
   alignas(64) std::uint16_t weights[kTileRows][kBlockTokens];
   float keep[kTileRows];
+  Prefetch prefetch(query);
 
   // Rows of the page beyond query.tokens were never written: steps are rounded up, but what they
   // compute there is masked before use. K rows up to 63 belong to the page, so reading is safe.
   const int whole_rows = tile.rows / 4 * 4;
   for (int token = 0; token < query.tokens; token += 4) {
     for (int row = 0; row < whole_rows; row += 4) {
-      scores_4x4(query.q + row, query.parts, keys + token * head_dim, head_dim,
+      scores_4x4(query.q + row, query.parts, keys + token * head_dim, head_dim, prefetch,
                  &scores[row][token]);
     }
   }
   for (int row = whole_rows; row < tile.rows; ++row) {
     for (int token = 0; token < query.tokens; token += 16) {
-      scores_1x16(query.q[row], query.parts, keys + token * head_dim, head_dim,
+      scores_1x16(query.q[row], query.parts, keys + token * head_dim, head_dim, prefetch,
                   &scores[row][token]);
     }
   }
@@ -224,11 +244,11 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
   for (int channel = 0; channel < head_dim; channel += 32) {
     for (int row = 0; row < whole_rows; row += 4) {
       accumulate_values<4>(values, head_dim, channel, query.tokens, weights + row, keep + row,
-                           tile.out + row * head_dim);
+                           prefetch, tile.out + row * head_dim);
     }
     for (int row = whole_rows; row < tile.rows; ++row) {
       accumulate_values<1>(values, head_dim, channel, query.tokens, weights + row, keep + row,
-                           tile.out + row * head_dim);
+                           prefetch, tile.out + row * head_dim);
     }
   }
 }
