@@ -1,0 +1,55 @@
+"""`kvlane bench attention` with caches so small that no figure of speed means anything."""
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+import unittest
+
+import program
+from program import run
+from test_bench_results import documented_units
+
+# Name of the figures: bytes of a token of 128 channels, metadata included.
+BYTES = {
+    "bf16": 512, "fp8_e4m3": 256 + 1 / 32, "mxfp8_e5m2": 264, "mxfp6_e3m2": 200, "mxfp4": 136, "int8_sym_1": 260,
+    "int4_sym_0": 136, "kivi_bits_2_group_64": 80, "kivi_bits_4_group_32": 160,
+}  # fmt: skip
+FORMATS = "fp8_e4m3,mxfp8_e5m2,mxfp6_e3m2,mxfp4,int8,int4,kivi:bits=2,group=64,kivi:bits=4"
+TINY = ("--tokens", "4096", "--kv-heads", 1, "--size", 1, "--repeats", 1)
+
+
+@program.needs_program
+class BenchAttention(program.ProgramTest):
+    def test_figures(self):
+        done = run("bench", "attention", "--formats", FORMATS, "--groups", "1,4", *TINY, "--json")
+        self.assertEqual(done.status, 0, done.err)
+        report = done.json()
+        figures = {figure["name"]: figure for figure in report["results"]}
+        self.assertEqual(len(figures), len(report["results"]), "a name stands for one figure")
+        units = documented_units()
+        for name, figure in figures.items():
+            self.assertEqual(units.get(name), figure["unit"], name)
+        for name, size in BYTES.items():
+            self.assertEqual(figures[f"attention_4096_{name}_bytes_per_token"]["value"], size, name)
+        for name, group in itertools.product(BYTES, (1, 4)):
+            figure = figures[f"attention_4096_{name}_group{group}"]
+            self.assertGreater(figure["value"], 0)
+            self.assertEqual("ratio" in figure, name != "bf16")
+        self.assertEqual(len(figures), 3 * len(BYTES))
+
+    def test_the_table_and_a_window(self):
+        done = run("bench", "attention", "--formats", "mxfp4:sink=1,recent=2", "--groups", 2, *TINY, "--cpu", "scalar")
+        self.assertEqual(done.status, 0, done.err)
+        self.assertIn("attention_4096_mxfp4_sink_1_recent_2_group2", done.out)
+        self.assertIn("kernels scalar", done.out)
+
+    def test_bad_flags_are_refused(self):
+        self.assert_refused(run("bench", "attention", "--formats", "mxfp5"), "mxfp5")
+        self.assert_refused(run("bench", "attention", "--tokens", "1"), "not of 1")
+        self.assert_refused(run("bench", "attention", "--groups", "17"), "not 17")
+        self.assert_refused(run("bench", "attention", "--head-dim", "300"), "300", status=2)
+
+    def test_help_has_an_example(self):
+        self.assertIn("Example: kvlane bench attention", run("bench", "attention", "--help").out)
+
+
+if __name__ == "__main__":
+    unittest.main()
