@@ -11,17 +11,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
 
-#include "quant/linear_kernels.h"
+#include "quant/linear_avx512.h"
 
 namespace kvlane::linear {
 namespace {
 
-constexpr int kLanes = 32;
 constexpr int kTokens = 8;  // at a time: whole words of every width
-constexpr int kEntriesMax = 512;
 constexpr __mmask32 kOdd = 0xaaaaaaaa;
-
-inline __mmask32 lanes(int count) { return count >= kLanes ? ~0U : (1U << count) - 1U; }
 
 inline __m512i load(const SealJob& job, int token, int channel, __mmask32 mask) {
   return _mm512_maskz_loadu_epi16(mask, job.rows + std::size_t(token) * job.head_dim + channel);
