@@ -10,11 +10,12 @@
 #include "calib/text_tokens.h"
 #include "cli/bench.h"
 #include "cli/command.h"
+#include "cli/eval_tasks.h"
 #include "cli/progress.h"
 #include "cpu/parallel.h"
 #include "crypto/sha256.h"
 #include "eval/eval_run.h"
-#include "eval/text_task.h"
+#include "model/tokenizer.h"
 
 namespace kvlane {
 namespace {
@@ -24,16 +25,13 @@ struct EvalFlags {
   std::string formats = "bf16";
   std::string text;
   int tokens = 32768;
-  int context = 0;  // 0: the model's, at most kContextDefault
-  int stride = 0;   // 0: the context
+  EvalTaskFlags tasks;
   std::uint64_t seed = 1;
   std::string out;
   int threads = 0;
   std::string cpu = "auto";
   bool json = false;
 };
-
-constexpr int kContextDefault = 2048;
 
 Result<std::unique_ptr<Model>> load(const EvalFlags& flags, Isa isa) {
   Progress progress("loading " + flags.directory);
@@ -49,21 +47,20 @@ Status check_tokens(std::span<const std::int32_t> tokens, int vocabulary) {
   return {};
 }
 
-// Everything that figures depend on, as the report states it.
-Result<std::vector<EvalFact>> facts_of(const EvalFlags& flags, const TextTask& text,
+// What every task depends on. What belongs to one task is part of its keys in the log.
+Result<std::vector<EvalFact>> facts_of(const EvalFlags& flags, std::span<const std::int32_t> text,
                                        const Model& model) {
-  KVLANE_ASSIGN(const Sha256Digest digest, sha256(std::as_bytes(text.tokens)));
-  return std::vector<EvalFact>{
-      {"model", flags.directory},
-      {"model identity", to_hex(model.identity())},
-      {"text", flags.text},
-      {"text tokens", std::to_string(text.tokens.size())},
-      {"text token ids, sha256", to_hex(digest)},
-      {"context", std::to_string(text.context)},
-      {"stride", std::to_string(text.stride)},
-      {"seed", std::to_string(flags.seed)},
-      {"kernels", std::string(isa_name(model.isa()))},
-  };
+  std::vector<EvalFact> facts = {{"model", flags.directory},
+                                 {"model identity", to_hex(model.identity())},
+                                 {"seed", std::to_string(flags.seed)},
+                                 {"kernels", std::string(isa_name(model.isa()))}};
+  if (!text.empty()) {
+    KVLANE_ASSIGN(const Sha256Digest digest, sha256(std::as_bytes(text)));
+    facts.push_back({"text", flags.text});
+    facts.push_back({"text tokens", std::to_string(text.size())});
+    facts.push_back({"text token ids, sha256", to_hex(digest)});
+  }
+  return facts;
 }
 
 Status open_log(const EvalFlags& flags, EvalRun& run) {
@@ -94,13 +91,14 @@ Status write_report(const EvalFlags& flags, const EvalReport& report) {
 Status evaluate(const EvalFlags& flags, const std::string& typed) {
   if (flags.threads > 0) set_parallel_threads(flags.threads);
   KVLANE_ASSIGN(const Isa isa, select_isa(flags.cpu));
-  KVLANE_ASSIGN(const std::vector<std::int32_t> tokens,
-                read_text_tokens(flags.directory, flags.text, std::size_t(flags.tokens)));
+  std::vector<std::int32_t> text;
+  if (needs_text(flags.tasks)) {
+    if (flags.text.empty()) return invalid_argument("these tasks read a text: give --text FILE");
+    KVLANE_ASSIGN(text, read_text_tokens(flags.directory, flags.text, std::size_t(flags.tokens)));
+  }
+  KVLANE_ASSIGN(const Tokenizer tokenizer, Tokenizer::load(flags.directory));
   KVLANE_ASSIGN(const std::unique_ptr<Model> model, load(flags, isa));
-  KVLANE_TRY(check_tokens(tokens, model->config().vocab));
-  TextTask text{.tokens = tokens, .context = flags.context, .stride = flags.stride};
-  if (text.context == 0) text.context = std::min(kContextDefault, model->context());
-  if (text.stride == 0) text.stride = text.context;
+  KVLANE_TRY(check_tokens(text, model->config().vocab));
 
   EvalRun run{.model = model.get(), .seed = flags.seed};
   KVLANE_ASSIGN(run.formats, make_formats(flags.formats, {.shape = model->config().kv_shape(),
@@ -116,7 +114,7 @@ Status evaluate(const EvalFlags& flags, const std::string& typed) {
     run.progress = [&](const std::string& what, std::uint64_t done, std::uint64_t total) {
       progress.show(what + ": " + std::to_string(done) + " of " + std::to_string(total));
     };
-    KVLANE_TRY(run_text_task(text, run));
+    KVLANE_TRY(run_eval_tasks(flags.tasks, flags.directory, tokenizer, text, run));
   }
   return write_report(flags, run.report);
 }
@@ -131,7 +129,7 @@ void add_eval(CLI::App& app, Run& run) {
       "--out /tmp/eval");
   const auto flags = std::make_shared<EvalFlags>();
   command->add_option("DIR,--model", flags->directory, "Hugging Face model directory")->required();
-  command->add_option("--text", flags->text, "UTF-8 text that the model reads")->required();
+  command->add_option("--text", flags->text, "UTF-8 text that the model reads");
   command
       ->add_option("--formats", flags->formats,
                    "KV formats, for example int8,kivi:bits=2,group=32 (bf16 is always there); "
@@ -141,15 +139,7 @@ void add_eval(CLI::App& app, Run& run) {
   command->add_option("--tokens", flags->tokens, "most tokens of the text that are read")
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();
-  command
-      ->add_option("--context", flags->context,
-                   "tokens of a window (default: the model's context, at most 2048)")
-      ->check(CLI::Range(2, 1 << 24));
-  command
-      ->add_option("--stride", flags->stride,
-                   "tokens from window to window (default: the context); a smaller one gives every "
-                   "scored token more text before it")
-      ->check(CLI::Range(1, 1 << 24));
+  add_eval_task_flags(*command, flags->tasks);
   command->add_option("--seed", flags->seed, "of prompts and of bootstrap draws")
       ->capture_default_str();
   command->add_option("--out", flags->out,

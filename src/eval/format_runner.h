@@ -44,6 +44,9 @@ class FormatRunner {
   const std::string& name() const { return name_; }
   int tokens() const { return table_->tokens(); }
 
+  // The sequence's blocks, for who looks at what is in them.
+  const BlockTable& table() const { return *table_; }
+
   // Forgets the sequence.
   void clear() { table_->clear(); }
   // Appends at most kAppendMax tokens; logits(i) is then that of the i-th of the last `logits`

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/file.h"
+#include "crypto/sha256.h"
 
 namespace kvlane {
 namespace {
@@ -42,10 +43,13 @@ Result<Lines> parse_lines(const std::string& file, std::string_view text) {
 
 }  // namespace
 
-Result<Lines> read_json_lines(const std::filesystem::path& file) {
+Result<JsonLines> read_json_lines(const std::filesystem::path& file) {
   const auto text = read_text_file(file, kJsonLinesBytesMax);
   if (!text.ok()) return text.status();
-  return parse_lines(file.string(), *text);
+  KVLANE_ASSIGN(const Sha256Digest digest, sha256(as_byte_view(*text)));
+  JsonLines result{.digest = to_hex(digest).substr(0, 16)};
+  KVLANE_ASSIGN(result.lines, parse_lines(file.string(), *text));
+  return result;
 }
 
 }  // namespace kvlane

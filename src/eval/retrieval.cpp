@@ -176,11 +176,11 @@ Status run_retrieval_task(const RetrievalTask& task, EvalRun& run) {
         const NeedlePlace place{task.form, length, depth, task.needles,
                                 static_cast<std::uint32_t>(trial)};
         KVLANE_ASSIGN(const NeedlePrompt prompt, task.prompts->make(place, run.seed));
-        KVLANE_ASSIGN(
-            std::vector<RetrievalScore> done,
-            run_case(task.name,
-                     std::to_string(length) + "|" + percent(depth) + "|" + std::to_string(trial),
-                     prompt, *task.tokenizer, runners, run));
+        KVLANE_ASSIGN(std::vector<RetrievalScore> done,
+                      run_case(task.name,
+                               task.variant + "|" + std::to_string(length) + "|" + percent(depth) +
+                                   "|" + std::to_string(trial),
+                               prompt, *task.tokenizer, runners, run));
         scores.push_back(std::move(done));
         if (run.progress) run.progress(task.name, scores.size(), cases);
       }
@@ -193,7 +193,8 @@ Status run_retrieval_task(const RetrievalTask& task, EvalRun& run) {
 
 Status run_retrieval_file(const RetrievalFileTask& task, EvalRun& run) {
   const std::string name = "retrieval " + task.file.filename().string();
-  KVLANE_ASSIGN(const auto lines, read_json_lines(task.file));
+  KVLANE_ASSIGN(const JsonLines file, read_json_lines(task.file));
+  const auto& lines = file.lines;
   KVLANE_ASSIGN(auto runners, make_runners(run, task.tokens_max));
   Scores scores;
   std::size_t too_long = 0;
@@ -218,7 +219,8 @@ Status run_retrieval_file(const RetrievalFileTask& task, EvalRun& run) {
       continue;
     }
     KVLANE_ASSIGN(std::vector<RetrievalScore> done,
-                  run_case(name, std::to_string(i), prompt, *task.tokenizer, runners, run));
+                  run_case(name, file.digest + "|" + std::to_string(i), prompt, *task.tokenizer,
+                           runners, run));
     scores.push_back(std::move(done));
     if (run.progress) run.progress(name, i + 1, lines.size());
   }

@@ -18,7 +18,8 @@ namespace kvlane {
 struct RetrievalTask {
   const NeedlePrompts* prompts;  // outlives the task, as the tokenizer does
   const Tokenizer* tokenizer;
-  std::string name;  // of the task in reports and in the log: "passkey", "needles"
+  std::string name;     // of the task in reports and in the log: "passkey", "needles"
+  std::string variant;  // what prompts depend on besides their place and the seed: part of log keys
   NeedleForm form = NeedleForm::kPasskey;
   int needles = 1;
   std::vector<int> lengths;    // tokens

@@ -31,6 +31,7 @@ RetrievalTask passkeys() {
   return {.prompts = &prompts(),
           .tokenizer = &tokenizer(),
           .name = "passkey",
+          .variant = "a",
           .lengths = {200, 300},
           .depths = {0, 0.5, 1},
           .trials = 2};
@@ -84,7 +85,7 @@ TEST(Retrieval, GoesOnWhereItWasInterrupted) {
   ASSERT_TRUE(run_retrieval_task(passkeys(), again).ok());
   EXPECT_EQ(std::filesystem::file_size(file), size) << "nothing is measured again";
   EXPECT_EQ(eval_json(again.report), eval_json(whole.report));
-  EXPECT_TRUE(again.log.find("passkey|without-values|300|50|1").has_value());
+  EXPECT_TRUE(again.log.find("passkey|without-values|a|300|50|1").has_value());
 }
 
 TEST(Retrieval, RefusesWhatDoesNotFit) {

@@ -59,7 +59,8 @@ class TextRun {
 
  private:
   std::string key(std::size_t format, std::size_t window) const {
-    return "text|" + format_name(run_.formats[format]) + "|" + std::to_string(window);
+    return "text|" + format_name(run_.formats[format]) + "|" + std::to_string(task_.context) + "|" +
+           std::to_string(task_.stride) + "|" + std::to_string(window);
   }
 
   Status score(std::size_t window) {
