@@ -142,3 +142,16 @@ function(kvlane_gpu_bench)
     target_link_libraries(kvlane_gpu_bench PRIVATE kvlane_bench)
   endif()
 endfunction()
+
+# What the page of `kvlane eval` is made of, compiled into the library kvlane_eval.
+function(kvlane_page_resources)
+  find_file(KVLANE_CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js NO_DEFAULT_PATH REQUIRED)
+  set(folder ${PROJECT_SOURCE_DIR}/src/eval)
+  set(files ${KVLANE_CHART_JS} ${folder}/eval_page.js ${folder}/eval_page.css)
+  set(output ${PROJECT_BINARY_DIR}/generated/eval/page_resources.cpp)
+  set(script ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
+  set(texts kChartScript=${KVLANE_CHART_JS} kPageScript=${folder}/eval_page.js kPageStyle=${folder}/eval_page.css)
+  add_custom_command(OUTPUT ${output} DEPENDS ${files} ${script} VERBATIM
+    COMMAND ${CMAKE_COMMAND} -DOUTPUT=${output} "-DFILES=${texts}" -P ${script})
+  target_sources(kvlane_eval PRIVATE ${output})
+endfunction()

@@ -14,6 +14,7 @@
 #include "cli/progress.h"
 #include "cpu/parallel.h"
 #include "crypto/sha256.h"
+#include "eval/eval_page.h"
 #include "eval/eval_run.h"
 #include "model/tokenizer.h"
 
@@ -83,6 +84,7 @@ Status write_report(const EvalFlags& flags, const EvalReport& report) {
     const std::filesystem::path folder = flags.out;
     KVLANE_TRY(write_file(folder / "eval.json", as_byte_view(eval_json(report))));
     KVLANE_TRY(write_file(folder / "eval.csv", as_byte_view(eval_csv(report))));
+    KVLANE_TRY(write_file(folder / "eval.html", as_byte_view(eval_page(report))));
   }
   std::cout << (flags.json ? eval_json(report) + "\n" : eval_table(report));
   return {};
@@ -142,9 +144,10 @@ void add_eval(CLI::App& app, Run& run) {
   add_eval_task_flags(*command, flags->tasks);
   command->add_option("--seed", flags->seed, "of prompts and of bootstrap draws")
       ->capture_default_str();
-  command->add_option("--out", flags->out,
-                      "folder for eval.json and eval.csv; what is measured is kept in eval.jsonl "
-                      "there, and an interrupted run goes on");
+  command->add_option(
+      "--out", flags->out,
+      "folder for eval.html, eval.json and eval.csv; what is measured is kept in eval.jsonl "
+      "there, and an interrupted run goes on");
   command->add_option("--threads", flags->threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")

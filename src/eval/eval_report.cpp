@@ -120,8 +120,8 @@ std::string eval_csv(const EvalReport& report) {
   return text;
 }
 
-std::string eval_table(const EvalReport& report) {
-  std::string text;
+std::vector<ReportTable> report_tables(const EvalReport& report) {
+  std::vector<ReportTable> tables;
   for (const std::string& task : distinct(report, &Measure::task, "")) {
     const auto metrics = distinct(report, &Measure::metric, task);
     std::vector<std::vector<std::string>> rows = {{task}};
@@ -132,8 +132,14 @@ std::string eval_table(const EvalReport& report) {
         rows.back().push_back(cell(report, task, format, metric));
       }
     }
-    text += aligned(rows) + '\n';
+    tables.push_back({task, std::move(rows)});
   }
+  return tables;
+}
+
+std::string eval_table(const EvalReport& report) {
+  std::string text;
+  for (const ReportTable& table : report_tables(report)) text += aligned(table.rows) + '\n';
   for (const std::string& sentence : report.not_measured)
     text += "not measured: " + sentence + "\n";
   return text;

@@ -47,7 +47,16 @@ struct EvalReport {
 std::string eval_json(const EvalReport& report);
 // task,format,metric,value,low,high,unit: the measures, a line each under one of names.
 std::string eval_csv(const EvalReport& report);
-// For a terminal: a table a task, formats down, metrics across.
+
+// The measures of one task, formats down, metrics across, as a person reads them: the first row
+// names the metrics, the first column the formats.
+struct ReportTable {
+  std::string task;
+  std::vector<std::vector<std::string>> rows;
+};
+std::vector<ReportTable> report_tables(const EvalReport& report);
+
+// These tables and what was not measured, for a terminal.
 std::string eval_table(const EvalReport& report);
 
 }  // namespace kvlane
