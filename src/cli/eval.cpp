@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "bench/figures.h"
+#include "calib/kv_tables_file.h"
 #include "calib/text_tokens.h"
 #include "cli/bench.h"
 #include "cli/command.h"
@@ -24,6 +25,7 @@ namespace {
 struct EvalFlags {
   std::string directory;
   std::string formats = "bf16";
+  std::string kv_tables;
   std::string text;
   int tokens = 32768;
   EvalTaskFlags tasks;
@@ -103,13 +105,23 @@ Status evaluate(const EvalFlags& flags, const std::string& typed) {
   KVLANE_TRY(check_tokens(text, model->config().vocab));
 
   EvalRun run{.model = model.get(), .seed = flags.seed};
+  KvTables tables;
+  if (!flags.kv_tables.empty()) {
+    KVLANE_ASSIGN(tables, load_kv_tables(flags.kv_tables, model->identity()));
+  }
   KVLANE_ASSIGN(run.formats, make_formats(flags.formats, {.shape = model->config().kv_shape(),
                                                           .rope = &model->rope(),
+                                                          .tables = &tables,
                                                           .isa = isa}));
   run.report.machine = describe_machine(parallel_threads());
   run.report.commit = build_commit();
   run.report.command = "kvlane eval " + typed;
   KVLANE_ASSIGN(run.report.facts, facts_of(flags, text, *model));
+  if (!flags.kv_tables.empty()) {
+    KVLANE_ASSIGN(const MappedFile file, MappedFile::open(flags.kv_tables));
+    KVLANE_ASSIGN(const Sha256Digest digest, sha256(file.bytes()));
+    run.report.facts.push_back({"KV tables, sha256", to_hex(digest)});
+  }
   KVLANE_TRY(open_log(flags, run));
   {
     Progress progress("evaluating");
@@ -138,6 +150,9 @@ void add_eval(CLI::App& app, Run& run) {
                    "known: " +
                        std::string(kv_format_names()))
       ->capture_default_str();
+  command->add_option("--kv-tables", flags->kv_tables,
+                      "what `kvlane calibrate tables` wrote for this model, for kvquant and "
+                      "cachegen");
   command->add_option("--tokens", flags->tokens, "most tokens of the text that are read")
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();

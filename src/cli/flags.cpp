@@ -56,6 +56,9 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
                       std::string(kv_format_names()))
       ->transform([](const std::string& name) { return name == "auto" ? "bf16" : name; })
       ->capture_default_str();
+  command.add_option("--kv-tables", flags.kv_tables,
+                     "what `kvlane calibrate tables` wrote for this model, for kvquant and "
+                     "cachegen");
   command
       .add_option(
           "--kv-codec", flags.kv_codec,
@@ -206,6 +209,9 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
   };
   if (!flags.kv_codebook.empty()) {
     arguments.insert(arguments.end(), {"--kv-codebook", flags.kv_codebook});
+  }
+  if (!flags.kv_tables.empty()) {
+    arguments.insert(arguments.end(), {"--kv-tables", flags.kv_tables});
   }
   add("--max-model-len", flags.max_model_len);
   add("--threads", flags.threads);

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "calib/codebook_file.h"
+#include "calib/kv_tables_file.h"
 #include "codec/codec.h"
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
@@ -101,9 +102,14 @@ Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model
   options.chunk_tokens = flags.batch_tokens_max;
   options.sequences_max = flags.sequences_max;
   options.slowdown_max = flags.slowdown_max;
+  KvTables tables;
+  if (!flags.kv_tables.empty()) {
+    KVLANE_ASSIGN(tables, load_kv_tables(flags.kv_tables, model.identity()));
+  }
   KVLANE_ASSIGN(options.kv_format,
                 make_kv_format(flags.kv_format, {.shape = model.config().kv_shape(),
                                                  .rope = &model.rope(),
+                                                 .tables = &tables,
                                                  .isa = model.isa()}));
   options.kv_codec = flags.kv_codec;
   options.threads = flags.threads;

@@ -202,11 +202,12 @@ TEST(EngineOnDevice, AnyCopyOfBlocksMayFail) {
 }
 
 TEST(EngineOnDevice, IsNotMadeWhenTheDeviceRefuses) {
+  const Model& model = model_on_device();  // before calls fail
   int failed = 0;
   for (bool done = false; !done; ++failed) {
     device().fail_call(failed + 1);
-    const auto engine = Engine::create(model_on_device(), fixture_tokenizer(), nullptr,
-                                       {.kv_bytes = std::size_t{1} << 20});
+    const auto engine =
+        Engine::create(model, fixture_tokenizer(), nullptr, {.kv_bytes = std::size_t{1} << 20});
     done = device().calls() <= failed;
     EXPECT_EQ(engine.status().code(), done ? Code::kOk : Code::kInternal) << failed;
   }

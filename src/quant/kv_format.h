@@ -70,11 +70,11 @@ class KvFormat {
   std::size_t slab_bytes_;
 };
 
-// What formats are made for. All of it outlives them.
+// What formats are made for.
 struct KvFormatContext {
   KvShape shape;                     // kBf16 rows
-  const RopeTable* rope = nullptr;   // of the model; for formats that keep K before RoPE
-  const KvTables* tables = nullptr;  // what calibration found; for formats that need it
+  const RopeTable* rope = nullptr;   // of the model, outlives formats: some keep K before RoPE
+  const KvTables* tables = nullptr;  // what calibration found; read while a format is made
   Isa isa = Isa::kScalar;
 };
 
