@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quant/linear_format.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdio>
 #include <cstring>
 #include <optional>
 
