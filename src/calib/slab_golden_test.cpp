@@ -31,7 +31,7 @@ struct Golden {
     lines.resize((bytes + 63) / 64);
     std::memcpy(lines.data(), text->data(), bytes);
   }
-  std::byte* data() { return lines.data()->bytes; }
+  std::byte* data() { return &lines.front().bytes[0]; }
   bool same(const void* other) { return std::memcmp(data(), other, bytes) == 0; }
 
   std::size_t bytes;

@@ -61,7 +61,7 @@ class LaneEncoder {
   std::span<std::byte> room_;
   std::size_t left_;
   bool full_ = false;
-  std::uint32_t states_[kCoderLanes];
+  std::uint32_t states_[kCoderLanes] = {};
 };
 
 // Reads any bytes: whatever lies behind their end is zero.
