@@ -67,11 +67,12 @@ def recall_lines(right):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=pathlib.Path, help="where tokens.py wrote its files")
-    parser.add_argument("model", type=pathlib.Path, nargs="+", help="Hugging Face directories, BF16")
-    parser.add_argument("--windows", type=int, default=40, help="for perplexity; default: %(default)s")
-    parser.add_argument("--texts", type=int, default=20, help="recall texts of a length; default: %(default)s")
-    parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
+    add = parser.add_argument
+    add("folder", type=pathlib.Path, help="where tokens.py wrote its files")
+    add("model", type=pathlib.Path, nargs="+", help="Hugging Face directories, BF16")
+    add("--windows", type=int, default=40, help="of up to 1,024 tokens, fewer longer ones; default: %(default)s")
+    add("--texts", type=int, default=20, help="recall texts of a length; default: %(default)s")
+    add("--threads", type=int, default=2, help="default: %(default)s")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for directory in arguments.model:
@@ -82,7 +83,8 @@ def main():
             if context > shape.context:
                 continue
             for kind, ids in zip(KINDS, token_files(arguments.folder, "evaluation")):
-                value = perplexity(network, ids, context, arguments.windows)
+                windows = max(1, arguments.windows * min(context, 1024) // context)
+                value = perplexity(network, ids, context, windows)
                 print(f"{directory}: perplexity {kind}, {context} tokens: {value:.1f}", flush=True)
         lengths = [length for length in DISTANCES if length <= shape.context]
         for line in recall_lines(recall_accuracy(network, arguments.folder, lengths, arguments.texts)):

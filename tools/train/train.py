@@ -76,7 +76,6 @@ class Trainer:
         self.optimizers = make_optimizers(self.network)
         if arguments.resume:
             self.load(arguments.resume)
-        self.first_step = self.step
         self.batches = Batches(arguments.folder, arguments.tokens, seed=self.step)
         self.loss = torch.compile(self.network.loss, dynamic=False)
         self.stopped = False
@@ -115,7 +114,7 @@ class Trainer:
         os.replace(unfinished, self.arguments.out)
 
     def rate(self, time_share):
-        rate = self.arguments.learning_rate * min(1, (self.step - self.first_step + 1) / WARM_UP_STEPS)
+        rate = self.arguments.learning_rate * min(1, (self.step + 1) / WARM_UP_STEPS)
         return rate * (1 - time_share) if self.arguments.anneal else rate
 
     def train_step(self, rate):
