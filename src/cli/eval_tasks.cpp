@@ -13,7 +13,6 @@
 #include "eval/needle_prompt.h"
 #include "eval/retrieval.h"
 #include "eval/similarity.h"
-#include "eval/text_task.h"
 
 namespace kvlane {
 namespace {
@@ -83,9 +82,7 @@ Status run_retrieval(const EvalTaskFlags& flags, const std::string& directory,
 }
 
 Status run_text(const EvalTaskFlags& flags, std::span<const std::int32_t> text, EvalRun& run) {
-  TextTask task{.tokens = text, .context = flags.context, .stride = flags.stride};
-  if (task.context == 0) task.context = std::min(kContextDefault, run.model->context());
-  if (task.stride == 0) task.stride = task.context;
+  const TextTask task = make_text_task(flags, text, *run.model);
   add_fact(run, "context", std::to_string(task.context));
   add_fact(run, "stride", std::to_string(task.stride));
   return run_text_task(task, run);
@@ -172,18 +169,29 @@ void add_eval_task_flags(CLI::App& command, EvalTaskFlags& flags) {
       ->delimiter(',')
       ->check(CLI::IsMember({"text", "similarity", "kv", "passkey", "needles", "none"}))
       ->capture_default_str();
+  add_window_flags(command, flags.context, flags.stride);
+  add_retrieval_flags(command, flags);
+  add_answer_flags(command, flags);
+}
+
+void add_window_flags(CLI::App& command, int& context, int& stride) {
   command
-      .add_option("--context", flags.context,
-                  "tokens of a window of text, and of kv (default: the model's context, at most "
-                  "2048)")
+      .add_option("--context", context,
+                  "tokens of a window of text (default: the model's context, at most 2048)")
       ->check(CLI::Range(2, 1 << 24));
   command
-      .add_option("--stride", flags.stride,
+      .add_option("--stride", stride,
                   "tokens from window to window (default: the context); a smaller one gives every "
                   "scored token more text before it")
       ->check(CLI::Range(1, 1 << 24));
-  add_retrieval_flags(command, flags);
-  add_answer_flags(command, flags);
+}
+
+TextTask make_text_task(const EvalTaskFlags& flags, std::span<const std::int32_t> text,
+                        const Model& model) {
+  TextTask task{.tokens = text, .context = flags.context, .stride = flags.stride};
+  if (task.context == 0) task.context = std::min(kContextDefault, model.context());
+  if (task.stride == 0) task.stride = task.context;
+  return task;
 }
 
 bool needs_text(const EvalTaskFlags& flags) {

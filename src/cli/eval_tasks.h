@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "eval/eval_run.h"
+#include "eval/text_task.h"
 #include "model/tokenizer.h"
 
 namespace kvlane {
@@ -37,6 +38,13 @@ struct EvalTaskFlags {
 };
 
 void add_eval_task_flags(CLI::App& command, EvalTaskFlags& flags);
+
+// --context and --stride, of windows of a text.
+void add_window_flags(CLI::App& command, int& context, int& stride);
+
+// With defaults put in for what the flags leave open.
+TextTask make_text_task(const EvalTaskFlags& flags, std::span<const std::int32_t> text,
+                        const Model& model);
 
 // Whether a task that is asked for reads the text.
 bool needs_text(const EvalTaskFlags& flags);
