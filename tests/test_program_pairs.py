@@ -1,0 +1,100 @@
+"""Every KV format with everything else that could break it: it works, or is refused with the reason.
+
+    python3 -m unittest discover -s tests -p 'test_program_pairs.py'
+
+The formats are those that the program names, so a new one is tested as soon as it is there.
+
+Standard library only.
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import pathlib
+import tempfile
+import unittest
+
+from program import GQA, ROOT, needs_program, run
+
+TEXT = ROOT / "README.md"
+PROMPT = TEXT.read_text(encoding="utf-8")[:1200]  # several blocks of 64 tokens
+NEED_TABLES = ("cachegen", "kvquant")
+
+
+@needs_program
+class Pairs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.tables = pathlib.Path(directory.name) / "tables.safetensors"
+        done = run("calibrate", "tables", GQA, "--text", TEXT, "--out", cls.tables, "--tokens", 1000, "--threads", 1)
+        assert done.status == 0, done.err
+        cls.formats = [name for name in run("version", "--json").json()["kv_formats"].split(", ") if name != "bf16"]
+
+    def flags(self, name, memory="64MiB"):
+        return ("--kv-format", name, "--kv-tables", self.tables, "--kv-memory", memory, "--threads", 1)
+
+    def answer(self, name, *flags):
+        done = run("generate", GQA, "--prompt", PROMPT, "--max-tokens", 24, "--ignore-eos", "--json",
+                   "--max-num-seqs", 4, *self.flags(name), *flags)  # fmt: skip
+        self.assertEqual(done.status, 0, done.err)
+        return done.json()["text"]
+
+    def assert_refused(self, done, words):
+        self.assertEqual((done.status, done.out), (1, ""))
+        self.assertIn(words, done.err)
+        self.assertEqual(done.err.count("\n"), 1, done.err)
+
+    def test_there_are_formats(self):
+        self.assertGreaterEqual(len(self.formats), 12)
+        for name in NEED_TABLES:
+            self.assertIn(name, self.formats)
+
+    def test_no_cut_of_the_prompt_changes_an_answer(self):
+        # Chunks that end inside of groups and blocks, with and without rows beside sealed blocks.
+        for name in self.formats:
+            for window in ("", ":sink=1,recent=1"):
+                with self.subTest(name + window):
+                    whole = self.answer(name + window)
+                    for chunk in (7, 65):
+                        self.assertEqual(self.answer(name + window, "--max-num-batched-tokens", chunk), whole)
+
+    def test_sharing_of_blocks_and_codecs_of_links_change_nothing_in_one_process(self):
+        for name in self.formats:
+            with self.subTest(name):
+                answer = self.answer(name)
+                self.assertEqual(self.answer(name, "--no-enable-prefix-caching"), answer)
+                self.assertEqual(self.answer(name, "--kv-codec", "splitzip"), answer)
+
+    def test_sealed_slabs_do_not_travel_yet(self):
+        # Lossless codecs of 16-bit values would have nothing to gain from them either.
+        for name in self.formats:
+            for role in ("prefill", "decode"):
+                with self.subTest(f"{role} {name}"):
+                    self.assert_refused(
+                        run(role, GQA, "--port", 0, *self.flags(name)), "does not travel between workers yet"
+                    )
+
+    def test_formats_that_need_tables_say_how_to_make_them(self):
+        for name in NEED_TABLES:
+            with self.subTest(name):
+                self.assert_refused(
+                    run("generate", GQA, "--prompt", "x", "--kv-format", name), "kvlane calibrate tables"
+                )
+
+    def test_memory_that_is_too_small_for_rows_is_told(self):
+        for name in self.formats:
+            with self.subTest(name):
+                self.assert_refused(
+                    run("generate", GQA, "--prompt", "x", *self.flags(name, "1MiB")), "bytes of KV memory at least"
+                )
+
+    def test_parameters_that_are_not_there_are_refused(self):
+        for name in self.formats:
+            with self.subTest(name):
+                self.assert_refused(
+                    run("generate", GQA, "--prompt", "x", *self.flags(name + ":colour=2")), "has no parameter 'colour'"
+                )
+
+
+if __name__ == "__main__":
+    unittest.main()
