@@ -45,16 +45,19 @@ class Results(unittest.TestCase):
         self.assertIn("Not measured: GSM8K: the model cannot.", text)
 
     def test_figures_are_brief_and_never_in_powers(self):
-        self.assertEqual([results.brief(x) for x in (0, 0.01234, 1234.5, 99.96, None)], ["0", "0.0123", "1234", "100", "-"])
+        figures = {0: "0", 0.01234: "0.0123", 1234.5: "1234", 99.96: "100", None: "-"}
+        self.assertEqual({value: results.brief(value) for value in figures}, figures)
 
-    def test_adding_leaves_curves_out(self):
+    def test_adding_leaves_curves_and_folders_out(self):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder)
-            (out / "eval.json").write_text(json.dumps(REPORT), encoding="utf-8")
+            measured = {**REPORT, "command": "kvlane eval models/x --out /tmp/x", "facts": {"text": "/a/b c.txt"}}
+            (out / "eval.json").write_text(json.dumps(measured), encoding="utf-8")
             with mock.patch.object(results, "REPORTS", out / "reports"):
                 results.add("x", out)
                 kept = json.loads((out / "reports" / "x.json").read_text(encoding="utf-8"))
-        self.assertEqual(kept, {**REPORT, "curves": []})
+        facts = {"text": "b c.txt"}
+        self.assertEqual(kept, {**REPORT, "command": "kvlane eval models/x --out x", "facts": facts, "curves": []})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ these files.
 import argparse
 import json
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -19,9 +20,9 @@ PAGE = ROOT / "docs" / "results.md"
 
 INTRODUCTION = """# What KV formats cost in quality
 
-Written by `tools/results.py` from the reports in `bench/eval`: change those, not this page. What the figures are:
-[eval.md](eval.md). Values in brackets are 95 % intervals (paired bootstrap over windows of text, Wilson's for shares of
-prompts). All formats keep kvlane's rule: a query reads its own block of up to 64 tokens in 16 bits and every earlier block
+Written by `tools/results.py` from the reports in `bench/eval`: change those, not this page. What the figures
+are: [eval.md](eval.md). Values in brackets are 95 % intervals (paired bootstrap over windows of text, Wilson's
+for shares of prompts). All formats keep kvlane's rule: a query reads its own block of up to 64 tokens in 16 bits and every earlier block
 in the format. So figures are comparable with each other; with those of papers that keep other windows they are not.
 
 The models are small, and so are these conclusions: a model of some millions of parameters has other K and V than one of
@@ -107,9 +108,16 @@ def page():
     return "\n".join(lines).rstrip() + "\n"
 
 
+def without_folders(text):
+    """Where files lay on the machine that measured means nothing on another one."""
+    return re.sub(r"(?<!\S)/(?:\S*/)?", "", text)
+
+
 def add(name, folder):
     report = json.loads((pathlib.Path(folder) / "eval.json").read_text(encoding="utf-8"))
     report["curves"] = []
+    report["command"] = without_folders(report["command"])
+    report["facts"] = {key: without_folders(value) for key, value in report["facts"].items()}
     REPORTS.mkdir(parents=True, exist_ok=True)
     (REPORTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
