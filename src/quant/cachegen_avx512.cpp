@@ -23,7 +23,8 @@ inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xFFFFU : (1U << count) - 1);
 }
 
-// The state of all lanes, and the words that are left.
+// The state of all lanes, and the words that are left. Handed on by value, so that steps find the
+// state in a register.
 struct Lanes {
   __m512i state;
   const std::byte* words;
@@ -86,7 +87,7 @@ template <int kPairs>
 }
 
 // Evenly distributed bits of each lane.
-inline __m512i read_low_bits(Lanes& lanes, __mmask16 active) {
+[[gnu::always_inline]] inline __m512i read_low_bits(Lanes& lanes, __mmask16 active) {
   constexpr int kShift = 16 - kAnchorLowBits;
   const __m512i slot = _mm512_and_si512(lanes.state, _mm512_set1_epi32(0xFFFF));
   const __m512i next =
@@ -98,19 +99,22 @@ inline __m512i read_low_bits(Lanes& lanes, __mmask16 active) {
 }
 
 template <int kPairs>
-void decode_code(const PlaneSymbols& plane, Lanes& lanes) {
+Lanes decode_code(const PlaneSymbols& plane, Lanes lanes) {
+  const std::size_t stride = plane.stride;
   for (int group = 0; group < groups_of(plane.head_dim); ++group) {
     const __mmask16 active = first_lanes(plane.head_dim - group * kCoderLanes);
     const RowPair* const rows = plane.rows + group * (kPairs + 1);
     std::uint8_t* out = plane.symbols + group * kCoderLanes;
-    for (int token = 0; token < kBlockTokens; ++token, out += plane.stride) {
+    for (int token = 0; token < kBlockTokens; ++token, out += stride) {
       const __m512i symbols = read_symbols<kPairs>(lanes, rows, active);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(symbols));
     }
   }
+  return lanes;
 }
 
-void decode_paper(const PlaneSymbols& plane, Lanes& lanes) {
+Lanes decode_paper(const PlaneSymbols& plane, Lanes lanes) {
+  const std::size_t stride = plane.stride;
   constexpr int kDeltaPairs = pairs_of(kDeltaSymbols);
   constexpr int kAnchorPairs = pairs_of(kAnchorSymbols);
   for (int group = 0; group < groups_of(plane.head_dim); ++group) {
@@ -118,7 +122,7 @@ void decode_paper(const PlaneSymbols& plane, Lanes& lanes) {
     const RowPair* const deltas = plane.rows + group * (kDeltaPairs + 1);
     const RowPair* const anchors = plane.anchor_rows + group * (kAnchorPairs + 1);
     std::uint8_t* out = plane.symbols + group * kCoderLanes;
-    for (int token = 0; token < kBlockTokens; ++token, out += plane.stride) {
+    for (int token = 0; token < kBlockTokens; ++token, out += stride) {
       __m512i symbols;
       if (is_anchor(token)) {
         symbols = read_symbols<kAnchorPairs>(lanes, anchors, active);
@@ -130,9 +134,10 @@ void decode_paper(const PlaneSymbols& plane, Lanes& lanes) {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(symbols));
     }
   }
+  return lanes;
 }
 
-void decode_plane(const PlaneSymbols& plane, Lanes& lanes) {
+Lanes decode_plane(const PlaneSymbols& plane, const Lanes& lanes) {
   if (plane.form == Form::kPaper) return decode_paper(plane, lanes);
   switch (plane.alphabet) {
     case symbols_of(12): return decode_code<pairs_of(symbols_of(12))>(plane, lanes);
@@ -203,9 +208,8 @@ void open_paper(const PlaneValues& plane) {
 
 void decode_page_avx512(const PlaneSymbols& keys, const PlaneSymbols& values,
                         const std::byte* coded, std::size_t bytes) {
-  Lanes lanes = begin_lanes(coded, bytes);
-  decode_plane(keys, lanes);
-  decode_plane(values, lanes);
+  const Lanes lanes = begin_lanes(coded, bytes);
+  decode_plane(values, decode_plane(keys, lanes));
 }
 
 void open_plane_avx512(const PlaneValues& plane) {
