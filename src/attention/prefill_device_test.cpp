@@ -101,6 +101,26 @@ TEST(PrefillDevice, NothingToDo) {
   EXPECT_EQ(run(scene), Rows(2 * scene.row_values(), kPoison));
 }
 
+// What an earlier page left is negative, and a later token makes it weigh nothing; whatever is
+// added then is -0. In one page, where nothing is left behind, the same sum is +0.
+TEST(PrefillDevice, NoZeroHasASign) {
+  constexpr int kPosition = 2 * kBlockTokens - 1;
+  int zeros = 0;
+  for (const float by : {1000.0F, -1000.0F}) {
+    Scene scene({1, 1, 64, {{0, kPosition, 1}}});
+    for (int token = 0; token <= kPosition; ++token) {
+      scene.set_value(0, token, 0, token < kBlockTokens ? -1.0F : -0.0F);
+    }
+    scene.scale_key(0, kPosition - 1, 0, by);
+    const Rows out = scene.rows_of(run(scene), 0);
+    // One of both makes the token's score a large one.
+    if (std::abs(scene.exact(0, 0, 0).exact[0]) > 1e-30) continue;
+    ++zeros;
+    EXPECT_EQ(out, Rows(64, 0));
+  }
+  EXPECT_EQ(zeros, 1);
+}
+
 TEST(PrefillDevice, NoOrderOfThreadsChangesABit) {
   for (const int head_dim : {64, 128, 256}) {
     const Scene scene({6, 2, head_dim, {{0, 100, 30}}});

@@ -166,6 +166,11 @@ class Scene {
     }
   }
 
+  void set_value(std::size_t span, int token, int kv_head, float to) {
+    auto* const value = const_cast<std::uint16_t*>(k(span, token, kv_head)) + page_values() / 2;
+    std::fill_n(value, shape_.head_dim, to_bf16(to).bits);
+  }
+
   // `out` is [rows()][heads][head_dim], where all of it was `poison` before. Every `step`-th row of
   // a span is compared, and its last one.
   void expect_right(const std::vector<std::uint16_t>& out, std::uint16_t poison,

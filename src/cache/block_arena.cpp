@@ -9,22 +9,28 @@
 namespace kvlane {
 
 Result<BlockArena> BlockArena::create(std::size_t block_bytes, std::size_t bytes, MemoryCopy copy) {
-  const std::size_t blocks =
-      std::min<std::size_t>(bytes / block_bytes, std::numeric_limits<std::int32_t>::max());
   PageBuffer memory;
-  if (blocks > 0) {
-    KVLANE_ASSIGN(memory, PageBuffer::allocate(blocks * block_bytes));
+  if (bytes >= block_bytes) {
+    KVLANE_ASSIGN(memory, PageBuffer::allocate(bytes / block_bytes * block_bytes));
   }
-  return BlockArena(block_bytes, static_cast<int>(blocks), std::move(memory), std::move(copy));
+  BlockArena arena(block_bytes, {memory.data(), bytes / block_bytes * block_bytes},
+                   std::move(copy));
+  arena.own_memory_ = std::move(memory);
+  return arena;
 }
 
-BlockArena::BlockArena(std::size_t block_bytes, int blocks, PageBuffer memory, MemoryCopy copy)
+BlockArena BlockArena::over(std::size_t block_bytes, std::span<std::byte> memory, MemoryCopy copy) {
+  return {block_bytes, memory, std::move(copy)};
+}
+
+BlockArena::BlockArena(std::size_t block_bytes, std::span<std::byte> memory, MemoryCopy copy)
     : block_bytes_(block_bytes),
-      blocks_total_(blocks),
-      memory_(std::move(memory)),
+      blocks_total_(static_cast<int>(std::min<std::size_t>(
+          memory.size() / block_bytes, std::numeric_limits<std::int32_t>::max()))),
+      memory_(memory.data()),
       copy_(std::move(copy)) {
-  free_slots_.reserve(blocks);
-  for (int slot = blocks - 1; slot >= 0; --slot) free_slots_.push_back(slot);
+  free_slots_.reserve(blocks_total_);
+  for (int slot = blocks_total_ - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }
 
 void BlockArena::put(const BlockName& name, const std::byte* block) {
@@ -40,7 +46,7 @@ void BlockArena::put(const BlockName& name, const std::byte* block) {
     ages_.pop_front();
   }
   const std::size_t slot = free_slots_.back();
-  if (!copy_(memory_.data() + slot * block_bytes_, block, block_bytes_).ok()) return;
+  if (!copy_(memory_ + slot * block_bytes_, block, block_bytes_).ok()) return;
   free_slots_.pop_back();
   places_.emplace(name, Place{slot, ages_.insert(ages_.end(), name)});
 }
@@ -49,7 +55,7 @@ bool BlockArena::get(const BlockName& name, std::byte* block) {
   const auto found = places_.find(name);
   if (found == places_.end()) return false;
   ages_.splice(ages_.end(), ages_, found->second.age);
-  return copy_(block, memory_.data() + found->second.slot * block_bytes_, block_bytes_).ok();
+  return copy_(block, memory_ + found->second.slot * block_bytes_, block_bytes_).ok();
 }
 
 }  // namespace kvlane

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -24,6 +25,8 @@ class BlockArena {
   // `copy` reaches where the blocks come from.
   static Result<BlockArena> create(std::size_t block_bytes, std::size_t bytes,
                                    MemoryCopy copy = copy_on_host);
+  // The same in memory of the caller's, which outlives the arena: where devices copy fast.
+  static BlockArena over(std::size_t block_bytes, std::span<std::byte> memory, MemoryCopy copy);
 
   int blocks_total() const { return blocks_total_; }
   int blocks_used() const { return static_cast<int>(places_.size()); }
@@ -41,11 +44,12 @@ class BlockArena {
     std::list<BlockName>::iterator age;
   };
 
-  BlockArena(std::size_t block_bytes, int blocks, PageBuffer memory, MemoryCopy copy);
+  BlockArena(std::size_t block_bytes, std::span<std::byte> memory, MemoryCopy copy);
 
   std::size_t block_bytes_;
   int blocks_total_;
-  PageBuffer memory_;
+  PageBuffer own_memory_;  // empty over the caller's
+  std::byte* memory_;
   MemoryCopy copy_;
   std::vector<std::size_t> free_slots_;
   std::list<BlockName> ages_;  // the oldest first

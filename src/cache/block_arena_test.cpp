@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <vector>
 
 namespace kvlane {
 namespace {
@@ -56,6 +58,19 @@ TEST(BlockArena, ForgetsWhatWasWantedLongestAgo) {
     ASSERT_TRUE(arena.get(name(i), out.data()));
     EXPECT_EQ(out, block(i));
   }
+}
+
+TEST(BlockArena, KeepsBlocksInMemoryOfTheCaller) {
+  std::vector<std::byte> memory(2 * kBytes + 9);
+  BlockArena arena = BlockArena::over(kBytes, memory, copy_on_host);
+  EXPECT_EQ(arena.blocks_total(), 2);
+  for (int i = 1; i < 4; ++i) arena.put(name(i), block(i).data());
+  EXPECT_FALSE(arena.knows(name(1)));
+  Block out{};
+  ASSERT_TRUE(arena.get(name(3), out.data()));
+  EXPECT_EQ(out, block(3));
+  EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{3}),
+            static_cast<std::ptrdiff_t>(kBytes));
 }
 
 TEST(BlockArena, WithoutRoomKeepsNothing) {

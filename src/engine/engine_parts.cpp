@@ -81,13 +81,15 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
   KVLANE_ASSIGN(Accelerator::Memory memory, device.allocate(options.kv_bytes));
   KVLANE_ASSIGN(const MemoryCopy copy, device.copies());
   KVLANE_ASSIGN(BlockPool pool, BlockPool::over(shape, {memory.get(), options.kv_bytes}, copy));
-  KVLANE_ASSIGN(BlockArena arena,
-                BlockArena::create(shape.block_bytes(), options.host_bytes, copy));
+  KVLANE_ASSIGN(Accelerator::Memory host_memory, device.allocate_host(options.host_bytes));
+  BlockArena arena =
+      BlockArena::over(shape.block_bytes(), {host_memory.get(), options.host_bytes}, copy);
   KVLANE_ASSIGN(SlabLane sending, SlabLane::open(device, shape, kCodedSlabs));
   KVLANE_ASSIGN(SlabLane receiving, SlabLane::open(device, shape, 1));
   EngineParts parts{.codecs = std::move(codecs),
                     .device_memory = std::move(memory),
                     .pool = std::move(pool),
+                    .host_memory = std::move(host_memory),
                     .arena = std::move(arena),
                     .sending = std::move(sending),
                     .receiving = std::move(receiving),

@@ -20,6 +20,7 @@ struct EngineParts {
   Accelerator::Memory device_memory;  // of the pool, where the model is on a device
   BlockPool pool;                     // of all blocks
   std::unique_ptr<BlockPool> rows;    // of a coded cache
+  Accelerator::Memory host_memory;    // of the arena, where the model is on a device
   BlockArena arena;
   SlabLane sending;    // of the sender's thread
   SlabLane receiving;  // of the network's thread

@@ -7,6 +7,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "gpu/gpu_fixture.h"
 #include "ops/qkv_fixture.h"
 #include "ops/rows_fixture.h"
@@ -77,18 +80,20 @@ class RowsGpuTest : public gpu_fixture::GpuTest {
     return {values_of<float>(residual.read()), values_of<std::uint16_t>(out.read())};
   }
 
-  std::vector<std::uint16_t> run(const SiluScene& scene) {
+  // Of `count` rows, or of all.
+  std::vector<std::uint16_t> run(const SiluScene& scene, std::optional<int> count = {}) {
     const DeviceBytes gate_up = on_device(scene.gate_up());
     const DeviceBytes out = poisoned(scene.values() * 2);
     SiluRows rows = scene.rows();
     rows.gate_up = floats(gate_up);
     rows.out = out.data();
+    rows.rows = count.value_or(rows.rows);
     check(silu_on_gpu(rows, stream()));
     check(stream().synchronize());
     return values_of<std::uint16_t>(out.read());
   }
 
-  Written run(const QkvScene& scene) {
+  Written run(const QkvScene& scene, std::optional<int> count = {}) {
     const DeviceBytes product = on_device(scene.product());
     const DeviceBytes q_norm = on_device(scene.q_norm()), k_norm = on_device(scene.k_norm());
     const DeviceBytes angles = on_device(scene.angles()), tables = on_device(scene.tables());
@@ -104,6 +109,7 @@ class RowsGpuTest : public gpu_fixture::GpuTest {
     rows.sequences = numbers(sequences);
     rows.tables = numbers(tables);
     rows.q = q.data();
+    rows.rows = count.value_or(rows.rows);
     rows.slabs = pool.data() + scene.layer_offset();
     check(write_qkv_on_gpu(rows, stream()));
     check(stream().synchronize());
@@ -206,6 +212,12 @@ TEST_F(RowsGpuTest, HeadsOfManyRows) {
 TEST_F(RowsGpuTest, NothingToDo) {
   expect_right(EmbedScene(0, 64));
   expect_right(NormScene({0, 64}));
+  const auto is_poison = [](std::uint16_t bits) { return bits == kPoison16; };
+  const auto activated = run(SiluScene(2, 64), 0);
+  EXPECT_TRUE(std::all_of(activated.begin(), activated.end(), is_poison));
+  const Written written = run(QkvScene({32, 8, 128, true, mixed_rows()}), 0);
+  EXPECT_TRUE(std::all_of(written.q.begin(), written.q.end(), is_poison));
+  EXPECT_TRUE(std::all_of(written.pool.begin(), written.pool.end(), is_poison));
 }
 
 TEST_F(RowsGpuTest, EveryRunHasTheSameBits) {
