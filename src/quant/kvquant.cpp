@@ -88,18 +88,43 @@ Status read_limits(const KvFormatContext& context, const std::string& prefix, Te
   return {};
 }
 
+// A value of K outside its channel's limits.
+struct Outside {
+  float distance;  // from the middle, in reaches
+  std::uint32_t token;
+  std::uint32_t channel;
+  std::uint16_t value;  // BF16
+};
+
 // Codes and outliers of a slab while it is sealed.
 struct Sealing {
-  std::vector<float> row;                            // [channels] of one token
-  std::vector<std::uint32_t> order;                  // the same, scratch
+  std::vector<float> row;            // [channels] of one token
+  std::vector<std::uint32_t> order;  // the same, scratch
+  std::vector<Outside> keys;
   std::vector<std::vector<std::uint32_t>> outliers;  // [kv_heads][K, V]: value << 16 | place
   std::uint32_t cut = 0;
 };
 
+// Leaves, of those from `first` on, the `room` farthest out, by token and channel.
+void keep_farthest(std::size_t first, std::size_t room, Sealing& sealing) {
+  const auto begin = sealing.keys.begin() + static_cast<std::ptrdiff_t>(first);
+  const std::size_t found = sealing.keys.size() - first;
+  if (found <= room) return;
+  const auto place = [](const Outside& o) { return std::pair(o.token, o.channel); };
+  const auto last = begin + static_cast<std::ptrdiff_t>(room);
+  std::nth_element(begin, last, sealing.keys.end(), [&](const Outside& a, const Outside& b) {
+    return a.distance != b.distance ? a.distance > b.distance : place(a) < place(b);
+  });
+  sealing.keys.erase(last, sealing.keys.end());
+  std::sort(begin, sealing.keys.end(),
+            [&](const Outside& a, const Outside& b) { return place(a) < place(b); });
+  sealing.cut += static_cast<std::uint32_t>(found - room);
+}
+
 class KvquantFormat final : public KvFormat {
  public:
   KvquantFormat(std::string name, const KvFormatContext& context, const KvWindow& window, int bits,
-                int outliers, std::vector<Tensor> tensors)
+                int outliers, bool room_by_token, std::vector<Tensor> tensors)
       : KvFormat(std::move(name), context.shape, window,
                  outliers_at(context.shape, bits) +
                      kOutlierBytes * capacity_of(context.shape, outliers)),
@@ -107,6 +132,7 @@ class KvquantFormat final : public KvFormat {
         bits_(bits),
         at_end_(outliers_at_end(channels_of(context.shape), outliers)),
         capacity_(capacity_of(context.shape, outliers)),
+        room_by_token_(room_by_token),
         tensors_(std::move(tensors)),
         open_keys_(context.isa == Isa::kAvx512 ? open_keys_avx512 : open_keys_scalar),
         open_values_(context.isa == Isa::kAvx512 ? open_values_avx512 : open_values_scalar) {}
@@ -120,11 +146,17 @@ class KvquantFormat final : public KvFormat {
     KVLANE_TRY(check_rows_are_finite(shape(), place, rows));
     std::memset(slab, 0, slab_bytes());
     const auto channels = static_cast<std::size_t>(channels_of(shape()));
-    Sealing sealing{std::vector<float>(channels), std::vector<std::uint32_t>(channels),
-                    std::vector<std::vector<std::uint32_t>>(2 * std::size_t(shape().kv_heads)), 0};
+    Sealing sealing;
+    sealing.row.resize(channels);
+    sealing.order.resize(channels);
+    sealing.outliers.resize(2 * std::size_t(shape().kv_heads));
     for (int token = 0; token < kBlockTokens; ++token) {
       seal_key(place, rows, token, sealing, slab);
       seal_value(place, rows, token, sealing, slab);
+    }
+    keep_farthest(0, kBlockTokens * 2 * std::size_t(at_end_), sealing);
+    for (const Outside& key : sealing.keys) {
+      keep(true, key.token, key.channel, key.value, sealing);
     }
     std::memcpy(slab, &sealing.cut, sizeof(sealing.cut));
     std::uint32_t end = 0;
@@ -204,12 +236,13 @@ class KvquantFormat final : public KvFormat {
     }
   }
 
-  // Keeps the value of a channel; called in the order of tokens, of channels within one.
-  void keep(bool is_key, int token, std::uint32_t channel, Sealing& sealing) const {
+  // Keeps a value; called in the order of tokens, of channels within one.
+  void keep(bool is_key, std::uint32_t token, std::uint32_t channel, std::uint16_t value,
+            Sealing& sealing) const {
     const auto dim = static_cast<std::uint32_t>(shape().head_dim);
-    const std::uint32_t place = static_cast<std::uint32_t>(token) * dim + channel % dim;
+    const std::uint32_t place = token * dim + channel % dim;
     sealing.outliers[2 * std::size_t(channel / dim) + (is_key ? 0 : 1)].push_back(
-        std::uint32_t{to_bf16(sealing.row[channel]).bits} << 16 | place);
+        std::uint32_t{value} << 16 | place);
   }
 
   void seal_key(SlabPlace place, const std::uint16_t* rows, int token, Sealing& sealing,
@@ -224,30 +257,18 @@ class KvquantFormat final : public KvFormat {
         true, token, [&](int c) { return keys.code_of(normalised(c)); }, slab);
     if (at_end_ == 0) return;
 
-    auto last = sealing.order.begin();
+    const std::size_t first = sealing.keys.size();
     for (std::uint32_t c = 0; c < row.size(); ++c) {
-      if (row[c] < keys.limits[c].low || row[c] > keys.limits[c].high) *last++ = c;
+      const Limits& limits = keys.limits[c];
+      if (row[c] >= limits.low && row[c] <= limits.high) continue;
+      // A channel that calibration saw constant comes first.
+      const float scale = limits.per_value();
+      const float distance = scale > 0 ? std::abs(row[c] - limits.middle()) * scale
+                                       : std::numeric_limits<float>::infinity();
+      sealing.keys.push_back(
+          {distance, static_cast<std::uint32_t>(token), c, to_bf16(row[c]).bits});
     }
-    const auto found = static_cast<int>(last - sealing.order.begin());
-    const int room = 2 * at_end_;
-    if (found > room) {
-      // Those that lie farthest out. A channel that calibration saw constant comes first.
-      const auto distance = [&](std::uint32_t c) {
-        const float scale = keys.limits[c].per_value();
-        return scale > 0 ? std::abs(row[c] - keys.limits[c].middle()) * scale
-                         : std::numeric_limits<float>::infinity();
-      };
-      std::nth_element(sealing.order.begin(), sealing.order.begin() + room, last,
-                       [&](std::uint32_t a, std::uint32_t b) {
-                         const float da = distance(a);
-                         const float db = distance(b);
-                         return da != db ? da > db : a < b;
-                       });
-      last = sealing.order.begin() + room;
-      sealing.cut += static_cast<std::uint32_t>(found - room);
-      std::sort(sealing.order.begin(), last);
-    }
-    for (auto at = sealing.order.begin(); at != last; ++at) keep(true, token, *at, sealing);
+    if (room_by_token_) keep_farthest(first, 2 * std::size_t(at_end_), sealing);
   }
 
   void seal_value(SlabPlace place, const std::uint16_t* rows, int token, Sealing& sealing,
@@ -266,7 +287,9 @@ class KvquantFormat final : public KvFormat {
         false, token, [&](int c) { return values.code_of((row[c] - middle) * per_value); }, slab);
     const auto last = sealing.order.begin() + 2 * at_end_;
     std::sort(sealing.order.begin(), last);
-    for (auto at = sealing.order.begin(); at != last; ++at) keep(false, token, *at, sealing);
+    for (auto at = sealing.order.begin(); at != last; ++at) {
+      keep(false, static_cast<std::uint32_t>(token), *at, to_bf16(row[*at]).bits, sealing);
+    }
   }
 
   // Limits of a token's V; finite whatever the bytes are.
@@ -298,6 +321,7 @@ class KvquantFormat final : public KvFormat {
   int bits_;
   int at_end_;            // outliers of a token at either end of its values
   std::size_t capacity_;  // outliers of a slab
+  bool room_by_token_;
   std::vector<Tensor> tensors_;
   OpenKeys open_keys_;
   OpenValues open_values_;
@@ -330,6 +354,11 @@ Result<std::shared_ptr<const KvFormat>> make_kvquant(FormatText text,
   constexpr std::array kOutliers = {0, 1};
   KVLANE_ASSIGN(const int bits, text.one_of("bits", kBits, 4));
   KVLANE_ASSIGN(const int outliers, text.one_of("outliers", kOutliers, 1));
+  std::string room;
+  if (outliers > 0) {
+    constexpr std::array<std::string_view, 2> kRooms = {"slab", "token"};
+    KVLANE_ASSIGN(room, text.word("room", kRooms, "slab"));
+  }
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
   KVLANE_TRY(check_shape(context, outliers));
@@ -344,10 +373,12 @@ Result<std::shared_ptr<const KvFormat>> make_kvquant(FormatText text,
       tensors.push_back(std::move(tensor));
     }
   }
-  std::string name = "kvquant:bits=" + std::to_string(bits) +
-                     ",outliers=" + std::to_string(outliers) + window_text(window);
+  std::string name =
+      "kvquant:bits=" + std::to_string(bits) + ",outliers=" + std::to_string(outliers);
+  if (outliers > 0) name += ",room=" + room;
+  name += window_text(window);
   return std::shared_ptr<const KvFormat>(std::make_shared<KvquantFormat>(
-      std::move(name), context, window, bits, outliers, std::move(tensors)));
+      std::move(name), context, window, bits, outliers, room == "token", std::move(tensors)));
 }
 
 std::uint32_t kvquant_cut_values(const std::byte* slab) {

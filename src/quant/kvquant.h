@@ -9,6 +9,12 @@
 // code asks squared gradients; this tree has no backward pass, so k-means takes all values alike
 // unless calibration is given such weights (docs: `kvlane calibrate tables --weights`).
 //
+// How many outliers K may have, the public code says twice: its simulation, where published figures
+// come from, keeps all of them; its kernel has room for 1 % of a token's values and cuts the
+// others. A token that is unlike all others, as those are on which attention rests, has dozens. So
+// here the room is 1 % of the slab's values, whichever tokens they belong to (room=slab), or, as
+// the kernel has it, of each token's (room=token).
+//
 // Rows arrive rotated and in BF16: seal() turns them back, open_page() forth again. The first
 // tokens stay in 16 bits with sink=N, in blocks of 64 tokens where the public code counts tokens.
 //
@@ -27,12 +33,13 @@
 
 namespace kvlane {
 
-// "kvquant:bits=2|3|4,outliers=0|1": 4 and 1 by default.
+// "kvquant:bits=2|3|4,outliers=0|1,room=slab|token": 4, 1 and slab by default; no room without
+// outliers.
 Result<std::shared_ptr<const KvFormat>> make_kvquant(FormatText text,
                                                      const KvFormatContext& context);
 
-// How many values of K lay outside their limits and were cut to them, because their token had no
-// room for more outliers. slab: sealed in a kvquant format.
+// How many values of K lay outside their limits and were cut to them, because there was no room
+// for more outliers. slab: sealed in a kvquant format.
 std::uint32_t kvquant_cut_values(const std::byte* slab);
 
 }  // namespace kvlane

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <tuple>
 
 #include "quant/kvquant_rows.h"
 #include "quant/kvquant_slab.h"
@@ -95,10 +97,47 @@ std::vector<double> plain_keys(const World& world, const std::vector<std::uint16
   return plain;
 }
 
+// Which values of K are kept: [64] channels of each token, and how many are not though they lie
+// outside.
+struct KeptKeys {
+  std::vector<std::set<int>> channels;
+  std::uint32_t cut = 0;
+};
+
+KeptKeys kept_keys(const World& world, int layer, bool room_by_token,
+                   const std::vector<std::uint16_t>& rows) {
+  const int count = world.shape.head_dim * world.shape.kv_heads;
+  const auto& low = world.table(layer, true, "o1.low");
+  const auto& high = world.table(layer, true, "o1.high");
+  const std::size_t room = 2 * std::size_t((count + 199) / 200);
+  KeptKeys kept{std::vector<std::set<int>>(kBlockTokens)};
+  std::vector<std::tuple<double, int, int>> outside;
+  const auto take = [&](std::size_t most) {
+    std::sort(outside.begin(), outside.end());
+    for (std::size_t i = 0; i < outside.size(); ++i) {
+      const auto& [distance, token, c] = outside[i];
+      if (i < most) kept.channels[token].insert(c);
+      kept.cut += i >= most;
+    }
+    outside.clear();
+  };
+  for (int token = 0; token < kBlockTokens; ++token) {
+    const std::vector<double> plain = plain_keys(world, rows, token);
+    for (int c = 0; c < count; ++c) {
+      const double distance =
+          std::abs(plain[c] - (low[c] + high[c]) / 2) / ((high[c] - low[c]) / 2);
+      if (distance > 1) outside.emplace_back(-distance, token, c);
+    }
+    if (room_by_token) take(room);
+  }
+  take(room * kBlockTokens);
+  return kept;
+}
+
 // What a token's K should become: coded values, kept ones, then rotation.
-void check_keys(const World& world, int layer, int bits, int outliers,
+void check_keys(const World& world, int layer, int bits, int outliers, const std::set<int>& kept,
                 const std::vector<std::uint16_t>& rows, const std::vector<std::uint16_t>& opened,
-                int token, std::uint32_t& cut) {
+                int token) {
   const int dim = world.shape.head_dim;
   const int channels = dim * world.shape.kv_heads;
   const std::string o = "o" + std::to_string(outliers) + ".";
@@ -106,22 +145,14 @@ void check_keys(const World& world, int layer, int bits, int outliers,
   const auto& low = world.table(layer, true, o + "low");
   const auto& high = world.table(layer, true, o + "high");
   const std::vector<double> plain = plain_keys(world, rows, token);
-  std::vector<std::pair<double, int>> outside;
   std::vector<Coded> coded;
   for (int c = 0; c < channels; ++c) {
     coded.push_back(nearest(plain[c], low[c], high[c],
                             world.table(layer, true, name + ".signposts"),
                             world.table(layer, true, name + ".values")));
     const double distance = std::abs(plain[c] - (low[c] + high[c]) / 2) / ((high[c] - low[c]) / 2);
-    if (outliers == 1 && distance > 1) outside.emplace_back(-distance, c);
     if (std::abs(distance - 1) < 1e-4) coded.back().near_border = true;
-  }
-  std::sort(outside.begin(), outside.end());
-  const std::size_t room = 2 * std::size_t((channels * outliers + 199) / 200);
-  for (std::size_t i = 0; i < outside.size(); ++i) {
-    if (i < room)
-      coded[outside[i].second].value = to_float(to_bf16(float(plain[outside[i].second])));
-    cut += i >= room;
+    if (kept.contains(c)) coded.back().value = to_float(to_bf16(float(plain[c])));
   }
   const RopeAngles angles = world.rope_table.angles(kPosition + token);
   for (int c = 0; c < channels; ++c) {
@@ -176,23 +207,25 @@ TEST(Kvquant, IsItsDefinitionInDoublePrecision) {
     const World& world = world_of(shape);
     const auto rows = world.rows(21);
     for (const int bits : {2, 3, 4}) {
-      for (const int outliers : {0, 1}) {
+      for (const std::string rest : {"outliers=0", "outliers=1", "outliers=1,room=token"}) {
         const auto format =
-            made("kvquant:bits=" + std::to_string(bits) + ",outliers=" + std::to_string(outliers),
-                 world.context(Isa::kScalar));
+            made("kvquant:bits=" + std::to_string(bits) + "," + rest, world.context(Isa::kScalar));
+        const int outliers = rest[9] - '0';
         const int layer = bits % shape.layers;
         Sealed sealed(*format, {layer, kPosition}, rows);
         ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
         const auto opened = open(*format, {layer, kPosition}, sealed.slab.data());
-        std::uint32_t cut = 0;
+        KeptKeys kept{std::vector<std::set<int>>(kBlockTokens)};
+        const bool by_token = rest.ends_with("token");
+        if (outliers == 1) kept = kept_keys(world, layer, by_token, rows);
         for (int token = 0; token < kBlockTokens; ++token) {
-          check_keys(world, layer, bits, outliers, rows, opened, token, cut);
+          check_keys(world, layer, bits, outliers, kept.channels[token], rows, opened, token);
           check_values(world, layer, bits, outliers, rows, opened, token);
           if (HasFatalFailure())
             FAIL() << format->name() << " token " << token << " d " << shape.head_dim;
         }
-        EXPECT_EQ(kvquant_cut_values(sealed.slab.data()), cut);
-        all_cut += cut;
+        EXPECT_EQ(kvquant_cut_values(sealed.slab.data()), kept.cut);
+        all_cut += kept.cut;
       }
     }
   }
@@ -323,10 +356,26 @@ TEST(Kvquant, SaysWhatIsWrongWithTables) {
       "KV format 'kvquant' needs the model's rotary angles");
 }
 
+TEST(Kvquant, RoomIsForOutliersOnly) {
+  const KvShape shape{3, 2, 64, ElementType::kBf16};
+  const World& world = world_of(shape);
+  EXPECT_EQ(make_kv_format("kvquant:outliers=0,room=slab", world.context(Isa::kScalar))
+                .status()
+                .message(),
+            "KV format 'kvquant' has no parameter 'room'");
+  const auto by_token = made("kvquant:room=token", world.context(Isa::kScalar));
+  const auto by_slab = made("kvquant:room=slab", world.context(Isa::kScalar));
+  Sealed a(*by_token, {0, kPosition}, world.rows(3));
+  Sealed b(*by_slab, {0, kPosition}, world.rows(3));
+  EXPECT_EQ(by_token->slab_bytes(), by_slab->slab_bytes());
+  EXPECT_GT(kvquant_cut_values(a.slab.data()), kvquant_cut_values(b.slab.data()));
+}
+
 TEST(Kvquant, NamesSayEveryParameter) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
   const World& world = world_of(shape);
-  EXPECT_EQ(made("kvquant", world.context(Isa::kScalar))->name(), "kvquant:bits=4,outliers=1");
+  EXPECT_EQ(made("kvquant", world.context(Isa::kScalar))->name(),
+            "kvquant:bits=4,outliers=1,room=slab");
   EXPECT_EQ(made("kvquant:sink=1,bits=2,outliers=0", world.context(Isa::kScalar))->name(),
             "kvquant:bits=2,outliers=0,sink=1");
   EXPECT_EQ(make_kv_format("kvquant:bits=5", world.context(Isa::kScalar)).status().message(),

@@ -122,20 +122,29 @@ class Kvquant:
         return sum(t > f32(a / 2 + b / 2) for a, b in zip(signposts, signposts[1:]))
 
     def _keys(self, rows, token):
-        """Codes of all channels, channels of outliers, the row before rotation, and how many were cut."""
+        """Codes of all channels, outliers as (-distance, token, channel), and the row before rotation."""
         cos, sin = slab_kvquant.angles_of(FREQUENCIES, POSITION + token)
         row = []
         for head in range(HEADS):
             row += slab_kvquant.rotate(rows[token][head * DIM : (head + 1) * DIM], cos, [-x for x in sin])
         codes = [self._code(0, x, limits) for x, limits in zip(row, self.limits)]
-        outside = [c for c in range(CHANNELS) if not self.limits[c][0] <= row[c] <= self.limits[c][1]]
+        outside = []
+        for c in range(CHANNELS) if self.at_end else ():
+            low, high = self.limits[c]
+            if not low <= row[c] <= high:
+                middle, reach = slab_kvquant.middle_and_reach(low, high)
+                outside.append((-f32(abs(f32(row[c] - middle)) * f32(1 / reach)), token, c))
+        return codes, outside, row
 
-        def distance(c):
-            middle, reach = slab_kvquant.middle_and_reach(*self.limits[c])
-            return f32(abs(f32(row[c] - middle)) * f32(1 / reach))
-
-        outside = sorted(outside, key=lambda c: (-distance(c), c)) if self.at_end else []
-        return codes, sorted(outside[: 2 * self.at_end]), row, len(outside[2 * self.at_end :])
+    def _kept_keys(self, outside):
+        """Of the outliers of each token those for which there is room, and how many are left."""
+        if self.parameters.get("room") == "token":
+            kept = [sorted(token)[: 2 * self.at_end] for token in outside]
+        else:
+            farthest = set(sorted(sum(outside, []))[: TOKENS * 2 * self.at_end])
+            kept = [[outlier for outlier in token if outlier in farthest] for token in outside]
+        cut = sum(map(len, outside)) - sum(map(len, kept))
+        return [sorted(c for _, _, c in token) for token in kept], cut
 
     def _values(self, row):
         order = sorted(range(CHANNELS), key=lambda c: (-row[c], c))
@@ -145,16 +154,17 @@ class Kvquant:
         return codes, sorted(order[: self.at_end] + rest[: self.at_end]), limits
 
     def seal(self, k_rows, v_rows):
-        layout, cut, limits = self.layout, 0, []
+        layout, limits = self.layout, []
+        keys = [self._keys(k_rows, token) for token in range(TOKENS)]
+        k_outliers, cut = self._kept_keys([outside for _, outside, _ in keys])
         codes = [bytearray() for _ in range(2 * HEADS)]
         kept = [bytearray() for _ in range(2 * HEADS)]
         for token in range(TOKENS):
-            k_codes, k_kept, plain, more = self._keys(k_rows, token)
+            k_codes, _, plain = keys[token]
             v_codes, v_kept, v_limits = self._values(v_rows[token])
-            cut += more
             limits.append(v_limits)
             for part, (token_codes, channels, row) in enumerate(
-                ((k_codes, k_kept, plain), (v_codes, v_kept, v_rows[token]))
+                ((k_codes, k_outliers[token], plain), (v_codes, v_kept, v_rows[token]))
             ):
                 for head in range(HEADS):
                     codes[2 * head + part] += self._words(token_codes[head * DIM : (head + 1) * DIM])
@@ -239,7 +249,9 @@ def make(out, rng):
     tables = make_tables(rng)
     out.write("slab/tables.safetensors", tables_file(tables))
     cases = [("cachegen:form=code,level=1", Cachegen), ("cachegen:form=paper", Cachegen)]
-    cases += [(f"kvquant:bits={bits},outliers={outliers}", Kvquant) for bits in (2, 3, 4) for outliers in (0, 1)]
+    for bits, room in ((2, "slab"), (3, "token"), (4, "slab")):
+        rests = ("outliers=0", f"outliers=1,room={room}")
+        cases += [(f"kvquant:bits={bits},{rest}", Kvquant) for rest in rests]
     for text, encoder in cases:
         for kind in ("usual", "wild"):
             rows = [draw_rows(rng, 100 if kind == "usual" else 3) for _ in range(2)]
