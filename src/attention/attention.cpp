@@ -78,8 +78,9 @@ bool Attention::make_tasks() {
 // The pages of one KV head of a sequence as rows, sealed ones opened.
 class Attention::PageReader {
  public:
-  PageReader(const KvFormat* format, const Tile& tile, int layer)
-      : format_(format), tile_(tile), layer_(layer) {}
+  // opened: room for one page of any head_dim, aligned to 64.
+  PageReader(const KvFormat* format, const Tile& tile, int layer, std::uint16_t* opened)
+      : format_(format), tile_(tile), layer_(layer), opened_(opened) {}
 
   // Valid until the next call.
   const std::uint16_t* page(int block) {
@@ -108,7 +109,7 @@ class Attention::PageReader {
   const KvFormat* format_;
   const Tile& tile_;
   const int layer_;
-  alignas(64) std::uint16_t opened_[2 * kBlockTokens * kTileHeadDimMax];
+  std::uint16_t* const opened_;
 };
 
 PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) const {
@@ -142,7 +143,8 @@ void Attention::attend(const AttentionBatch& batch, const Task& task,
     past[i].tokens = kBlockTokens;
     totals[i].reset(tiles[i].pairs, head_dim);
   }
-  PageReader reader(format_, *tiles, batch.layer);
+  alignas(64) std::uint16_t opened[2 * kBlockTokens * kTileHeadDimMax];
+  PageReader reader(format_, *tiles, batch.layer, opened);
   const auto read = [&](int block, PageQuery* queries) {
     const std::uint16_t* page = reader.page(block);
     if (block < tiles->block) queries->next = reader.memory(block + 1);
