@@ -40,12 +40,12 @@ class Results(unittest.TestCase):
 
     def test_a_report_becomes_a_section(self):
         text = "\n".join(results.section("x", REPORT))
-        self.assertIn("| `bf16` | 31.3 [30.5, 32] | 16 |", text)
+        self.assertIn("| `bf16` | 31.26 [30.5, 32.04] | 16 |", text)
         self.assertIn("| `int8:sym=1` | 31.3 | - |", text)
         self.assertIn("Not measured: GSM8K: the model cannot.", text)
 
     def test_figures_are_brief_and_never_in_powers(self):
-        figures = {0: "0", 0.01234: "0.0123", 1234.5: "1234", 99.96: "100", None: "-"}
+        figures = {0: "0", 0.01234: "0.0123", 1.00849: "1.008", 12345.6: "12346", 99.999: "100", None: "-"}
         self.assertEqual({value: results.brief(value) for value in figures}, figures)
 
     def test_adding_leaves_curves_and_folders_out(self):

@@ -28,6 +28,14 @@ other windows they are not.
 
 The models are small, and so are these conclusions: a model of some millions of parameters has other K and V than one of
 billions. What is measured here is the code, on models anybody can run it on.
+
+Not measured: models of a billion parameters and more; contexts beyond 2,048 tokens, since no bundled model retrieves
+reliably at such distances; GSM8K and HumanEval, which these models cannot do; KVQuant with signposts weighted by
+squared gradients. Every format is measured alone, one sequence at a time; speed is in [bench.md](bench.md).
+
+The texts are the held-out books and articles of `tools/train/texts.py`; tables of `kvquant` and `cachegen` come from
+its calibration part (`kvlane calibrate tables DIR --text fiction_calibration.txt --tokens 65536`), which shares no
+book or article with what is read here.
 """
 
 # Tasks in this order, then others; and how their figures are headed.
@@ -49,12 +57,12 @@ METRICS = {
 
 
 def brief(value):
-    """Three digits that count."""
+    """Three digits that count, four where the first may be no news (1.002, 0.9513)."""
     if value is None:
         return "-"
     if value == 0:
         return "0"
-    text = f"{value:.3g}"
+    text = f"{value:.4g}" if abs(value) >= 0.5 else f"{value:.3g}"
     return f"{value:.0f}" if "e+" in text else text
 
 
