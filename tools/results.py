@@ -46,6 +46,10 @@ TASKS = {
     "needles": "One of several needles",
 }
 METRICS = {
+    "found": "found",
+    "log_probability": "log p of the value (nat/token)",
+    "log_probability_lost": "lost to bf16",
+    "top_tokens": "its tokens that are most likely",
     "perplexity": "perplexity",
     "ratio": "to bf16's",
     "divergence": "KL (nat/token)",
@@ -101,7 +105,8 @@ def section(name, report):
         "; ".join(f"{key}: {value}" for key, value in facts.items()) + ".",
         "",
     ]
-    tasks = distinct(measure["task"] for measure in report["measures"])
+    # "passkey, 512 tokens" and the like are details that the report has.
+    tasks = distinct(measure["task"] for measure in report["measures"] if ", " not in measure["task"])
     for task in sorted(tasks, key=lambda task: (list(TASKS).index(task) if task in TASKS else len(TASKS), task)):
         lines += [f"### {TASKS.get(task, task)}", ""]
         lines += [*table([measure for measure in report["measures"] if measure["task"] == task]), ""]
