@@ -130,7 +130,8 @@ std::size_t DevicePass::bytes() const {
 
 DevicePass::Inputs DevicePass::write(std::byte* host, const std::byte* device) const {
   std::size_t at = 0;
-  const auto put = [&]<class T>(const std::vector<T>& list) {
+  const auto put = [&](const auto& list) {
+    using T = typename std::decay_t<decltype(list)>::value_type;
     const std::size_t bytes = list.size() * sizeof(T);
     if (bytes > 0) std::memcpy(host + at, list.data(), bytes);
     const auto* const there = reinterpret_cast<const T*>(device + at);
