@@ -70,7 +70,7 @@ Result<CapturedPlanes> capture_planes(
     KVLANE_TRY(table.grow(static_cast<int>(sequence.size())));
     for (std::size_t done = 0; done < sequence.size(); done += kPassTokens) {
       const auto part = sequence.subspan(done, std::min(kPassTokens, sequence.size() - done));
-      const ForwardSpan span{&table, part, false};
+      const ForwardSpan span{&table, part, 0};
       KVLANE_TRY(forward->run({&span, 1}, {}, append_hidden));
       if (progress) progress(start + done + part.size(), tokens.size());
     }

@@ -114,7 +114,7 @@ TEST(CapturedPlanes, AreWhatTheCacheAndTheLayersHold) {
   BlockTable table(*pool);
   ASSERT_TRUE(table.grow(128).ok());
   const auto forward = std::move(*Forward::create(**model, 128, 1));
-  const ForwardSpan span{&table, std::span(tokens).first(128), false};
+  const ForwardSpan span{&table, std::span(tokens).first(128), 0};
   ASSERT_TRUE(forward->run({&span, 1}, {}).ok());
   const std::size_t page = shape.page_plane_elements();
   for (int layer = 0; layer < shape.layers; ++layer) {

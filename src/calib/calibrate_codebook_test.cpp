@@ -42,7 +42,7 @@ TEST(CalibrateCodebook, IsWhatTheCacheHolds) {
   BlockTable table(*pool);
   ASSERT_TRUE(table.grow(150).ok());
   const auto forward = std::move(*Forward::create(*model, 150, 1));
-  const ForwardSpan span{&table, tokens, false};
+  const ForwardSpan span{&table, tokens, 0};
   ASSERT_TRUE(forward->run({&span, 1}, {}).ok());
   ASSERT_EQ(file->books.size(), 2U * shape.layers);
   for (int layer = 0; layer < shape.layers; ++layer) {

@@ -41,7 +41,7 @@ class CalibrateTables : public testing::Test {
     table_.emplace(*pool_);
     ASSERT_TRUE(table_->grow(kTokens).ok());
     const auto forward = std::move(*Forward::create(*model_, kTokens, 1));
-    const ForwardSpan span{&*table_, tokens_, false};
+    const ForwardSpan span{&*table_, tokens_, 0};
     ASSERT_TRUE(forward->run({&span, 1}, {}).ok());
   }
 

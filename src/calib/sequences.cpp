@@ -32,7 +32,7 @@ Status run_sequences(const Model& model, std::span<const std::int32_t> tokens,
     KVLANE_TRY(table.grow(static_cast<int>(sequence.size())));
     for (std::size_t done = 0; done < sequence.size(); done += kPassTokens) {
       const auto part = sequence.subspan(done, std::min(kPassTokens, sequence.size() - done));
-      const ForwardSpan span{&table, part, false};
+      const ForwardSpan span{&table, part, 0};
       KVLANE_TRY(forward->run({&span, 1}, {}));
       if (progress) progress(start + done + part.size(), tokens.size());
     }

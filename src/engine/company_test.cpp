@@ -117,11 +117,10 @@ EngineOptions maybe_coded(Dice& dice, EngineOptions options) {
   const KvWindow window =
       dice.chance(0.5) ? KvWindow{} : KvWindow{dice.between(0, 2), dice.between(0, 2)};
   options.kv_format = std::make_shared<format_fixture::Identity>(shape, window);
-  // Half of it is for rows: as few as a step needs, or more.
+  // At most half of it is for rows, so the other half holds the longest request, and the first half
+  // the rows of a step.
   const std::size_t rows = blocks_for(options.chunk_tokens) + 1 + window.sink + window.recent;
-  options.kv_bytes = std::max(options.kv_bytes, 7 * shape.block_bytes()) +
-                     rows * shape.block_bytes() * dice.one_of({1, 1, 3});
-  options.kv_bytes = std::max(options.kv_bytes, 2 * rows * shape.block_bytes());
+  options.kv_bytes = 2 * std::max(options.kv_bytes, rows * shape.block_bytes());
   return options;
 }
 

@@ -31,7 +31,7 @@ TEST(Engine, GreedyAnswerEqualsAPlainLoopOverForwardPasses) {
   std::vector<std::int32_t> tokens = request.prompt;
   std::vector<std::int32_t> expected;
   for (std::span<const std::int32_t> next = tokens; expected.size() < 20;) {
-    const ForwardSpan span{&table, next, true};
+    const ForwardSpan span{&table, next, 1};
     ASSERT_TRUE(forward->run({&span, 1}, {}).ok());
     expected.push_back(sample_token(forward->logits(0), {.temperature = 0}, {}, 0));
     next = {&expected.back(), 1};

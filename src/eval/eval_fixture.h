@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/random.h"
 #include "eval/eval_run.h"
 #include "model/expected_fixture.h"
 #include "model/tokenizer.h"
@@ -38,6 +39,15 @@ inline const Tokenizer& tokenizer() {
 inline std::vector<std::int32_t> text_tokens() {
   const auto file = std::filesystem::path(KVLANE_SOURCE_DIR) / "ARCHITECTURE.md";
   return take(tokenizer().encode(take(read_text_file(file, 1 << 20)), false));
+}
+
+inline std::vector<std::int32_t> random_tokens(int count, std::uint32_t seed) {
+  std::vector<std::int32_t> tokens(count);
+  for (int i = 0; i < count; ++i) {
+    tokens[i] = static_cast<std::int32_t>(
+        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % model().config().vocab);
+  }
+  return tokens;
 }
 
 // "bf16", "identity", "without-values".

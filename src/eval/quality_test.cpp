@@ -9,35 +9,21 @@
 #include <cmath>
 #include <vector>
 
-#include "base/random.h"
 #include "cpu/parallel.h"
 #include "eval/divergence.h"
-#include "model/expected_fixture.h"
+#include "eval/eval_fixture.h"
 #include "quant/format_fixture.h"
 
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
-
-const Model& model() {
-  static const auto loaded = take(Model::load(
-      std::filesystem::path(KVLANE_SOURCE_DIR) / "models/kvlane-tiny-gqa", {.isa = best_isa()}));
-  return *loaded;
-}
+using eval_fixture::model;
+using eval_fixture::random_tokens;
+using eval_fixture::take;
 
 constexpr int kTokensMax = 1024;  // the model's context
 
 KvShape shape() { return model().config().kv_shape(); }
-
-std::vector<std::int32_t> random_tokens(int count, std::uint32_t seed) {
-  std::vector<std::int32_t> tokens(count);
-  for (int i = 0; i < count; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % model().config().vocab);
-  }
-  return tokens;
-}
 
 FormatRunner runner(std::shared_ptr<const KvFormat> format) {
   return take(FormatRunner::create(model(), std::move(format), kTokensMax));

@@ -7,60 +7,31 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/random.h"
-#include "model/expected_fixture.h"
+#include "eval/eval_fixture.h"
 #include "model/temporary_directory.h"
-#include "quant/format_fixture.h"
 
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
+using eval_fixture::make_run;
+using eval_fixture::measure_of;
+using eval_fixture::model;
+using eval_fixture::take;
 
-const Model& model() {
-  static const auto loaded = take(Model::load(
-      std::filesystem::path(KVLANE_SOURCE_DIR) / "models/kvlane-tiny-gqa", {.isa = best_isa()}));
-  return *loaded;
-}
-
-std::vector<std::int32_t> random_tokens(int count) {
-  std::vector<std::int32_t> tokens(count);
-  for (int i = 0; i < count; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(1, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % model().config().vocab);
-  }
-  return tokens;
-}
-
-EvalRun make_run(EvalLog log) {
-  const KvShape shape = model().config().kv_shape();
-  return {.model = &model(),
-          .formats = {nullptr, std::make_shared<format_fixture::Identity>(shape),
-                      std::make_shared<format_fixture::WithoutValues>(shape)},
-          .log = std::move(log)};
-}
-
-const Measure& measure(const EvalReport& report, const std::string& format,
-                       const std::string& metric) {
-  for (const Measure& each : report.measures) {
-    if (each.format == format && each.metric == metric) return each;
-  }
-  ADD_FAILURE() << format << " has no " << metric;
-  return report.measures.front();
-}
+std::vector<std::int32_t> random_tokens(int count) { return eval_fixture::random_tokens(count, 1); }
 
 TEST(TextTask, ReportsEveryFormatBesideBf16) {
   const auto tokens = random_tokens(500);
   EvalRun run = make_run({});
   ASSERT_TRUE(run_text_task({tokens, 150, 100}, run).ok());
   EXPECT_EQ(run.report.measures.size(), 3U * 7U);
-  EXPECT_EQ(measure(run.report, "bf16", "ratio").value.value, 1);
-  EXPECT_EQ(measure(run.report, "bf16", "bits").value.value, 16);
-  EXPECT_EQ(measure(run.report, "identity", "divergence").value.high, 0);
-  EXPECT_EQ(measure(run.report, "identity", "agreement").value.value, 1);
-  EXPECT_EQ(measure(run.report, "identity", "perplexity").value.value,
-            measure(run.report, "bf16", "perplexity").value.value);
-  EXPECT_GT(measure(run.report, "without-values", "divergence").value.low, 0);
+  EXPECT_EQ(measure_of(run.report, "text", "bf16", "ratio").value.value, 1);
+  EXPECT_EQ(measure_of(run.report, "text", "bf16", "bits").value.value, 16);
+  EXPECT_EQ(measure_of(run.report, "text", "identity", "divergence").value.high, 0);
+  EXPECT_EQ(measure_of(run.report, "text", "identity", "agreement").value.value, 1);
+  EXPECT_EQ(measure_of(run.report, "text", "identity", "perplexity").value.value,
+            measure_of(run.report, "text", "bf16", "perplexity").value.value);
+  EXPECT_GT(measure_of(run.report, "text", "without-values", "divergence").value.low, 0);
 }
 
 TEST(TextTask, GoesOnWhereItStoppedAndGivesTheSame) {

@@ -53,7 +53,7 @@ Logits run(const Model& model, const KvFormat* format, int chunk) {
   Logits logits;
   EXPECT_TRUE(table.grow(kTokens).ok());
   for (int at = 0; at < kTokens; at += chunk) {
-    const ForwardSpan span{&table, all.subspan(at, std::min(chunk, kTokens - at)), true};
+    const ForwardSpan span{&table, all.subspan(at, std::min(chunk, kTokens - at)), 1};
     const Status status = forward->run({&span, 1}, {});
     EXPECT_TRUE(status.ok()) << status.message();
     const auto row = forward->logits(0);

@@ -58,7 +58,7 @@ struct Runner {
     while (!tokens.empty()) {
       const auto piece = tokens.first(std::min(chunk, tokens.size()));
       tokens = tokens.subspan(piece.size());
-      const ForwardSpan span{&table, piece, true};
+      const ForwardSpan span{&table, piece, 1};
       const Status status = forward->run({&span, 1}, {});
       EXPECT_TRUE(status.ok()) << status.message();
       logits.push_back(row(0));
@@ -161,7 +161,7 @@ TEST(DeviceForward, RowsOfALayerCanBeReadFromItsMarkOn) {
   };
   const auto early = take(runner.device.lane()), waiting = take(runner.device.lane());
   std::vector<Bytes> read;
-  const ForwardSpan span{&table, tokens, false};
+  const ForwardSpan span{&table, tokens, 0};
   const Status done = runner.forward->run(
       {&span, 1}, [&](int layer, const std::shared_ptr<const DeviceMark>& mark) {
         ASSERT_EQ(layer, static_cast<int>(read.size()));
@@ -190,7 +190,7 @@ TEST(DeviceForward, NoLogitsWhereNobodyWantsThem) {
   const auto tokens = random_tokens(70, 2);
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(71).ok());
-  const ForwardSpan span{&table, tokens, false};
+  const ForwardSpan span{&table, tokens, 0};
   ASSERT_TRUE(runner.forward->run({&span, 1}, {}).ok());
   EXPECT_EQ(table.tokens(), 70);
 }
@@ -200,7 +200,7 @@ TEST(DeviceForward, APassThatDoesNotFitChangesNothing) {
   const auto tokens = random_tokens(kRowsMax + 1, 3);
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(kRowsMax + 1).ok());
-  const ForwardSpan span{&table, tokens, true};
+  const ForwardSpan span{&table, tokens, 1};
   EXPECT_EQ(runner.forward->run({&span, 1}, {}).code(), Code::kInternal);
   EXPECT_EQ(runner.forward->run({}, {}).code(), Code::kInternal);
   EXPECT_EQ(table.tokens(), 0);

@@ -49,7 +49,7 @@ struct Runner {
     std::vector<std::vector<float>> logits;
     for (std::size_t done = 0; done < tokens.size(); done += chunk) {
       const auto piece = tokens.subspan(done, std::min<std::size_t>(chunk, tokens.size() - done));
-      const ForwardSpan span{&table, piece, true};
+      const ForwardSpan span{&table, piece, 1};
       const Status status = forward->run({&span, 1}, {});
       EXPECT_TRUE(status.ok()) << status.message();
       const auto row = forward->logits(0);
@@ -183,7 +183,7 @@ TEST(Forward, TellsEveryLayerInOrder) {
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(3).ok());
   const auto tokens = random_tokens(3, 96, 2);
-  const ForwardSpan span{&table, tokens, false};
+  const ForwardSpan span{&table, tokens, 0};
   std::vector<int> layers;
   ASSERT_TRUE(runner.forward
                   ->run({&span, 1},
@@ -202,7 +202,7 @@ TEST(Forward, ShowsWhatEntersEachLayer) {
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(3).ok());
   const auto tokens = random_tokens(3, 96, 2);
-  const ForwardSpan span{&table, tokens, false};
+  const ForwardSpan span{&table, tokens, 0};
   std::vector<std::vector<float>> inputs;
   const auto keep = [&](int layer, std::span<const float> rows) {
     EXPECT_EQ(layer, static_cast<int>(inputs.size()));
@@ -225,7 +225,7 @@ TEST(Forward, RefusesMoreRowsThanItHasBuffersFor) {
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(5).ok());
   const auto tokens = random_tokens(5, 96, 2);
-  const ForwardSpan span{&table, tokens, false};
+  const ForwardSpan span{&table, tokens, 0};
   EXPECT_EQ(runner.forward->run({&span, 1}, {}).code(), Code::kInternal);
   EXPECT_EQ(table.tokens(), 0);
 }

@@ -82,7 +82,7 @@ TEST(Stories, GreedyTextEqualsLlama2cOnEveryTier) {
     std::vector<std::int32_t> ids;
     std::int32_t next = kBos;
     for (int step = 0; step < kSteps; ++step) {
-      const ForwardSpan span{&table, {&next, 1}, true};
+      const ForwardSpan span{&table, {&next, 1}, 1};
       ASSERT_TRUE((*forward)->run({&span, 1}, {}).ok());
       next = sample_token((*forward)->logits(0), {.temperature = 0}, {}, step);
       if (next == kBos) break;

@@ -11,7 +11,7 @@ import lzma
 import pathlib
 import re
 
-ARTICLE_CHARACTERS_MIN = 800  # shorter ones are stubs made by robots
+ARTICLE_CHARACTERS_MIN = 800  # shorter ones hold little more than a name and a place
 HELD_OUT_EVERY = 60
 PARTS = ("train", "evaluation", "calibration")
 BETWEEN_DOCUMENTS = "<|endoftext|>"
