@@ -75,42 +75,22 @@ bool Attention::make_tasks() {
   return split;
 }
 
-// The pages of one KV head of a sequence as rows, sealed ones opened.
-class Attention::PageReader {
- public:
-  // opened: room for one page of any head_dim, aligned to 64.
-  PageReader(const KvFormat* format, const Tile& tile, int layer, std::uint16_t* opened)
-      : format_(format), tile_(tile), layer_(layer), opened_(opened) {}
+// Whether the tile's rows see a block in 16 bits.
+bool Attention::reads_rows(const Tile& tile, int block) const {
+  return !tile.table->coded() || format_->window().reads_rows(block, tile.block);
+}
 
-  // Valid until the next call.
-  const std::uint16_t* page(int block) {
-    const BlockTable& table = *tile_.table;
-    if (!table.coded() || format_->window().reads_rows(block, tile_.block)) {
-      return table.page(block, layer_, tile_.kv_head);
-    }
-    format_->open_page({layer_, block * kBlockTokens}, table.sealed(block, layer_), tile_.kv_head,
-                       opened_);
-    return opened_;
+// What reading the tile's page of a block means: its rows, or its part of the sealed slab.
+std::span<const std::byte> Attention::memory(const Tile& tile, int layer, int block) const {
+  const BlockTable& table = *tile.table;
+  const KvShape& shape = table.pool().shape();
+  if (reads_rows(tile, block)) {
+    return {reinterpret_cast<const std::byte*>(table.page(block, layer, tile.kv_head)),
+            shape.page_bytes()};
   }
-
-  // What page() will read of a block: its rows, or its part of the sealed slab.
-  std::span<const std::byte> memory(int block) const {
-    const BlockTable& table = *tile_.table;
-    const KvShape& shape = table.pool().shape();
-    if (!table.coded() || format_->window().reads_rows(block, tile_.block)) {
-      return {reinterpret_cast<const std::byte*>(table.page(block, layer_, tile_.kv_head)),
-              shape.page_bytes()};
-    }
-    const std::size_t bytes = format_->slab_bytes() / shape.kv_heads;
-    return {table.sealed(block, layer_) + bytes * tile_.kv_head, bytes};
-  }
-
- private:
-  const KvFormat* format_;
-  const Tile& tile_;
-  const int layer_;
-  std::uint16_t* const opened_;
-};
+  const std::size_t bytes = format_->slab_bytes() / shape.kv_heads;
+  return {table.sealed(block, layer) + bytes * tile.kv_head, bytes};
+}
 
 PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) const {
   const KvShape& shape = tile.table->pool().shape();
@@ -133,31 +113,41 @@ PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) c
 void Attention::attend(const AttentionBatch& batch, const Task& task,
                        std::span<StateTile> totals) const {
   const Tile* tiles = &tiles_[task.first_tile];
-  const int head_dim = tiles->table->pool().shape().head_dim;
-  PageQuery own[kGroupTiles];   // of the own block
-  PageQuery past[kGroupTiles];  // of those before it, where every row sees every token
+  const BlockTable& table = *tiles->table;
+  const int head_dim = table.pool().shape().head_dim;
+  PageQuery own[kGroupTiles];     // of the own block
+  SealedQuery past[kGroupTiles];  // of those before it, where every row sees every token
   StateTile states[kGroupTiles];
   for (int i = 0; i < task.tiles; ++i) {
-    past[i] = own[i] = make_query(batch, tiles[i]);
-    std::fill_n(past[i].visible, tiles[i].pairs, kBlockTokens);
-    past[i].tokens = kBlockTokens;
+    past[i].rows = own[i] = make_query(batch, tiles[i]);
+    std::fill_n(past[i].rows.visible, tiles[i].pairs, kBlockTokens);
+    past[i].rows.tokens = kBlockTokens;
+    if (table.coded()) sealed_kernel_->prepare(past[i], tiles[i].pairs);
     totals[i].reset(tiles[i].pairs, head_dim);
   }
-  alignas(64) std::uint16_t opened[2 * kBlockTokens * kTileHeadDimMax];
-  PageReader reader(format_, *tiles, batch.layer, opened);
-  const auto read = [&](int block, PageQuery* queries) {
-    const std::uint16_t* page = reader.page(block);
-    if (block < tiles->block) queries->next = reader.memory(block + 1);
-    for (int i = 0; i < task.tiles; ++i) kernel_(queries[i], page, states[i]);
+  const auto read_rows = [&](int block, PageQuery& query, StateTile& state) {
+    if (block < tiles->block) query.next = memory(*tiles, batch.layer, block + 1);
+    kernel_(query, table.page(block, batch.layer, tiles->kv_head), state);
+  };
+  const auto read = [&](int block) {
+    if (reads_rows(*tiles, block)) {
+      for (int i = 0; i < task.tiles; ++i) read_rows(block, past[i].rows, states[i]);
+    } else {
+      sealed_kernel_->attend({{batch.layer, block * kBlockTokens},
+                              table.sealed(block, batch.layer),
+                              tiles->kv_head,
+                              memory(*tiles, batch.layer, block + 1)},
+                             std::span(past).first(task.tiles), states);
+    }
   };
   const int own_run = run_count(tiles->block) - 1;
   for (int run = task.first_run; run < task.last_run; ++run) {
     for (int i = 0; i < task.tiles; ++i) states[i].reset(tiles[i].pairs, head_dim);
     if (run == own_run) {
-      read(tiles->block, own);
+      for (int i = 0; i < task.tiles; ++i) read_rows(tiles->block, own[i], states[i]);
     } else {
       const int end = std::min((run + 1) * kSplitBlocks, tiles->block);
-      for (int block = run * kSplitBlocks; block < end; ++block) read(block, past);
+      for (int block = run * kSplitBlocks; block < end; ++block) read(block);
     }
     for (int i = 0; i < task.tiles; ++i) merge(states[i], totals[i]);
   }

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "attention/page_kernel.h"
+#include "attention/sealed_kernel.h"
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "format/element.h"
@@ -41,7 +43,9 @@ class Attention {
  public:
   // For tables of caches in 16 bits, or of coded caches in `format`, which outlives this.
   explicit Attention(Isa isa, const KvFormat* format = nullptr)
-      : kernel_(page_kernel(isa)), format_(format) {}
+      : kernel_(page_kernel(isa)),
+        format_(format),
+        sealed_kernel_(format == nullptr ? nullptr : sealed_kernel(*format, isa)) {}
 
   // Each row sees the tokens of its sequence up to and including its own: its own block and those
   // that the format's window names as rows, all others as sealed slabs. Blocks before its own are
@@ -49,7 +53,7 @@ class Attention {
   void run(const AttentionBatch& batch);
 
  private:
-  // Most tiles that share the opening of a sealed page: their states stay in an L2 cache.
+  // Most tiles that share the reading of a sealed page: their states stay in an L2 cache.
   static constexpr int kGroupTiles = 8;
 
   // Up to kTileRows (token, query head) pairs of one KV head whose tokens share a block.
@@ -71,18 +75,19 @@ class Attention {
     int last_run;
     int first_state;  // in `states_`, when tiles are split
   };
-  class PageReader;
-
   void make_tiles(const AttentionBatch& batch);
   bool make_tasks();
   int tiles_with_pages_of(int first) const;
   PageQuery make_query(const AttentionBatch& batch, const Tile& tile) const;
+  bool reads_rows(const Tile& tile, int block) const;
+  std::span<const std::byte> memory(const Tile& tile, int layer, int block) const;
   void attend(const AttentionBatch& batch, const Task& task, std::span<StateTile> totals) const;
   void store(const AttentionBatch& batch, const Task& task, const StateTile* totals) const;
   void store(const AttentionBatch& batch, const Tile& tile, const StateTile& total) const;
 
   const PageKernel kernel_;
   const KvFormat* const format_;
+  const std::unique_ptr<const SealedKernel> sealed_kernel_;  // null without a format
   std::vector<Tile> tiles_;
   std::vector<Task> tasks_;
   std::vector<StateTile> states_;  // one for each tile of a task, when they are split over threads

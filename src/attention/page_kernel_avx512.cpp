@@ -11,6 +11,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
 
+#include "attention/exp2_avx512.h"
 #include "attention/page_kernel.h"
 
 namespace kvlane {
@@ -112,22 +113,6 @@ inline void scores_1x16(const std::uint16_t* q, int parts, const std::uint16_t* 
     }
   }
   _mm512_storeu_ps(scores, reduce16(acc));
-}
-
-// 2^x for x <= 0; below about -150 it is 0. Relative error under 2e-7: Taylor of degree 6 on
-// [-1/2, 1/2], where its first dropped term is 1.2e-7.
-inline __m512 exp2_negative(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-160.0F));
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 rest = _mm512_sub_ps(x, whole);
-  __m512 p = _mm512_set1_ps(1.5403530e-4F);
-  p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.3333558e-3F));
-  p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(9.6181291e-3F));
-  p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(5.5504109e-2F));
-  p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(2.4022651e-1F));
-  p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(6.9314718e-1F));
-  p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.0F));
-  return _mm512_scalef_ps(p, whole);
 }
 
 // Bits of the visible tokens among the 16 from `first` on.

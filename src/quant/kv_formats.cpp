@@ -4,6 +4,7 @@
 
 #include "quant/cachegen.h"
 #include "quant/format_text.h"
+#include "quant/hack_format.h"
 #include "quant/kv_format.h"
 #include "quant/kvquant.h"
 #include "quant/linear_format.h"
@@ -35,6 +36,7 @@ constexpr std::array kEntries = {
     Entry{"int8", make_linear_format},
     Entry{"int4", make_linear_format},
     Entry{"kivi", make_linear_format},
+    Entry{"hack", make_hack_format},
     Entry{"cachegen", make_cachegen},
     Entry{"kvquant", make_kvquant},
 };

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quant/slab_rows.h"
 
+#include <cmath>
+#include <cstdio>
 #include <string>
 
 namespace kvlane {
@@ -20,6 +22,20 @@ Status check_rows_are_finite(const KvShape& shape, SlabPlace place, const std::u
                           std::to_string(place.layer) + ", KV head " + std::to_string(plane / 2) +
                           ", token " + std::to_string(place.position + token) + " is " + value +
                           ": KV formats take finite numbers only");
+}
+
+Status row_beyond(bool is_key, const KvShape& shape, SlabPlace place, int kv_head,
+                  const float* values, float limit) {
+  std::size_t at = 0;
+  while (std::abs(values[at]) <= limit) ++at;
+  char text[160];
+  const int length = std::snprintf(
+      text, sizeof(text),
+      "%c of layer %d, KV head %d, token %d is %g, beyond %g, the largest that "
+      "scales of this KV format hold",
+      is_key ? 'K' : 'V', place.layer, kv_head,
+      place.position + static_cast<int>(at / shape.head_dim), double{values[at]}, double{limit});
+  return invalid_argument({text, static_cast<std::size_t>(length)});
 }
 
 }  // namespace kvlane

@@ -25,4 +25,8 @@ inline const std::uint16_t* slab_row(const KvShape& shape, const std::uint16_t* 
 // that is not finite.
 Status check_rows_are_finite(const KvShape& shape, SlabPlace place, const std::uint16_t* rows);
 
+// The error for a head's K or V in which a magnitude is above `limit`: values[64][head_dim].
+Status row_beyond(bool is_key, const KvShape& shape, SlabPlace place, int kv_head,
+                  const float* values, float limit);
+
 }  // namespace kvlane

@@ -1,0 +1,45 @@
+// How attention reads sealed pages of a format: opened to rows, or as they are.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "attention/hack_page.h"
+#include "quant/kv_format.h"
+
+namespace kvlane {
+
+// A tile's rows, and what a kernel has made of them.
+struct SealedQuery {
+  PageQuery rows;
+  HackQuery hack;
+};
+
+// One KV head's part of a sealed slab.
+struct SealedPage {
+  SlabPlace place;
+  const std::byte* slab;
+  int kv_head;
+  std::span<const std::byte> next;  // memory that is wanted next, or nothing
+};
+
+// Immutable, thread-safe. A row's arithmetic is the same whatever else is computed with it.
+class SealedKernel {
+ public:
+  virtual ~SealedKernel() = default;
+  SealedKernel() = default;
+  SealedKernel(const SealedKernel&) = delete;
+  SealedKernel& operator=(const SealedKernel&) = delete;
+
+  // Makes of query.rows what attend() needs; the tile will have `rows` rows.
+  virtual void prepare(SealedQuery& query, int rows) const = 0;
+  // Adds a page, of which all rows see all tokens, to the state of each query's tile.
+  virtual void attend(const SealedPage& page, std::span<const SealedQuery> queries,
+                      std::span<StateTile> tiles) const = 0;
+};
+
+// The kernel for a format, which outlives it.
+std::unique_ptr<const SealedKernel> sealed_kernel(const KvFormat& format, Isa isa);
+
+}  // namespace kvlane

@@ -1,0 +1,140 @@
+// Makes formats for attention on codes from their names, and walks over the pages of a slab.
+// SPDX-License-Identifier: Apache-2.0
+#include "quant/hack_format.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/bf16.h"
+#include "base/fp16_bounds.h"
+#include "quant/slab_rows.h"
+
+namespace kvlane {
+
+using hack::Axis;
+using hack::Meta;
+using hack::Part;
+using hack::Plane;
+using hack::Rounding;
+
+namespace {
+
+// Of a page's K or V.
+constexpr std::size_t kValuesMax = std::size_t{kBlockTokens} * hack::kHeadDimMax;
+
+// The largest magnitude whose range and minimum the type holds.
+float magnitude_max(Meta meta) { return meta == Meta::kFp16 ? kFp16Max : 0x1p120F; }
+
+}  // namespace
+
+HackFormat::HackFormat(std::string name, const KvShape& shape, const KvWindow& window,
+                       const Options& options, Isa isa)
+    : KvFormat(std::move(name), shape, window,
+               shape.kv_heads * hack::page_layout(options.k, options.v, shape.head_dim).bytes),
+      options_(options),
+      layout_(hack::page_layout(options.k, options.v, shape.head_dim)),
+      seal_k_(hack::seal_kernel(options.k, Part::kKeys, options.rounding, isa)),
+      seal_v_(hack::seal_kernel(options.v, Part::kValues, options.rounding, isa)),
+      open_k_(hack::open_kernel(options.k, Part::kKeys, isa)),
+      open_v_(hack::open_kernel(options.v, Part::kValues, isa)) {}
+
+Status HackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const {
+  KVLANE_TRY(check_rows_are_finite(shape(), place, rows));
+  const std::size_t values = shape().page_plane_elements();
+  for (int head = 0; head < shape().kv_heads; ++head) {
+    const std::uint16_t* const keys = rows + 2 * values * head;
+    std::byte* const page = slab + layout_.bytes * head;
+    KVLANE_TRY(seal_part(place, head, Part::kKeys, keys, page));
+    KVLANE_TRY(seal_part(place, head, Part::kValues, keys + values, page));
+  }
+  return {};
+}
+
+Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std::uint16_t* rows,
+                             std::byte* page) const {
+  const bool keys = part == Part::kKeys;
+  const Plane& plane = keys ? options_.k : options_.v;
+  const std::size_t count = shape().page_plane_elements();
+  alignas(64) float values[kValuesMax];
+  float most = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = to_float(bf16{rows[i]});
+    most = std::max(most, std::abs(values[i]));
+  }
+  if (most > magnitude_max(plane.meta)) {
+    return row_beyond(keys, shape(), place, kv_head, values, magnitude_max(plane.meta));
+  }
+  const hack::Draw draw{static_cast<std::uint32_t>(place.layer),
+                        static_cast<std::uint32_t>(kv_head),
+                        static_cast<std::uint32_t>(place.position)};
+  (keys ? seal_k_ : seal_v_)({plane, part, shape().head_dim, options_.rounding, draw, values,
+                              page + (keys ? 0 : layout_.v_codes),
+                              page + (keys ? layout_.k_metadata : layout_.v_metadata)});
+  return {};
+}
+
+void HackFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_head,
+                           std::uint16_t* page) const {
+  const int d = shape().head_dim;
+  const std::size_t count = shape().page_plane_elements();
+  const std::byte* const from = slab + layout_.bytes * kv_head;
+  alignas(64) float values[kValuesMax];
+  open_k_({options_.k, Part::kKeys, d, from, from + layout_.k_metadata, values});
+  for (std::size_t i = 0; i < count; ++i) page[i] = to_bf16(values[i]).bits;
+  open_v_(
+      {options_.v, Part::kValues, d, from + layout_.v_codes, from + layout_.v_metadata, values});
+  for (std::size_t i = 0; i < count; ++i) page[count + i] = to_bf16(values[i]).bits;
+}
+
+std::size_t HackFormat::used_bytes(const std::byte* /*slab*/) const { return slab_bytes(); }
+
+namespace {
+
+constexpr std::array kBits = {2, 4, 8};
+constexpr std::array kPartitions = {32, 64, 128};
+constexpr std::array<std::string_view, 2> kRoundings = {"rn", "sr"};
+constexpr std::array<std::string_view, 2> kMetas = {"fp16", "bf16"};
+constexpr std::array<std::string_view, 2> kComputes = {"int8", "dequantise"};
+
+// A parameter as canonical names have it: left out where it says what goes without saying.
+std::string parameter(const char* key, const std::string& value, std::string_view usual) {
+  return value == usual ? "" : std::string(",") + key + "=" + value;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const KvFormat>> make_hack_format(FormatText text,
+                                                         const KvFormatContext& context) {
+  const KvShape& shape = context.shape;
+  if (shape.type != ElementType::kBf16) return unsupported("KV format 'hack' codes bf16 rows only");
+  if (shape.head_dim < hack::kHeadDimStep || shape.head_dim > hack::kHeadDimMax ||
+      shape.head_dim % hack::kHeadDimStep != 0) {
+    return unsupported("KV format 'hack' takes a head_dim that is a multiple of " +
+                       std::to_string(hack::kHeadDimStep) + " up to " +
+                       std::to_string(hack::kHeadDimMax) + ", not " +
+                       std::to_string(shape.head_dim));
+  }
+  KVLANE_ASSIGN(const int k_bits, text.one_of("k", kBits, 2));
+  KVLANE_ASSIGN(const int v_bits, text.one_of("v", kBits, 2));
+  KVLANE_ASSIGN(const int partition, text.one_of("p", kPartitions, 64));
+  KVLANE_ASSIGN(const std::string round, text.word("round", kRoundings, kRoundings[0]));
+  KVLANE_ASSIGN(const std::string type, text.word("meta", kMetas, kMetas[0]));
+  KVLANE_ASSIGN(const std::string compute, text.word("compute", kComputes, kComputes[0]));
+  KVLANE_ASSIGN(const KvWindow window, text.window());
+  KVLANE_TRY(text.finish());
+  const Meta meta = type == "fp16" ? Meta::kFp16 : Meta::kBf16;
+  const HackFormat::Options options{
+      {k_bits, Axis::kToken, partition, meta},
+      {v_bits, Axis::kChannel, std::min(partition, kBlockTokens), meta},
+      round == "rn" ? Rounding::kNearest : Rounding::kStochastic,
+      compute == "int8" ? HackFormat::Compute::kInt8 : HackFormat::Compute::kDequantise};
+  std::string name = "hack:k=" + std::to_string(k_bits) + ",v=" + std::to_string(v_bits) +
+                     ",p=" + std::to_string(partition) + parameter("round", round, "rn") +
+                     parameter("meta", type, "fp16") + parameter("compute", compute, "int8") +
+                     window_text(window);
+  return std::shared_ptr<const KvFormat>(
+      std::make_shared<const HackFormat>(std::move(name), shape, window, options, context.isa));
+}
+
+}  // namespace kvlane

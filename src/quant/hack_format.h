@@ -1,0 +1,64 @@
+// KV formats that attention computes on as they are (spec/hack.md):
+//
+//   hack:k=2,v=2,p=64     bits of K and of V (2, 4 or 8), values that share a minimum and a scale
+//                         (32, 64 or 128; of V at most the 64 tokens of a block)
+//     round=rn|sr         to the nearest code, or up or down by chance, right on average
+//     meta=fp16|bf16      the type of minimum and scale
+//     compute=int8        Q and P in 8 bits, products of integers
+//     compute=dequantise  pages are opened to BF16 and computed on like any other: for comparison
+//     sink=n, recent=n    blocks that attention reads in 16 bits
+//
+// As HACK (SPEC 1), except that a query reads its own block of 64 tokens in 16 bits: then nothing
+// that was sealed holds later tokens, chunks and steps give the same bits, and blocks can be
+// shared.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "quant/format_text.h"
+#include "quant/hack_kernels.h"
+#include "quant/kv_format.h"
+
+namespace kvlane {
+
+class HackFormat final : public KvFormat {
+ public:
+  enum class Compute : std::uint8_t { kInt8, kDequantise };
+  struct Options {
+    hack::Plane k, v;
+    hack::Rounding rounding;
+    Compute compute;
+  };
+
+  // head_dim is a multiple of hack::kHeadDimStep, at most hack::kHeadDimMax; `isa` is supported by
+  // this processor.
+  HackFormat(std::string name, const KvShape& shape, const KvWindow& window, const Options& options,
+             Isa isa);
+
+  // Refuses, besides what is not finite, magnitudes that minima cannot have.
+  Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const override;
+  // Rounds to BF16. What has no finite minimum or scale reads as something not finite.
+  void open_page(SlabPlace place, const std::byte* slab, int kv_head,
+                 std::uint16_t* page) const override;
+  // The same for every slab.
+  std::size_t used_bytes(const std::byte* slab) const override;
+
+  const Options& options() const { return options_; }
+  const hack::PageLayout& layout() const { return layout_; }
+
+ private:
+  Status seal_part(SlabPlace place, int kv_head, hack::Part part, const std::uint16_t* rows,
+                   std::byte* page) const;
+
+  const Options options_;
+  const hack::PageLayout layout_;
+  const hack::SealKernel seal_k_, seal_v_;
+  const hack::OpenKernel open_k_, open_v_;
+};
+
+// The format of this family that `text` says. Errors name what is wrong.
+Result<std::shared_ptr<const KvFormat>> make_hack_format(FormatText text,
+                                                         const KvFormatContext& context);
+
+}  // namespace kvlane

@@ -1,0 +1,116 @@
+// Slabs that attention computes on as they are (spec/hack.md, which is normative): a value is
+// m + s * code, codes lie in the order in which integer dot products take them.
+//
+//   0              8bd          8(b+c)d
+//   +--------------+--------------+------------+------------+
+//   | codes of K   | codes of V   | metadata K | metadata V |    b, c bits a code of K, V; d =
+//   head_dim
+//   +--------------+--------------+------------+------------+
+// A word has 32 bits: of K 32 / b consecutive channels of one token, of V 32 / c tokens of one
+// channel. Words of neighbouring tokens (K) or channels (V) are neighbours, so a vector of words is
+// as many tokens or channels at once, and sums of products need no step across lanes. Byte k of a
+// word holds code k of each of its registers: (word >> b * r) & mask is four codes as bytes, the
+// operand of a product of 8-bit integers.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "format/shape.h"
+
+namespace kvlane::hack {
+
+inline constexpr int kHeadDimMax = 256;
+// head_dim is a multiple of it: a word of 2-bit codes of K.
+inline constexpr int kHeadDimStep = 16;
+
+// What the values that share m and s have in common: their token, as the paper has it for K, or
+// their channel, as it has it for V.
+enum class Axis : std::uint8_t { kToken, kChannel };
+
+// The 16-bit type of m and s.
+enum class Meta : std::uint8_t { kFp16, kBf16 };
+
+// How K or V of a page is coded.
+struct Plane {
+  int bits;  // 2, 4 or 8
+  Axis axis;
+  int partition;  // values that share m and s: channels of a token, or tokens of a channel
+  Meta meta;
+};
+
+// m, then s.
+inline constexpr std::size_t kEntryBytes = 4;
+
+constexpr std::size_t codes_bytes(const Plane& plane, int head_dim) {
+  return std::size_t{8} * plane.bits * head_dim;
+}
+
+// Partitions of a token or of a channel; the last one of a token may be short.
+constexpr int partitions(const Plane& plane, int head_dim) {
+  return plane.axis == Axis::kToken ? (head_dim + plane.partition - 1) / plane.partition
+                                    : (kBlockTokens + plane.partition - 1) / plane.partition;
+}
+
+// [partitions][64] entries of tokens, [partitions][head_dim] of channels.
+constexpr int entries(const Plane& plane, int head_dim) {
+  return partitions(plane, head_dim) * (plane.axis == Axis::kToken ? kBlockTokens : head_dim);
+}
+
+constexpr int entry_of(const Plane& plane, int head_dim, int token, int channel) {
+  return plane.axis == Axis::kToken ? channel / plane.partition * kBlockTokens + token
+                                    : token / plane.partition * head_dim + channel;
+}
+
+constexpr std::size_t metadata_bytes(const Plane& plane, int head_dim) {
+  return kEntryBytes * entries(plane, head_dim);
+}
+
+// Where a code is: the word in its section, and the lowest bit there.
+struct CodePlace {
+  int word;
+  int bit;
+};
+
+// Of K: word [channel / (32 / b)][token].
+constexpr CodePlace key_place(int bits, int token, int channel) {
+  const int codes = 32 / bits;
+  const int in_word = channel % codes;
+  return {channel / codes * kBlockTokens + token, 8 * (in_word % 4) + bits * (in_word / 4)};
+}
+
+// The four tokens of register r, class c of V, at bytes 0 ... 3: the order in which scores of a
+// tensor core's tile become its next operand (GPU), which vectors on a CPU can permute to.
+inline constexpr int kValueClasses = 4;
+inline constexpr int kValueRegisters = 4;
+constexpr int value_token(int r, int c, int byte) {
+  return 32 * (r / 2) + 8 * c + 4 * (byte / 2) + 2 * (r % 2) + byte % 2;
+}
+
+// Of V: word [register / (8 / b)][class][channel].
+constexpr CodePlace value_place(int bits, int head_dim, int token, int channel) {
+  const int r = token / 32 * 2 + token / 2 % 2;
+  const int c = token / 8 % 4;
+  const int byte = token / 4 % 2 * 2 + token % 2;
+  const int registers = 8 / bits;  // of a word
+  return {(r / registers * kValueClasses + c) * head_dim + channel,
+          8 * byte + bits * (r % registers)};
+}
+
+// Offsets from the start of a page; all are multiples of 64.
+struct PageLayout {
+  std::size_t v_codes, k_metadata, v_metadata;
+  std::size_t bytes;
+};
+
+constexpr PageLayout page_layout(const Plane& k, const Plane& v, int head_dim) {
+  PageLayout layout{};
+  layout.v_codes = codes_bytes(k, head_dim);
+  layout.k_metadata = layout.v_codes + codes_bytes(v, head_dim);
+  layout.v_metadata = layout.k_metadata + metadata_bytes(k, head_dim);
+  layout.bytes = layout.v_metadata + metadata_bytes(v, head_dim);
+  return layout;
+}
+
+}  // namespace kvlane::hack

@@ -1,0 +1,156 @@
+// Codes for attention in plain C++: the judge of all other tiers.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/bf16.h"
+#include "base/bf16_bounds.h"
+#include "base/fp16_bounds.h"
+#include "base/random.h"
+#include "quant/hack_kernels.h"
+
+namespace kvlane::hack {
+namespace {
+
+// Adding it to a number below 2^22 rounds that to a whole one, half to even, and leaves it in the
+// low bits.
+constexpr float kRound = 0x1.8p23F;
+constexpr std::int32_t kRoundBits = 0x4b400000;
+
+constexpr std::uint16_t kLeastNormalBf16 = 0x0080;
+
+// Philox' key: any number would do.
+constexpr std::uint64_t kDrawKey = 0x6b766c68636b7372;
+
+struct Partition {
+  int token, tokens;
+  int channel, channels;
+};
+
+Partition partition_of(const Plane& plane, int head_dim, int entry) {
+  if (plane.axis == Axis::kToken) {
+    const int channel = entry / kBlockTokens * plane.partition;
+    return {entry % kBlockTokens, 1, channel, std::min(plane.partition, head_dim - channel)};
+  }
+  const int token = entry / head_dim * plane.partition;
+  return {token, std::min(plane.partition, kBlockTokens - token), entry % head_dim, 1};
+}
+
+// body(token, channel) for each value of a partition.
+template <class Body>
+void for_each(const Partition& partition, const Body& body) {
+  for (int token = partition.token; token < partition.token + partition.tokens; ++token) {
+    const int end = partition.channel + partition.channels;
+    for (int channel = partition.channel; channel < end; ++channel) body(token, channel);
+  }
+}
+
+CodePlace place_of(Part part, int bits, int head_dim, int token, int channel) {
+  return part == Part::kKeys ? key_place(bits, token, channel)
+                             : value_place(bits, head_dim, token, channel);
+}
+
+std::uint32_t read_word(const std::byte* codes, int word) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, codes + sizeof(bits) * word, sizeof(bits));
+  return bits;
+}
+
+// Into bits that are zero.
+void add_code(const SealJob& job, int token, int channel, std::uint32_t code) {
+  const CodePlace place = place_of(job.part, job.plane.bits, job.head_dim, token, channel);
+  const std::uint32_t word = read_word(job.codes, place.word) | code << place.bit;
+  std::memcpy(job.codes + sizeof(word) * place.word, &word, sizeof(word));
+}
+
+std::uint16_t not_above(Meta meta, float x) {
+  return meta == Meta::kFp16 ? fp16_not_above(x).bits : bf16_not_above(x).bits;
+}
+// A scale. One over it is finite: 2^-24 and 2^-126 are the least.
+std::uint16_t not_below(Meta meta, float x) {
+  if (meta == Meta::kFp16) return fp16_not_below(x).bits;
+  return x == 0 ? std::uint16_t{0} : std::max(bf16_not_below(x).bits, kLeastNormalBf16);
+}
+float value_of(Meta meta, std::uint16_t bits) {
+  return meta == Meta::kFp16 ? to_float(fp16{bits}) : to_float(bf16{bits});
+}
+
+float at(const SealJob& job, int token, int channel) {
+  return job.rows[std::size_t(token) * job.head_dim + channel];
+}
+
+std::int32_t code_of(const SealJob& job, int token, int channel, float m, float inverse) {
+  const float x = at(job, token, channel) - m;
+  if (job.rounding == Rounding::kNearest) {
+    return std::bit_cast<std::int32_t>(std::fma(x, inverse, kRound)) - kRoundBits;
+  }
+  const auto odd = static_cast<float>(2 * random_bits(job, token, channel) + 1);
+  return static_cast<std::int32_t>(std::fma(x, inverse, odd * 0x1p-17F));
+}
+
+}  // namespace
+
+std::uint32_t random_bits(const SealJob& job, int token, int channel) {
+  // One call for 8 values of a partition: channels of a token, or tokens of a channel.
+  const bool tokens = job.plane.axis == Axis::kToken;
+  const int along = tokens ? channel : token;
+  const std::uint32_t position = job.draw.position + (tokens ? token : token / 8 * 8);
+  const auto words = philox4x32(
+      kDrawKey, {position, static_cast<std::uint32_t>(tokens ? channel / 8 : channel),
+                 2 * job.draw.kv_head + (job.part == Part::kKeys ? 0 : 1), job.draw.layer});
+  return words[along % 8 / 2] >> 16 * (along % 2) & 0xffffU;
+}
+
+void seal_scalar(const SealJob& job) {
+  std::memset(job.codes, 0, codes_bytes(job.plane, job.head_dim));
+  const int most = (1 << job.plane.bits) - 1;
+  const int count = entries(job.plane, job.head_dim);
+  for (int entry = 0; entry < count; ++entry) {
+    const Partition partition = partition_of(job.plane, job.head_dim, entry);
+    float least = at(job, partition.token, partition.channel);
+    float greatest = least;
+    for_each(partition, [&](int token, int channel) {
+      least = std::min(least, at(job, token, channel));
+      greatest = std::max(greatest, at(job, token, channel));
+    });
+    const Meta meta = job.plane.meta;
+    const std::uint16_t minimum = not_above(meta, least);
+    const float m = value_of(meta, minimum);
+    const std::uint16_t scale = not_below(meta, (greatest - m) / static_cast<float>(most));
+    const float s = value_of(meta, scale);
+    std::memcpy(job.metadata + kEntryBytes * entry, &minimum, sizeof(minimum));
+    std::memcpy(job.metadata + kEntryBytes * entry + sizeof(minimum), &scale, sizeof(scale));
+    const float inverse = s == 0 ? 0.0F : 1.0F / s;
+    for_each(partition, [&](int token, int channel) {
+      const std::int32_t code = std::clamp(code_of(job, token, channel, m, inverse), 0, most);
+      add_code(job, token, channel, static_cast<std::uint32_t>(code));
+    });
+  }
+}
+
+void open_scalar(const OpenJob& job) {
+  const std::uint32_t mask = (1U << job.plane.bits) - 1;
+  for (int token = 0; token < kBlockTokens; ++token) {
+    for (int channel = 0; channel < job.head_dim; ++channel) {
+      const CodePlace place = place_of(job.part, job.plane.bits, job.head_dim, token, channel);
+      const std::uint32_t code = read_word(job.codes, place.word) >> place.bit & mask;
+      std::uint16_t pair[2];
+      std::memcpy(pair,
+                  job.metadata + kEntryBytes * entry_of(job.plane, job.head_dim, token, channel),
+                  kEntryBytes);
+      job.rows[std::size_t(token) * job.head_dim + channel] =
+          std::fma(value_of(job.plane.meta, pair[1]), static_cast<float>(code),
+                   value_of(job.plane.meta, pair[0]));
+    }
+  }
+}
+
+SealKernel seal_kernel(const Plane& /*plane*/, Part /*part*/, Rounding /*rounding*/, Isa /*isa*/) {
+  return seal_scalar;
+}
+
+OpenKernel open_kernel(const Plane& /*plane*/, Part /*part*/, Isa /*isa*/) { return open_scalar; }
+
+}  // namespace kvlane::hack
