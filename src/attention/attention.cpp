@@ -40,15 +40,16 @@ void Attention::make_tiles(const AttentionBatch& batch) {
                    [](const Tile& a, const Tile& b) { return a.block > b.block; });
 }
 
-// Tiles from `first` on whose rows see the same pages. Those of a cache in 16 bits have nothing to
-// share.
-int Attention::tiles_with_pages_of(int first) const {
+// Tiles from `first` on that go over their blocks together: those that share the reading of sealed
+// pages, and `most` of several KV heads, whose pages lie one after the other in memory.
+int Attention::tiles_together(int first, int most) const {
   const Tile& tile = tiles_[first];
-  if (!tile.table->coded()) return 1;
   int count = 1;
   for (int i = first + 1; i < static_cast<int>(tiles_.size()) && count < kGroupTiles; ++i) {
     const Tile& next = tiles_[i];
-    if (next.table != tile.table || next.kv_head != tile.kv_head || next.block != tile.block) break;
+    if (next.table != tile.table || next.block != tile.block) break;
+    const bool shares_page = tile.table->coded() && next.kv_head == tile.kv_head;
+    if (!shares_page && count >= most) break;
     ++count;
   }
   return count;
@@ -57,15 +58,25 @@ int Attention::tiles_with_pages_of(int first) const {
 // Whether a tile's runs are more than one task.
 bool Attention::make_tasks() {
   tasks_.clear();
-  // A tile for every thread and some to spare: leave tiles whole and keep their states in registers
-  // and caches. Else every run is a task of its own. Both ways merge the same states in the same
-  // order.
-  const bool split = static_cast<int>(tiles_.size()) < 4 * parallel_threads();
-  int states = 0;
-  for (int tile = 0; tile < static_cast<int>(tiles_.size());) {
-    const int tiles = tiles_with_pages_of(tile);
+  const int threads = parallel_threads();
+  const auto tiles_all = static_cast<int>(tiles_.size());
+  // Tiles enough for all threads: leave them whole and keep their states in registers and caches.
+  // Else every run is a task of its own. Both ways merge the same states in the same order.
+  const bool split = threads > 1 && tiles_all < kGroupTiles * threads;
+  const auto parts = [&](int tile) {
     const int runs = run_count(tiles_[tile].block);
-    const int step = !split || runs < 3 ? runs : 1;
+    return split && runs >= 3 ? runs : 1;
+  };
+  int parts_all = 0;
+  for (int tile = 0; tile < tiles_all; ++tile) parts_all += parts(tile);
+  // Four tasks a thread, or one that ends late is waited for.
+  const int most =
+      threads == 1 ? kGroupTiles : std::clamp(parts_all / (4 * threads), 1, kGroupTiles);
+  int states = 0;
+  for (int tile = 0; tile < tiles_all;) {
+    const int tiles = tiles_together(tile, most);
+    const int runs = run_count(tiles_[tile].block);
+    const int step = runs / parts(tile);
     for (int run = 0; run < runs; run += step) {
       tasks_.push_back({tile, tiles, run, run + step, states});
       states += tiles;
@@ -125,26 +136,42 @@ void Attention::attend(const AttentionBatch& batch, const Task& task,
     if (table.coded()) sealed_kernel_->prepare(past[i], tiles[i].pairs);
     totals[i].reset(tiles[i].pairs, head_dim);
   }
-  const auto read_rows = [&](int block, PageQuery& query, StateTile& state) {
-    if (block < tiles->block) query.next = memory(*tiles, batch.layer, block + 1);
-    kernel_(query, table.page(block, batch.layer, tiles->kv_head), state);
+  // The page that is read after those of the tiles before `tile`.
+  const auto next = [&](int block, int tile) -> std::span<const std::byte> {
+    if (tile < task.tiles) return memory(tiles[tile], batch.layer, block);
+    if (block < tiles->block) return memory(*tiles, batch.layer, block + 1);
+    return {};
   };
-  const auto read = [&](int block) {
-    if (reads_rows(*tiles, block)) {
-      for (int i = 0; i < task.tiles; ++i) read_rows(block, past[i].rows, states[i]);
-    } else {
+  // Of tiles [first, end), which are of one KV head.
+  const auto read_page = [&](int block, int first, int end) {
+    const int kv_head = tiles[first].kv_head;
+    if (block < tiles->block && !reads_rows(*tiles, block)) {
       sealed_kernel_->attend({{batch.layer, block * kBlockTokens},
                               table.sealed(block, batch.layer),
-                              tiles->kv_head,
-                              memory(*tiles, batch.layer, block + 1)},
-                             std::span(past).first(task.tiles), states);
+                              kv_head,
+                              next(block, end)},
+                             std::span(past).subspan(first, end - first),
+                             std::span(states).subspan(first, end - first));
+      return;
+    }
+    for (int i = first; i < end; ++i) {
+      PageQuery& query = block < tiles->block ? past[i].rows : own[i];
+      query.next = next(block, end);
+      kernel_(query, table.page(block, batch.layer, kv_head), states[i]);
+    }
+  };
+  // In the order of memory: a core reads a whole slab faster than pages from here and there.
+  const auto read = [&](int block) {
+    for (int first = 0, end = 0; first < task.tiles; first = end) {
+      while (end < task.tiles && tiles[end].kv_head == tiles[first].kv_head) ++end;
+      read_page(block, first, end);
     }
   };
   const int own_run = run_count(tiles->block) - 1;
   for (int run = task.first_run; run < task.last_run; ++run) {
     for (int i = 0; i < task.tiles; ++i) states[i].reset(tiles[i].pairs, head_dim);
     if (run == own_run) {
-      for (int i = 0; i < task.tiles; ++i) read_rows(tiles->block, own[i], states[i]);
+      read(tiles->block);
     } else {
       const int end = std::min((run + 1) * kSplitBlocks, tiles->block);
       for (int block = run * kSplitBlocks; block < end; ++block) read(block);

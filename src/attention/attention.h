@@ -53,7 +53,7 @@ class Attention {
   void run(const AttentionBatch& batch);
 
  private:
-  // Most tiles that share the reading of a sealed page: their states stay in an L2 cache.
+  // Most tiles of a task: their states stay in an L2 cache.
   static constexpr int kGroupTiles = 8;
 
   // Up to kTileRows (token, query head) pairs of one KV head whose tokens share a block.
@@ -66,7 +66,7 @@ class Attention {
     int row;       // of the span's first row
     int block;     // that the tokens lie in
   };
-  // Part of the work of tiles that read the same pages: runs [first_run, last_run), of which the
+  // Part of the work of tiles that read the same blocks: runs [first_run, last_run), of which the
   // tiles' last is their own block.
   struct Task {
     int first_tile;
@@ -77,7 +77,7 @@ class Attention {
   };
   void make_tiles(const AttentionBatch& batch);
   bool make_tasks();
-  int tiles_with_pages_of(int first) const;
+  int tiles_together(int first, int most) const;
   PageQuery make_query(const AttentionBatch& batch, const Tile& tile) const;
   bool reads_rows(const Tile& tile, int block) const;
   std::span<const std::byte> memory(const Tile& tile, int layer, int block) const;
