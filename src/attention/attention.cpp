@@ -167,16 +167,32 @@ void Attention::attend(const AttentionBatch& batch, const Task& task,
       read_page(block, first, end);
     }
   };
+  const bool apart = table.coded() && sealed_kernel_->in_own_basis();
+  // Those blocks of a run that attention reads as rows, those that it reads sealed, or all.
+  enum class Which : std::uint8_t { kRows, kSealed, kAll };
+  const auto add = [&](int begin, int end, Which which) {
+    bool some = false;
+    for (int block = begin; block < end; ++block) {
+      if (which != Which::kAll && reads_rows(*tiles, block) != (which == Which::kRows)) continue;
+      for (int i = 0; i < task.tiles && !some; ++i) states[i].reset(tiles[i].pairs, head_dim);
+      some = true;
+      read(block);
+    }
+    for (int i = 0; i < task.tiles && some; ++i) {
+      if (which == Which::kSealed) sealed_kernel_->leave_own_basis(states[i]);
+      merge(states[i], totals[i]);
+    }
+  };
   const int own_run = run_count(tiles->block) - 1;
   for (int run = task.first_run; run < task.last_run; ++run) {
-    for (int i = 0; i < task.tiles; ++i) states[i].reset(tiles[i].pairs, head_dim);
-    if (run == own_run) {
-      read(tiles->block);
+    const int begin = run == own_run ? tiles->block : run * kSplitBlocks;
+    const int end = run == own_run ? begin + 1 : std::min(begin + kSplitBlocks, tiles->block);
+    if (apart) {
+      add(begin, end, Which::kRows);
+      add(begin, end, Which::kSealed);
     } else {
-      const int end = std::min((run + 1) * kSplitBlocks, tiles->block);
-      for (int block = run * kSplitBlocks; block < end; ++block) read(block);
+      add(begin, end, Which::kAll);
     }
-    for (int i = 0; i < task.tiles; ++i) merge(states[i], totals[i]);
   }
 }
 

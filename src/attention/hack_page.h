@@ -1,18 +1,22 @@
 // Attention over pages whose K and V are codes of few bits (spec/hack.md), without opening them: a
 // tile of query rows over one page.
 //
-// With a row's query in 8 bits, q = a * u (u from -127 to 127), and a partition's keys m + s * c,
-//   sum of q k = m * (sum of q) + s * (a * (sum of u c) + h * (sum of q - a u)),   h = (2^bits - 1)
-//   / 2
-// The sum of u c is one of integers, the only one that touches codes; all else is one number for a
-// row and partition, or for a token. The last term takes back what rounding q does to the mean code
-// h: what is left of the error meets c - h only.
+// A row's query has 8 bits, q = a * u (u from -127 to 127), and so have weights: they are
+// w = round(255 * x / X) with X the greatest x of the page, so that pages of small weights lose no
+// more than others. Sums of u c and of w c, over codes c, are sums of integers and all that touches
+// codes; the rest is a few numbers for a row, a token or a channel. With h the middle code:
 //
-// Weights have 8 bits, too: w = round(255 * 2^(score - M)) with M the greatest score of the page,
-// so that pages of small weights lose no more than others. With values m + s * c of a channel,
-//   sum of w v = s * (sum of w c) + m * (sum of w)
-// and the same w go into the state's sum, so that they add up to 1 in the end. Sums of codes are
-// needed nowhere: the query has no minimum, and the weights' is 0.
+//   K by token         score = m * (sum of q) + s * (a * (sum of u c) + h * (sum of q - a u))
+//                      over each partition. The last term takes back what rounding q does to h.
+//   K by both          score = (sum of q m) + s * a * (sum of u (c - h));
+//                      the first term is the same for all tokens of the page
+//   V by channel       x = 2^(score - M); out = s * (sum of w c) + m * (sum of w); the same w go
+//                      into the state's sum, so that they add up to 1 in the end
+//   V by both          x = s * 2^(score - M); out = (sum of w (c - h)) + m * (sum of 2^(score - M))
+//
+// with M the greatest score of the page. Sums of codes are needed nowhere, as neither queries nor
+// weights have a minimum. Where channels are mixed queries are, too, and outputs are mixed back
+// once for a run of pages.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -30,10 +34,12 @@ inline constexpr int kHackPartitionsMax = kTileHeadDimMax / 32;
 
 // A tile's rows in 8 bits; scores are in units of log2, so their scale is in here.
 struct HackQuery {
-  alignas(64) std::int8_t codes[kTileRows][kTileHeadDimMax];
-  float scale[kTileRows];                       // a
-  float sum[kTileRows][kHackPartitionsMax];     // of q
-  float centre[kTileRows][kHackPartitionsMax];  // h * (sum of q - a u)
+  alignas(64) std::int8_t codes[kTileRows][kTileHeadDimMax];  // u
+  alignas(64) float values[kTileRows][kTileHeadDimMax];       // q, for K by both
+  float scale[kTileRows];                                     // a
+  float sum[kTileRows][kHackPartitionsMax];                   // of q
+  // h * (sum of q - a u); for K by both, of one partition, h * (sum of -a u).
+  float centre[kTileRows][kHackPartitionsMax];
 };
 
 // What pages of a cache have in common.
@@ -41,6 +47,11 @@ struct HackShape {
   hack::Plane k, v;
   hack::PageLayout layout;
   int head_dim;
+  bool mix;
+
+  // Channels of K, or tokens of V, whose products make one sum of integers.
+  int key_partition() const { return k.axis == hack::Axis::kBoth ? head_dim : k.partition; }
+  int value_partition() const { return v.axis == hack::Axis::kBoth ? kBlockTokens : v.partition; }
 };
 
 // The kernels of a tier. A row's arithmetic is the same whatever else is in its tile.
@@ -54,10 +65,10 @@ struct HackKernel {
 };
 
 HackKernel hack_kernel_scalar();
-HackKernel hack_kernel_avx512(const HackShape& shape);
+HackKernel hack_kernel_avx512();
 
-inline HackKernel hack_kernel(const HackShape& shape, Isa isa) {
-  return isa == Isa::kAvx512 ? hack_kernel_avx512(shape) : hack_kernel_scalar();
+inline HackKernel hack_kernel(Isa isa) {
+  return isa == Isa::kAvx512 ? hack_kernel_avx512() : hack_kernel_scalar();
 }
 
 }  // namespace kvlane

@@ -14,10 +14,12 @@
 
 #include "attention/exp2_avx512.h"
 #include "attention/hack_page.h"
+#include "quant/hadamard.h"
 
 namespace kvlane {
 namespace {
 
+using hack::Axis;
 using hack::Meta;
 
 constexpr int kLanes = 16;
@@ -37,21 +39,26 @@ class Prefetch {
   const char* end_;
 };
 
+// 16 numbers of the metadata's type.
+inline __m512 load_numbers(Meta meta, const std::byte* from) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  if (meta == Meta::kFp16) return _mm512_cvtph_ps(halves);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
 // m and s of 16 tokens or channels.
 struct Affine {
   __m512 m, s;
 };
-template <Meta kMeta>
-inline Affine load_affine(const std::byte* entries) {
+inline Affine load_affine(Meta meta, const std::byte* entries) {
   const __m512i pairs = _mm512_loadu_si512(entries);
-  if constexpr (kMeta == Meta::kBf16) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
-            _mm512_castsi512_ps(
-                _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
-  } else {
+  if (meta == Meta::kFp16) {
     return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs)),
             _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)))};
   }
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
+          _mm512_castsi512_ps(_mm512_and_si512(pairs, high))};
 }
 
 // Codes of register r of a word, as bytes.
@@ -73,65 +80,83 @@ inline __m512i broadcast(const void* four_bytes) {
 
 // --- the query ----------------------------------------------------------------------------------
 
-inline __m512 load_query(const PageQuery& query, int row, int head_dim, int i) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int part = 0; part < query.parts; ++part) {
-    const auto* at = reinterpret_cast<const __m256i*>(query.q[row] + part * head_dim + i);
-    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
-    sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
+void load_query(const HackShape& shape, const PageQuery& query, int row, float* q) {
+  const int d = shape.head_dim;
+  for (int i = 0; i < d; i += kLanes) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int part = 0; part < query.parts; ++part) {
+      const auto* at = reinterpret_cast<const __m256i*>(query.q[row] + part * d + i);
+      const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
+    }
+    _mm512_store_ps(q + i, _mm512_mul_ps(sum, _mm512_set1_ps(query.scale)));
   }
-  return _mm512_mul_ps(sum, _mm512_set1_ps(query.scale));
+  if (shape.mix) mix_channels(q, 1, d);
 }
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
   const int d = shape.head_dim;
+  const int partition = shape.k.axis == Axis::kBoth ? d : shape.k.partition;
   const float middle = static_cast<float>((1 << shape.k.bits) - 1) / 2;
   for (int row = 0; row < rows; ++row) {
-    __m512 q[kTileHeadDimMax / kLanes];
+    float* const q = to.values[row];
+    load_query(shape, query, row, q);
     __m512 most = _mm512_setzero_ps();
     for (int i = 0; i < d; i += kLanes) {
-      q[i / kLanes] = load_query(query, row, d, i);
-      most = _mm512_max_ps(most, _mm512_abs_ps(q[i / kLanes]));
+      most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_load_ps(q + i)));
     }
     const float greatest = _mm512_reduce_max_ps(most);
     const float scale = greatest / 127.0F;
     const __m512 inverse = _mm512_set1_ps(greatest > 0 ? 127.0F / greatest : 0.0F);
     to.scale[row] = scale;
-    for (int first = 0, g = 0; first < d; first += shape.k.partition, ++g) {
-      const int end = d - first < shape.k.partition ? d : first + shape.k.partition;
+    for (int first = 0, g = 0; first < d; first += partition, ++g) {
+      const int end = d - first < partition ? d : first + partition;
       __m512 sum = _mm512_setzero_ps();
       __m512i codes = _mm512_setzero_si512();
       for (int i = first; i < end; i += kLanes) {
-        const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(q[i / kLanes], inverse));
+        const __m512 x = _mm512_load_ps(q + i);
+        const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
         _mm_store_si128(reinterpret_cast<__m128i*>(&to.codes[row][i]), _mm512_cvtepi32_epi8(code));
-        sum = _mm512_add_ps(sum, q[i / kLanes]);
+        sum = _mm512_add_ps(sum, x);
         codes = _mm512_add_epi32(codes, code);
       }
-      const float total = _mm512_reduce_add_ps(sum);
-      to.sum[row][g] = total;
-      to.centre[row][g] =
-          middle * (total - scale * static_cast<float>(_mm512_reduce_add_epi32(codes)));
+      to.sum[row][g] = _mm512_reduce_add_ps(sum);
+      to.centre[row][g] = middle * ((shape.k.axis == Axis::kBoth ? 0.0F : to.sum[row][g]) -
+                                    scale * static_cast<float>(_mm512_reduce_add_epi32(codes)));
     }
   }
 }
 
 // --- scores -------------------------------------------------------------------------------------
 
+// What all tokens of a page have in common: the query's product with m of the channels.
+inline float base_score(const HackShape& shape, const float* q, const std::byte* page) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int i = 0; i < shape.head_dim; i += kLanes) {
+    const __m512 m = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * i);
+    sum = _mm512_fmadd_ps(_mm512_load_ps(q + i), m, sum);
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
 // Of kRows rows from `row` on and kGroups times 16 tokens from `token` on.
-template <int kBits, Meta kMeta, int kRows, int kGroups>
+template <int kBits, bool kBoth, int kRows, int kGroups>
 inline void score(const HackShape& shape, const HackQuery& query, int row, const std::byte* page,
-                  int token, Prefetch& prefetch, float (*scores)[kBlockTokens]) {
+                  int token, Prefetch& prefetch, const float* bases,
+                  float (*scores)[kBlockTokens]) {
   constexpr int kRegisters = 8 / kBits;
   constexpr int kChannels = 32 / kBits;  // of a word
   const int d = shape.head_dim;
+  const int partition = kBoth ? d : shape.k.partition;
   __m512 sums[kRows][kGroups];
-  for (auto& of_row : sums) {
-    for (auto& sum : of_row) sum = _mm512_setzero_ps();
+  for (int j = 0; j < kRows; ++j) {
+    for (auto& sum : sums[j]) sum = _mm512_set1_ps(kBoth ? bases[row + j] : 0.0F);
   }
   const std::byte* words = page + 4 * token;
-  const std::byte* entries = page + shape.layout.k_metadata + hack::kEntryBytes * token;
-  for (int first = 0, g = 0; first < d; first += shape.k.partition, ++g) {
-    const int end = d - first < shape.k.partition ? d : first + shape.k.partition;
+  const std::byte* entries =
+      page + shape.layout.k_metadata + (kBoth ? 2 * d + 2 * token : int{hack::kEntryBytes} * token);
+  for (int first = 0, g = 0; first < d; first += partition, ++g) {
+    const int end = d - first < partition ? d : first + partition;
     __m512i dots[kRows][kGroups];
     for (auto& of_row : dots) {
       for (auto& dot : of_row) dot = _mm512_setzero_si512();
@@ -155,14 +180,21 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
       }
     }
     for (int group = 0; group < kGroups; ++group) {
-      const Affine affine = load_affine<kMeta>(entries + 64 * group);
+      Affine affine;
+      if constexpr (kBoth) {
+        affine.s = load_numbers(shape.k.meta, entries + 32 * group);
+      } else {
+        affine = load_affine(shape.k.meta, entries + 64 * group);
+      }
       for (int j = 0; j < kRows; ++j) {
         const __m512 product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[j][group]),
                                                _mm512_set1_ps(query.scale[row + j]),
                                                _mm512_set1_ps(query.centre[row + j][g]));
-        const __m512 base =
-            _mm512_fmadd_ps(affine.m, _mm512_set1_ps(query.sum[row + j][g]), sums[j][group]);
-        sums[j][group] = _mm512_fmadd_ps(affine.s, product, base);
+        __m512& sum = sums[j][group];
+        if constexpr (!kBoth) {
+          sum = _mm512_fmadd_ps(affine.m, _mm512_set1_ps(query.sum[row + j][g]), sum);
+        }
+        sum = _mm512_fmadd_ps(affine.s, product, sum);
       }
     }
     entries += hack::kEntryBytes * kBlockTokens;
@@ -179,9 +211,10 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
 // A row's weights, four bytes for each register and class of V, and what they are worth.
 struct Weights {
   alignas(64) std::uint8_t bytes[kBlockTokens];
-  int sum[2];  // of tokens 0 ... 31 and 32 ... 63
-  float unit;  // of one, beside the state's maximum
-  float keep;  // what the state so far is to be multiplied with
+  int codes[2];  // sums of them, over tokens 0 ... 31 and 32 ... 63
+  float unit;    // of a code, beside the state's maximum
+  float total;   // of all weights
+  float keep;    // what the state so far is to be multiplied with
 };
 
 // Byte 16 r + 4 c + k is token value_token(r, c, k).
@@ -198,40 +231,56 @@ inline __m512i value_order() {
   return _mm512_load_si512(kTable.tokens);
 }
 
-inline void weigh(const float* scores, float& max, float& sum, Weights& weights) {
-  __m512 score[4];
-  for (int i = 0; i < 4; ++i) score[i] = _mm512_load_ps(scores + kLanes * i);
-  const float page_max = _mm512_reduce_max_ps(
-      _mm512_max_ps(_mm512_max_ps(score[0], score[1]), _mm512_max_ps(score[2], score[3])));
+template <bool kBoth>
+inline void weigh(const HackShape& shape, const float* scores, const std::byte* page, float& max,
+                  float& sum, Weights& weights) {
+  __m512 x[4];
+  for (int i = 0; i < 4; ++i) x[i] = _mm512_load_ps(scores + kLanes * i);
+  const float page_max =
+      _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
   const float new_max = page_max > max ? page_max : max;
-  __m512i bytes = _mm512_setzero_si512();
+  __m512 total = _mm512_setzero_ps();
+  __m512 most = _mm512_setzero_ps();
   for (int i = 0; i < 4; ++i) {
-    const __m512 weight = exp2_negative(_mm512_sub_ps(score[i], _mm512_set1_ps(page_max)));
-    const __m128i codes =
-        _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(weight, _mm512_set1_ps(255.0F))));
-    _mm_store_si128(reinterpret_cast<__m128i*>(weights.bytes + kLanes * i), codes);
+    x[i] = exp2_negative(_mm512_sub_ps(x[i], _mm512_set1_ps(page_max)));
+    if constexpr (kBoth) {
+      total = _mm512_add_ps(total, x[i]);
+      const std::byte* const scales =
+          page + shape.layout.v_metadata + 2 * (shape.head_dim + kLanes * i);
+      x[i] = _mm512_mul_ps(x[i], load_numbers(shape.v.meta, scales));
+      most = _mm512_max_ps(most, x[i]);
+    }
   }
-  bytes = _mm512_permutexvar_epi8(value_order(), _mm512_load_si512(weights.bytes));
+  const float greatest = kBoth ? _mm512_reduce_max_ps(most) : 1.0F;
+  const __m512 inverse = _mm512_set1_ps(greatest > 0 ? 255.0F / greatest : 0.0F);
+  for (int i = 0; i < 4; ++i) {
+    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
+    _mm_store_si128(reinterpret_cast<__m128i*>(weights.bytes + kLanes * i),
+                    _mm512_cvtepi32_epi8(code));
+  }
+  const __m512i bytes = _mm512_permutexvar_epi8(value_order(), _mm512_load_si512(weights.bytes));
   _mm512_store_si512(weights.bytes, bytes);
   // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
   const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, _mm512_set1_epi8(1));
-  weights.sum[0] = _mm512_mask_reduce_add_epi32(0x00ff, sums);
-  weights.sum[1] = _mm512_mask_reduce_add_epi32(0xff00, sums);
+  weights.codes[0] = _mm512_mask_reduce_add_epi32(0x00ff, sums);
+  weights.codes[1] = _mm512_mask_reduce_add_epi32(0xff00, sums);
   const __m512 factors = exp2_negative(
       _mm512_mask_blend_ps(1, _mm512_set1_ps(page_max - new_max), _mm512_set1_ps(max - new_max)));
   alignas(64) float factor[kLanes];
   _mm512_store_ps(factor, factors);
   weights.keep = factor[0];
-  weights.unit = factor[1] / 255.0F;
+  weights.unit = factor[1] * greatest / 255.0F;
+  weights.total = kBoth ? _mm512_reduce_add_ps(total) * factor[1]
+                        : static_cast<float>(weights.codes[0] + weights.codes[1]) * weights.unit;
   max = new_max;
-  sum = sum * weights.keep + static_cast<float>(weights.sum[0] + weights.sum[1]) * weights.unit;
+  sum = sum * weights.keep + weights.total;
 }
 
 // --- output -------------------------------------------------------------------------------------
 
 // out[channel ... channel + 15] of kRows rows: out * keep + weights x V. kParts partitions of
 // tokens, 1 or 2.
-template <int kBits, Meta kMeta, int kRows, int kParts>
+template <int kBits, bool kBoth, int kRows, int kParts>
 inline void add_values(const HackShape& shape, const Weights* weights, const std::byte* page,
                        int channel, float* out) {
   constexpr int kRegisters = 8 / kBits;
@@ -257,89 +306,108 @@ inline void add_values(const HackShape& shape, const Weights* weights, const std
       }
     }
   }
-  for (int j = 0; j < kRows; ++j) {
-    __m512 total =
-        _mm512_mul_ps(_mm512_loadu_ps(out + j * d + channel), _mm512_set1_ps(weights[j].keep));
-    for (int part = 0; part < kParts; ++part) {
-      const Affine affine = load_affine<kMeta>(page + shape.layout.v_metadata +
-                                               hack::kEntryBytes * (part * d + channel));
-      const int sum = kParts == 1 ? weights[j].sum[0] + weights[j].sum[1] : weights[j].sum[part];
-      __m512i dot = dots[j][part];
-      if constexpr (kBits == 8) dot = _mm512_add_epi32(dot, _mm512_set1_epi32(128 * sum));
-      const __m512 unit = _mm512_set1_ps(weights[j].unit);
-      total = _mm512_fmadd_ps(affine.m, _mm512_set1_ps(static_cast<float>(sum) * weights[j].unit),
-                              total);
-      total = _mm512_fmadd_ps(affine.s, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), unit), total);
+  const std::byte* const metadata = page + shape.layout.v_metadata;
+  for (int part = 0; part < kParts; ++part) {
+    Affine affine;
+    if constexpr (kBoth) {
+      affine.m = load_numbers(shape.v.meta, metadata + 2 * channel);
+    } else {
+      affine = load_affine(shape.v.meta, metadata + hack::kEntryBytes * (part * d + channel));
     }
-    _mm512_storeu_ps(out + j * d + channel, total);
+    for (int j = 0; j < kRows; ++j) {
+      const Weights& of = weights[j];
+      const int sum = kParts == 1 ? of.codes[0] + of.codes[1] : of.codes[part];
+      // In halves: what codes are from the middle, or from 0.
+      const int middle = kBoth ? (1 << kBits) - 1 : 0;
+      const int offset = sum * ((kBits == 8 ? 256 : 0) - middle);
+      const __m512 dot = _mm512_add_ps(_mm512_cvtepi32_ps(dots[j][part]),
+                                       _mm512_set1_ps(static_cast<float>(offset) * 0.5F));
+      const __m512 product = _mm512_mul_ps(dot, _mm512_set1_ps(of.unit));
+      float* const at = out + j * d + channel;
+      __m512 total = _mm512_loadu_ps(at);
+      if (part == 0) total = _mm512_mul_ps(total, _mm512_set1_ps(of.keep));
+      const float mean_weight = kBoth ? of.total : static_cast<float>(sum) * of.unit;
+      total = _mm512_fmadd_ps(affine.m, _mm512_set1_ps(mean_weight), total);
+      total = kBoth ? _mm512_add_ps(product, total) : _mm512_fmadd_ps(affine.s, product, total);
+      _mm512_storeu_ps(at, total);
+    }
   }
 }
 
 // --- a page -------------------------------------------------------------------------------------
 
-template <int kKeyBits, int kValueBits, Meta kMeta, int kParts>
-void attend(const HackShape& shape, const HackQuery& query, const std::byte* page,
-            std::span<const std::byte> next, StateTile& tile) {
-  const int d = shape.head_dim;
-  alignas(64) float scores[kTileRows][kBlockTokens];
-  Weights weights[kTileRows];
-  Prefetch prefetch(next);
-  const int whole_rows = tile.rows / 4 * 4;
+template <int kBits, bool kBoth>
+void score_page(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
+                Prefetch& prefetch, float (*scores)[kBlockTokens]) {
+  float bases[kTileRows];
+  for (int row = 0; kBoth && row < rows; ++row) {
+    bases[row] = base_score(shape, query.values[row], page);
+  }
+  const int whole_rows = rows / 4 * 4;
   for (int row = 0; row < whole_rows; row += 4) {
     for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
-      score<kKeyBits, kMeta, 4, 2>(shape, query, row, page, token, prefetch, scores);
+      score<kBits, kBoth, 4, 2>(shape, query, row, page, token, prefetch, bases, scores);
     }
   }
-  for (int row = whole_rows; row < tile.rows; ++row) {
-    score<kKeyBits, kMeta, 1, 4>(shape, query, row, page, 0, prefetch, scores);
+  for (int row = whole_rows; row < rows; ++row) {
+    score<kBits, kBoth, 1, 4>(shape, query, row, page, 0, prefetch, bases, scores);
   }
-  for (int row = 0; row < tile.rows; ++row) {
-    weigh(scores[row], tile.max[row], tile.sum[row], weights[row]);
-  }
+}
+
+template <int kBits, bool kBoth, int kParts>
+void add_page_values(const HackShape& shape, const Weights* weights, const std::byte* page,
+                     Prefetch& prefetch, StateTile& tile) {
+  const int d = shape.head_dim;
+  const int whole_rows = tile.rows / 4 * 4;
   for (int channel = 0; channel < d; channel += kLanes) {
     prefetch.lines(4);
     for (int row = 0; row < whole_rows; row += 4) {
-      add_values<kValueBits, kMeta, 4, kParts>(shape, weights + row, page, channel,
-                                               tile.out + row * d);
+      add_values<kBits, kBoth, 4, kParts>(shape, weights + row, page, channel, tile.out + row * d);
     }
     for (int row = whole_rows; row < tile.rows; ++row) {
-      add_values<kValueBits, kMeta, 1, kParts>(shape, weights + row, page, channel,
-                                               tile.out + row * d);
+      add_values<kBits, kBoth, 1, kParts>(shape, weights + row, page, channel, tile.out + row * d);
     }
   }
 }
 
-using Attend = decltype(HackKernel::attend);
-
-template <int kKeyBits, int kValueBits, Meta kMeta>
-Attend choose_parts(const HackShape& shape) {
-  return shape.v.partition == kBlockTokens ? attend<kKeyBits, kValueBits, kMeta, 1>
-                                           : attend<kKeyBits, kValueBits, kMeta, 2>;
-}
-
-template <int kKeyBits, int kValueBits>
-Attend choose_meta(const HackShape& shape) {
-  return shape.k.meta == Meta::kFp16 ? choose_parts<kKeyBits, kValueBits, Meta::kFp16>(shape)
-                                     : choose_parts<kKeyBits, kValueBits, Meta::kBf16>(shape);
-}
-
-template <int kKeyBits>
-Attend choose_value_bits(const HackShape& shape) {
-  switch (shape.v.bits) {
-    case 2: return choose_meta<kKeyBits, 2>(shape);
-    case 4: return choose_meta<kKeyBits, 4>(shape);
-    default: return choose_meta<kKeyBits, 8>(shape);
+// Calls `body` with the bits and with what else is known while compiling.
+template <class Body>
+inline void with_bits(int bits, const Body& body) {
+  switch (bits) {
+    case 2: body.template operator()<2>(); break;
+    case 4: body.template operator()<4>(); break;
+    default: body.template operator()<8>(); break;
   }
+}
+
+void attend(const HackShape& shape, const HackQuery& query, const std::byte* page,
+            std::span<const std::byte> next, StateTile& tile) {
+  alignas(64) float scores[kTileRows][kBlockTokens];
+  Weights weights[kTileRows];
+  Prefetch prefetch(next);
+  const bool both = shape.k.axis == Axis::kBoth;
+  with_bits(shape.k.bits, [&]<int kBits>() {
+    both ? score_page<kBits, true>(shape, query, tile.rows, page, prefetch, scores)
+         : score_page<kBits, false>(shape, query, tile.rows, page, prefetch, scores);
+  });
+  for (int row = 0; row < tile.rows; ++row) {
+    both ? weigh<true>(shape, scores[row], page, tile.max[row], tile.sum[row], weights[row])
+         : weigh<false>(shape, scores[row], page, tile.max[row], tile.sum[row], weights[row]);
+  }
+  const bool halves = !both && shape.v.partition < kBlockTokens;
+  with_bits(shape.v.bits, [&]<int kBits>() {
+    if (both) {
+      add_page_values<kBits, true, 1>(shape, weights, page, prefetch, tile);
+    } else if (halves) {
+      add_page_values<kBits, false, 2>(shape, weights, page, prefetch, tile);
+    } else {
+      add_page_values<kBits, false, 1>(shape, weights, page, prefetch, tile);
+    }
+  });
 }
 
 }  // namespace
 
-HackKernel hack_kernel_avx512(const HackShape& shape) {
-  switch (shape.k.bits) {
-    case 2: return {prepare, choose_value_bits<2>(shape)};
-    case 4: return {prepare, choose_value_bits<4>(shape)};
-    default: return {prepare, choose_value_bits<8>(shape)};
-  }
-}
+HackKernel hack_kernel_avx512() { return {prepare, attend}; }
 
 }  // namespace kvlane

@@ -3,6 +3,7 @@
 #include "attention/sealed_kernel.h"
 
 #include "quant/hack_format.h"
+#include "quant/hadamard.h"
 
 namespace kvlane {
 namespace {
@@ -32,8 +33,9 @@ class OpeningKernel final : public SealedKernel {
 class CodeKernel final : public SealedKernel {
  public:
   CodeKernel(const HackFormat& format, Isa isa)
-      : shape_{format.options().k, format.options().v, format.layout(), format.shape().head_dim},
-        kernel_(hack_kernel(shape_, isa)) {}
+      : shape_{format.options().k, format.options().v, format.layout(), format.shape().head_dim,
+               format.options().mix},
+        kernel_(hack_kernel(isa)) {}
 
   void prepare(SealedQuery& query, int rows) const override {
     kernel_.prepare(shape_, query.rows, rows, query.hack);
@@ -45,6 +47,11 @@ class CodeKernel final : public SealedKernel {
     for (std::size_t i = 0; i < queries.size(); ++i) {
       kernel_.attend(shape_, queries[i].hack, codes, page.next, tiles[i]);
     }
+  }
+
+  bool in_own_basis() const override { return shape_.mix; }
+  void leave_own_basis(StateTile& tile) const override {
+    if (shape_.mix) mix_channels(tile.out, tile.rows, tile.head_dim);
   }
 
  private:

@@ -37,6 +37,11 @@ class SealedKernel {
   // Adds a page, of which all rows see all tokens, to the state of each query's tile.
   virtual void attend(const SealedPage& page, std::span<const SealedQuery> queries,
                       std::span<StateTile> tiles) const = 0;
+
+  // Whether attend() gives outputs in a basis of its own, which must not meet those of rows before
+  // leave_own_basis() was called.
+  virtual bool in_own_basis() const { return false; }
+  virtual void leave_own_basis(StateTile& /*tile*/) const {}
 };
 
 // The kernel for a format, which outlives it.

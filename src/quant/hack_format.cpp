@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "base/bf16.h"
 #include "base/fp16_bounds.h"
+#include "quant/hadamard.h"
 #include "quant/slab_rows.h"
 
 namespace kvlane {
@@ -23,8 +25,11 @@ namespace {
 // Of a page's K or V.
 constexpr std::size_t kValuesMax = std::size_t{kBlockTokens} * hack::kHeadDimMax;
 
-// The largest magnitude whose range and minimum the type holds.
-float magnitude_max(Meta meta) { return meta == Meta::kFp16 ? kFp16Max : 0x1p120F; }
+// The largest magnitude for which all that is stored stays finite.
+float magnitude_max(const Plane& plane) {
+  if (plane.meta == Meta::kBf16) return 0x1p100F;
+  return plane.axis == Axis::kBoth ? 0x1p14F : kFp16Max;
+}
 
 }  // namespace
 
@@ -57,13 +62,12 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
   const Plane& plane = keys ? options_.k : options_.v;
   const std::size_t count = shape().page_plane_elements();
   alignas(64) float values[kValuesMax];
+  for (std::size_t i = 0; i < count; ++i) values[i] = to_float(bf16{rows[i]});
+  if (options_.mix) mix_channels(values, kBlockTokens, shape().head_dim);
   float most = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    values[i] = to_float(bf16{rows[i]});
-    most = std::max(most, std::abs(values[i]));
-  }
-  if (most > magnitude_max(plane.meta)) {
-    return row_beyond(keys, shape(), place, kv_head, values, magnitude_max(plane.meta));
+  for (std::size_t i = 0; i < count; ++i) most = std::max(most, std::abs(values[i]));
+  if (!(most <= magnitude_max(plane))) {
+    return row_beyond(keys, shape(), place, kv_head, values, magnitude_max(plane));
   }
   const hack::Draw draw{static_cast<std::uint32_t>(place.layer),
                         static_cast<std::uint32_t>(kv_head),
@@ -71,6 +75,9 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
   (keys ? seal_k_ : seal_v_)({plane, part, shape().head_dim, options_.rounding, draw, values,
                               page + (keys ? 0 : layout_.v_codes),
                               page + (keys ? layout_.k_metadata : layout_.v_metadata)});
+  const std::size_t end = hack::metadata_bytes(plane, shape().head_dim) +
+                          (keys ? layout_.k_metadata : layout_.v_metadata);
+  std::memset(page + end, 0, (keys ? layout_.v_metadata : layout_.bytes) - end);
   return {};
 }
 
@@ -80,19 +87,27 @@ void HackFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_he
   const std::size_t count = shape().page_plane_elements();
   const std::byte* const from = slab + layout_.bytes * kv_head;
   alignas(64) float values[kValuesMax];
+  const auto store = [&](std::uint16_t* rows) {
+    if (options_.mix) mix_channels(values, kBlockTokens, d);
+    for (std::size_t i = 0; i < count; ++i) rows[i] = to_bf16(values[i]).bits;
+  };
   open_k_({options_.k, Part::kKeys, d, from, from + layout_.k_metadata, values});
-  for (std::size_t i = 0; i < count; ++i) page[i] = to_bf16(values[i]).bits;
+  store(page);
   open_v_(
       {options_.v, Part::kValues, d, from + layout_.v_codes, from + layout_.v_metadata, values});
-  for (std::size_t i = 0; i < count; ++i) page[count + i] = to_bf16(values[i]).bits;
+  store(page + count);
 }
 
-std::size_t HackFormat::used_bytes(const std::byte* /*slab*/) const { return slab_bytes(); }
+std::size_t HackFormat::used_bytes(const std::byte* /*slab*/) const {
+  return layout_.used * shape().kv_heads;
+}
 
 namespace {
 
 constexpr std::array kBits = {2, 4, 8};
 constexpr std::array kPartitions = {32, 64, 128};
+constexpr std::array kSwitch = {0, 1};
+constexpr std::array<std::string_view, 2> kAxes = {"both", "paper"};
 constexpr std::array<std::string_view, 2> kRoundings = {"rn", "sr"};
 constexpr std::array<std::string_view, 2> kMetas = {"fp16", "bf16"};
 constexpr std::array<std::string_view, 2> kComputes = {"int8", "dequantise"};
@@ -100,6 +115,41 @@ constexpr std::array<std::string_view, 2> kComputes = {"int8", "dequantise"};
 // A parameter as canonical names have it: left out where it says what goes without saying.
 std::string parameter(const char* key, const std::string& value, std::string_view usual) {
   return value == usual ? "" : std::string(",") + key + "=" + value;
+}
+
+// What a text says, and the parameters as the canonical name has them.
+struct Choice {
+  HackFormat::Options options;
+  std::string parameters;
+};
+
+Result<Choice> choose(FormatText& text) {
+  KVLANE_ASSIGN(const int k_bits, text.one_of("k", kBits, 2));
+  KVLANE_ASSIGN(const int v_bits, text.one_of("v", kBits, 2));
+  KVLANE_ASSIGN(const std::string axes, text.word("axes", kAxes, "both"));
+  KVLANE_ASSIGN(const std::string type, text.word("meta", kMetas, "fp16"));
+  KVLANE_ASSIGN(const std::string compute, text.word("compute", kComputes, "int8"));
+  const Meta meta = type == "fp16" ? Meta::kFp16 : Meta::kBf16;
+  const bool paper = axes == "paper";
+  KVLANE_ASSIGN(const int mix, text.one_of("mix", kSwitch, paper ? 0 : 1));
+  Choice choice{{{k_bits, Axis::kBoth, 0, meta},
+                 {v_bits, Axis::kBoth, 0, meta},
+                 mix == 1,
+                 Rounding::kNearest,
+                 compute == "int8" ? HackFormat::Compute::kInt8 : HackFormat::Compute::kDequantise},
+                "k=" + std::to_string(k_bits) + ",v=" + std::to_string(v_bits)};
+  if (paper) {
+    KVLANE_ASSIGN(const int partition, text.one_of("p", kPartitions, 64));
+    KVLANE_ASSIGN(const std::string round, text.word("round", kRoundings, "rn"));
+    choice.options.k = {k_bits, Axis::kToken, partition, meta};
+    choice.options.v = {v_bits, Axis::kChannel, std::min(partition, kBlockTokens), meta};
+    if (round == "sr") choice.options.rounding = Rounding::kStochastic;
+    choice.parameters +=
+        ",axes=paper,p=" + std::to_string(partition) + parameter("round", round, "rn");
+  }
+  choice.parameters += parameter("mix", std::to_string(mix), paper ? "0" : "1") +
+                       parameter("meta", type, "fp16") + parameter("compute", compute, "int8");
+  return choice;
 }
 
 }  // namespace
@@ -115,26 +165,12 @@ Result<std::shared_ptr<const KvFormat>> make_hack_format(FormatText text,
                        std::to_string(hack::kHeadDimMax) + ", not " +
                        std::to_string(shape.head_dim));
   }
-  KVLANE_ASSIGN(const int k_bits, text.one_of("k", kBits, 2));
-  KVLANE_ASSIGN(const int v_bits, text.one_of("v", kBits, 2));
-  KVLANE_ASSIGN(const int partition, text.one_of("p", kPartitions, 64));
-  KVLANE_ASSIGN(const std::string round, text.word("round", kRoundings, kRoundings[0]));
-  KVLANE_ASSIGN(const std::string type, text.word("meta", kMetas, kMetas[0]));
-  KVLANE_ASSIGN(const std::string compute, text.word("compute", kComputes, kComputes[0]));
+  KVLANE_ASSIGN(const Choice choice, choose(text));
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
-  const Meta meta = type == "fp16" ? Meta::kFp16 : Meta::kBf16;
-  const HackFormat::Options options{
-      {k_bits, Axis::kToken, partition, meta},
-      {v_bits, Axis::kChannel, std::min(partition, kBlockTokens), meta},
-      round == "rn" ? Rounding::kNearest : Rounding::kStochastic,
-      compute == "int8" ? HackFormat::Compute::kInt8 : HackFormat::Compute::kDequantise};
-  std::string name = "hack:k=" + std::to_string(k_bits) + ",v=" + std::to_string(v_bits) +
-                     ",p=" + std::to_string(partition) + parameter("round", round, "rn") +
-                     parameter("meta", type, "fp16") + parameter("compute", compute, "int8") +
-                     window_text(window);
   return std::shared_ptr<const KvFormat>(
-      std::make_shared<const HackFormat>(std::move(name), shape, window, options, context.isa));
+      std::make_shared<const HackFormat>("hack:" + choice.parameters + window_text(window), shape,
+                                         window, choice.options, context.isa));
 }
 
 }  // namespace kvlane

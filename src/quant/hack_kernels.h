@@ -13,7 +13,7 @@ namespace kvlane::hack {
 // Whether codes lie as those of K or as those of V.
 enum class Part : std::uint8_t { kKeys, kValues };
 
-// Half to even; or up or down by chance, so that codes are right on average.
+// Half to even; or up or down by chance, so that codes are right on average. kBoth has the first.
 enum class Rounding : std::uint8_t { kNearest, kStochastic };
 
 // What the random numbers of a page follow from, besides token and channel.
@@ -36,7 +36,7 @@ struct SealJob {
   std::byte* metadata;
 };
 
-// The other way: rows are m + s * code, rounded to float once. Codes and metadata may be any bytes;
+// The other way: values as Axis says, rounded to float once. Codes and metadata may be any bytes;
 // where m or s is not finite, neither are the rows.
 struct OpenJob {
   Plane plane;

@@ -1,5 +1,5 @@
 // Slabs that attention computes on as they are (spec/hack.md, which is normative): a value is
-// m + s * code, codes lie in the order in which integer dot products take them.
+// linear in its code, codes lie in the order in which integer dot products take them.
 //
 //   0              8bd          8(b+c)d
 //   +--------------+--------------+------------+------------+
@@ -25,9 +25,10 @@ inline constexpr int kHeadDimMax = 256;
 // head_dim is a multiple of it: a word of 2-bit codes of K.
 inline constexpr int kHeadDimStep = 16;
 
-// What the values that share m and s have in common: their token, as the paper has it for K, or
-// their channel, as it has it for V.
-enum class Axis : std::uint8_t { kToken, kChannel };
+// Whose numbers a value is made of. By token or by channel it is m + s * code, with m and s of a
+// partition of its token's channels (the paper's K) or of its channel's tokens (the paper's V). By
+// both it is m + s * (code - middle), with m of its channel and s of its token.
+enum class Axis : std::uint8_t { kToken, kChannel, kBoth };
 
 // The 16-bit type of m and s.
 enum class Meta : std::uint8_t { kFp16, kBf16 };
@@ -40,20 +41,25 @@ struct Plane {
   Meta meta;
 };
 
-// m, then s.
+// Of all codes.
+constexpr float middle_code(const Plane& plane) {
+  return static_cast<float>((1 << plane.bits) - 1) / 2;
+}
+
+// By token or by channel: m, then s.
 inline constexpr std::size_t kEntryBytes = 4;
 
 constexpr std::size_t codes_bytes(const Plane& plane, int head_dim) {
   return std::size_t{8} * plane.bits * head_dim;
 }
 
-// Partitions of a token or of a channel; the last one of a token may be short.
+// Partitions of a token or of a channel; the last one of a token may be short. Not for kBoth.
 constexpr int partitions(const Plane& plane, int head_dim) {
   return plane.axis == Axis::kToken ? (head_dim + plane.partition - 1) / plane.partition
                                     : (kBlockTokens + plane.partition - 1) / plane.partition;
 }
 
-// [partitions][64] entries of tokens, [partitions][head_dim] of channels.
+// [partitions][64] entries of tokens, [partitions][head_dim] of channels. Not for kBoth.
 constexpr int entries(const Plane& plane, int head_dim) {
   return partitions(plane, head_dim) * (plane.axis == Axis::kToken ? kBlockTokens : head_dim);
 }
@@ -63,7 +69,11 @@ constexpr int entry_of(const Plane& plane, int head_dim, int token, int channel)
                                     : token / plane.partition * head_dim + channel;
 }
 
+// kBoth: m of [head_dim] channels, then s of [64] tokens.
+constexpr std::size_t scales_offset(int head_dim) { return std::size_t{2} * head_dim; }
+
 constexpr std::size_t metadata_bytes(const Plane& plane, int head_dim) {
+  if (plane.axis == Axis::kBoth) return scales_offset(head_dim) + std::size_t{2} * kBlockTokens;
   return kEntryBytes * entries(plane, head_dim);
 }
 
@@ -102,14 +112,18 @@ constexpr CodePlace value_place(int bits, int head_dim, int token, int channel) 
 struct PageLayout {
   std::size_t v_codes, k_metadata, v_metadata;
   std::size_t bytes;
+  std::size_t used;  // without what is behind metadata of kBoth up to the next multiple of 64
 };
 
 constexpr PageLayout page_layout(const Plane& k, const Plane& v, int head_dim) {
   PageLayout layout{};
   layout.v_codes = codes_bytes(k, head_dim);
   layout.k_metadata = layout.v_codes + codes_bytes(v, head_dim);
-  layout.v_metadata = layout.k_metadata + metadata_bytes(k, head_dim);
-  layout.bytes = layout.v_metadata + metadata_bytes(v, head_dim);
+  const std::size_t k_bytes = metadata_bytes(k, head_dim);
+  const std::size_t v_bytes = metadata_bytes(v, head_dim);
+  layout.v_metadata = layout.k_metadata + (k_bytes + 63) / 64 * 64;
+  layout.bytes = layout.v_metadata + (v_bytes + 63) / 64 * 64;
+  layout.used = layout.k_metadata + k_bytes + v_bytes;
   return layout;
 }
 

@@ -21,6 +21,11 @@ constexpr std::int32_t kRoundBits = 0x4b400000;
 
 constexpr std::uint16_t kLeastNormalBf16 = 0x0080;
 
+// The step of four evenly spaced values that fits a normal distribution best, in its deviations.
+constexpr float kStepOf2Bits = 0.996F;
+// Of smaller ones fp16 and one over them are no good: such tokens are their channels' middles.
+constexpr float kStepMin = 0x1p-24F;
+
 // Philox' key: any number would do.
 constexpr std::uint64_t kDrawKey = 0x6b766c68636b7372;
 
@@ -90,21 +95,7 @@ std::int32_t code_of(const SealJob& job, int token, int channel, float m, float 
   return static_cast<std::int32_t>(std::fma(x, inverse, odd * 0x1p-17F));
 }
 
-}  // namespace
-
-std::uint32_t random_bits(const SealJob& job, int token, int channel) {
-  // One call for 8 values of a partition: channels of a token, or tokens of a channel.
-  const bool tokens = job.plane.axis == Axis::kToken;
-  const int along = tokens ? channel : token;
-  const std::uint32_t position = job.draw.position + (tokens ? token : token / 8 * 8);
-  const auto words = philox4x32(
-      kDrawKey, {position, static_cast<std::uint32_t>(tokens ? channel / 8 : channel),
-                 2 * job.draw.kv_head + (job.part == Part::kKeys ? 0 : 1), job.draw.layer});
-  return words[along % 8 / 2] >> 16 * (along % 2) & 0xffffU;
-}
-
-void seal_scalar(const SealJob& job) {
-  std::memset(job.codes, 0, codes_bytes(job.plane, job.head_dim));
+void seal_partitions(const SealJob& job) {
   const int most = (1 << job.plane.bits) - 1;
   const int count = entries(job.plane, job.head_dim);
   for (int entry = 0; entry < count; ++entry) {
@@ -130,19 +121,124 @@ void seal_scalar(const SealJob& job) {
   }
 }
 
+// A token's sum over channels: 16 partial sums, then halves onto halves, as vectors do it.
+template <class Term>
+float row_sum(int head_dim, const Term& term) {
+  constexpr int kLanes = 16;
+  float sums[kLanes] = {};
+  for (int channel = 0; channel < head_dim; ++channel) sums[channel % kLanes] += term(channel);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  }
+  return sums[0];
+}
+
+std::uint16_t nearest(Meta meta, float x) {
+  return meta == Meta::kFp16 ? to_fp16(x).bits : to_bf16(x).bits;
+}
+
+// The middle of each channel's range.
+void find_middles(const SealJob& job, float* middles) {
+  for (int channel = 0; channel < job.head_dim; ++channel) {
+    float least = at(job, 0, channel);
+    float greatest = least;
+    for (int token = 1; token < kBlockTokens; ++token) {
+      least = std::min(least, at(job, token, channel));
+      greatest = std::max(greatest, at(job, token, channel));
+    }
+    middles[channel] = value_of(job.plane.meta, nearest(job.plane.meta, (least + greatest) * 0.5F));
+  }
+}
+
+// Codes of a token around the middles of channels; its scale as it is stored.
+std::uint16_t seal_token(const SealJob& job, int token, const float* middles, float* values) {
+  const int d = job.head_dim;
+  const auto rest = [&](int channel) { return at(job, token, channel) - middles[channel]; };
+  const float squares = row_sum(d, [&](int channel) { return rest(channel) * rest(channel); });
+  float step = 0;
+  if (job.plane.bits == 2) {
+    step = std::sqrt(squares / static_cast<float>(d)) * kStepOf2Bits;
+  } else {
+    for (int channel = 0; channel < d; ++channel) step = std::max(step, std::abs(rest(channel)));
+    step /= middle_code(job.plane);
+  }
+  const float inverse = step >= kStepMin ? 1.0F / step : 0.0F;
+  const float middle = middle_code(job.plane);
+  const int most = (1 << job.plane.bits) - 1;
+  for (int channel = 0; channel < d; ++channel) {
+    const float code = std::nearbyint(std::fma(rest(channel), inverse, middle));
+    values[channel] = std::clamp(code, 0.0F, static_cast<float>(most)) - middle;
+    add_code(job, token, channel, static_cast<std::uint32_t>(values[channel] + middle));
+  }
+  // What makes the coded vector right along the vector itself.
+  const float product = row_sum(d, [&](int channel) { return rest(channel) * values[channel]; });
+  return inverse == 0 ? std::uint16_t{0} : nearest(job.plane.meta, squares / product);
+}
+
+void seal_both(const SealJob& job) {
+  const int d = job.head_dim;
+  const Meta meta = job.plane.meta;
+  float middles[kHeadDimMax];
+  float values[kHeadDimMax];
+  float errors[kHeadDimMax] = {};
+  find_middles(job, middles);
+  for (int token = 0; token < kBlockTokens; ++token) {
+    const std::uint16_t scale = seal_token(job, token, middles, values);
+    std::memcpy(job.metadata + scales_offset(d) + sizeof(scale) * token, &scale, sizeof(scale));
+    for (int channel = 0; channel < d; ++channel) {
+      errors[channel] += std::fma(-value_of(meta, scale), values[channel], at(job, token, channel));
+    }
+  }
+  for (int channel = 0; channel < d; ++channel) {
+    const std::uint16_t mean = nearest(meta, errors[channel] / kBlockTokens);
+    std::memcpy(job.metadata + sizeof(mean) * channel, &mean, sizeof(mean));
+  }
+}
+
+struct Affine {
+  float m, s, offset;  // offset: what is taken from codes
+};
+
+Affine affine_of(const OpenJob& job, int token, int channel) {
+  const bool both = job.plane.axis == Axis::kBoth;
+  const std::size_t entry = both ? 2 * std::size_t(channel)
+                                 : kEntryBytes * entry_of(job.plane, job.head_dim, token, channel);
+  const std::size_t scale = both ? scales_offset(job.head_dim) + 2 * std::size_t(token) : entry + 2;
+  std::uint16_t m = 0;
+  std::uint16_t s = 0;
+  std::memcpy(&m, job.metadata + entry, sizeof(m));
+  std::memcpy(&s, job.metadata + scale, sizeof(s));
+  return {value_of(job.plane.meta, m), value_of(job.plane.meta, s),
+          both ? middle_code(job.plane) : 0.0F};
+}
+
+}  // namespace
+
+std::uint32_t random_bits(const SealJob& job, int token, int channel) {
+  // One call for 8 values of a partition: channels of a token, or tokens of a channel.
+  const bool tokens = job.plane.axis == Axis::kToken;
+  const int along = tokens ? channel : token;
+  const std::uint32_t position = job.draw.position + (tokens ? token : token / 8 * 8);
+  const auto words = philox4x32(
+      kDrawKey, {position, static_cast<std::uint32_t>(tokens ? channel / 8 : channel),
+                 2 * job.draw.kv_head + (job.part == Part::kKeys ? 0 : 1), job.draw.layer});
+  return words[along % 8 / 2] >> 16 * (along % 2) & 0xffffU;
+}
+
+void seal_scalar(const SealJob& job) {
+  std::memset(job.codes, 0, codes_bytes(job.plane, job.head_dim));
+  job.plane.axis == Axis::kBoth ? seal_both(job) : seal_partitions(job);
+}
+
 void open_scalar(const OpenJob& job) {
   const std::uint32_t mask = (1U << job.plane.bits) - 1;
   for (int token = 0; token < kBlockTokens; ++token) {
     for (int channel = 0; channel < job.head_dim; ++channel) {
       const CodePlace place = place_of(job.part, job.plane.bits, job.head_dim, token, channel);
       const std::uint32_t code = read_word(job.codes, place.word) >> place.bit & mask;
-      std::uint16_t pair[2];
-      std::memcpy(pair,
-                  job.metadata + kEntryBytes * entry_of(job.plane, job.head_dim, token, channel),
-                  kEntryBytes);
+      const Affine affine = affine_of(job, token, channel);
       job.rows[std::size_t(token) * job.head_dim + channel] =
-          std::fma(value_of(job.plane.meta, pair[1]), static_cast<float>(code),
-                   value_of(job.plane.meta, pair[0]));
+          std::fma(affine.s, static_cast<float>(code) - affine.offset, affine.m);
     }
   }
 }

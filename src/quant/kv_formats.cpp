@@ -1,5 +1,6 @@
 // The formats by name.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 
 #include "quant/cachegen.h"
@@ -41,11 +42,27 @@ constexpr std::array kEntries = {
     Entry{"kvquant", make_kvquant},
 };
 
+// A word instead of parameters, and what it stands for; more parameters may follow both.
+struct Preset {
+  std::string_view name, text;
+};
+constexpr std::array kPresets = {Preset{"hack:paper", "hack:axes=paper"}};
+
+std::string without_preset(std::string_view text) {
+  for (const Preset& preset : kPresets) {
+    const std::string_view rest = text.substr(std::min(text.size(), preset.name.size()));
+    if (text.starts_with(preset.name) && (rest.empty() || rest.front() == ',')) {
+      return std::string(preset.text) + std::string(rest);
+    }
+  }
+  return std::string(text);
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const KvFormat>> make_kv_format(std::string_view text,
                                                        const KvFormatContext& context) {
-  KVLANE_ASSIGN(FormatText parsed, FormatText::parse(text));
+  KVLANE_ASSIGN(FormatText parsed, FormatText::parse(without_preset(text)));
   for (const Entry& entry : kEntries) {
     if (entry.name == parsed.name()) return entry.make(std::move(parsed), context);
   }
