@@ -119,6 +119,31 @@ TEST(CodedForward, AQueryReadsItsWindowAsRowsAndAllElseSealed) {
   }
 }
 
+// Formats whose pages attention computes on as they are, beside one that opens them.
+TEST(CodedForward, ChunksAndThreadsChangeNoBit) {
+  const auto model = load("qwen3-gqa-bf16", best_isa());
+  for (const char* name : {"hack", "hack:sink=1,recent=1", "hack:k=4,v=4,mix=0", "hack:paper",
+                           "hack:paper,p=32,round=sr,mix=1,recent=1", "kivi"}) {
+    KvFormatContext context;
+    context.shape = model->config().kv_shape();
+    context.isa = best_isa();
+    const auto format = take(make_kv_format(name, context));
+    const auto steps = run(*model, format.get(), 1);
+    for (const int threads : {1, 3}) {
+      set_parallel_threads(threads);
+      for (const int chunk : {7, 64, 100, kTokens}) {
+        const auto logits = run(*model, format.get(), chunk);
+        for (std::size_t i = 0; i < logits.size(); ++i) {
+          const std::size_t last = std::min<std::size_t>((i + 1) * chunk, kTokens) - 1;
+          ASSERT_TRUE(same_bits(logits[i], steps[last]))
+              << name << ", chunk " << chunk << ", threads " << threads << ", token " << last;
+        }
+      }
+    }
+    set_parallel_threads(2);
+  }
+}
+
 TEST(CodedForward, ASlabThatCannotBeSealedFailsThePassAndLeavesTheTable) {
   const auto model = load(kModels[0], best_isa());
   const KvShape shape = model->config().kv_shape();
@@ -132,7 +157,7 @@ TEST(CodedForward, ASlabThatCannotBeSealedFailsThePassAndLeavesTheTable) {
   const std::span<const std::int32_t> all(tokens);
   const ForwardSpan good{&table, all.first(100), false};
   ASSERT_TRUE(forward->run({&good, 1}, {}).ok());
-  const ForwardSpan bad{&table, all.subspan(100, 100), true};
+  const ForwardSpan bad{&table, all.subspan(100, 100), 1};
   const Status status = forward->run({&bad, 1}, {});
   EXPECT_EQ(status.message(), "this slab is bad");
   EXPECT_EQ(table.tokens(), 100);

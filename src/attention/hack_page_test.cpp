@@ -1,0 +1,348 @@
+// Attention on codes: the formulas against products of what codes stand for, the kernels against
+// attention in double precision over the opened pages, and a row's independence of its tile.
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/hack_page.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "attention/hack_arithmetic.h"
+#include "quant/hack_format.h"
+#include "quant/hadamard.h"
+
+namespace kvlane {
+namespace {
+
+const char* const kFormats[] = {"hack",
+                                "hack:mix=0",
+                                "hack:k=4,v=4",
+                                "hack:k=8,v=8",
+                                "hack:k=4,v=2,meta=bf16",
+                                "hack:paper",
+                                "hack:paper,p=32",
+                                "hack:paper,p=128",
+                                "hack:paper,p=32,k=4,v=4",
+                                "hack:paper,k=8,v=8,p=32",
+                                "hack:paper,k=2,v=8,meta=bf16",
+                                "hack:paper,mix=1,round=sr"};
+const int kHeadDims[] = {16, 64, 80, 96, 128, 256};
+
+constexpr int kPages = 3;
+
+std::vector<Isa> tiers() {
+  std::vector<Isa> supported;
+  for (const Isa isa : kModelIsas) {
+    if (isa_supported(isa)) supported.push_back(isa);
+  }
+  return supported;
+}
+
+// Sealed pages of one head: channels with means of their own, one token far from all others, one
+// channel that is constant, and queries.
+class Scene {
+ public:
+  Scene(const char* format, int head_dim, int rows, unsigned seed)
+      : format_(make(format, head_dim)),
+        shape_{format_->options().k, format_->options().v, format_->layout(), head_dim,
+               format_->options().mix},
+        rows_(rows),
+        engine_(seed),
+        slabs_(kPages * format_->slab_bytes() + 64),
+        queries_(std::size_t(rows) * head_dim) {
+    std::vector<float> mean(2 * head_dim);
+    for (float& x : mean) x = 3 * gauss_(engine_);
+    std::vector<std::uint16_t> page(2 * std::size_t{kBlockTokens} * head_dim);
+    for (int i = 0; i < kPages; ++i) {
+      for (std::size_t j = 0; j < page.size(); ++j) {
+        const auto token = static_cast<int>(j / head_dim) % kBlockTokens;
+        const auto channel = static_cast<int>(j % head_dim);
+        const float far = i == 0 && token == 0 ? 4.0F : 1.0F;
+        const float spread = channel == 5 ? 0.0F : far * gauss_(engine_);
+        page[j] = to_bf16(mean[j / (page.size() / 2) * head_dim + channel] + spread).bits;
+      }
+      const Status sealed = format_->seal({0, i * kBlockTokens}, page.data(), slab(i));
+      EXPECT_TRUE(sealed.ok()) << sealed.message();
+    }
+    for (auto& q : queries_) q = to_bf16(gauss_(engine_)).bits;
+  }
+
+  const HackShape& shape() const { return shape_; }
+  int rows() const { return rows_; }
+  std::byte* slab(int i) {
+    const auto address = reinterpret_cast<std::uintptr_t>(slabs_.data());
+    return slabs_.data() + (64 - address % 64) % 64 + i * format_->slab_bytes();
+  }
+
+  PageQuery query(int first_row = 0) const {
+    PageQuery query{};
+    for (int row = first_row; row < rows_; ++row) {
+      query.q[row - first_row] = queries_.data() + std::size_t(row) * shape_.head_dim;
+    }
+    query.parts = 1;
+    query.scale = static_cast<float>(1.4426950408889634 / std::sqrt(shape_.head_dim));
+    return query;
+  }
+
+  StateTile run(Isa isa, int first_row, int rows) {
+    const HackKernel kernel = hack_kernel(isa);
+    const auto prepared = std::make_unique<HackQuery>();
+    kernel.prepare(shape_, query(first_row), rows, *prepared);
+    StateTile tile;
+    tile.reset(rows, shape_.head_dim);
+    for (int i = 0; i < kPages; ++i) kernel.attend(shape_, *prepared, slab(i), {}, tile);
+    return tile;
+  }
+
+  // K or V of a token in double precision, in the basis of the codes.
+  std::vector<double> coded_row(int page, bool keys, int token) {
+    const hack::Plane& plane = keys ? shape_.k : shape_.v;
+    const int d = shape_.head_dim;
+    const std::byte* const codes = slab(page) + (keys ? 0 : shape_.layout.v_codes);
+    const std::byte* const metadata =
+        slab(page) + (keys ? shape_.layout.k_metadata : shape_.layout.v_metadata);
+    const double offset = plane.axis == hack::Axis::kBoth ? hack::middle_code(plane) : 0;
+    std::vector<double> row(d);
+    for (int i = 0; i < d; ++i) {
+      const hack::CodePlace place =
+          keys ? hack::key_place(plane.bits, token, i) : hack::value_place(plane.bits, d, token, i);
+      const auto affine = hack_arithmetic::affine_of(plane, d, metadata, token, i);
+      row[i] = affine.m +
+               double{affine.s} * (hack_arithmetic::code_at(codes, place, plane.bits) - offset);
+    }
+    return row;
+  }
+
+  float gauss() { return gauss_(engine_); }
+
+ private:
+  static std::shared_ptr<const HackFormat> make(const char* name, int head_dim) {
+    KvFormatContext context;
+    context.shape = {1, 1, head_dim, ElementType::kBf16};
+    auto made = make_kv_format(name, context);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return std::dynamic_pointer_cast<const HackFormat>(*made);
+  }
+
+  const std::shared_ptr<const HackFormat> format_;
+  const HackShape shape_;
+  const int rows_;
+  std::mt19937 engine_;
+  std::normal_distribution<float> gauss_;
+  std::vector<std::byte> slabs_;
+  std::vector<std::uint16_t> queries_;
+};
+
+// In double precision, on a query that 8 bits hold exactly.
+TEST(HackArithmetic, ScoresAreProductsOfWhatCodesStandFor) {
+  for (const char* format : kFormats) {
+    for (const int d : kHeadDims) {
+      Scene scene(format, d, 1, 1);
+      const HackShape& shape = scene.shape();
+      constexpr double kScale = 0x1p-5;
+      std::vector<std::int8_t> codes(d);
+      std::vector<double> q(d);
+      double sums[kHackPartitionsMax] = {};
+      double centres[kHackPartitionsMax] = {};
+      for (int i = 0; i < d; ++i) {
+        codes[i] = static_cast<std::int8_t>(i * 89 % 255 - 127);
+        q[i] = kScale * codes[i];
+        sums[i / shape.key_partition()] += q[i];
+      }
+      if (shape.k.axis == hack::Axis::kBoth) centres[0] = -hack::middle_code(shape.k) * sums[0];
+      const hack_arithmetic::Query<double> query{codes.data(), q.data(), kScale, sums, centres};
+      for (int page = 0; page < kPages; ++page) {
+        const double base = hack_arithmetic::base_score(shape, query, scene.slab(page));
+        for (int token = 0; token < kBlockTokens; ++token) {
+          const auto key = scene.coded_row(page, true, token);
+          double expected = 0;
+          double magnitude = 0;
+          for (int i = 0; i < d; ++i) {
+            expected += q[i] * key[i];
+            magnitude += std::abs(q[i] * key[i]);
+          }
+          const double score = hack_arithmetic::score(shape, query, scene.slab(page), token, base);
+          ASSERT_NEAR(score, expected, 1e-12 * magnitude) << format << ", head_dim " << d;
+        }
+      }
+    }
+  }
+}
+
+// In double precision, on weights that 8 bits hold exactly.
+TEST(HackArithmetic, OutputsAreSumsOfWhatCodesStandFor) {
+  for (const char* format : kFormats) {
+    for (const int d : kHeadDims) {
+      Scene scene(format, d, 1, 2);
+      const HackShape& shape = scene.shape();
+      const bool both = shape.v.axis == hack::Axis::kBoth;
+      const std::byte* const page = scene.slab(0);
+      hack_arithmetic::Weights<double> weights{};
+      std::vector<double> of_token(kBlockTokens);
+      weights.unit = 0x1p-9;
+      for (int token = 0; token < kBlockTokens; ++token) {
+        weights.codes[token] = token * 67 % 256;
+        of_token[token] = weights.unit * weights.codes[token];
+        if (both) {
+          of_token[token] /=
+              hack_arithmetic::affine_of(shape.v, d, page + shape.layout.v_metadata, token, 0).s;
+        }
+        weights.total += of_token[token];
+      }
+      std::vector<double> out(d, 0.0);
+      std::vector<double> expected(d, 0.0);
+      std::vector<double> magnitude(d, 0.0);
+      hack_arithmetic::add_values(shape, weights, page, out.data());
+      for (int token = 0; token < kBlockTokens; ++token) {
+        const auto value = scene.coded_row(0, false, token);
+        for (int i = 0; i < d; ++i) {
+          expected[i] += of_token[token] * value[i];
+          magnitude[i] += std::abs(of_token[token] * value[i]);
+        }
+      }
+      for (int i = 0; i < d; ++i) {
+        ASSERT_NEAR(out[i], expected[i], 1e-12 * magnitude[i]) << format << ", head_dim " << d;
+      }
+    }
+  }
+}
+
+// Exact attention of one row over what the codes stand for, and how far 8 bits for queries and
+// weights may lead away from it: their roundings are independent and spread evenly over a step.
+struct Expected {
+  std::vector<double> out;
+  std::vector<double> deviation;  // standard, of each channel; of some channels only
+};
+
+// Channels that are looked at: all is too slow.
+constexpr int kChannelStep = 7;
+
+Expected expect(Scene& scene, int row) {
+  const HackShape& shape = scene.shape();
+  const int d = shape.head_dim;
+  const PageQuery query = scene.query();
+  std::vector<float> q(d);
+  for (int i = 0; i < d; ++i) q[i] = to_float(bf16{query.q[row][i]}) * query.scale;
+  if (shape.mix) mix_channels(q.data(), 1, d);
+  double most = 0;
+  for (const float x : q) most = std::max<double>(most, std::abs(x));
+  constexpr int kTokens = kPages * kBlockTokens;
+  std::vector<std::vector<double>> keys, values;
+  std::vector<double> weights(kTokens, 0.0);
+  double max = -1e9;
+  for (int token = 0; token < kTokens; ++token) {
+    keys.push_back(scene.coded_row(token / kBlockTokens, true, token % kBlockTokens));
+    values.push_back(scene.coded_row(token / kBlockTokens, false, token % kBlockTokens));
+    for (int i = 0; i < d; ++i) weights[token] += q[i] * keys[token][i];
+    max = std::max(max, weights[token]);
+  }
+  double sum = 0;
+  for (double& x : weights) sum += x = std::exp2(x - max);
+  Expected expected{std::vector<double>(d, 0.0), std::vector<double>(d, 0.0)};
+  for (int token = 0; token < kTokens; ++token) {
+    for (int i = 0; i < d; ++i) expected.out[i] += weights[token] / sum * values[token][i];
+  }
+  const auto scale_of = [&](bool keys_wanted, int token, int channel) {
+    const std::size_t metadata = keys_wanted ? shape.layout.k_metadata : shape.layout.v_metadata;
+    return hack_arithmetic::affine_of(keys_wanted ? shape.k : shape.v, d,
+                                      scene.slab(token / kBlockTokens) + metadata,
+                                      token % kBlockTokens, channel);
+  };
+  const bool both = shape.v.axis == hack::Axis::kBoth;
+  std::vector<double> greatest(kPages, 0.0);  // of what becomes codes, in each page
+  for (int token = 0; token < kTokens; ++token) {
+    double& of_page = greatest[token / kBlockTokens];
+    of_page = std::max(of_page, weights[token] * (both ? scale_of(false, token, 0).s : 1));
+  }
+  for (int i = 0; i < d; i += kChannelStep) {
+    double variance = 0;
+    for (int j = 0; j < d; ++j) {  // of each channel of the query
+      double slope = 0;
+      for (int token = 0; token < kTokens; ++token) {
+        const auto affine = scale_of(true, token, j);
+        const double middle =
+            shape.k.axis == hack::Axis::kBoth ? 0 : double{affine.s} * hack::middle_code(shape.k);
+        slope += weights[token] / sum * std::log(2) * (keys[token][j] - affine.m - middle) *
+                 (values[token][i] - expected.out[i]);
+      }
+      variance += slope * slope * most * most / 127 / 127 / 12;
+    }
+    for (int token = 0; token < kTokens; ++token) {
+      const double unit = greatest[token / kBlockTokens] / 255 / sum;
+      const auto affine = scale_of(false, token, i);
+      const double slope =
+          both ? (values[token][i] - affine.m) / affine.s : values[token][i] - expected.out[i];
+      variance += unit * unit * slope * slope / 12;
+    }
+    expected.deviation[i] = std::sqrt(variance);
+  }
+  return expected;
+}
+
+TEST(HackKernel, EqualsAttentionOverOpenedPagesWithinItsRounding) {
+  constexpr int kRows = 6;
+  for (const char* format : kFormats) {
+    for (const int d : kHeadDims) {
+      Scene scene(format, d, kRows, 3);
+      std::vector<StateTile> tiles_of_tiers;
+      for (const Isa isa : tiers()) tiles_of_tiers.push_back(scene.run(isa, 0, kRows));
+      for (const int row : {0, 5}) {
+        const Expected expected = expect(scene, row);
+        for (const StateTile& tile : tiles_of_tiers) {
+          for (int i = 0; i < d; i += kChannelStep) {
+            ASSERT_NEAR(tile.out[row * d + i] / tile.sum[row], expected.out[i],
+                        6 * expected.deviation[i] + 1e-5)
+                << format << ", head_dim " << d << ", row " << row << ", channel " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(HackKernel, ARowHasTheSameBitsInEveryTile) {
+  for (const Isa isa : tiers()) {
+    for (const char* format : kFormats) {
+      for (const int d : {64, 80, 128}) {
+        Scene scene(format, d, kTileRows, 4);
+        const StateTile whole = scene.run(isa, 0, kTileRows);
+        for (const auto& [first, rows] : {std::pair{0, 1}, {3, 1}, {1, 7}, {5, 4}, {2, 14}}) {
+          const StateTile part = scene.run(isa, first, rows);
+          for (int row = 0; row < rows; ++row) {
+            ASSERT_EQ(part.max[row], whole.max[first + row]) << isa_name(isa) << ", " << format;
+            ASSERT_EQ(part.sum[row], whole.sum[first + row]) << isa_name(isa) << ", " << format;
+            ASSERT_EQ(0, std::memcmp(part.out + row * d, whole.out + (first + row) * d,
+                                     d * sizeof(float)))
+                << isa_name(isa) << ", " << format << ", head_dim " << d;
+          }
+        }
+      }
+    }
+  }
+}
+
+// What codes stand for is the same everywhere; only float sums may differ, and roundings they tip.
+TEST(HackKernel, TiersAgree) {
+  if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor lacks AVX-512";
+  for (const char* format : kFormats) {
+    for (const int d : kHeadDims) {
+      Scene scene(format, d, 5, 5);
+      const StateTile scalar = scene.run(Isa::kScalar, 0, 5);
+      const StateTile vectors = scene.run(Isa::kAvx512, 0, 5);
+      for (int row = 0; row < 5; ++row) {
+        EXPECT_NEAR(vectors.max[row], scalar.max[row], 1e-3 * std::abs(scalar.max[row]) + 1e-3);
+        for (int i = 0; i < d; ++i) {
+          const float a = vectors.out[row * d + i] / vectors.sum[row];
+          const float b = scalar.out[row * d + i] / scalar.sum[row];
+          ASSERT_NEAR(a, b, 0.03) << format << ", head_dim " << d << ", row " << row;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvlane
