@@ -42,7 +42,7 @@ inline PageKernel page_kernel(Isa isa) {
 
 // What it uses, for people.
 inline const char* page_kernel_description(Isa isa) {
-  return isa == Isa::kAvx512 ? "AVX-512 with BF16 dot product" : "scalar loop";
+  return isa == Isa::kAvx512 ? "AVX-512 in FP32" : "scalar loop";
 }
 
 }  // namespace kvlane

@@ -1,11 +1,15 @@
-// One page with AVX-512 and its BF16 dot product.
+// One page with AVX-512, in FP32: BF16 widens by a shift or a mask, 32 values at a time, into those
+// at even and those at odd places. Two multiply-adds a cycle do more than the BF16 dot product,
+// which takes two cycles, once a widened vector serves several rows.
 //
 // Scores: lanes are dimensions, 16 (row, token) pairs at a time, either 4 rows x 4 tokens or 1 row
 // x 16 tokens; 16 accumulators are reduced by one butterfly, so every score has the same order of
-// summation in both shapes. Output: lanes are channels; two V rows are interleaved to BF16 pairs
-// and meet the pair of probabilities, rounded to BF16, broadcast. A page's K and V (16 KB each at
-// head_dim 128) come from memory once for all rows of the tile. Bytes: 4 * 64 * head_dim a page.
-// Operations: 4 * 64 * head_dim a row.
+// summation in both shapes. Output: lanes are channels, tokens are added one by one. Bytes: 4 * 64
+// * head_dim a page. Operations: 4 * 64 * head_dim a row.
+//
+// With few rows memory is the limit, and a core gets the most of it where a line is asked for with
+// every line that is used, at even distances, some ten operations apart: lab/attention/README.md.
+// So one row reads K and V from front to back, and prefetches stand between multiply-adds.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0
@@ -17,30 +21,61 @@
 namespace kvlane {
 namespace {
 
-// Asks for the next memory a few lines at a time, so that it comes while the kernel computes and
-// never more than the core can have under way.
+// Asks for the next memory line by line, so that it comes while the kernel computes and never more
+// than the core can have under way.
 class Prefetch {
  public:
   explicit Prefetch(const PageQuery& query)
-      : at_(reinterpret_cast<const char*>(query.next.data())), end_(at_ + query.next.size()) {}
+      : at_(reinterpret_cast<const char*>(query.next.data())), lines_(query.next.size() / 64) {}
 
-  void lines(int count) {
-    for (int i = 0; i < count && at_ < end_; ++i, at_ += 64) _mm_prefetch(at_, _MM_HINT_T1);
+  void line() {
+    if (lines_ == 0) return;
+    _mm_prefetch(at_, _MM_HINT_T1);
+    at_ += 64;
+    --lines_;
   }
 
  private:
   const char* at_;
-  const char* end_;
+  std::size_t lines_;
 };
-
-// 32 BF16 values from `p`, the last vector of a row cut by `mask`.
-inline __m512bh load_bf16(const std::uint16_t* p, __mmask32 mask) {
-  return (__m512bh)_mm512_maskz_loadu_epi16(mask, p);
-}
 
 // Elements of the 32-wide step that starts at `first`.
 inline __mmask32 step_mask(int head_dim, int first) {
   return head_dim - first >= 32 ? 0xffffffffU : (1U << (head_dim - first)) - 1U;
+}
+
+// 32 BF16 values as two vectors of floats: those at even and those at odd places.
+struct Pair {
+  __m512 even;
+  __m512 odd;
+};
+inline Pair widen(const std::uint16_t* p, __mmask32 mask) {
+  const __m512i both = _mm512_maskz_loadu_epi16(mask, p);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)),
+          _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(-65536)))};
+}
+
+// Rows of queries, widened: for every 32 dimensions those at even and those at odd places.
+struct Queries {
+  alignas(64) float of[kTileRows][kTileHeadDimMax / 32][2][16];
+};
+
+// A query's parts add up without rounding: they are those of a value in FP32.
+inline void widen_queries(const PageQuery& query, int rows, int head_dim, Queries& queries) {
+  for (int row = 0; row < rows; ++row) {
+    for (int i = 0; i < head_dim; i += 32) {
+      const __mmask32 mask = step_mask(head_dim, i);
+      Pair sum = widen(query.q[row] + i, mask);
+      if (query.parts == 2) {
+        const Pair rest = widen(query.q[row] + head_dim + i, mask);
+        sum.even = _mm512_add_ps(sum.even, rest.even);
+        sum.odd = _mm512_add_ps(sum.odd, rest.odd);
+      }
+      _mm512_store_ps(queries.of[row][i / 32][0], sum.even);
+      _mm512_store_ps(queries.of[row][i / 32][1], sum.odd);
+    }
+  }
 }
 
 // Sums of the lanes of 16 vectors: result 4j + e is the sum of acc[4e + j].
@@ -68,25 +103,25 @@ inline __m512 reduce16(const __m512 acc[16]) {
 }
 
 // Scores of 4 rows x 4 tokens: 16 bytes for each row.
-inline void scores_4x4(const std::uint16_t* const* q, int parts, const std::uint16_t* keys,
-                       int head_dim, Prefetch& prefetch, float* scores) {
+inline void scores_4x4(const Queries& queries, int first, const std::uint16_t* keys, int head_dim,
+                       Prefetch& prefetch, float* scores) {
   __m512 acc[16];
   for (auto& a : acc) a = _mm512_setzero_ps();
-  for (int part = 0; part < parts; ++part) {
-    for (int i = 0; i < head_dim; i += 32) {
-      const __mmask32 mask = step_mask(head_dim, i);
-      prefetch.lines(4);
-      __m512bh key[4];
+  for (int i = 0; i < head_dim; i += 32) {
+    const __mmask32 mask = step_mask(head_dim, i);
+    Pair key[4];
+    for (int token = 0; token < 4; ++token) {
+      key[token] = widen(keys + token * head_dim + i, mask);
+    }
+    for (int row = 0; row < 4; ++row) {
+      const __m512 even = _mm512_load_ps(queries.of[first + row][i / 32][0]);
+      const __m512 odd = _mm512_load_ps(queries.of[first + row][i / 32][1]);
       for (int token = 0; token < 4; ++token) {
-        key[token] = load_bf16(keys + token * head_dim + i, mask);
+        __m512& a = acc[4 * token + row];  // transposed, as reduce16 wants it
+        a = _mm512_fmadd_ps(even, key[token].even, a);
+        a = _mm512_fmadd_ps(odd, key[token].odd, a);
       }
-      for (int row = 0; row < 4; ++row) {
-        const __m512bh query = load_bf16(q[row] + part * head_dim + i, mask);
-        for (int token = 0; token < 4; ++token) {
-          __m512& a = acc[4 * token + row];  // transposed, as reduce16 wants it
-          a = _mm512_dpbf16_ps(a, query, key[token]);
-        }
-      }
+      prefetch.line();
     }
   }
   const __m512 sums = reduce16(acc);
@@ -97,20 +132,18 @@ inline void scores_4x4(const std::uint16_t* const* q, int parts, const std::uint
 }
 
 // Scores of 1 row x 16 tokens.
-inline void scores_1x16(const std::uint16_t* q, int parts, const std::uint16_t* keys, int head_dim,
+inline void scores_1x16(const Queries& queries, int row, const std::uint16_t* keys, int head_dim,
                         Prefetch& prefetch, float* scores) {
   __m512 acc[16];
-  for (auto& a : acc) a = _mm512_setzero_ps();
-  for (int part = 0; part < parts; ++part) {
+  for (int token = 0; token < 16; ++token) {
+    __m512 a = _mm512_setzero_ps();
     for (int i = 0; i < head_dim; i += 32) {
-      const __mmask32 mask = step_mask(head_dim, i);
-      prefetch.lines(16);
-      const __m512bh query = load_bf16(q + part * head_dim + i, mask);
-      for (int token = 0; token < 16; ++token) {
-        __m512& a = acc[4 * (token & 3) + (token >> 2)];
-        a = _mm512_dpbf16_ps(a, query, load_bf16(keys + token * head_dim + i, mask));
-      }
+      const Pair key = widen(keys + token * head_dim + i, step_mask(head_dim, i));
+      prefetch.line();
+      a = _mm512_fmadd_ps(_mm512_load_ps(queries.of[row][i / 32][0]), key.even, a);
+      a = _mm512_fmadd_ps(_mm512_load_ps(queries.of[row][i / 32][1]), key.odd, a);
     }
+    acc[4 * (token & 3) + (token >> 2)] = a;
   }
   _mm512_storeu_ps(scores, reduce16(acc));
 }
@@ -122,10 +155,10 @@ inline __mmask16 visible_mask(int visible, int first) {
   return count <= 0 ? __mmask16{0} : static_cast<__mmask16>((1U << count) - 1U);
 }
 
-// Scores of a row to probabilities (BF16, 0 where invisible); updates max and sum. Returns the
-// factor for what was accumulated before.
+// Scores of a row to probabilities (0 where invisible), in the same place or another; updates max
+// and sum. Returns the factor for what was accumulated before.
 inline float softmax_row(const float* scores, int visible, float scale, float& max, float& sum,
-                         std::uint16_t* weights) {
+                         float* weights) {
   const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
   __m512 scaled[4];
   __m512 top = _mm512_set1_ps(max);
@@ -142,8 +175,7 @@ inline float softmax_row(const float* scores, int visible, float scale, float& m
         _mm512_maskz_mov_ps(visible_mask(visible, 16 * i),
                             exp2_negative(_mm512_sub_ps(scaled[i], _mm512_set1_ps(new_max))));
     total = _mm512_add_ps(total, weight);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + 16 * i),
-                        (__m256i)_mm512_cvtneps_pbh(weight));
+    _mm512_storeu_ps(weights + 16 * i, weight);
   }
   const float keep =
       _mm512_cvtss_f32(exp2_negative(_mm512_sub_ps(_mm512_set1_ps(max), _mm512_set1_ps(new_max))));
@@ -152,47 +184,65 @@ inline float softmax_row(const float* scores, int visible, float scale, float& m
   return keep;
 }
 
-// out[channel ... channel + 31] of kRows rows: out * keep + weights x V.
-template <int kRows>
+// 32 * kWide channels of kRows rows: out * keep + weights x V.
+template <int kRows, int kWide>
 inline void accumulate_values(const std::uint16_t* values, int head_dim, int channel, int tokens,
-                              const std::uint16_t (*weights)[kBlockTokens], const float* keep,
+                              const float (*weights)[kBlockTokens], const float* keep,
                               Prefetch& prefetch, float* out) {
-  const __mmask32 mask = step_mask(head_dim, channel);
-  __m512 low[kRows];
-  __m512 high[kRows];
-  for (int row = 0; row < kRows; ++row) low[row] = high[row] = _mm512_setzero_ps();
-  for (int token = 0; token < tokens; token += 2) {
-    const std::uint16_t* value = values + token * head_dim + channel;
-    prefetch.lines(2);
-    const __m512i even = _mm512_maskz_loadu_epi16(mask, value);
-    // A last odd token has no partner: the row after it was never written.
-    const __m512i odd = _mm512_maskz_loadu_epi16(token + 1 < tokens ? mask : 0U, value + head_dim);
-    const __m512bh pairs_low = (__m512bh)_mm512_unpacklo_epi16(even, odd);
-    const __m512bh pairs_high = (__m512bh)_mm512_unpackhi_epi16(even, odd);
+  __mmask32 mask[kWide];
+  for (int i = 0; i < kWide; ++i) mask[i] = step_mask(head_dim, channel + 32 * i);
+  Pair sum[kRows][kWide];
+  for (auto& row : sum) {
+    for (Pair& pair : row) pair = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  }
+  for (int token = 0; token < tokens; ++token) {
+    Pair value[kWide];
+    for (int i = 0; i < kWide; ++i) {
+      value[i] = widen(values + token * head_dim + channel + 32 * i, mask[i]);
+      if (kRows == 1) prefetch.line();
+    }
     for (int row = 0; row < kRows; ++row) {
-      int pair;
-      __builtin_memcpy(&pair, &weights[row][token], sizeof(pair));
-      const __m512bh weight = (__m512bh)_mm512_set1_epi32(pair);
-      low[row] = _mm512_dpbf16_ps(low[row], weight, pairs_low);
-      high[row] = _mm512_dpbf16_ps(high[row], weight, pairs_high);
+      const __m512 weight = _mm512_set1_ps(weights[row][token]);
+      for (int i = 0; i < kWide; ++i) {
+        sum[row][i].even = _mm512_fmadd_ps(value[i].even, weight, sum[row][i].even);
+        sum[row][i].odd = _mm512_fmadd_ps(value[i].odd, weight, sum[row][i].odd);
+      }
+      if (kRows > 1 && row < kWide) prefetch.line();  // not all at once
     }
   }
-  // unpack works inside 128-bit lanes: low holds channels 0-3, 8-11, 16-19, 24-27, high the others.
   const __m512i first_half =
-      _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+      _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const __m512i second_half =
-      _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+      _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
   for (int row = 0; row < kRows; ++row) {
-    float* o = out + row * head_dim + channel;
     const __m512 factor = _mm512_set1_ps(keep[row]);
-    const auto mask_low = static_cast<__mmask16>(mask);
-    const auto mask_high = static_cast<__mmask16>(mask >> 16);
-    const __m512 a = _mm512_permutex2var_ps(low[row], first_half, high[row]);
-    const __m512 b = _mm512_permutex2var_ps(low[row], second_half, high[row]);
-    _mm512_mask_storeu_ps(o, mask_low,
-                          _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask_low, o), factor, a));
-    _mm512_mask_storeu_ps(o + 16, mask_high,
-                          _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask_high, o + 16), factor, b));
+    for (int i = 0; i < kWide; ++i) {
+      float* o = out + row * head_dim + channel + 32 * i;
+      const auto mask_low = static_cast<__mmask16>(mask[i]);
+      const auto mask_high = static_cast<__mmask16>(mask[i] >> 16);
+      const __m512 a = _mm512_permutex2var_ps(sum[row][i].even, first_half, sum[row][i].odd);
+      const __m512 b = _mm512_permutex2var_ps(sum[row][i].even, second_half, sum[row][i].odd);
+      _mm512_mask_storeu_ps(o, mask_low,
+                            _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask_low, o), factor, a));
+      _mm512_mask_storeu_ps(o + 16, mask_high,
+                            _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask_high, o + 16), factor, b));
+    }
+  }
+}
+
+// All channels of kRows rows, as many at a time as accumulators are left for.
+template <int kRows>
+inline void accumulate_rows(const std::uint16_t* values, int head_dim, int tokens,
+                            const float (*weights)[kBlockTokens], const float* keep,
+                            Prefetch& prefetch, float* out) {
+  constexpr int kWide = kRows == 1 ? 4 : 2;
+  int channel = 0;
+  for (; channel + 32 * (kWide - 1) < head_dim; channel += 32 * kWide) {
+    accumulate_values<kRows, kWide>(values, head_dim, channel, tokens, weights, keep, prefetch,
+                                    out);
+  }
+  for (; channel < head_dim; channel += 32) {
+    accumulate_values<kRows, 1>(values, head_dim, channel, tokens, weights, keep, prefetch, out);
   }
 }
 
@@ -202,9 +252,10 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
   const int head_dim = tile.head_dim;
   const std::uint16_t* keys = page;
   const std::uint16_t* values = page + kBlockTokens * head_dim;
-  alignas(64) float scores[kTileRows][kBlockTokens];
-  alignas(64) std::uint16_t weights[kTileRows][kBlockTokens];
+  alignas(64) float scores[kTileRows][kBlockTokens];  // then probabilities
   float keep[kTileRows];
+  Queries queries;
+  widen_queries(query, tile.rows, head_dim, queries);
   Prefetch prefetch(query);
 
   // Rows of the page beyond query.tokens were never written: steps are rounded up, but what they
@@ -212,29 +263,25 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
   const int whole_rows = tile.rows / 4 * 4;
   for (int token = 0; token < query.tokens; token += 4) {
     for (int row = 0; row < whole_rows; row += 4) {
-      scores_4x4(query.q + row, query.parts, keys + token * head_dim, head_dim, prefetch,
-                 &scores[row][token]);
+      scores_4x4(queries, row, keys + token * head_dim, head_dim, prefetch, &scores[row][token]);
     }
   }
   for (int row = whole_rows; row < tile.rows; ++row) {
     for (int token = 0; token < query.tokens; token += 16) {
-      scores_1x16(query.q[row], query.parts, keys + token * head_dim, head_dim, prefetch,
-                  &scores[row][token]);
+      scores_1x16(queries, row, keys + token * head_dim, head_dim, prefetch, &scores[row][token]);
     }
   }
   for (int row = 0; row < tile.rows; ++row) {
     keep[row] = softmax_row(scores[row], query.visible[row], query.scale, tile.max[row],
-                            tile.sum[row], weights[row]);
+                            tile.sum[row], scores[row]);
   }
-  for (int channel = 0; channel < head_dim; channel += 32) {
-    for (int row = 0; row < whole_rows; row += 4) {
-      accumulate_values<4>(values, head_dim, channel, query.tokens, weights + row, keep + row,
-                           prefetch, tile.out + row * head_dim);
-    }
-    for (int row = whole_rows; row < tile.rows; ++row) {
-      accumulate_values<1>(values, head_dim, channel, query.tokens, weights + row, keep + row,
-                           prefetch, tile.out + row * head_dim);
-    }
+  for (int row = 0; row < whole_rows; row += 4) {
+    accumulate_rows<4>(values, head_dim, query.tokens, scores + row, keep + row, prefetch,
+                       tile.out + row * head_dim);
+  }
+  for (int row = whole_rows; row < tile.rows; ++row) {
+    accumulate_rows<1>(values, head_dim, query.tokens, scores + row, keep + row, prefetch,
+                       tile.out + row * head_dim);
   }
 }
 
