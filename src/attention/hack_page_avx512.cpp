@@ -24,19 +24,23 @@ using hack::Meta;
 
 constexpr int kLanes = 16;
 
-// Asks for the next memory a few lines at a time, so that it comes while the kernel computes.
+// Asks for the next memory line by line, one for each line that is used, so that it comes while the
+// kernel computes and never more than the core can have under way.
 class Prefetch {
  public:
   explicit Prefetch(std::span<const std::byte> next)
-      : at_(reinterpret_cast<const char*>(next.data())), end_(at_ + next.size()) {}
+      : at_(reinterpret_cast<const char*>(next.data())), lines_(next.size() / 64) {}
 
-  __attribute__((always_inline)) void lines(int count) {
-    for (int i = 0; i < count && at_ < end_; ++i, at_ += 64) _mm_prefetch(at_, _MM_HINT_T0);
+  __attribute__((always_inline)) void line() {
+    if (lines_ == 0) return;
+    _mm_prefetch(at_, _MM_HINT_T1);
+    at_ += 64;
+    --lines_;
   }
 
  private:
   const char* at_;
-  const char* end_;
+  std::size_t lines_;
 };
 
 // 16 numbers of the metadata's type.
@@ -129,14 +133,28 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 
 // --- scores -------------------------------------------------------------------------------------
 
-// What all tokens of a page have in common: the query's product with m of the channels.
-inline float base_score(const HackShape& shape, const float* q, const std::byte* page) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int i = 0; i < shape.head_dim; i += kLanes) {
-    const __m512 m = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * i);
-    sum = _mm512_fmadd_ps(_mm512_load_ps(q + i), m, sum);
+// What all tokens of a page have in common: each query's product with m of the channels.
+inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
+                       const std::byte* page, float* bases) {
+  __m512 m[kTileHeadDimMax / kLanes];
+  const int parts = shape.head_dim / kLanes;
+  for (int i = 0; i < parts; ++i) {
+    m[i] = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * kLanes * i);
   }
-  return _mm512_reduce_add_ps(sum);
+  for (int row = 0; row < rows; ++row) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int i = 0; i < parts; ++i) {
+      sum = _mm512_fmadd_ps(_mm512_load_ps(query.values[row] + kLanes * i), m[i], sum);
+    }
+    bases[row] = _mm512_reduce_add_ps(sum);
+  }
+}
+
+// Codes of register r where they are in a word: times 2^(kBits * r).
+template <int kBits>
+inline __m512i codes_in_place(__m512i words, int r) {
+  return _mm512_and_si512(words,
+                          _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << (kBits * r))));
 }
 
 // Of kRows rows from `row` on and kGroups times 16 tokens from `token` on.
@@ -146,6 +164,9 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
                   float (*scores)[kBlockTokens]) {
   constexpr int kRegisters = 8 / kBits;
   constexpr int kChannels = 32 / kBits;  // of a word
+  // Vectors shift slowly. For one row it pays to leave codes where they are and to have a sum for
+  // each register: multiples of its power of two, shifted once in the end.
+  constexpr int kSums = kRows == 1 ? kRegisters : 1;
   const int d = shape.head_dim;
   const int partition = kBoth ? d : shape.k.partition;
   __m512 sums[kRows][kGroups];
@@ -157,26 +178,37 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
       page + shape.layout.k_metadata + (kBoth ? 2 * d + 2 * token : int{hack::kEntryBytes} * token);
   for (int first = 0, g = 0; first < d; first += partition, ++g) {
     const int end = d - first < partition ? d : first + partition;
-    __m512i dots[kRows][kGroups];
-    for (auto& of_row : dots) {
-      for (auto& dot : of_row) dot = _mm512_setzero_si512();
+    __m512i dots[kSums][kRows][kGroups];
+    for (auto& of_register : dots) {
+      for (auto& of_row : of_register) {
+        for (auto& dot : of_row) dot = _mm512_setzero_si512();
+      }
     }
     for (int i = first; i < end; i += kChannels, words += 4 * kBlockTokens) {
       __m512i word[kGroups];
       for (int group = 0; group < kGroups; ++group) {
         word[group] = _mm512_loadu_si512(words + 64 * group);
+        prefetch.line();
       }
-      prefetch.lines(2 * kGroups);
       for (int r = 0; r < kRegisters; ++r) {
         __m512i codes[kGroups];
-        for (int group = 0; group < kGroups; ++group)
-          codes[group] = codes_of<kBits>(word[group], r);
+        for (int group = 0; group < kGroups; ++group) {
+          codes[group] =
+              kSums > 1 ? codes_in_place<kBits>(word[group], r) : codes_of<kBits>(word[group], r);
+        }
         for (int j = 0; j < kRows; ++j) {
           const __m512i four = broadcast(&query.codes[row + j][i + 4 * r]);
           for (int group = 0; group < kGroups; ++group) {
-            dots[j][group] = _mm512_dpbusd_epi32(dots[j][group], codes[group], four);
+            __m512i& dot = dots[kSums > 1 ? r : 0][j][group];
+            dot = _mm512_dpbusd_epi32(dot, codes[group], four);
           }
         }
+      }
+    }
+    for (int r = 1; r < kSums; ++r) {
+      for (int group = 0; group < kGroups; ++group) {
+        dots[0][0][group] =
+            _mm512_add_epi32(dots[0][0][group], _mm512_srai_epi32(dots[r][0][group], kBits * r));
       }
     }
     for (int group = 0; group < kGroups; ++group) {
@@ -187,7 +219,7 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
         affine = load_affine(shape.k.meta, entries + 64 * group);
       }
       for (int j = 0; j < kRows; ++j) {
-        const __m512 product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[j][group]),
+        const __m512 product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[0][j][group]),
                                                _mm512_set1_ps(query.scale[row + j]),
                                                _mm512_set1_ps(query.centre[row + j][g]));
         __m512& sum = sums[j][group];
@@ -208,13 +240,14 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
 
 // --- weights ------------------------------------------------------------------------------------
 
-// A row's weights, four bytes for each register and class of V, and what they are worth.
+// A row's weights, four bytes for each register and class of V, and what they are worth. Of tokens
+// 0 ... 31 and 32 ... 63, or first of all tokens:
 struct Weights {
   alignas(64) std::uint8_t bytes[kBlockTokens];
-  int codes[2];  // sums of them, over tokens 0 ... 31 and 32 ... 63
-  float unit;    // of a code, beside the state's maximum
-  float total;   // of all weights
-  float keep;    // what the state so far is to be multiplied with
+  float keep;      // what the state so far is to be multiplied with
+  float unit;      // of a code, beside the state's maximum
+  float total[2];  // of all weights: what m is multiplied with
+  float shift[2];  // what sums of products are short of, as codes are taken from their middle
 };
 
 // Byte 16 r + 4 c + k is token value_token(r, c, k).
@@ -231,8 +264,27 @@ inline __m512i value_order() {
   return _mm512_load_si512(kTable.tokens);
 }
 
+// s of V's tokens, as weigh() wants them.
+struct Scales {
+  alignas(64) float of_token[kBlockTokens];
+};
+inline void load_scales(const HackShape& shape, const std::byte* page, Scales& scales) {
+  for (int i = 0; i < kBlockTokens; i += kLanes) {
+    const std::byte* const from = page + shape.layout.v_metadata + 2 * (shape.head_dim + i);
+    _mm512_store_ps(scales.of_token + i, load_numbers(shape.v.meta, from));
+  }
+}
+
+inline void store_bytes(const __m512 (&x)[4], __m512 inverse, std::uint8_t* bytes) {
+  for (int i = 0; i < 4; ++i) {
+    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
+    _mm_store_si128(reinterpret_cast<__m128i*>(bytes + kLanes * i), _mm512_cvtepi32_epi8(code));
+  }
+}
+
+// `middle`: twice what a code is less in the operand of products than in values.
 template <bool kBoth>
-inline void weigh(const HackShape& shape, const float* scores, const std::byte* page, float& max,
+inline void weigh(const float* scores, const Scales& scales, int middle, bool halves, float& max,
                   float& sum, Weights& weights) {
   __m512 x[4];
   for (int i = 0; i < 4; ++i) x[i] = _mm512_load_ps(scores + kLanes * i);
@@ -245,35 +297,33 @@ inline void weigh(const HackShape& shape, const float* scores, const std::byte* 
     x[i] = exp2_negative(_mm512_sub_ps(x[i], _mm512_set1_ps(page_max)));
     if constexpr (kBoth) {
       total = _mm512_add_ps(total, x[i]);
-      const std::byte* const scales =
-          page + shape.layout.v_metadata + 2 * (shape.head_dim + kLanes * i);
-      x[i] = _mm512_mul_ps(x[i], load_numbers(shape.v.meta, scales));
+      x[i] = _mm512_mul_ps(x[i], _mm512_load_ps(scales.of_token + kLanes * i));
       most = _mm512_max_ps(most, x[i]);
     }
   }
   const float greatest = kBoth ? _mm512_reduce_max_ps(most) : 1.0F;
-  const __m512 inverse = _mm512_set1_ps(greatest > 0 ? 255.0F / greatest : 0.0F);
-  for (int i = 0; i < 4; ++i) {
-    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
-    _mm_store_si128(reinterpret_cast<__m128i*>(weights.bytes + kLanes * i),
-                    _mm512_cvtepi32_epi8(code));
-  }
+  store_bytes(x, _mm512_set1_ps(greatest > 0 ? 255.0F / greatest : 0.0F), weights.bytes);
   const __m512i bytes = _mm512_permutexvar_epi8(value_order(), _mm512_load_si512(weights.bytes));
   _mm512_store_si512(weights.bytes, bytes);
-  // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
-  const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, _mm512_set1_epi8(1));
-  weights.codes[0] = _mm512_mask_reduce_add_epi32(0x00ff, sums);
-  weights.codes[1] = _mm512_mask_reduce_add_epi32(0xff00, sums);
   const __m512 factors = exp2_negative(
       _mm512_mask_blend_ps(1, _mm512_set1_ps(page_max - new_max), _mm512_set1_ps(max - new_max)));
-  alignas(64) float factor[kLanes];
-  _mm512_store_ps(factor, factors);
-  weights.keep = factor[0];
-  weights.unit = factor[1] * greatest / 255.0F;
-  weights.total = kBoth ? _mm512_reduce_add_ps(total) * factor[1]
-                        : static_cast<float>(weights.codes[0] + weights.codes[1]) * weights.unit;
+  weights.keep = _mm512_cvtss_f32(factors);
+  const float page_unit = _mm_cvtss_f32(_mm_movehdup_ps(_mm512_castps512_ps128(factors)));
+  weights.unit = page_unit * greatest / 255.0F;
+  // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
+  const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, _mm512_set1_epi8(1));
+  const int all = _mm512_reduce_add_epi32(sums);
+  const int first = halves ? _mm512_mask_reduce_add_epi32(0x00ff, sums) : all;
+  const int codes[2] = {first, all - first};
+  for (int part = 0; part < 2; ++part) {
+    weights.total[part] = static_cast<float>(codes[part]) * weights.unit;
+    weights.shift[part] = static_cast<float>(codes[part] * middle) * 0.5F * weights.unit;
+  }
+  const float page_total =
+      kBoth ? _mm512_reduce_add_ps(total) * page_unit : static_cast<float>(all) * weights.unit;
+  if constexpr (kBoth) weights.total[0] = page_total;
   max = new_max;
-  sum = sum * weights.keep + weights.total;
+  sum = sum * weights.keep + page_total;
 }
 
 // --- output -------------------------------------------------------------------------------------
@@ -282,7 +332,7 @@ inline void weigh(const HackShape& shape, const float* scores, const std::byte* 
 // tokens, 1 or 2.
 template <int kBits, bool kBoth, int kRows, int kParts>
 inline void add_values(const HackShape& shape, const Weights* weights, const std::byte* page,
-                       int channel, float* out) {
+                       int channel, Prefetch& prefetch, float* out) {
   constexpr int kRegisters = 8 / kBits;
   const int d = shape.head_dim;
   const std::byte* words = page + shape.layout.v_codes + 4 * channel;
@@ -293,6 +343,7 @@ inline void add_values(const HackShape& shape, const Weights* weights, const std
   for (int first = 0; first < hack::kValueRegisters; first += kRegisters) {
     for (int c = 0; c < hack::kValueClasses; ++c, words += 4 * d) {
       const __m512i word = _mm512_loadu_si512(words);
+      prefetch.line();
       for (int i = 0; i < kRegisters; ++i) {
         const int r = first + i;
         const int part = kParts == 1 ? 0 : r / 2;
@@ -306,6 +357,7 @@ inline void add_values(const HackShape& shape, const Weights* weights, const std
       }
     }
   }
+  prefetch.line();
   const std::byte* const metadata = page + shape.layout.v_metadata;
   for (int part = 0; part < kParts; ++part) {
     Affine affine;
@@ -316,20 +368,16 @@ inline void add_values(const HackShape& shape, const Weights* weights, const std
     }
     for (int j = 0; j < kRows; ++j) {
       const Weights& of = weights[j];
-      const int sum = kParts == 1 ? of.codes[0] + of.codes[1] : of.codes[part];
-      // In halves: what codes are from the middle, or from 0.
-      const int middle = kBoth ? (1 << kBits) - 1 : 0;
-      const int offset = sum * ((kBits == 8 ? 256 : 0) - middle);
-      const __m512 dot = _mm512_add_ps(_mm512_cvtepi32_ps(dots[j][part]),
-                                       _mm512_set1_ps(static_cast<float>(offset) * 0.5F));
-      const __m512 product = _mm512_mul_ps(dot, _mm512_set1_ps(of.unit));
+      const __m512 dot = _mm512_cvtepi32_ps(dots[j][part]);
+      const __m512 unit = _mm512_set1_ps(of.unit);
+      const __m512 shift = _mm512_set1_ps(of.shift[part]);
       float* const at = out + j * d + channel;
-      __m512 total = _mm512_loadu_ps(at);
-      if (part == 0) total = _mm512_mul_ps(total, _mm512_set1_ps(of.keep));
-      const float mean_weight = kBoth ? of.total : static_cast<float>(sum) * of.unit;
-      total = _mm512_fmadd_ps(affine.m, _mm512_set1_ps(mean_weight), total);
-      total = kBoth ? _mm512_add_ps(product, total) : _mm512_fmadd_ps(affine.s, product, total);
-      _mm512_storeu_ps(at, total);
+      __m512 sum = _mm512_loadu_ps(at);
+      if (part == 0) sum = _mm512_mul_ps(sum, _mm512_set1_ps(of.keep));
+      sum = _mm512_fmadd_ps(affine.m, _mm512_set1_ps(of.total[part]), sum);
+      const __m512 product = _mm512_fmadd_ps(dot, unit, shift);
+      sum = kBoth ? _mm512_add_ps(product, sum) : _mm512_fmadd_ps(affine.s, product, sum);
+      _mm512_storeu_ps(at, sum);
     }
   }
 }
@@ -340,9 +388,7 @@ template <int kBits, bool kBoth>
 void score_page(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
                 Prefetch& prefetch, float (*scores)[kBlockTokens]) {
   float bases[kTileRows];
-  for (int row = 0; kBoth && row < rows; ++row) {
-    bases[row] = base_score(shape, query.values[row], page);
-  }
+  if (kBoth) find_bases(shape, query, rows, page, bases);
   const int whole_rows = rows / 4 * 4;
   for (int row = 0; row < whole_rows; row += 4) {
     for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
@@ -360,12 +406,13 @@ void add_page_values(const HackShape& shape, const Weights* weights, const std::
   const int d = shape.head_dim;
   const int whole_rows = tile.rows / 4 * 4;
   for (int channel = 0; channel < d; channel += kLanes) {
-    prefetch.lines(4);
     for (int row = 0; row < whole_rows; row += 4) {
-      add_values<kBits, kBoth, 4, kParts>(shape, weights + row, page, channel, tile.out + row * d);
+      add_values<kBits, kBoth, 4, kParts>(shape, weights + row, page, channel, prefetch,
+                                          tile.out + row * d);
     }
     for (int row = whole_rows; row < tile.rows; ++row) {
-      add_values<kBits, kBoth, 1, kParts>(shape, weights + row, page, channel, tile.out + row * d);
+      add_values<kBits, kBoth, 1, kParts>(shape, weights + row, page, channel, prefetch,
+                                          tile.out + row * d);
     }
   }
 }
@@ -390,11 +437,17 @@ void attend(const HackShape& shape, const HackQuery& query, const std::byte* pag
     both ? score_page<kBits, true>(shape, query, tile.rows, page, prefetch, scores)
          : score_page<kBits, false>(shape, query, tile.rows, page, prefetch, scores);
   });
-  for (int row = 0; row < tile.rows; ++row) {
-    both ? weigh<true>(shape, scores[row], page, tile.max[row], tile.sum[row], weights[row])
-         : weigh<false>(shape, scores[row], page, tile.max[row], tile.sum[row], weights[row]);
-  }
   const bool halves = !both && shape.v.partition < kBlockTokens;
+  const int middle = (shape.v.bits == 8 ? 256 : 0) - (both ? (1 << shape.v.bits) - 1 : 0);
+  Scales scales;
+  if (both) load_scales(shape, page, scales);
+  for (int row = 0; row < tile.rows; ++row) {
+    prefetch.line();
+    float& max = tile.max[row];
+    float& sum = tile.sum[row];
+    both ? weigh<true>(scores[row], scales, middle, halves, max, sum, weights[row])
+         : weigh<false>(scores[row], scales, middle, halves, max, sum, weights[row]);
+  }
   with_bits(shape.v.bits, [&]<int kBits>() {
     if (both) {
       add_page_values<kBits, true, 1>(shape, weights, page, prefetch, tile);
