@@ -121,79 +121,120 @@ PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) c
   return query;
 }
 
-void Attention::attend(const AttentionBatch& batch, const Task& task,
-                       std::span<StateTile> totals) const {
-  const Tile* tiles = &tiles_[task.first_tile];
-  const BlockTable& table = *tiles->table;
-  const int head_dim = table.pool().shape().head_dim;
-  PageQuery own[kGroupTiles];     // of the own block
-  SealedQuery past[kGroupTiles];  // of those before it, where every row sees every token
-  StateTile states[kGroupTiles];
-  for (int i = 0; i < task.tiles; ++i) {
-    past[i].rows = own[i] = make_query(batch, tiles[i]);
-    std::fill_n(past[i].rows.visible, tiles[i].pairs, kBlockTokens);
-    past[i].rows.tokens = kBlockTokens;
-    if (table.coded()) sealed_kernel_->prepare(past[i], tiles[i].pairs);
-    totals[i].reset(tiles[i].pairs, head_dim);
+// One task under way: reads its blocks for all its tiles.
+class Attention::Reading {
+ public:
+  Reading(const Attention& attention, const AttentionBatch& batch, const Task& task)
+      : attention_(attention),
+        task_(task),
+        tiles_(&attention.tiles_[task.first_tile]),
+        table_(*tiles_->table),
+        layer_(batch.layer),
+        apart_(table_.coded() && attention.sealed_kernel_->in_own_basis()) {
+    for (int i = 0; i < task.tiles; ++i) {
+      past_[i].rows = own_[i] = attention.make_query(batch, tiles_[i]);
+      std::fill_n(past_[i].rows.visible, tiles_[i].pairs, kBlockTokens);
+      past_[i].rows.tokens = kBlockTokens;
+      if (table_.coded()) attention.sealed_kernel_->prepare(past_[i], tiles_[i].pairs);
+    }
   }
-  // The page that is read after those of the tiles before `tile`.
-  const auto next = [&](int block, int tile) -> std::span<const std::byte> {
-    if (tile < task.tiles) return memory(tiles[tile], batch.layer, block);
-    if (block < tiles->block) return memory(*tiles, batch.layer, block + 1);
-    return {};
-  };
-  // Of tiles [first, end), which are of one KV head.
-  const auto read_page = [&](int block, int first, int end) {
-    const int kv_head = tiles[first].kv_head;
-    if (block < tiles->block && !reads_rows(*tiles, block)) {
-      sealed_kernel_->attend({{batch.layer, block * kBlockTokens},
-                              table.sealed(block, batch.layer),
-                              kv_head,
-                              next(block, end)},
-                             std::span(past).subspan(first, end - first),
-                             std::span(states).subspan(first, end - first));
-      return;
+
+  // Adds the tokens of a run to the states in `totals`.
+  void add_run(int run, std::span<StateTile> totals) {
+    const bool own = run == run_count(tiles_->block) - 1;
+    const int begin = own ? tiles_->block : run * kSplitBlocks;
+    const int end = own ? begin + 1 : std::min(begin + kSplitBlocks, tiles_->block);
+    if (apart_) {
+      add(begin, end, Which::kRows, totals);
+      add(begin, end, Which::kSealed, totals);
+    } else {
+      add(begin, end, Which::kAll, totals);
     }
-    for (int i = first; i < end; ++i) {
-      PageQuery& query = block < tiles->block ? past[i].rows : own[i];
-      query.next = next(block, end);
-      kernel_(query, table.page(block, batch.layer, kv_head), states[i]);
-    }
-  };
-  // In the order of memory: a core reads a whole slab faster than pages from here and there.
-  const auto read = [&](int block) {
-    for (int first = 0, end = 0; first < task.tiles; first = end) {
-      while (end < task.tiles && tiles[end].kv_head == tiles[first].kv_head) ++end;
-      read_page(block, first, end);
-    }
-  };
-  const bool apart = table.coded() && sealed_kernel_->in_own_basis();
-  // Those blocks of a run that attention reads as rows, those that it reads sealed, or all.
+  }
+
+ private:
+  // Those blocks that attention reads as rows, those that it reads sealed, or all.
   enum class Which : std::uint8_t { kRows, kSealed, kAll };
-  const auto add = [&](int begin, int end, Which which) {
+
+  void add(int begin, int end, Which which, std::span<StateTile> totals) {
+    const int head_dim = table_.pool().shape().head_dim;
     bool some = false;
     for (int block = begin; block < end; ++block) {
-      if (which != Which::kAll && reads_rows(*tiles, block) != (which == Which::kRows)) continue;
-      for (int i = 0; i < task.tiles && !some; ++i) states[i].reset(tiles[i].pairs, head_dim);
+      const bool rows = attention_.reads_rows(*tiles_, block);
+      if (which != Which::kAll && rows != (which == Which::kRows)) continue;
+      for (int i = 0; i < task_.tiles && !some; ++i) states_[i].reset(tiles_[i].pairs, head_dim);
       some = true;
-      read(block);
+      rows ? read_rows(block) : gather_sealed(block);
     }
-    for (int i = 0; i < task.tiles && some; ++i) {
-      if (which == Which::kSealed) sealed_kernel_->leave_own_basis(states[i]);
-      merge(states[i], totals[i]);
-    }
-  };
-  const int own_run = run_count(tiles->block) - 1;
-  for (int run = task.first_run; run < task.last_run; ++run) {
-    const int begin = run == own_run ? tiles->block : run * kSplitBlocks;
-    const int end = run == own_run ? begin + 1 : std::min(begin + kSplitBlocks, tiles->block);
-    if (apart) {
-      add(begin, end, Which::kRows);
-      add(begin, end, Which::kSealed);
-    } else {
-      add(begin, end, Which::kAll);
+    flush();
+    for (int i = 0; i < task_.tiles && some; ++i) {
+      if (which == Which::kSealed) attention_.sealed_kernel_->leave_own_basis(states_[i]);
+      merge(states_[i], totals[i]);
     }
   }
+
+  // Blocks are read in the order of memory, all KV heads of one before the next: a core reads a
+  // whole slab faster than pages from here and there.
+  void read_rows(int block) {
+    flush();
+    const bool own = block == tiles_->block;
+    for (int i = 0; i < task_.tiles; ++i) {
+      PageQuery& query = own ? own_[i] : past_[i].rows;
+      query.next = next(block, i);
+      attention_.kernel_(query, table_.page(block, layer_, tiles_[i].kv_head), states_[i]);
+    }
+  }
+
+  void gather_sealed(int block) {
+    if (items_count_ + task_.tiles > kSealedItemsMax) flush();
+    for (int i = 0; i < task_.tiles; ++i) {
+      items_[items_count_++] = {{layer_, block * kBlockTokens},
+                                table_.sealed(block, layer_),
+                                tiles_[i].kv_head,
+                                next(block, i),
+                                &past_[i],
+                                &states_[i]};
+    }
+  }
+
+  void flush() {
+    if (items_count_ > 0) {
+      attention_.sealed_kernel_->attend({items_, static_cast<std::size_t>(items_count_)});
+    }
+    items_count_ = 0;
+  }
+
+  // The memory that is read after this tile's page of a block, and after those of all tiles that
+  // share the page.
+  std::span<const std::byte> next(int block, int tile) const {
+    const int kv_head = tiles_[tile].kv_head;
+    while (tile < task_.tiles && tiles_[tile].kv_head == kv_head) ++tile;
+    if (tile < task_.tiles) return attention_.memory(tiles_[tile], layer_, block);
+    if (block < tiles_->block) return attention_.memory(*tiles_, layer_, block + 1);
+    return {};
+  }
+
+  const Attention& attention_;
+  const Task& task_;
+  const Tile* const tiles_;
+  const BlockTable& table_;
+  const int layer_;
+  const bool apart_;               // states of rows and of sealed pages may not meet as they are
+  PageQuery own_[kGroupTiles];     // of the own block
+  SealedQuery past_[kGroupTiles];  // of those before it, where every row sees every token
+  StateTile states_[kGroupTiles];
+  SealedItem items_[kSealedItemsMax];  // sealed pages that are to be read
+  int items_count_ = 0;
+};
+
+void Attention::attend(const AttentionBatch& batch, const Task& task,
+                       std::span<StateTile> totals) const {
+  Reading reading(*this, batch, task);
+  const int head_dim = tiles_[task.first_tile].table->pool().shape().head_dim;
+  for (int i = 0; i < task.tiles; ++i) {
+    totals[i].reset(tiles_[task.first_tile + i].pairs, head_dim);
+  }
+  for (int run = task.first_run; run < task.last_run; ++run) reading.add_run(run, totals);
 }
 
 void Attention::store(const AttentionBatch& batch, const Task& task,

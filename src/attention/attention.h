@@ -75,6 +75,8 @@ class Attention {
     int last_run;
     int first_state;  // in `states_`, when tiles are split
   };
+  class Reading;
+
   void make_tiles(const AttentionBatch& batch);
   bool make_tasks();
   int tiles_together(int first, int most) const;

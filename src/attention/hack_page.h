@@ -54,14 +54,20 @@ struct HackShape {
   int value_partition() const { return v.axis == hack::Axis::kBoth ? kBlockTokens : v.partition; }
 };
 
+// A page for a tile, of which every row sees all 64 tokens.
+struct HackItem {
+  const HackQuery* query;
+  const std::byte* page;
+  std::span<const std::byte> next;  // memory that is wanted next, or nothing
+  StateTile* tile;
+};
+
 // The kernels of a tier. A row's arithmetic is the same whatever else is in its tile.
 struct HackKernel {
   // The rows of `query`, as many as the tile will have.
   void (*prepare)(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to);
-  // Adds a page, of which every row sees all 64 tokens, to the states of `tile`. `next`: memory
-  // that is wanted next, or nothing.
-  void (*attend)(const HackShape& shape, const HackQuery& query, const std::byte* page,
-                 std::span<const std::byte> next, StateTile& tile);
+  // Adds pages to the states of tiles, in this order.
+  void (*attend)(const HackShape& shape, std::span<const HackItem> items);
 };
 
 HackKernel hack_kernel_scalar();

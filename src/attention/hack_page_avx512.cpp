@@ -240,28 +240,31 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
 
 // --- weights ------------------------------------------------------------------------------------
 
-// A row's weights, four bytes for each register and class of V, and what they are worth. Of tokens
-// 0 ... 31 and 32 ... 63, or first of all tokens:
+// The weights of a tile's rows, four bytes for each register and class of V, and what they are
+// worth. Of tokens 0 ... 31 and 32 ... 63, or first of all tokens:
 struct Weights {
-  alignas(64) std::uint8_t bytes[kBlockTokens];
-  float keep;      // what the state so far is to be multiplied with
-  float unit;      // of a code, beside the state's maximum
-  float total[2];  // of all weights: what m is multiplied with
-  float shift[2];  // what sums of products are short of, as codes are taken from their middle
+  alignas(64) std::uint8_t bytes[kTileRows][kBlockTokens];
+  alignas(64) float keep[kTileRows];      // what the state so far is to be multiplied with
+  alignas(64) float unit[kTileRows];      // of a code, beside the state's maximum
+  alignas(64) float total[2][kTileRows];  // of all weights: what m is multiplied with
+  // What sums of products are short of, as codes are taken from their middle.
+  alignas(64) float shift[2][kTileRows];
 };
 
-// Byte 16 r + 4 c + k is token value_token(r, c, k).
+// Where packing has left what becomes byte 16 r + 4 c + k, the weight of token
+// value_token(r, c, k): it takes token 16 i + 4 j + e to byte 16 j + 4 i + e.
 inline __m512i value_order() {
   struct Table {
-    alignas(64) std::uint8_t tokens[kBlockTokens];
-    constexpr Table() : tokens() {
+    alignas(64) std::uint8_t from[kBlockTokens];
+    constexpr Table() : from() {
       for (int i = 0; i < kBlockTokens; ++i) {
-        tokens[i] = static_cast<std::uint8_t>(hack::value_token(i / 16, i / 4 % 4, i % 4));
+        const int token = hack::value_token(i / 16, i / 4 % 4, i % 4);
+        from[i] = static_cast<std::uint8_t>(token / 4 % 4 * 16 + token / 16 * 4 + token % 4);
       }
     }
   };
   static constexpr Table kTable;
-  return _mm512_load_si512(kTable.tokens);
+  return _mm512_load_si512(kTable.from);
 }
 
 // s of V's tokens, as weigh() wants them.
@@ -275,109 +278,171 @@ inline void load_scales(const HackShape& shape, const std::byte* page, Scales& s
   }
 }
 
-inline void store_bytes(const __m512 (&x)[4], __m512 inverse, std::uint8_t* bytes) {
+// In the order of V's words. All in registers: a load that spans several stores waits for them.
+inline __m512i bytes_of(const float* x, __m512 inverse) {
+  __m512i code[4];
   for (int i = 0; i < 4; ++i) {
-    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
-    _mm_store_si128(reinterpret_cast<__m128i*>(bytes + kLanes * i), _mm512_cvtepi32_epi8(code));
+    code[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(x + kLanes * i), inverse));
+  }
+  const __m512i packed = _mm512_packus_epi16(_mm512_packus_epi32(code[0], code[1]),
+                                             _mm512_packus_epi32(code[2], code[3]));
+  return _mm512_permutexvar_epi8(value_order(), packed);
+}
+
+// What is known of rows before their weights are bytes; a lane of these is a row.
+struct Weighing {
+  alignas(64) float page_max[kTileRows];
+  alignas(64) float greatest[kTileRows];  // of what becomes bytes
+  alignas(64) float total[kTileRows];     // of 2^(score - page_max)
+  alignas(64) std::int32_t codes[2][kTileRows];
+};
+
+// Scores become 2^(score - page_max), times s of the token by both. Steps that wait for each other
+// within a row are taken for all rows before the next.
+template <bool kBoth>
+inline void power_rows(float (*scores)[kBlockTokens], int rows, const Scales& scales,
+                       Weighing& of) {
+  for (int row = 0; row < rows; ++row) {
+    const float* const from = scores[row];
+    const __m512 most = _mm512_max_ps(
+        _mm512_max_ps(_mm512_load_ps(from), _mm512_load_ps(from + kLanes)),
+        _mm512_max_ps(_mm512_load_ps(from + 2 * kLanes), _mm512_load_ps(from + 3 * kLanes)));
+    of.page_max[row] = _mm512_reduce_max_ps(most);
+  }
+  for (int row = 0; row < rows; ++row) {
+    const __m512 max = _mm512_set1_ps(of.page_max[row]);
+    __m512 total = _mm512_setzero_ps();
+    __m512 most = _mm512_setzero_ps();
+    for (int i = 0; i < kBlockTokens; i += kLanes) {
+      __m512 x = exp2_negative(_mm512_sub_ps(_mm512_load_ps(scores[row] + i), max));
+      if constexpr (kBoth) {
+        total = _mm512_add_ps(total, x);
+        x = _mm512_mul_ps(x, _mm512_load_ps(scales.of_token + i));
+        most = _mm512_max_ps(most, x);
+      }
+      _mm512_store_ps(scores[row] + i, x);
+    }
+    of.greatest[row] = kBoth ? _mm512_reduce_max_ps(most) : 1.0F;
+    if constexpr (kBoth) of.total[row] = _mm512_reduce_add_ps(total);
+  }
+}
+
+inline void code_rows(const float (*scores)[kBlockTokens], int rows, bool halves, Weighing& of,
+                      Weights& weights) {
+  const __m512 greatest = _mm512_load_ps(of.greatest);
+  const __mmask16 some = _mm512_cmp_ps_mask(greatest, _mm512_setzero_ps(), _CMP_GT_OQ);
+  alignas(64) float inverse[kTileRows];
+  _mm512_store_ps(inverse, _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F), greatest));
+  for (int row = 0; row < rows; ++row) {
+    const __m512i bytes = bytes_of(scores[row], _mm512_set1_ps(inverse[row]));
+    _mm512_store_si512(weights.bytes[row], bytes);
+    // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
+    const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, _mm512_set1_epi8(1));
+    const int all = _mm512_reduce_add_epi32(sums);
+    of.codes[0][row] = halves ? _mm512_mask_reduce_add_epi32(0x00ff, sums) : all;
+    of.codes[1][row] = all - of.codes[0][row];
   }
 }
 
 // `middle`: twice what a code is less in the operand of products than in values.
 template <bool kBoth>
-inline void weigh(const float* scores, const Scales& scales, int middle, bool halves, float& max,
-                  float& sum, Weights& weights) {
-  __m512 x[4];
-  for (int i = 0; i < 4; ++i) x[i] = _mm512_load_ps(scores + kLanes * i);
-  const float page_max =
-      _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
-  const float new_max = page_max > max ? page_max : max;
-  __m512 total = _mm512_setzero_ps();
-  __m512 most = _mm512_setzero_ps();
-  for (int i = 0; i < 4; ++i) {
-    x[i] = exp2_negative(_mm512_sub_ps(x[i], _mm512_set1_ps(page_max)));
-    if constexpr (kBoth) {
-      total = _mm512_add_ps(total, x[i]);
-      x[i] = _mm512_mul_ps(x[i], _mm512_load_ps(scales.of_token + kLanes * i));
-      most = _mm512_max_ps(most, x[i]);
-    }
-  }
-  const float greatest = kBoth ? _mm512_reduce_max_ps(most) : 1.0F;
-  store_bytes(x, _mm512_set1_ps(greatest > 0 ? 255.0F / greatest : 0.0F), weights.bytes);
-  const __m512i bytes = _mm512_permutexvar_epi8(value_order(), _mm512_load_si512(weights.bytes));
-  _mm512_store_si512(weights.bytes, bytes);
-  const __m512 factors = exp2_negative(
-      _mm512_mask_blend_ps(1, _mm512_set1_ps(page_max - new_max), _mm512_set1_ps(max - new_max)));
-  weights.keep = _mm512_cvtss_f32(factors);
-  const float page_unit = _mm_cvtss_f32(_mm_movehdup_ps(_mm512_castps512_ps128(factors)));
-  weights.unit = page_unit * greatest / 255.0F;
-  // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
-  const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, _mm512_set1_epi8(1));
-  const int all = _mm512_reduce_add_epi32(sums);
-  const int first = halves ? _mm512_mask_reduce_add_epi32(0x00ff, sums) : all;
-  const int codes[2] = {first, all - first};
+inline void weigh(float (*scores)[kBlockTokens], const Scales& scales, int middle, bool halves,
+                  StateTile& tile, Weights& weights) {
+  Weighing of;
+  // Rows beyond the tile's are computed on, too: with numbers, whatever they are.
+  for (float& x : of.page_max) x = 0;
+  for (float& x : of.greatest) x = 0;
+  for (float& x : of.total) x = 0;
+  power_rows<kBoth>(scores, tile.rows, scales, of);
+  code_rows(scores, tile.rows, halves, of, weights);
+  const auto rows = static_cast<__mmask16>((1U << tile.rows) - 1U);
+  const __m512 old_max = _mm512_maskz_loadu_ps(rows, tile.max);
+  const __m512 page_max = _mm512_load_ps(of.page_max);
+  const __m512 max = _mm512_max_ps(old_max, page_max);
+  const __m512 keep = exp2_negative(_mm512_sub_ps(old_max, max));
+  const __m512 page_unit = exp2_negative(_mm512_sub_ps(page_max, max));
+  const __m512 unit =
+      _mm512_div_ps(_mm512_mul_ps(page_unit, _mm512_load_ps(of.greatest)), _mm512_set1_ps(255.0F));
+  __m512 page_total = _mm512_mul_ps(_mm512_load_ps(of.total), page_unit);
   for (int part = 0; part < 2; ++part) {
-    weights.total[part] = static_cast<float>(codes[part]) * weights.unit;
-    weights.shift[part] = static_cast<float>(codes[part] * middle) * 0.5F * weights.unit;
+    const __m512i codes = _mm512_maskz_loadu_epi32(rows, of.codes[part]);
+    const __m512 total = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), unit);
+    const __m512i off = _mm512_mullo_epi32(codes, _mm512_set1_epi32(middle));
+    const __m512 half_unit = _mm512_mul_ps(unit, _mm512_set1_ps(0.5F));
+    _mm512_store_ps(weights.shift[part], _mm512_mul_ps(_mm512_cvtepi32_ps(off), half_unit));
+    _mm512_store_ps(weights.total[part], kBoth ? page_total : total);
+    if constexpr (!kBoth) page_total = part == 0 ? total : _mm512_add_ps(page_total, total);
   }
-  const float page_total =
-      kBoth ? _mm512_reduce_add_ps(total) * page_unit : static_cast<float>(all) * weights.unit;
-  if constexpr (kBoth) weights.total[0] = page_total;
-  max = new_max;
-  sum = sum * weights.keep + page_total;
+  _mm512_store_ps(weights.keep, keep);
+  _mm512_store_ps(weights.unit, unit);
+  const __m512 old_sum = _mm512_maskz_loadu_ps(rows, tile.sum);
+  _mm512_mask_storeu_ps(tile.max, rows, max);
+  _mm512_mask_storeu_ps(tile.sum, rows, _mm512_fmadd_ps(old_sum, keep, page_total));
 }
 
 // --- output -------------------------------------------------------------------------------------
 
-// out[channel ... channel + 15] of kRows rows: out * keep + weights x V. kParts partitions of
-// tokens, 1 or 2.
-template <int kBits, bool kBoth, int kRows, int kParts>
-inline void add_values(const HackShape& shape, const Weights* weights, const std::byte* page,
-                       int channel, Prefetch& prefetch, float* out) {
+// out[channel ... channel + 16 kGroups - 1] of kRows rows: out * keep + weights x V. kParts
+// partitions of tokens, 1 or 2.
+template <int kBits, bool kBoth, int kRows, int kParts, int kGroups>
+inline void add_values(const HackShape& shape, const Weights& weights, int row,
+                       const std::byte* page, int channel, Prefetch& prefetch, float* out) {
   constexpr int kRegisters = 8 / kBits;
   const int d = shape.head_dim;
   const std::byte* words = page + shape.layout.v_codes + 4 * channel;
-  __m512i dots[kRows][kParts];
+  __m512i dots[kRows][kParts][kGroups];
   for (auto& of_row : dots) {
-    for (auto& dot : of_row) dot = _mm512_setzero_si512();
+    for (auto& of_part : of_row) {
+      for (auto& dot : of_part) dot = _mm512_setzero_si512();
+    }
   }
   for (int first = 0; first < hack::kValueRegisters; first += kRegisters) {
     for (int c = 0; c < hack::kValueClasses; ++c, words += 4 * d) {
-      const __m512i word = _mm512_loadu_si512(words);
-      prefetch.line();
+      __m512i word[kGroups];
+      for (int group = 0; group < kGroups; ++group) {
+        word[group] = _mm512_loadu_si512(words + 64 * group);
+        prefetch.line();
+      }
       for (int i = 0; i < kRegisters; ++i) {
         const int r = first + i;
         const int part = kParts == 1 ? 0 : r / 2;
-        __m512i codes = codes_of<kBits>(word, i);
-        // The product's second operand is signed.
-        if constexpr (kBits == 8) codes = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+        __m512i codes[kGroups];
+        for (int group = 0; group < kGroups; ++group) {
+          codes[group] = codes_of<kBits>(word[group], i);
+          // The product's second operand is signed.
+          if (kBits == 8) codes[group] = _mm512_xor_si512(codes[group], _mm512_set1_epi8(-128));
+        }
         for (int j = 0; j < kRows; ++j) {
-          dots[j][part] = _mm512_dpbusd_epi32(dots[j][part],
-                                              broadcast(weights[j].bytes + 16 * r + 4 * c), codes);
+          const __m512i four = broadcast(weights.bytes[row + j] + 16 * r + 4 * c);
+          for (int group = 0; group < kGroups; ++group) {
+            __m512i& dot = dots[j][part][group];
+            dot = _mm512_dpbusd_epi32(dot, four, codes[group]);
+          }
         }
       }
     }
   }
   prefetch.line();
   const std::byte* const metadata = page + shape.layout.v_metadata;
-  for (int part = 0; part < kParts; ++part) {
-    Affine affine;
-    if constexpr (kBoth) {
-      affine.m = load_numbers(shape.v.meta, metadata + 2 * channel);
-    } else {
-      affine = load_affine(shape.v.meta, metadata + hack::kEntryBytes * (part * d + channel));
-    }
-    for (int j = 0; j < kRows; ++j) {
-      const Weights& of = weights[j];
-      const __m512 dot = _mm512_cvtepi32_ps(dots[j][part]);
-      const __m512 unit = _mm512_set1_ps(of.unit);
-      const __m512 shift = _mm512_set1_ps(of.shift[part]);
-      float* const at = out + j * d + channel;
-      __m512 sum = _mm512_loadu_ps(at);
-      if (part == 0) sum = _mm512_mul_ps(sum, _mm512_set1_ps(of.keep));
-      sum = _mm512_fmadd_ps(affine.m, _mm512_set1_ps(of.total[part]), sum);
-      const __m512 product = _mm512_fmadd_ps(dot, unit, shift);
-      sum = kBoth ? _mm512_add_ps(product, sum) : _mm512_fmadd_ps(affine.s, product, sum);
-      _mm512_storeu_ps(at, sum);
+  for (int group = 0; group < kGroups; ++group) {
+    const int at = channel + kLanes * group;
+    for (int part = 0; part < kParts; ++part) {
+      Affine affine;
+      if constexpr (kBoth) {
+        affine.m = load_numbers(shape.v.meta, metadata + 2 * at);
+      } else {
+        affine = load_affine(shape.v.meta, metadata + hack::kEntryBytes * (part * d + at));
+      }
+      for (int j = 0; j < kRows; ++j) {
+        const __m512 product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[j][part][group]),
+                                               _mm512_set1_ps(weights.unit[row + j]),
+                                               _mm512_set1_ps(weights.shift[part][row + j]));
+        __m512 sum = _mm512_loadu_ps(out + j * d + at);
+        if (part == 0) sum = _mm512_mul_ps(sum, _mm512_set1_ps(weights.keep[row + j]));
+        sum = _mm512_fmadd_ps(affine.m, _mm512_set1_ps(weights.total[part][row + j]), sum);
+        sum = kBoth ? _mm512_add_ps(product, sum) : _mm512_fmadd_ps(affine.s, product, sum);
+        _mm512_storeu_ps(out + j * d + at, sum);
+      }
     }
   }
 }
@@ -400,20 +465,30 @@ void score_page(const HackShape& shape, const HackQuery& query, int rows, const 
   }
 }
 
-template <int kBits, bool kBoth, int kParts>
-void add_page_values(const HackShape& shape, const Weights* weights, const std::byte* page,
-                     Prefetch& prefetch, StateTile& tile) {
+template <int kBits, bool kBoth, int kParts, int kGroups>
+inline void add_channels(const HackShape& shape, const Weights& weights, const std::byte* page,
+                         int channel, Prefetch& prefetch, StateTile& tile) {
   const int d = shape.head_dim;
   const int whole_rows = tile.rows / 4 * 4;
-  for (int channel = 0; channel < d; channel += kLanes) {
-    for (int row = 0; row < whole_rows; row += 4) {
-      add_values<kBits, kBoth, 4, kParts>(shape, weights + row, page, channel, prefetch,
-                                          tile.out + row * d);
-    }
-    for (int row = whole_rows; row < tile.rows; ++row) {
-      add_values<kBits, kBoth, 1, kParts>(shape, weights + row, page, channel, prefetch,
-                                          tile.out + row * d);
-    }
+  for (int row = 0; row < whole_rows; row += 4) {
+    add_values<kBits, kBoth, 4, kParts, kGroups>(shape, weights, row, page, channel, prefetch,
+                                                 tile.out + row * d);
+  }
+  for (int row = whole_rows; row < tile.rows; ++row) {
+    add_values<kBits, kBoth, 1, kParts, kGroups>(shape, weights, row, page, channel, prefetch,
+                                                 tile.out + row * d);
+  }
+}
+
+template <int kBits, bool kBoth, int kParts>
+void add_page_values(const HackShape& shape, const Weights& weights, const std::byte* page,
+                     Prefetch& prefetch, StateTile& tile) {
+  int channel = 0;
+  for (; channel + 2 * kLanes <= shape.head_dim; channel += 2 * kLanes) {
+    add_channels<kBits, kBoth, kParts, 2>(shape, weights, page, channel, prefetch, tile);
+  }
+  if (channel < shape.head_dim) {
+    add_channels<kBits, kBoth, kParts, 1>(shape, weights, page, channel, prefetch, tile);
   }
 }
 
@@ -427,36 +502,57 @@ inline void with_bits(int bits, const Body& body) {
   }
 }
 
-void attend(const HackShape& shape, const HackQuery& query, const std::byte* page,
-            std::span<const std::byte> next, StateTile& tile) {
-  alignas(64) float scores[kTileRows][kBlockTokens];
-  Weights weights[kTileRows];
-  Prefetch prefetch(next);
+using Scores = float[kTileRows][kBlockTokens];
+
+void score_item(const HackShape& shape, const HackItem& item, Prefetch& prefetch, Scores& scores) {
   const bool both = shape.k.axis == Axis::kBoth;
+  const int rows = item.tile->rows;
   with_bits(shape.k.bits, [&]<int kBits>() {
-    both ? score_page<kBits, true>(shape, query, tile.rows, page, prefetch, scores)
-         : score_page<kBits, false>(shape, query, tile.rows, page, prefetch, scores);
+    both ? score_page<kBits, true>(shape, *item.query, rows, item.page, prefetch, scores)
+         : score_page<kBits, false>(shape, *item.query, rows, item.page, prefetch, scores);
   });
-  const bool halves = !both && shape.v.partition < kBlockTokens;
+}
+
+bool has_halves(const HackShape& shape) {
+  return shape.v.axis != Axis::kBoth && shape.v.partition < kBlockTokens;
+}
+
+void weigh_item(const HackShape& shape, const HackItem& item, Scores& scores, Weights& weights) {
+  const bool both = shape.v.axis == Axis::kBoth;
+  const bool halves = has_halves(shape);
   const int middle = (shape.v.bits == 8 ? 256 : 0) - (both ? (1 << shape.v.bits) - 1 : 0);
   Scales scales;
-  if (both) load_scales(shape, page, scales);
-  for (int row = 0; row < tile.rows; ++row) {
-    prefetch.line();
-    float& max = tile.max[row];
-    float& sum = tile.sum[row];
-    both ? weigh<true>(scores[row], scales, middle, halves, max, sum, weights[row])
-         : weigh<false>(scores[row], scales, middle, halves, max, sum, weights[row]);
-  }
+  if (both) load_scales(shape, item.page, scales);
+  both ? weigh<true>(scores, scales, middle, halves, *item.tile, weights)
+       : weigh<false>(scores, scales, middle, halves, *item.tile, weights);
+}
+
+void add_item(const HackShape& shape, const HackItem& item, const Weights& weights,
+              Prefetch& prefetch) {
   with_bits(shape.v.bits, [&]<int kBits>() {
-    if (both) {
-      add_page_values<kBits, true, 1>(shape, weights, page, prefetch, tile);
-    } else if (halves) {
-      add_page_values<kBits, false, 2>(shape, weights, page, prefetch, tile);
+    if (shape.v.axis == Axis::kBoth) {
+      add_page_values<kBits, true, 1>(shape, weights, item.page, prefetch, *item.tile);
+    } else if (has_halves(shape)) {
+      add_page_values<kBits, false, 2>(shape, weights, item.page, prefetch, *item.tile);
     } else {
-      add_page_values<kBits, false, 1>(shape, weights, page, prefetch, tile);
+      add_page_values<kBits, false, 1>(shape, weights, item.page, prefetch, *item.tile);
     }
   });
+}
+
+// Between scores and output lies a chain of steps that wait for each other. The scores of the next
+// page fill that time.
+void attend(const HackShape& shape, std::span<const HackItem> items) {
+  alignas(64) Scores scores[2];
+  Weights weights;
+  Prefetch first({});
+  score_item(shape, items[0], first, scores[0]);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    Prefetch prefetch(items[i].next);
+    weigh_item(shape, items[i], scores[i % 2], weights);
+    if (i + 1 < items.size()) score_item(shape, items[i + 1], prefetch, scores[(i + 1) % 2]);
+    add_item(shape, items[i], weights, prefetch);
+  }
 }
 
 }  // namespace

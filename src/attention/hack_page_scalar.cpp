@@ -50,8 +50,8 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
   }
 }
 
-void attend(const HackShape& shape, const HackQuery& query, const std::byte* page,
-            std::span<const std::byte> /*next*/, StateTile& tile) {
+void attend_page(const HackShape& shape, const HackQuery& query, const std::byte* page,
+                 StateTile& tile) {
   using namespace hack_arithmetic;
   for (int row = 0; row < tile.rows; ++row) {
     const Query<float> of_row{query.codes[row], query.values[row], query.scale[row], query.sum[row],
@@ -72,6 +72,10 @@ void attend(const HackShape& shape, const HackQuery& query, const std::byte* pag
     for (int i = 0; i < shape.head_dim; ++i) out[i] *= keep;
     add_values(shape, weights, page, out);
   }
+}
+
+void attend(const HackShape& shape, std::span<const HackItem> items) {
+  for (const HackItem& item : items) attend_page(shape, *item.query, item.page, *item.tile);
 }
 
 }  // namespace

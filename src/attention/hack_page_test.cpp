@@ -93,7 +93,9 @@ class Scene {
     kernel.prepare(shape_, query(first_row), rows, *prepared);
     StateTile tile;
     tile.reset(rows, shape_.head_dim);
-    for (int i = 0; i < kPages; ++i) kernel.attend(shape_, *prepared, slab(i), {}, tile);
+    HackItem items[kPages];
+    for (int i = 0; i < kPages; ++i) items[i] = {prepared.get(), slab(i), {}, &tile};
+    kernel.attend(shape_, {items, kPages});
     return tile;
   }
 

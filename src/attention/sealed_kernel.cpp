@@ -14,14 +14,17 @@ class OpeningKernel final : public SealedKernel {
 
   void prepare(SealedQuery& /*query*/, int /*rows*/) const override {}
 
-  void attend(const SealedPage& page, std::span<const SealedQuery> queries,
-              std::span<StateTile> tiles) const override {
+  void attend(std::span<const SealedItem> items) const override {
     alignas(64) std::uint16_t opened[2 * kBlockTokens * kTileHeadDimMax];
-    format_.open_page(page.place, page.slab, page.kv_head, opened);
-    for (std::size_t i = 0; i < queries.size(); ++i) {
-      PageQuery rows = queries[i].rows;
-      rows.next = page.next;
-      kernel_(rows, opened, tiles[i]);
+    const SealedItem* last = nullptr;
+    for (const SealedItem& item : items) {
+      if (last == nullptr || last->slab != item.slab || last->kv_head != item.kv_head) {
+        format_.open_page(item.place, item.slab, item.kv_head, opened);
+      }
+      last = &item;
+      PageQuery rows = item.query->rows;
+      rows.next = item.next;
+      kernel_(rows, opened, *item.tile);
     }
   }
 
@@ -41,12 +44,13 @@ class CodeKernel final : public SealedKernel {
     kernel_.prepare(shape_, query.rows, rows, query.hack);
   }
 
-  void attend(const SealedPage& page, std::span<const SealedQuery> queries,
-              std::span<StateTile> tiles) const override {
-    const std::byte* const codes = page.slab + shape_.layout.bytes * page.kv_head;
-    for (std::size_t i = 0; i < queries.size(); ++i) {
-      kernel_.attend(shape_, queries[i].hack, codes, page.next, tiles[i]);
+  void attend(std::span<const SealedItem> items) const override {
+    HackItem coded[kSealedItemsMax];
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      coded[i] = {&items[i].query->hack, items[i].slab + shape_.layout.bytes * items[i].kv_head,
+                  items[i].next, items[i].tile};
     }
+    kernel_.attend(shape_, {coded, items.size()});
   }
 
   bool in_own_basis() const override { return shape_.mix; }

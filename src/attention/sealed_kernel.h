@@ -16,13 +16,18 @@ struct SealedQuery {
   HackQuery hack;
 };
 
-// One KV head's part of a sealed slab.
-struct SealedPage {
+// A page of one KV head for one tile, of which all rows see all tokens.
+struct SealedItem {
   SlabPlace place;
   const std::byte* slab;
   int kv_head;
   std::span<const std::byte> next;  // memory that is wanted next, or nothing
+  const SealedQuery* query;
+  StateTile* tile;
 };
+
+// Items that kernels are given at once.
+inline constexpr int kSealedItemsMax = 128;
 
 // Immutable, thread-safe. A row's arithmetic is the same whatever else is computed with it.
 class SealedKernel {
@@ -34,9 +39,8 @@ class SealedKernel {
 
   // Makes of query.rows what attend() needs; the tile will have `rows` rows.
   virtual void prepare(SealedQuery& query, int rows) const = 0;
-  // Adds a page, of which all rows see all tokens, to the state of each query's tile.
-  virtual void attend(const SealedPage& page, std::span<const SealedQuery> queries,
-                      std::span<StateTile> tiles) const = 0;
+  // Adds pages to the states of tiles, in this order. Items of one page are neighbours.
+  virtual void attend(std::span<const SealedItem> items) const = 0;
 
   // Whether attend() gives outputs in a basis of its own, which must not meet those of rows before
   // leave_own_basis() was called.
