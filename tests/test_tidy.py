@@ -15,7 +15,7 @@ ARCHITECTURE = """\
 |---|---|
 | `src` | sources |
 | `include` | public |
-| `tools`, `tests` | others |
+| `tools`, `tests`, `bench` | others |
 
 Words between the tables.
 
@@ -255,6 +255,7 @@ class BannedTest(TidyTest):
         self.assert_clean({
             "src/cli/main.cpp": cpp("void f() { std::cout << 1; }\n"),
             "src/base/a_test.cpp": cpp('void f() { printf("x"); getenv("X"); }\n'),
+            "bench/peers/a.cpp": cpp('int main() { printf("x"); }\n'),
         })
 
 

@@ -85,8 +85,8 @@ class Source:
         parts = path.split("/")
         self.folder = parts[1] if parts[0] == "src" and len(parts) > 2 else None
         stem = pathlib.PurePosixPath(path).stem
-        # Experiments are free as tests are: both are programs of their own.
-        self.is_lab = parts[0] == "lab"
+        # Experiments and what measures others are free as tests are: they are programs of their own.
+        self.is_lab = parts[0] in ("lab", "bench")
         self.is_test = stem.endswith(("_test", "_fuzz")) or parts[0] == "tests" or self.is_lab
         # What a compiler sees, at the same offsets: no comments, literals or directives.
         self.code = DIRECTIVE.sub(blanked, COMMENT_OR_LITERAL.sub(blanked, text)) if self.is_cpp else ""
