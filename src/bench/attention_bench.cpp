@@ -1,4 +1,4 @@
-// Caches of every format side by side, and one decode step's attention over each, in turns.
+// Caches of every format side by side, and attention of their last tokens over each, in turns.
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/attention_bench.h"
 
@@ -23,6 +23,7 @@ using Format = std::shared_ptr<const KvFormat>;
 constexpr int kSampleSlabs = 16;  // of different values; a cache repeats them
 constexpr double kRoundSeconds = 0.02;
 constexpr std::size_t kPoolSlack = 4096;
+constexpr int kQueryTokensMax = 4096;
 
 // Gaussian rows, every channel with a mean and a scale of its own, as keys have.
 std::vector<std::uint16_t> sample_rows(const KvShape& shape) {
@@ -44,15 +45,17 @@ std::vector<std::uint16_t> sample_rows(const KvShape& shape) {
 // A sequence's cache in one format, and what attends over it.
 class Cache {
  public:
-  // `format` is null for rows of 16 bits.
+  // `format` is null for rows of 16 bits. The last `query_tokens` tokens are those of a pass under
+  // way.
   static Result<std::unique_ptr<Cache>> create(const KvShape& shape, Format format, int tokens,
-                                               Isa isa) {
-    auto cache = std::unique_ptr<Cache>(new Cache(std::move(format), isa));
+                                               int query_tokens, Isa isa) {
+    auto cache = std::unique_ptr<Cache>(new Cache(std::move(format), query_tokens, isa));
     const std::size_t blocks = blocks_for(tokens);
     const int windows =
         cache->format_ ? cache->format_->window().sink + cache->format_->window().recent + 1 : 0;
     const std::size_t row_blocks =
-        cache->format_ ? std::min<std::size_t>(windows + 1, blocks) : blocks;
+        cache->format_ ? std::min<std::size_t>(windows + 1 + blocks_for(query_tokens), blocks)
+                       : blocks;
     KVLANE_ASSIGN(cache->rows_,
                   BlockPool::create(shape, row_blocks * shape.block_bytes() + kPoolSlack));
     if (cache->format_) {
@@ -67,9 +70,9 @@ class Cache {
     return cache;
   }
 
-  // Attention of the last token in every layer.
+  // Attention of the last tokens in every layer.
   void attend(const std::vector<std::uint16_t>& q, int heads, std::vector<std::uint16_t>& out) {
-    const AttentionSpan span{&*table_, table_->tokens(), 1, 0};
+    const AttentionSpan span{&*table_, table_->tokens(), query_tokens_, 0};
     for (int layer = 0; layer < table_->pool().shape().layers; ++layer) {
       attention_.run({layer, heads, {&span, 1}, q.data(), 1, ElementType::kBf16, out.data()});
     }
@@ -83,7 +86,8 @@ class Cache {
   }
 
  private:
-  Cache(Format format, Isa isa) : format_(std::move(format)), attention_(isa, format_.get()) {}
+  Cache(Format format, int query_tokens, Isa isa)
+      : format_(std::move(format)), query_tokens_(query_tokens), attention_(isa, format_.get()) {}
 
   Status fill(const KvShape& shape, int tokens) {
     const auto rows = sample_rows(shape);
@@ -105,13 +109,14 @@ class Cache {
         std::memcpy(table_->sealed(block, layer), &slabs[format_->slab_bytes() * sample],
                     format_->slab_bytes());
       }
-      // The last block stays open: a query reads its own block as rows.
-      table_->set_tokens(block + 1 == table_->blocks() ? end - 1 : end);
+      // The tokens of the pass are written, and not yet there.
+      table_->set_tokens(std::min(end, tokens - query_tokens_));
     }
     return {};
   }
 
   Format format_;
+  const int query_tokens_;
   std::optional<BlockPool> rows_;
   std::optional<BlockPool> sealed_;
   std::optional<BlockTable> table_;
@@ -160,7 +165,17 @@ class AttentionBench {
   }
 
   Status check() const {
+    if (options_.query_tokens < 1 || options_.query_tokens > kQueryTokensMax) {
+      return invalid_argument("1 to " + std::to_string(kQueryTokensMax) +
+                              " query tokens can be measured, not " +
+                              std::to_string(options_.query_tokens));
+    }
     for (const int tokens : options_.tokens) {
+      if (tokens <= options_.query_tokens) {
+        return invalid_argument("a cache of " + std::to_string(tokens) +
+                                " tokens is too short for " +
+                                std::to_string(options_.query_tokens) + " query tokens");
+      }
       if (tokens < 2 || tokens > (1 << 20)) {
         return invalid_argument("a cache of 2 to 1048576 tokens can be measured, not of " +
                                 std::to_string(tokens));
@@ -195,7 +210,8 @@ class AttentionBench {
     std::vector<std::unique_ptr<Cache>> caches;
     for (const Format& format : formats) {
       say(std::to_string(tokens) + " tokens as " + format_name(format));
-      KVLANE_ASSIGN(caches.emplace_back(), Cache::create(shape, format, tokens, options_.isa));
+      KVLANE_ASSIGN(caches.emplace_back(),
+                    Cache::create(shape, format, tokens, options_.query_tokens, options_.isa));
       results.push_back({.name = "attention_" + std::to_string(tokens) + "_" + figure_name(format) +
                                  "_bytes_per_token",
                          .value = caches.back()->bytes_per_token(shape),
@@ -213,7 +229,7 @@ class AttentionBench {
                const std::vector<std::unique_ptr<Cache>>& caches,
                std::vector<Figure>& results) const {
     const int heads = group * shape.kv_heads;
-    std::vector<std::uint16_t> q(std::size_t(heads) * shape.head_dim);
+    std::vector<std::uint16_t> q(std::size_t(options_.query_tokens) * heads * shape.head_dim);
     std::mt19937 engine(2);
     std::normal_distribution<float> gauss;
     for (std::uint16_t& bits : q) bits = to_bf16(gauss(engine)).bits;
@@ -230,14 +246,18 @@ class AttentionBench {
                     say(std::to_string(tokens) + " tokens, " + std::to_string(group) +
                         " query heads a KV head, round " + std::to_string(round + 1));
                   });
-    const double work = static_cast<double>(tokens) * shape.kv_heads * shape.layers;
+    const int queries = options_.query_tokens;
+    // The first query token sees queries - 1 tokens less than the last.
+    const double seen = tokens - (queries - 1) / 2.0;
+    const double work = seen * queries * shape.kv_heads * shape.layers;
+    const std::string several = queries == 1 ? "" : "_queries" + std::to_string(queries);
     const double rows = work / median(contenders[0].seconds);
     for (std::size_t i = 0; i < formats.size(); ++i) {
       Figure figure{"attention_" + std::to_string(tokens) + "_" + figure_name(formats[i]) +
-                        "_group" + std::to_string(group),
+                        "_group" + std::to_string(group) + several,
                     work / median(contenders[i].seconds), "tokens/s"};
       if (i > 0) figure.baseline = rows;
-      figure.goal = goal(contenders[i].name, tokens, group, shape.head_dim);
+      if (queries == 1) figure.goal = goal(contenders[i].name, tokens, group, shape.head_dim);
       results.push_back(std::move(figure));
     }
   }

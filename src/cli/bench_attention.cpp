@@ -38,7 +38,7 @@ Status run_bench_attention(const BenchAttentionFlags& flags, const std::string& 
 
 void add_bench_attention(CLI::App& bench, Run& run) {
   CLI::App* const command = bench.add_subcommand(
-      "attention", "Speed of a token's attention over caches in every KV format, beside 16 bits");
+      "attention", "Speed of attention over caches in every KV format, beside 16 bits");
   command->footer(
       "Example: kvlane bench attention --formats int4,kivi:bits=2,group=64 --tokens 32768");
   const auto flags = std::make_shared<BenchAttentionFlags>();
@@ -50,6 +50,11 @@ void add_bench_attention(CLI::App& bench, Run& run) {
       ->capture_default_str();
   command->add_option("--groups", options.groups, "query heads of a KV head")
       ->delimiter(',')
+      ->capture_default_str();
+  command
+      ->add_option("--queries", options.query_tokens,
+                   "query tokens at once: 1 is a step of decoding, more a part of a prompt")
+      ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   command->add_option("--head-dim", options.head_dim, "channels of a head")
       ->check(CLI::Range(2, 256))
