@@ -3,6 +3,7 @@
 #include "attention/attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/bf16.h"
@@ -199,7 +200,7 @@ class Attention::Reading {
 
   void flush() {
     if (items_count_ > 0) {
-      attention_.sealed_kernel_->attend({items_, static_cast<std::size_t>(items_count_)});
+      attention_.sealed_kernel_->attend(std::span(items_).first(items_count_));
     }
     items_count_ = 0;
   }
@@ -222,8 +223,8 @@ class Attention::Reading {
   const bool apart_;               // states of rows and of sealed pages may not meet as they are
   PageQuery own_[kGroupTiles];     // of the own block
   SealedQuery past_[kGroupTiles];  // of those before it, where every row sees every token
-  StateTile states_[kGroupTiles];
-  SealedItem items_[kSealedItemsMax];  // sealed pages that are to be read
+  std::array<StateTile, kGroupTiles> states_;
+  std::array<SealedItem, kSealedItemsMax> items_;  // sealed pages that are to be read
   int items_count_ = 0;
 };
 

@@ -133,6 +133,32 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 
 // --- scores -------------------------------------------------------------------------------------
 
+// Sums, or greatest, of the lanes of `rows` vectors, four at a time: a row's order of summation is
+// the same wherever it is. `v` and `to` have room for whole fours.
+struct Sum {
+  static __m512 of(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
+};
+struct Greatest {
+  static __m512 of(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
+};
+template <class Op>
+inline void reduce(const __m512* v, int rows, float* to) {
+  for (int row = 0; row < rows; row += 4) {
+    const __m512 low =
+        Op::of(_mm512_unpacklo_ps(v[row], v[row + 1]), _mm512_unpackhi_ps(v[row], v[row + 1]));
+    const __m512 high = Op::of(_mm512_unpacklo_ps(v[row + 2], v[row + 3]),
+                               _mm512_unpackhi_ps(v[row + 2], v[row + 3]));
+    // Every 128 bits are the four rows now.
+    const __m512 four =
+        Op::of(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+    const __m512 two = Op::of(four, _mm512_shuffle_f32x4(four, four, 0x4e));
+    const __m128 one = Op::of(_mm512_castps512_ps128(two), _mm512_extractf32x4_ps(two, 1));
+    _mm_storeu_ps(to + row, one);
+  }
+}
+
 // What all tokens of a page have in common: each query's product with m of the channels.
 inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
                        const std::byte* page, float* bases) {
@@ -141,13 +167,15 @@ inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
   for (int i = 0; i < parts; ++i) {
     m[i] = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * kLanes * i);
   }
+  __m512 sums[kTileRows];
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
   for (int row = 0; row < rows; ++row) {
-    __m512 sum = _mm512_setzero_ps();
     for (int i = 0; i < parts; ++i) {
-      sum = _mm512_fmadd_ps(_mm512_load_ps(query.values[row] + kLanes * i), m[i], sum);
+      const __m512 q = _mm512_load_ps(query.values[row] + kLanes * i);
+      sums[row] = _mm512_fmadd_ps(q, m[i], sums[row]);
     }
-    bases[row] = _mm512_reduce_add_ps(sum);
   }
+  reduce<Sum>(sums, rows, bases);
 }
 
 // Codes of register r where they are in a word: times 2^(kBits * r).
@@ -302,29 +330,31 @@ struct Weighing {
 template <bool kBoth>
 inline void power_rows(float (*scores)[kBlockTokens], int rows, const Scales& scales,
                        Weighing& of) {
+  __m512 most[kTileRows];
+  __m512 total[kTileRows];
+  for (int row = 0; row < kTileRows; ++row) most[row] = total[row] = _mm512_setzero_ps();
   for (int row = 0; row < rows; ++row) {
     const float* const from = scores[row];
-    const __m512 most = _mm512_max_ps(
+    most[row] = _mm512_max_ps(
         _mm512_max_ps(_mm512_load_ps(from), _mm512_load_ps(from + kLanes)),
         _mm512_max_ps(_mm512_load_ps(from + 2 * kLanes), _mm512_load_ps(from + 3 * kLanes)));
-    of.page_max[row] = _mm512_reduce_max_ps(most);
   }
+  reduce<Greatest>(most, rows, of.page_max);
   for (int row = 0; row < rows; ++row) {
     const __m512 max = _mm512_set1_ps(of.page_max[row]);
-    __m512 total = _mm512_setzero_ps();
-    __m512 most = _mm512_setzero_ps();
+    most[row] = kBoth ? _mm512_setzero_ps() : _mm512_set1_ps(1.0F);
     for (int i = 0; i < kBlockTokens; i += kLanes) {
       __m512 x = exp2_negative(_mm512_sub_ps(_mm512_load_ps(scores[row] + i), max));
       if constexpr (kBoth) {
-        total = _mm512_add_ps(total, x);
+        total[row] = _mm512_add_ps(total[row], x);
         x = _mm512_mul_ps(x, _mm512_load_ps(scales.of_token + i));
-        most = _mm512_max_ps(most, x);
+        most[row] = _mm512_max_ps(most[row], x);
       }
       _mm512_store_ps(scores[row] + i, x);
     }
-    of.greatest[row] = kBoth ? _mm512_reduce_max_ps(most) : 1.0F;
-    if constexpr (kBoth) of.total[row] = _mm512_reduce_add_ps(total);
   }
+  reduce<Greatest>(most, rows, of.greatest);
+  if constexpr (kBoth) reduce<Sum>(total, rows, of.total);
 }
 
 inline void code_rows(const float (*scores)[kBlockTokens], int rows, bool halves, Weighing& of,
@@ -344,10 +374,15 @@ inline void code_rows(const float (*scores)[kBlockTokens], int rows, bool halves
   }
 }
 
-// `middle`: twice what a code is less in the operand of products than in values.
 template <bool kBoth>
-inline void weigh(float (*scores)[kBlockTokens], const Scales& scales, int middle, bool halves,
-                  StateTile& tile, Weights& weights) {
+inline void weigh(const HackShape& shape, const HackItem& item, float (*scores)[kBlockTokens],
+                  Weights& weights) {
+  // Twice what a code is less in the operand of products than in values.
+  const int middle = (shape.v.bits == 8 ? 256 : 0) - (kBoth ? (1 << shape.v.bits) - 1 : 0);
+  const bool halves = !kBoth && shape.v.partition < kBlockTokens;
+  StateTile& tile = *item.tile;
+  Scales scales = {};
+  if constexpr (kBoth) load_scales(shape, item.page, scales);
   Weighing of;
   // Rows beyond the tile's are computed on, too: with numbers, whatever they are.
   for (float& x : of.page_max) x = 0;
@@ -452,7 +487,7 @@ inline void add_values(const HackShape& shape, const Weights& weights, int row,
 template <int kBits, bool kBoth>
 void score_page(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
                 Prefetch& prefetch, float (*scores)[kBlockTokens]) {
-  float bases[kTileRows];
+  alignas(64) float bases[kTileRows];
   if (kBoth) find_bases(shape, query, rows, page, bases);
   const int whole_rows = rows / 4 * 4;
   for (int row = 0; row < whole_rows; row += 4) {
@@ -492,13 +527,18 @@ void add_page_values(const HackShape& shape, const Weights& weights, const std::
   }
 }
 
-// Calls `body` with the bits and with what else is known while compiling.
+template <int kBits>
+struct Bits {
+  static constexpr int kValue = kBits;
+};
+
+// Calls `body` with bits that are known while compiling.
 template <class Body>
 inline void with_bits(int bits, const Body& body) {
   switch (bits) {
-    case 2: body.template operator()<2>(); break;
-    case 4: body.template operator()<4>(); break;
-    default: body.template operator()<8>(); break;
+    case 2: body(Bits<2>{}); break;
+    case 4: body(Bits<4>{}); break;
+    default: body(Bits<8>{}); break;
   }
 }
 
@@ -507,32 +547,25 @@ using Scores = float[kTileRows][kBlockTokens];
 void score_item(const HackShape& shape, const HackItem& item, Prefetch& prefetch, Scores& scores) {
   const bool both = shape.k.axis == Axis::kBoth;
   const int rows = item.tile->rows;
-  with_bits(shape.k.bits, [&]<int kBits>() {
+  with_bits(shape.k.bits, [&](auto known) {
+    constexpr int kBits = decltype(known)::kValue;
     both ? score_page<kBits, true>(shape, *item.query, rows, item.page, prefetch, scores)
          : score_page<kBits, false>(shape, *item.query, rows, item.page, prefetch, scores);
   });
 }
 
-bool has_halves(const HackShape& shape) {
-  return shape.v.axis != Axis::kBoth && shape.v.partition < kBlockTokens;
-}
-
 void weigh_item(const HackShape& shape, const HackItem& item, Scores& scores, Weights& weights) {
-  const bool both = shape.v.axis == Axis::kBoth;
-  const bool halves = has_halves(shape);
-  const int middle = (shape.v.bits == 8 ? 256 : 0) - (both ? (1 << shape.v.bits) - 1 : 0);
-  Scales scales;
-  if (both) load_scales(shape, item.page, scales);
-  both ? weigh<true>(scores, scales, middle, halves, *item.tile, weights)
-       : weigh<false>(scores, scales, middle, halves, *item.tile, weights);
+  shape.v.axis == Axis::kBoth ? weigh<true>(shape, item, scores, weights)
+                              : weigh<false>(shape, item, scores, weights);
 }
 
 void add_item(const HackShape& shape, const HackItem& item, const Weights& weights,
               Prefetch& prefetch) {
-  with_bits(shape.v.bits, [&]<int kBits>() {
+  with_bits(shape.v.bits, [&](auto known) {
+    constexpr int kBits = decltype(known)::kValue;
     if (shape.v.axis == Axis::kBoth) {
       add_page_values<kBits, true, 1>(shape, weights, item.page, prefetch, *item.tile);
-    } else if (has_halves(shape)) {
+    } else if (shape.v.partition < kBlockTokens) {
       add_page_values<kBits, false, 2>(shape, weights, item.page, prefetch, *item.tile);
     } else {
       add_page_values<kBits, false, 1>(shape, weights, item.page, prefetch, *item.tile);
