@@ -99,7 +99,7 @@ def _worker(body):
     if not isinstance(_member(body, "capabilities"), dict):
         raise corrupt("capabilities is not an object")
     return {"engine": _text(body, "engine", 1, 64), "host": _text(body, "host", 0, 255), "port": port, "model": model,
-            "format": _name(_member(body, "format"), "format", 48), "codecs": codecs}  # fmt: skip
+            "format": _name(_member(body, "format"), "format", 64), "codecs": codecs}  # fmt: skip
 
 
 def _error(body):
@@ -114,7 +114,7 @@ def _begin(body):
     layers = _integer(_member(body, "layers"), "layers", 1, 4096)
     if layers * -(-tokens // BLOCK_TOKENS) > SLABS_MAX:
         raise corrupt(f"{tokens} tokens in {layers} layers are too many slabs")
-    return {"tokens": tokens, "layers": layers, "format": _name(_member(body, "format"), "format", 48),
+    return {"tokens": tokens, "layers": layers, "format": _name(_member(body, "format"), "format", 64),
             "codec": _name(_member(body, "codec"), "codec", 24)}  # fmt: skip
 
 

@@ -103,7 +103,7 @@ class Receiver {
     }
     if (next_ < checked_) wipe();
     const auto receiver = std::make_shared<KvReceiver>(
-        *end_.table, lane_, options_.tokens, options_.isa,
+        *end_.table, lane_, options_.tokens, options_.isa, nullptr,
         [this](const Result<ReceivedKv>& received) {
           // Before the sender hears of it, so that it cannot be too early with the next.
           Status status = received.ok() ? check(*received) : received.status();
@@ -175,7 +175,7 @@ class Sender {
       series.codec = codec;
       const PlaneShape plane = plane_shape(end_.pool->shape(), kBlockTokens);
       KVLANE_ASSIGN(series.choice, CodecChoice::create(codec, options_.isa, plane));
-      series.sender = std::make_unique<KvSender>(*end_.pool, SlabLane(), ModelIdentity{}, "bf16",
+      series.sender = std::make_unique<KvSender>(*end_.pool, SlabLane(), ModelIdentity{}, nullptr,
                                                  *series.choice, std::vector<Codebook>());
       if (codec == kAutoCodec || codec == "none") continue;
       if (options_.progress) options_.progress("speed of " + codec);

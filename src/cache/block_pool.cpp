@@ -183,17 +183,31 @@ Status BlockTable::grow(int tokens) {
 
 Status BlockTable::open_rows(int tokens) {
   if (!coded()) return {};
-  const int first = tokens_ / kBlockTokens;
-  const int end = blocks_for(tokens);
-  assert(end <= blocks());
-  const auto missing = std::count(rows_.begin() + first, rows_.begin() + end, kNone);
-  if (missing > rows_pool_->blocks_free()) {
-    return exhausted("the sequence needs rows of 16 bits for " + std::to_string(missing) +
+  std::vector<int> missing;
+  for (int block = tokens_ / kBlockTokens; block < blocks_for(tokens); ++block) {
+    if (rows_[block] == kNone) missing.push_back(block);
+  }
+  return take_rows(missing);
+}
+
+Status BlockTable::open_arriving_rows(int tokens) {
+  if (!coded()) return {};
+  assert(tokens_ == 0 && blocks_for(tokens) <= blocks());
+  std::vector<int> missing;
+  for (int block = 0; block < blocks_for(tokens); ++block) {
+    if (arrives_as_rows(block, tokens)) missing.push_back(block);
+  }
+  return take_rows(missing);
+}
+
+// All or none, for blocks that have no rows.
+Status BlockTable::take_rows(std::span<const int> blocks) {
+  if (static_cast<int>(blocks.size()) > rows_pool_->blocks_free()) {
+    return exhausted("the sequence needs rows of 16 bits for " + std::to_string(blocks.size()) +
                      " more KV blocks, there are some for " +
                      std::to_string(rows_pool_->blocks_free()));
   }
-  for (int block = first; block < end; ++block) {
-    if (rows_[block] != kNone) continue;
+  for (const int block : blocks) {
     KVLANE_ASSIGN(rows_[block], rows_pool_->allocate());
   }
   return {};

@@ -151,9 +151,19 @@ class BlockTable {
   // Takes rows for the tokens from tokens() up to `tokens`, for which there are blocks: all of them
   // or none (kExhausted). In a cache in 16 bits they are there with the blocks.
   Status open_rows(int tokens);
+  // The same for an empty table into which a sequence of `tokens` tokens will be written from
+  // elsewhere: rows of the blocks that arrives_as_rows() names.
+  Status open_arriving_rows(int tokens);
+  // Whether block `index` of a sequence of `tokens` tokens comes and goes as rows: the open one,
+  // and in a coded cache those of the window; all of a cache in 16 bits. The others do as sealed
+  // slabs.
+  bool arrives_as_rows(int index, int tokens) const {
+    return !coded() || window_.reads_rows(index, tokens / kBlockTokens);
+  }
   // Most tokens that could be written next: those that have blocks and have rows or could get them.
   int tokens_with_rows() const;
-  // Says that rows up to `tokens` are written, and the slabs of complete blocks in a coded cache;
+  // Says that rows up to `tokens` are written, and the slabs of complete blocks in a coded cache
+  // (with open_arriving_rows(): all that is to arrive);
   // blocks that are complete become full and sealed, and rows outside the window go.
   void set_tokens(int tokens);
   // Appends a sealed block of which this table becomes an owner in the caller's place. Only when
@@ -185,6 +195,7 @@ class BlockTable {
 
  private:
   static constexpr BlockId kNone = -1;
+  Status take_rows(std::span<const int> blocks);
   void release_rows(int index);
   void share(const BlockTable& other, int complete);
 

@@ -17,12 +17,14 @@ namespace kvlane {
 namespace {
 
 Result<std::unique_ptr<Endpoint>> start_endpoint(Network& network, const WorkerFlags& flags,
-                                                 const Model& model) {
+                                                 const Model& model, const KvFormat* format) {
   EndpointOptions options;
   options.bind = {flags.data_plane.bind, flags.data_plane.port};
   options.advertised_host = flags.data_plane.advertise_host;
   options.model = model.identity();
-  options.format = flags.model.kv_format;
+  options.format =
+      format != nullptr ? format->name() : element_name(model.config().kv_shape().type);
+  options.tables = format != nullptr ? format->tables() : 0;
   options.codecs = codec_names();
   options.lease = Seconds(flags.data_plane.lease);
   options.outgoing_bytes_max = flags.push.memory;
@@ -41,15 +43,16 @@ Status run_worker(Role role, const WorkerFlags& flags) {
 
   // In this order, so that they end in the other: the engine before its endpoint, that before its
   // network.
+  KVLANE_ASSIGN(EngineOptions engine_settings, engine_options(flags.model, *loaded.model));
   std::unique_ptr<Network> network;
   std::unique_ptr<Endpoint> endpoint;
   WorkerServiceOptions options;
   if (role != Role::kBoth) {
     KVLANE_ASSIGN(network, make_tcp_network());
-    KVLANE_ASSIGN(endpoint, start_endpoint(*network, flags, *loaded.model));
+    KVLANE_ASSIGN(endpoint,
+                  start_endpoint(*network, flags, *loaded.model, engine_settings.kv_format.get()));
     options.data_plane = endpoint->address();
   }
-  KVLANE_ASSIGN(EngineOptions engine_settings, engine_options(flags.model, *loaded.model));
   engine_settings.reservation_lease = Seconds(flags.data_plane.lease);
   engine_settings.push_whole = flags.push.granularity == "whole";
   KVLANE_ASSIGN(std::unique_ptr<Engine> engine,

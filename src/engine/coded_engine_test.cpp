@@ -113,14 +113,5 @@ TEST(CodedEngine, SaysHowMuchMemoryItsRowsNeed) {
                 std::to_string(6 * block - 1));
 }
 
-TEST(CodedEngine, DoesNotSendSlabsYet) {
-  const auto network = TestNetwork::create({});
-  const auto endpoint = take(Endpoint::start(*network, {.model = fixture_model().identity()}));
-  const auto engine =
-      Engine::create(fixture_model(), fixture_tokenizer(), endpoint.get(), options_with("int8"));
-  ASSERT_FALSE(engine.ok());
-  EXPECT_EQ(engine.status().code(), Code::kUnsupported);
-}
-
 }  // namespace
 }  // namespace kvlane

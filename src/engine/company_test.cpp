@@ -111,12 +111,20 @@ EngineOptions random_options(Dice& dice) {
 }
 
 // Now and then a coded cache whose slabs are the rows: the answers are the same.
-EngineOptions maybe_coded(Dice& dice, EngineOptions options) {
-  if (!dice.chance(0.4)) return options;
+std::shared_ptr<const KvFormat> maybe_format(Dice& dice) {
+  if (!dice.chance(0.4)) return nullptr;
   const KvShape shape = fixture_model().config().kv_shape();
   const KvWindow window =
       dice.chance(0.5) ? KvWindow{} : KvWindow{dice.between(0, 2), dice.between(0, 2)};
-  options.kv_format = std::make_shared<format_fixture::Identity>(shape, window);
+  return std::make_shared<format_fixture::Identity>(shape, window);
+}
+
+EngineOptions options_for(Dice& dice, std::shared_ptr<const KvFormat> format) {
+  EngineOptions options = random_options(dice);
+  if (format == nullptr) return options;
+  const KvShape& shape = format->shape();
+  const KvWindow& window = format->window();
+  options.kv_format = format;
   // At most half of it is for rows, so the other half holds the longest request, and the first half
   // the rows of a step.
   const std::size_t rows = blocks_for(options.chunk_tokens) + 1 + window.sink + window.recent;
@@ -171,7 +179,7 @@ void check(Answer& answers, const Case& expected, Totals& totals) {
 // One engine, everything at once.
 void one_engine(Dice& dice, const std::vector<Case>& cases, Totals& totals) {
   const auto engine = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr,
-                                          maybe_coded(dice, random_options(dice))));
+                                          options_for(dice, maybe_format(dice))));
   const int count = dice.between(1, 60);
   std::vector<std::unique_ptr<Answer>> answers;
   std::vector<const Case*> asked;
@@ -209,12 +217,16 @@ void several_workers(Dice& dice, const std::vector<Case>& cases, Totals& totals)
   faults.reorder = dice.chance(0.5) ? 0.2 : 0;
   const auto network =
       TestNetwork::create({.drive = TestNetwork::Drive::kThread, .faults = faults});
+  // All workers have the same.
+  const std::shared_ptr<const KvFormat> format = maybe_format(dice);
   std::vector<std::unique_ptr<Worker>> prefill, decode;
   for (int i = dice.between(1, 2); i > 0; --i) {
-    prefill.push_back(std::make_unique<Worker>(*network, fixture_model(), random_options(dice)));
+    prefill.push_back(
+        std::make_unique<Worker>(*network, fixture_model(), options_for(dice, format)));
   }
   for (int i = dice.between(1, 2); i > 0; --i) {
-    decode.push_back(std::make_unique<Worker>(*network, fixture_model(), random_options(dice)));
+    decode.push_back(
+        std::make_unique<Worker>(*network, fixture_model(), options_for(dice, format)));
   }
   std::vector<std::unique_ptr<Journey>> journeys;
   for (int i = dice.between(1, 25); i > 0; --i) {

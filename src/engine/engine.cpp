@@ -97,11 +97,6 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
                             std::to_string(2 * shape.layers) + " codebooks, not " +
                             std::to_string(options.kv_codebooks.size()));
   }
-  if (options.kv_format && endpoint != nullptr) {
-    return unsupported("KV format '" + options.kv_format->name() +
-                       "' does not travel between workers yet: serve it in one process, or use "
-                       "bf16");
-  }
   KVLANE_ASSIGN(EngineParts parts, make_parts(model, options));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(
       model, tokenizer, endpoint, std::move(options), std::move(parts)));
@@ -120,7 +115,7 @@ EngineImpl::EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint*
       [this](BlockId id, const BlockName& name) { arena_.put(name, pool_.block(id)); });
   if (endpoint_ != nullptr) {
     sender_ = std::make_unique<KvSender>(pool_, std::move(parts_.sending), model.identity(),
-                                         kv_format(), *codecs_, options_.kv_codebooks);
+                                         options_.kv_format, *codecs_, options_.kv_codebooks);
   }
   publish_load();
   thread_ = std::thread([this] { loop(); });
@@ -255,8 +250,9 @@ Result<RequestId> EngineImpl::fetch_and_decode(GenerationRequest generation, con
 std::shared_ptr<KvReceiver> EngineImpl::make_receiver(Request& request) {
   request.receiver = std::make_shared<KvReceiver>(
       request.prompt().table, parts_.receiving, request.prompt_tokens(), model_.isa(),
-      later(request.id,
-            [this](Request& r, const Result<ReceivedKv>& received) { arrive(r, received); }));
+      options_.kv_format, later(request.id, [this](Request& r, const Result<ReceivedKv>& received) {
+        arrive(r, received);
+      }));
   return request.receiver;
 }
 

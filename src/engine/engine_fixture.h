@@ -152,6 +152,10 @@ struct Worker {
     door.model = model.identity();
     door.idle_timeout = idle_timeout;
     door.codecs = codec_names();
+    if (options.kv_format) {
+      door.format = options.kv_format->name();
+      door.tables = options.kv_format->tables();
+    }
     endpoint = take(Endpoint::start(network, door));
     if (options.kv_bytes == EngineOptions().kv_bytes) options.kv_bytes = std::size_t{1} << 24;
     engine = take(Engine::create(model, fixture_tokenizer(), endpoint.get(), std::move(options)));

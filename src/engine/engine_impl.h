@@ -107,6 +107,8 @@ class EngineImpl final : public Engine {
   void publish_blocks(Sequence& sequence);
 
   // Journeys (engine_journey.cpp).
+  std::size_t messages_bytes_max(const TransferBegin& begin, const BlockTable& table,
+                                 const Codec& codec) const;
   Status depart(Request& request);
   void hand_over(Request& request, int layer, int last_block,
                  const std::shared_ptr<const DeviceMark>& done);

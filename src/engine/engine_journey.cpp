@@ -26,6 +26,19 @@ PrefillOutcome::First from_wire(const FirstToken& wire) {
 
 }  // namespace
 
+// What the messages of a transfer take at most: rows of a coded cache and its sealed slabs apart.
+std::size_t EngineImpl::messages_bytes_max(const TransferBegin& begin, const BlockTable& table,
+                                           const Codec& codec) const {
+  TransferBegin rows = begin, sealed = begin;
+  rows.tokens = sealed.tokens = 0;
+  for (int block = 0; block < blocks_for(begin.tokens); ++block) {
+    (table.arrives_as_rows(block, begin.tokens) ? rows : sealed).tokens += kBlockTokens;
+  }
+  const std::size_t plane_bytes = codec.bound(plane_shape(pool_.shape(), kBlockTokens));
+  return outgoing_bytes_needed(rows, kFrameHeaderBytes + 2 * plane_bytes) +
+         outgoing_bytes_needed(sealed, kFrameHeaderBytes + pool_.slab_bytes());
+}
+
 Status EngineImpl::depart(Request& request) {
   const bool push = request.journey == Request::Journey::kPush;
   const auto link = [endpoint = endpoint_,
@@ -35,8 +48,7 @@ Status EngineImpl::depart(Request& request) {
   const Codec& codec = codecs_->for_transfer(link());
   const TransferBegin begin{request.prompt_tokens(), pool_.shape().layers, kv_format(),
                             std::string(codec.name())};
-  const std::size_t plane_bytes = codec.bound(plane_shape(pool_.shape(), kBlockTokens));
-  const std::size_t bytes_max = outgoing_bytes_needed(begin, kFrameHeaderBytes + 2 * plane_bytes);
+  const std::size_t bytes_max = messages_bytes_max(begin, request.prompt().table, codec);
   const OnDelivered on_delivered = later(
       request.id,
       [this](Request& r, const Result<Durations>& delivered) { on_peer_answer(r, delivered); });

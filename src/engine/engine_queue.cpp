@@ -77,8 +77,12 @@ bool EngineImpl::start(Sequence& sequence) {
   const int tokens = static_cast<int>(sequence.tokens.size());
   const int host_hits_before = static_cast<int>(totals_.host_hit_tokens);
   const int hits = receives ? 0 : adopt_prefix(sequence);
+  const auto open_rows = [&] {
+    return receives ? sequence.table.open_arriving_rows(tokens)
+                    : sequence.table.open_rows(sequence.table.tokens() + 1);
+  };
   if (!may_have(sequence, blocks_for(tokens) - hits) || !sequence.table.grow(tokens).ok() ||
-      !sequence.table.open_rows(sequence.table.tokens() + 1).ok()) {
+      !open_rows().ok()) {
     sequence.table.clear();
     totals_.host_hit_tokens = host_hits_before;  // nobody had anything of it
     return false;

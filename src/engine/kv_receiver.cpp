@@ -1,4 +1,4 @@
-// Frames to rows in blocks, and what the transfer cost.
+// Frames to blocks, and what the transfer cost.
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/kv_receiver.h"
 
@@ -18,13 +18,15 @@ std::size_t sequence_bytes(const KvShape& shape, int tokens) {
 }  // namespace
 
 KvReceiver::KvReceiver(const BlockTable& table, SlabLane& lane, int tokens, Isa isa,
-                       OnReceived on_received)
+                       std::shared_ptr<const KvFormat> format, OnReceived on_received)
     : table_(table),
       lane_(lane),
       tokens_(tokens),
       isa_(isa),
+      format_(std::move(format)),
       on_received_(std::move(on_received)),
-      past_caches_(table.pool().on_host() &&
+      // Rows of a coded cache are few, and sealed at once.
+      past_caches_(table.pool().on_host() && !table.coded() &&
                    sequence_bytes(table.pool().shape(), tokens) >= kStreamingBytes) {
   decodings_.reserve(std::size_t(table.pool().shape().layers) * blocks_for(tokens));
 }
@@ -46,34 +48,75 @@ Status KvReceiver::on_begin(const TransferBegin& begin) {
 Status KvReceiver::on_slab(const Frame& frame) {
   if (!granted_) return exhausted("the decode worker has no room for it yet");
   const FrameHeader& header = frame.header;
-  const KvShape& shape = table_.pool().shape();
   const int block = static_cast<int>(header.position / kBlockTokens);
-  const int rows = std::min(kBlockTokens, tokens_ - block * kBlockTokens);
-  if (header.kv_heads != shape.kv_heads || header.head_dim != shape.head_dim ||
-      header.type != shape.type || header.tokens != rows || !header.rope_applied) {
-    return corrupt("slab " + std::to_string(block) + " of layer " + std::to_string(header.layer) +
-                   " does not have the shape of this model's KV");
-  }
+  KVLANE_TRY(check(header, block));
   KVLANE_ASSIGN(const Codec* codec, find_codec(header.codec, isa_));
-
   const TimePoint start = SteadyClock::now();
-  const BlockId id = table_.id(block);
-  const PlaneShape plane = plane_shape(shape, rows);
-  if (SlabCoder* const coder = lane_.coder_of(*codec)) {
-    auto* const slab = reinterpret_cast<std::byte*>(table_.pool().slab(id, header.layer));
-    KVLANE_TRY(coder->decode(*codec, {frame.k, frame.v}, rows, slab));
+  if (header.sealed) {
+    KVLANE_TRY(format_->unpack({header.layer, block * kBlockTokens}, frame.k,
+                               table_.sealed(block, header.layer)));
   } else {
-    std::byte* const slab = lane_.room(table_.pool(), id, header.layer, rows);
-    const std::size_t stride = shape.page_bytes();
-    KVLANE_TRY(codec->decode(plane, frame.k, PlaneSpan{slab, stride, past_caches_}));
-    KVLANE_TRY(codec->decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, past_caches_}));
-    KVLANE_TRY(lane_.store(table_.pool(), id, header.layer));
+    KVLANE_TRY(format_ ? decode_and_seal(*codec, frame, block) : decode(*codec, frame, block));
   }
   decodings_.push_back({start, SteadyClock::now()});
   kv_.add_codec(header.codec);
   kv_.raw += header.raw_bytes();
   kv_.shipped += kFrameHeaderBytes + header.body_bytes();
   return {};
+}
+
+// That the frame is of this model's KV, and comes in the way in which this block does.
+Status KvReceiver::check(const FrameHeader& header, int block) const {
+  const KvShape& shape = table_.pool().shape();
+  const std::string slab =
+      "slab " + std::to_string(block) + " of layer " + std::to_string(header.layer);
+  const bool rope_applied = header.sealed && format_ ? format_->rope_applied() : true;
+  if (header.kv_heads != shape.kv_heads || header.head_dim != shape.head_dim ||
+      header.type != shape.type ||
+      header.tokens != std::min(kBlockTokens, tokens_ - block * kBlockTokens) ||
+      header.rope_applied != rope_applied) {
+    return corrupt(slab + " does not have the shape of this model's KV");
+  }
+  if (header.sealed == table_.arrives_as_rows(block, tokens_)) {
+    return corrupt(slab + (header.sealed ? " came sealed and should be rows of 16 bits"
+                                         : " came as rows of 16 bits and should be sealed"));
+  }
+  if (header.sealed && header.tables != format_->tables()) {
+    return invalid_argument(slab + " was sealed with other tables than this worker's: give all " +
+                            "workers the same --kv-tables");
+  }
+  return {};
+}
+
+Status KvReceiver::decode(const Codec& codec, const Frame& frame, int block) {
+  const FrameHeader& header = frame.header;
+  const KvShape& shape = table_.pool().shape();
+  const BlockId id = table_.id(block);
+  if (SlabCoder* const coder = lane_.coder_of(codec)) {
+    auto* const slab = reinterpret_cast<std::byte*>(table_.pool().slab(id, header.layer));
+    return coder->decode(codec, {frame.k, frame.v}, header.tokens, slab);
+  }
+  std::byte* const slab = lane_.room(table_.pool(), id, header.layer, header.tokens);
+  const PlaneShape plane = plane_shape(shape, header.tokens);
+  const std::size_t stride = shape.page_bytes();
+  KVLANE_TRY(codec.decode(plane, frame.k, PlaneSpan{slab, stride, past_caches_}));
+  KVLANE_TRY(codec.decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, past_caches_}));
+  return lane_.store(table_.pool(), id, header.layer);
+}
+
+// Rows of a coded cache. A complete block has its sealed slab, too, which has the same bytes
+// wherever it is made.
+Status KvReceiver::decode_and_seal(const Codec& codec, const Frame& frame, int block) {
+  const FrameHeader& header = frame.header;
+  const PlaneShape plane = plane_shape(table_.pool().shape(), header.tokens);
+  const std::size_t stride = table_.pool().shape().page_bytes();
+  std::uint16_t* const rows = table_.rows(block, header.layer);
+  auto* const slab = reinterpret_cast<std::byte*>(rows);
+  KVLANE_TRY(codec.decode(plane, frame.k, PlaneSpan{slab, stride, false}));
+  KVLANE_TRY(codec.decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, false}));
+  if (header.tokens < kBlockTokens) return {};
+  return format_->seal({header.layer, block * kBlockTokens}, rows,
+                       table_.sealed(block, header.layer));
 }
 
 Durations KvReceiver::on_end(const TransferEnd& end) {

@@ -1,9 +1,11 @@
-// The receiving side of KV: decodes frames straight into a sequence's reserved blocks.
+// The receiving side of KV: decodes frames straight into a sequence's reserved blocks, rows into
+// rows and sealed slabs into sealed slabs.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "base/clock.h"
@@ -11,6 +13,7 @@
 #include "cpu/isa.h"
 #include "engine/engine.h"
 #include "engine/slab_lane.h"
+#include "quant/kv_format.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
@@ -30,10 +33,11 @@ class KvReceiver final : public TransferSink {
   using OnReceived = std::function<void(Result<ReceivedKv>)>;
 
   // `table` has room for `tokens` tokens once grant() was called; `lane` leads to its blocks and
-  // outlives this; `isa` is the tier of the decoders.
-  KvReceiver(const BlockTable& table, SlabLane& lane, int tokens, Isa isa, OnReceived on_received);
+  // outlives this; `isa` is the tier of the decoders. `format`, null without one: of a coded table.
+  KvReceiver(const BlockTable& table, SlabLane& lane, int tokens, Isa isa,
+             std::shared_ptr<const KvFormat> format, OnReceived on_received);
 
-  // The table has its blocks now. From any thread.
+  // The table has its blocks now, and rows for those that arrive as rows. From any thread.
   void grant() { granted_ = true; }
   bool granted() const { return granted_; }
 
@@ -47,10 +51,15 @@ class KvReceiver final : public TransferSink {
     TimePoint start, end;
   };
 
+  Status check(const FrameHeader& header, int block) const;
+  Status decode(const Codec& codec, const Frame& frame, int block);
+  Status decode_and_seal(const Codec& codec, const Frame& frame, int block);
+
   const BlockTable& table_;
   SlabLane& lane_;
   const int tokens_;
   const Isa isa_;
+  const std::shared_ptr<const KvFormat> format_;
   const OnReceived on_received_;
   const bool past_caches_;  // rows of a sequence so long go to its blocks that way
   std::atomic<bool> granted_ = false;

@@ -101,7 +101,8 @@ class ReceivedRows : public testing::TestWithParam<std::tuple<int, std::string>>
 
 TEST_P(ReceivedRows, AreThoseThatWereSentAndNothingElseIsTouched) {
   SlabLane lane;
-  KvReceiver receiver(table_, lane, tokens(), best_isa(), [](const Result<ReceivedKv>&) {});
+  KvReceiver receiver(table_, lane, tokens(), best_isa(), nullptr,
+                      [](const Result<ReceivedKv>&) {});
   receiver.grant();
   ASSERT_TRUE(receiver.on_begin({tokens(), kShape.layers, "bf16", "none"}).ok());
   for (int layer = 0; layer < kShape.layers; ++layer) {

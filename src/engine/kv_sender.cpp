@@ -1,4 +1,4 @@
-// Encodes planes from their pages and hands frames to the transfer.
+// Encodes planes from their pages, packs sealed slabs, and hands frames to the transfer.
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/kv_sender.h"
 
@@ -16,7 +16,8 @@ PlaneView plane_in(const std::byte* slab, const KvShape& shape, PlanePart part) 
 }  // namespace
 
 KvSender::KvSender(const BlockPool& pool, SlabLane lane, const ModelIdentity& model,
-                   std::string format, CodecChoice& choice, const std::vector<Codebook>& calibrated)
+                   std::shared_ptr<const KvFormat> format, CodecChoice& choice,
+                   const std::vector<Codebook>& calibrated)
     : pool_(pool),
       model_(model),
       format_(std::move(format)),
@@ -26,6 +27,7 @@ KvSender::KvSender(const BlockPool& pool, SlabLane lane, const ModelIdentity& mo
   const PlaneShape largest = plane_shape(pool.shape(), kBlockTokens);
   for (auto& coded : coded_) coded.resize(choice.bound(largest));
   trial_.resize(choice.bound(largest));
+  if (format_) packed_.resize(format_->slab_bytes());
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -104,10 +106,32 @@ Status KvSender::send_all(Job& job, int layer, int first_block, int last_block,
         std::min(last_block, block + (lane_.on_host() ? 1 : lane_.coder()->slabs_max()));
     const Run run{job, codec_for(job), layer, block, end, done};
     SlabCoder* const coder = lane_.coder_of(run.codec);
-    KVLANE_TRY(coder != nullptr ? send_from_device(run, *coder) : send_from_host(run));
+    KVLANE_TRY(format_            ? send_from_coded_cache(run)
+               : coder != nullptr ? send_from_device(run, *coder)
+                                  : send_from_host(run));
     block = end;
   }
   return {};
+}
+
+// One block: on the host slabs are at hand, and so are the rows that the sequence keeps.
+Status KvSender::send_from_coded_cache(const Run& run) {
+  const int block = run.first_block;
+  const BlockTable& table = run.job.table_;
+  if (!table.arrives_as_rows(block, run.job.tokens_)) return send_sealed(run, block);
+  const auto* const rows = reinterpret_cast<const std::byte*>(table.rows(block, run.layer));
+  return send_slab(run, block, rows, Seconds(0));
+}
+
+Status KvSender::send_sealed(const Run& run, int block) {
+  const std::byte* const slab = run.job.table_.sealed(block, run.layer);
+  format_->pack(slab, packed_.data());
+  FrameHeader header = header_of(run, block);
+  header.format = format_->slab_name();
+  header.sealed = true;
+  header.tables = format_->tables();
+  header.rope_applied = format_->rope_applied();
+  return send_frame(run, std::move(header), {packed_.data(), format_->used_bytes(slab)}, {});
 }
 
 Status KvSender::send_from_host(const Run& run) {
@@ -180,22 +204,32 @@ std::vector<DeviceSlab> KvSender::slabs_of(const Run& run) const {
 }
 
 Status KvSender::send_coded(const Run& run, int block, const CodedSlab& coded) {
+  FrameHeader header = header_of(run, block);
+  header.format = element_name(header.type);
+  header.codec = run.codec.name();
+  return send_frame(run, std::move(header), coded.k, coded.v);
+}
+
+// What all frames of a job say.
+FrameHeader KvSender::header_of(const Run& run, int block) const {
   const KvShape& shape = pool_.shape();
   FrameHeader header;
   header.model = model_;
-  header.format = format_;
-  header.codec = run.codec.name();
   header.type = shape.type;
   header.layer = run.layer;
   header.kv_heads = shape.kv_heads;
   header.head_dim = shape.head_dim;
   header.position = std::int64_t{block} * kBlockTokens;
   header.tokens = rows(run.job, block);
+  return header;
+}
+
+Status KvSender::send_frame(const Run& run, FrameHeader header, ByteView k, ByteView v) {
   KvBytes& kv = run.job.kv_;
   kv.add_codec(header.codec);
   kv.raw += header.raw_bytes();
-  kv.shipped += kFrameHeaderBytes + coded.k.size() + coded.v.size();
-  return run.job.outgoing_->add_slab(std::move(header), coded.k, coded.v);
+  kv.shipped += kFrameHeaderBytes + k.size() + v.size();
+  return run.job.outgoing_->add_slab(std::move(header), k, v);
 }
 
 ByteView KvSender::encode_plane(const Run& run, PlanePart part, const PlaneShape& shape,

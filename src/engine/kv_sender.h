@@ -1,5 +1,6 @@
 // The sending side of KV: turns finished slabs into frames, on a thread of its own, while the
-// engine computes the next layer. Watches what its codecs achieve, and their codebooks.
+// engine computes the next layer. Sealed slabs of a coded cache travel as they are; rows go through
+// codecs, whose speed and codebooks it watches.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,6 +22,7 @@
 #include "engine/engine.h"
 #include "engine/moving_codebooks.h"
 #include "engine/slab_lane.h"
+#include "quant/kv_format.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
@@ -63,9 +65,11 @@ class KvSender {
   };
 
   // `choice` is told what its codecs achieve. `calibrated`: see MovingCodebooks. `lane` leads to
-  // the pool's blocks.
-  KvSender(const BlockPool& pool, SlabLane lane, const ModelIdentity& model, std::string format,
-           CodecChoice& choice, const std::vector<Codebook>& calibrated);
+  // the pool's blocks. `format`, null without one: of sealed blocks in a coded cache, where jobs
+  // have their rows.
+  KvSender(const BlockPool& pool, SlabLane lane, const ModelIdentity& model,
+           std::shared_ptr<const KvFormat> format, CodecChoice& choice,
+           const std::vector<Codebook>& calibrated);
   ~KvSender();  // encodes what is queued, then joins
 
   // Blocks [first_block, last_block) of `layer` are final for this job, on a device once it reaches
@@ -102,10 +106,14 @@ class KvSender {
   CodebookPair books_of(const Run& run) const;
   std::vector<DeviceSlab> slabs_of(const Run& run) const;
   Status send_all(Job& job, int layer, int first_block, int last_block, const DeviceMark* done);
+  Status send_from_coded_cache(const Run& run);
+  Status send_sealed(const Run& run, int block);
   Status send_from_host(const Run& run);
   Status send_slab(const Run& run, int block, const std::byte* slab, Seconds fetched);
   Status send_from_device(Run run, SlabCoder& coder);
   Status send_coded(const Run& run, int block, const CodedSlab& coded);
+  FrameHeader header_of(const Run& run, int block) const;
+  Status send_frame(const Run& run, FrameHeader header, ByteView k, ByteView v);
   ByteView encode_plane(const Run& run, PlanePart part, const PlaneShape& shape,
                         const PlaneView& plane, Seconds fetched);
   void learn_codebook(const Run& run, PlanePart part, const PlaneShape& shape, ByteView body,
@@ -115,13 +123,14 @@ class KvSender {
 
   const BlockPool& pool_;
   const ModelIdentity model_;
-  const std::string format_;
+  const std::shared_ptr<const KvFormat> format_;
   CodecChoice& choice_;
   // Touched by the sender's thread only.
   SlabLane lane_;
   MovingCodebooks books_;
   std::array<std::vector<std::byte>, 2> coded_;  // K and V: what a plane may take coded
   std::vector<std::byte> trial_;
+  std::vector<std::byte> packed_;  // a sealed slab as it travels
 
   std::atomic<std::int64_t> planes_counted_ = 0;
   std::atomic<std::int64_t> codebooks_replaced_ = 0;

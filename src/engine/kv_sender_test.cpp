@@ -76,7 +76,7 @@ Sent send(BlockPool& pool, SlabLane lane, std::string_view codec,
       take(CodecChoice::create(codec, best_isa(), plane_shape(kShape, kBlockTokens)));
   std::promise<SentKv> over;
   {
-    KvSender sender(pool, std::move(lane), ModelIdentity{}, "bf16", *choice, {});
+    KvSender sender(pool, std::move(lane), ModelIdentity{}, nullptr, *choice, {});
     const auto job = std::make_shared<KvSender::Job>(std::make_shared<Recorder>(sent.slabs), table,
                                                      kTokens, choice->for_transfer(std::nullopt),
                                                      [] { return std::optional<LinkSpeed>(); });

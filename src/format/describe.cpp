@@ -36,27 +36,32 @@ double ratio(std::uint64_t raw_bytes, std::uint64_t frame_bytes) {
 
 Json describe(const FrameHeader& header, std::size_t offset) {
   const std::size_t frame_bytes = kFrameHeaderBytes + header.body_bytes();
-  return {{"offset", offset},
-          {"version", kFrameVersion},
-          {"header_bytes", kFrameHeaderBytes},
-          {"rope_applied", header.rope_applied},
-          {"model", hex(header.model)},
-          {"format", header.format},
-          {"codec", header.codec},
-          {"element_type", element_name(header.type)},
-          {"tokens", header.tokens},
-          {"layer", header.layer},
-          {"kv_heads", header.kv_heads},
-          {"head_dim", header.head_dim},
-          {"position", header.position},
-          {"plane_elements", header.plane_elements()},
-          {"k_bytes", header.k_bytes},
-          {"v_bytes", header.v_bytes},
-          {"body_checksum", hex(header.body_checksum)},
-          {"header_checksum", hex(header.header_checksum)},
-          {"raw_bytes", header.raw_bytes()},
-          {"frame_bytes", frame_bytes},
-          {"ratio", ratio(header.raw_bytes(), frame_bytes)}};
+  Json json = {{"offset", offset},
+               {"version", kFrameVersion},
+               {"header_bytes", kFrameHeaderBytes},
+               {"rope_applied", header.rope_applied},
+               {"model", hex(header.model)},
+               {"format", header.format},
+               {"codec", header.codec},
+               {"element_type", element_name(header.type)},
+               {"tokens", header.tokens},
+               {"layer", header.layer},
+               {"kv_heads", header.kv_heads},
+               {"head_dim", header.head_dim},
+               {"position", header.position},
+               {"plane_elements", header.plane_elements()},
+               {"k_bytes", header.k_bytes},
+               {"v_bytes", header.v_bytes},
+               {"body_checksum", hex(header.body_checksum)},
+               {"header_checksum", hex(header.header_checksum)},
+               {"raw_bytes", header.raw_bytes()},
+               {"frame_bytes", frame_bytes},
+               {"ratio", ratio(header.raw_bytes(), frame_bytes)}};
+  if (header.sealed) {
+    json["sealed"] = true;
+    json["tables"] = hex(header.tables);
+  }
+  return json;
 }
 
 // The frame at the start of `rest`; whatever follows it is not looked at.

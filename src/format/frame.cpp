@@ -8,6 +8,8 @@
 #include <limits>
 #include <string_view>
 
+#include "format/cache_format.h"
+
 namespace kvlane {
 namespace {
 
@@ -32,20 +34,26 @@ struct RawHeader {
   std::uint32_t v_bytes;
   std::uint32_t reserved_156;
   std::uint64_t body_checksum;
-  std::array<std::uint8_t, 16> reserved_168;
+  std::uint64_t tables;
+  std::uint64_t reserved_176;
   std::uint64_t header_checksum;
 };
 static_assert(sizeof(RawHeader) == kFrameHeaderBytes);
 static_assert(offsetof(RawHeader, format) == 48 && offsetof(RawHeader, codec) == 96);
 static_assert(offsetof(RawHeader, element_type) == 120 && offsetof(RawHeader, tokens) == 122);
 static_assert(offsetof(RawHeader, position) == 136 && offsetof(RawHeader, k_bytes) == 148);
-static_assert(offsetof(RawHeader, body_checksum) == 160);
+static_assert(offsetof(RawHeader, body_checksum) == 160 && offsetof(RawHeader, tables) == 168);
 static_assert(offsetof(RawHeader, header_checksum) == 184);
 
 // The first byte begins no UTF-8 text, the last one does not survive a change of line ends.
 constexpr std::array<std::uint8_t, 8> kMagic = {0x8B, 'K', 'V', 'L', 'A', 'N', 'E', '\n'};
 constexpr std::size_t kVersionEnd = offsetof(RawHeader, flags);
+// No plane and no sealed slab is longer.
+constexpr std::size_t kBodyBytesMax = 4 * 2 * kPlaneElementsMax + kSealedGrowthBytesMax;
+static_assert(kBodyBytesMax <= std::numeric_limits<std::uint32_t>::max() &&
+              kBodyBytesMax >= kPlaneBytesMax);
 constexpr std::uint32_t kFlagRopeApplied = 1;
+constexpr std::uint32_t kFlagSealed = 2;
 
 static_assert(std::uint64_t{kFrameKvHeadsMax} * kBlockTokens * kFrameHeadDimMax <
                   std::numeric_limits<std::uint32_t>::max(),
@@ -89,6 +97,7 @@ std::string quoted(std::string_view text) {
 // The numeric fields as they were read or given, wide enough to hold any wrong value.
 struct Numbers {
   std::int64_t element_type, tokens, layer, kv_heads, head_dim, position, k_bytes, v_bytes;
+  bool sealed;
 };
 
 Status require_range(std::string_view field, std::int64_t value, std::int64_t low,
@@ -102,7 +111,7 @@ Status require_range(std::string_view field, std::int64_t value, std::int64_t lo
 Status check_shape(const Numbers& n) {
   KVLANE_TRY(require_range("element type", n.element_type, std::int64_t(ElementType::kBf16),
                            std::int64_t(ElementType::kFp8E5m2)));
-  KVLANE_TRY(require_range("tokens", n.tokens, 1, kBlockTokens));
+  KVLANE_TRY(require_range("tokens", n.tokens, n.sealed ? kBlockTokens : 1, kBlockTokens));
   KVLANE_TRY(require_range("layer", n.layer, 0, kFrameLayerMax));
   KVLANE_TRY(require_range("kv_heads", n.kv_heads, 1, kFrameKvHeadsMax));
   KVLANE_TRY(require_range("head_dim", n.head_dim, 1, kFrameHeadDimMax));
@@ -120,19 +129,33 @@ Status check_lengths(const Numbers& n) {
   const std::int64_t plane_elements = n.kv_heads * n.tokens * n.head_dim;
   const auto value_bytes =
       static_cast<std::int64_t>(element_bytes(static_cast<ElementType>(n.element_type)));
-  const std::int64_t plane_bytes_max =
-      value_bytes * plane_elements + std::int64_t{kPlaneGrowthBytesMax};
+  const std::int64_t plane_bytes = value_bytes * plane_elements;
+  if (n.sealed) {
+    const std::int64_t sealed_bytes_max = 4 * plane_bytes + std::int64_t{kSealedGrowthBytesMax};
+    KVLANE_TRY(require_range("k_bytes", n.k_bytes, 1, sealed_bytes_max));
+    return require_range("v_bytes", n.v_bytes, 0, 0);
+  }
+  const std::int64_t plane_bytes_max = plane_bytes + std::int64_t{kPlaneGrowthBytesMax};
   KVLANE_TRY(require_range("k_bytes", n.k_bytes, 1, plane_bytes_max));
   return require_range("v_bytes", n.v_bytes, 1, plane_bytes_max);
 }
 
-// Also holds the formats of this version, which are named as their element types, against these.
-Status check_names(std::string_view format, std::string_view codec, ElementType type) {
+// Also holds formats of rows, which are named as their element types, against these.
+Status check_names(const FrameHeader& header) {
+  const std::string& format = header.format;
+  const ElementType type = header.type;
   if (!is_name(format, kFormatNameBytesMax)) {
     return invalid_argument("the frame's format " + quoted(format) + " is not a name");
   }
-  if (!is_name(codec, kCodecNameBytesMax)) {
-    return invalid_argument("the frame's codec " + quoted(codec) + " is not a name");
+  if (!is_name(header.codec, kCodecNameBytesMax)) {
+    return invalid_argument("the frame's codec " + quoted(header.codec) + " is not a name");
+  }
+  if (header.sealed) {
+    if (is_row_format(format)) {
+      return invalid_argument("slabs of format " + format + " are rows and are not sealed");
+    }
+    if (header.codec == "none") return {};
+    return invalid_argument("a sealed slab has no codec, this one has " + quoted(header.codec));
   }
   for (const ElementType other :
        {ElementType::kBf16, ElementType::kFp16, ElementType::kFp8E4m3, ElementType::kFp8E5m2}) {
@@ -152,7 +175,8 @@ Numbers numbers_of(const FrameHeader& h) {
           .head_dim = h.head_dim,
           .position = h.position,
           .k_bytes = h.k_bytes,
-          .v_bytes = h.v_bytes};
+          .v_bytes = h.v_bytes,
+          .sealed = h.sealed};
 }
 
 Numbers numbers_of(const RawHeader& raw) {
@@ -164,7 +188,8 @@ Numbers numbers_of(const RawHeader& raw) {
           .head_dim = raw.head_dim,
           .position = static_cast<std::int64_t>(std::min(raw.position, kInt64Max)),
           .k_bytes = raw.k_bytes,
-          .v_bytes = raw.v_bytes};
+          .v_bytes = raw.v_bytes,
+          .sealed = (raw.flags & kFlagSealed) != 0};
 }
 
 // Precondition: the checks above have passed.
@@ -173,7 +198,7 @@ RawHeader to_raw(const FrameHeader& h) {
   raw.magic = kMagic;
   raw.version = kFrameVersion;
   raw.header_bytes = kFrameHeaderBytes;
-  raw.flags = h.rope_applied ? kFlagRopeApplied : 0;
+  raw.flags = (h.rope_applied ? kFlagRopeApplied : 0) | (h.sealed ? kFlagSealed : 0);
   raw.model = h.model;
   write_name(raw.format, h.format);
   write_name(raw.codec, h.codec);
@@ -187,6 +212,7 @@ RawHeader to_raw(const FrameHeader& h) {
   raw.k_bytes = h.k_bytes;
   raw.v_bytes = h.v_bytes;
   raw.body_checksum = h.body_checksum;
+  raw.tables = h.tables;
   raw.header_checksum = header_checksum(raw);
   return raw;
 }
@@ -202,6 +228,8 @@ FrameHeader from_raw(const RawHeader& raw) {
           .position = static_cast<std::int64_t>(raw.position),
           .tokens = raw.tokens,
           .rope_applied = (raw.flags & kFlagRopeApplied) != 0,
+          .sealed = (raw.flags & kFlagSealed) != 0,
+          .tables = raw.tables,
           .k_bytes = raw.k_bytes,
           .v_bytes = raw.v_bytes,
           .body_checksum = raw.body_checksum,
@@ -230,12 +258,12 @@ Result<RawHeader> read_raw_header(ByteView bytes) {
   if (raw.header_checksum != header_checksum(raw)) {
     return corrupt("the frame's header has a wrong checksum");
   }
-  if ((raw.flags & ~kFlagRopeApplied) != 0) {
+  if ((raw.flags & ~(kFlagRopeApplied | kFlagSealed)) != 0) {
     return unsupported("the frame has unknown flags: " + std::to_string(raw.flags));
   }
-  const auto set = [](std::uint8_t byte) { return byte != 0; };
-  if (raw.reserved_121 != 0 || raw.reserved_156 != 0 ||
-      std::any_of(raw.reserved_168.begin(), raw.reserved_168.end(), set)) {
+  const bool sealed = (raw.flags & kFlagSealed) != 0;
+  if (raw.reserved_121 != 0 || raw.reserved_156 != 0 || raw.reserved_176 != 0 ||
+      (raw.tables != 0 && !sealed)) {
     return unsupported("the frame uses reserved bytes of its header");
   }
   return raw;
@@ -245,13 +273,16 @@ Result<RawHeader> read_raw_header(ByteView bytes) {
 
 Status append_frame(FrameHeader header, ByteView k, ByteView v, Bytes& to) {
   // Before they are narrowed to the header's 32 bits.
-  KVLANE_TRY(require_range("k_bytes", static_cast<std::int64_t>(k.size()), 1, kPlaneBytesMax));
-  KVLANE_TRY(require_range("v_bytes", static_cast<std::int64_t>(v.size()), 1, kPlaneBytesMax));
+  KVLANE_TRY(require_range("k_bytes", static_cast<std::int64_t>(k.size()), 1, kBodyBytesMax));
+  KVLANE_TRY(require_range("v_bytes", static_cast<std::int64_t>(v.size()), 0, kBodyBytesMax));
+  if (header.tables != 0 && !header.sealed) {
+    return invalid_argument("only the frame of a sealed slab has tables");
+  }
   header.k_bytes = static_cast<std::uint32_t>(k.size());
   header.v_bytes = static_cast<std::uint32_t>(v.size());
   KVLANE_TRY(check_shape(numbers_of(header)));
   KVLANE_TRY(check_lengths(numbers_of(header)));
-  KVLANE_TRY(check_names(header.format, header.codec, header.type));
+  KVLANE_TRY(check_names(header));
 
   const std::size_t begin = to.size();
   to.reserve(begin + kFrameHeaderBytes + k.size() + v.size());
@@ -281,9 +312,7 @@ Result<FrameHeader> parse_frame_header(ByteView bytes) {
                    ", its shape has " + std::to_string(header.plane_elements()));
   }
   if (const Status s = check_lengths(numbers); !s.ok()) return corrupt(s.message());
-  if (const Status s = check_names(header.format, header.codec, header.type); !s.ok()) {
-    return corrupt(s.message());
-  }
+  if (const Status s = check_names(header); !s.ok()) return corrupt(s.message());
   return header;
 }
 

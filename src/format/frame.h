@@ -1,9 +1,10 @@
 // A frame: one slab with everything a stranger needs to check and to read it. Byte layout, value
 // ranges and the order of checks: spec/frame.md.
 //
-// The header has a checksum of its own, so that it can be trusted before memory is taken for the
-// body; the body's checksum covers the coded bytes. No maths here: codecs turn planes into the
-// coded bytes and back.
+// The body is two coded planes, or one sealed slab of a coded KV format without what it need not
+// carry. The header has a checksum of its own, so that it can be trusted before memory is taken for
+// the body; the body's checksum covers its bytes. No maths here: codecs and KV formats turn the
+// body into a slab and back.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -35,6 +36,9 @@ inline constexpr std::size_t kPlaneElementsMax = std::size_t{1} << 26;
 // the shape. Upper limit of one coded plane; a reader refuses more before it allocates.
 inline constexpr std::size_t kPlaneGrowthBytesMax = 64;
 inline constexpr std::uint32_t kPlaneBytesMax = 2 * kPlaneElementsMax + kPlaneGrowthBytesMax;
+// The same for a sealed slab: twice its rows, and this much more. Formats with much beside their
+// codes are longer than rows where heads are tiny.
+inline constexpr std::size_t kSealedGrowthBytesMax = 8192;
 
 // What the header says. Every field is validated by parse_frame_header, except that any well-formed
 // name passes for format and codec: whoever decodes the body refuses those it does not know.
@@ -49,26 +53,30 @@ struct FrameHeader {
   std::int64_t position = 0;  // of the first token; a multiple of kBlockTokens
   int tokens = 0;             // valid rows, 1 ... kBlockTokens
   bool rope_applied = true;  // K carries rotary embeddings, counted from position 0 of the sequence
+  // The body is a sealed slab: codec "none", 64 tokens of `type`, all of it in k_bytes.
+  bool sealed = false;
+  std::uint64_t tables = 0;   // of a sealed slab: which tables it was sealed with (kv_format.h)
   std::uint32_t k_bytes = 0;  // coded bytes of the K plane, then of the V plane
   std::uint32_t v_bytes = 0;
-  std::uint64_t body_checksum = 0;    // XXH3-64 of both coded planes
+  std::uint64_t body_checksum = 0;    // XXH3-64 of the body
   std::uint64_t header_checksum = 0;  // XXH3-64 of the header's other bytes
 
   std::size_t body_bytes() const { return std::size_t{k_bytes} + v_bytes; }
   // Elements of one plane: its valid rows of all heads, head by head.
   std::size_t plane_elements() const { return std::size_t(kv_heads) * tokens * head_dim; }
-  // The bytes the two planes have uncoded.
+  // The bytes the two planes have uncoded; of a sealed slab, what its rows had.
   std::size_t raw_bytes() const { return 2 * plane_elements() * element_bytes(type); }
 };
 
 // A header together with its body, which is owned by whoever holds the buffer.
 struct Frame {
   FrameHeader header;
-  ByteView k;  // coded K plane
-  ByteView v;  // coded V plane
+  ByteView k;  // coded K plane, or the sealed slab
+  ByteView v;  // coded V plane, or nothing
 };
 
-// Writes the header (kFrameHeaderBytes bytes) and the two planes behind it. Fills in lengths and
+// Writes the header (kFrameHeaderBytes bytes) and the two planes behind it, or the sealed slab in
+// `k`. Fills in lengths and
 // checksums itself; fails with kInvalidArgument when a field is out of the range of spec/frame.md.
 Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v);
 // The same behind what `to` holds, where it stays without another copy if there is room.

@@ -85,7 +85,8 @@ class CachegenFormat final : public KvFormat {
   // tensors: K then V for each layer.
   CachegenFormat(std::string name, const KvFormatContext& context, const KvWindow& window,
                  std::vector<Tensor> tensors)
-      : KvFormat(std::move(name), context.shape, window, bytes_max(context.shape, tensors)),
+      : KvFormat(std::move(name), context.shape, window, bytes_max(context.shape, tensors),
+                 tables_id(*context.tables, kName)),
         tensors_(std::move(tensors)),
         form_(tensors_.front().models.form),
         stride_(std::size_t{kCoderLanes} * groups_of(context.shape.head_dim)),
@@ -114,6 +115,21 @@ class CachegenFormat final : public KvFormat {
       std::memcpy(slab + sizeof(end) * head, &end, sizeof(end));
     }
     std::memset(slab + at, 0, slab_bytes() - at);
+    return {};
+  }
+
+  // Besides: pages one behind another, each a run of lanes or plain symbols.
+  Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override {
+    KVLANE_TRY(KvFormat::unpack(place, packed, slab));
+    std::size_t first = header();
+    for (int head = 0; head < shape().kv_heads; ++head) {
+      const std::size_t end = page_end(slab, head);
+      if (end < first || end - first > raw_bytes(place)) {
+        return refuse_packed(
+            place, "has a page from byte " + std::to_string(first) + " to " + std::to_string(end));
+      }
+      first = end;
+    }
     return {};
   }
 

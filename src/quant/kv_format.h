@@ -13,7 +13,9 @@
 #include <string_view>
 #include <utility>
 
+#include "base/bytes.h"
 #include "cpu/isa.h"
+#include "format/cache_format.h"
 #include "format/kv_window.h"
 #include "format/shape.h"
 #include "kvlane/status.h"
@@ -28,22 +30,29 @@ struct SlabPlace {
   int position;  // of its first token, a multiple of kBlockTokens
 };
 
-// Immutable, thread-safe. Sealed slabs may hold anything when they come from elsewhere: open_page()
-// and used_bytes() stay within the slab whatever its bytes are.
+// Immutable, thread-safe. Sealed slabs may hold anything when they come from elsewhere:
+// open_page(), used_bytes() and pack() stay within the slab whatever its bytes are.
 class KvFormat {
  public:
   virtual ~KvFormat() = default;
 
-  // As users write it, every parameter named: "kivi:bits=2,group=32". Part of block names, frames
-  // and reports; equal names and tables are equal bytes.
+  // As users write it, every parameter named: "kivi:bits=2,group=32". Part of block names and
+  // reports, and what workers compare; equal names and tables are equal bytes.
   const std::string& name() const { return name_; }
+  // The same without the window, which changes no byte of a slab: what frames say.
+  const std::string& slab_name() const { return slab_name_; }
+  // Which tables slabs are sealed with, 0 without any: tables_id() of what the format was made of.
+  // Slabs of other tables cannot be opened.
+  std::uint64_t tables() const { return tables_; }
+  // Whether slabs keep K after its rotation, as rows do.
+  virtual bool rope_applied() const { return true; }
   const KvShape& shape() const { return shape_; }
   const KvWindow& window() const { return window_; }
   // Memory that a sealed slab takes, a multiple of 64.
   std::size_t slab_bytes() const { return slab_bytes_; }
 
-  // Bytes of a sealed slab that carry something (codes, scales, outliers, lengths; not padding):
-  // what quality is to be compared at.
+  // Bytes of a sealed slab that carry something (codes, scales, outliers, lengths; not padding, and
+  // not what follows from the rest): what quality is to be compared at, and what travels.
   virtual std::size_t used_bytes(const std::byte* slab) const = 0;
 
   // Encodes a slab. rows: [kv_heads] pages, K[64][head_dim] after RoPE, then V[64][head_dim], in
@@ -56,18 +65,34 @@ class KvFormat {
   virtual void open_page(SlabPlace place, const std::byte* slab, int kv_head,
                          std::uint16_t* page) const = 0;
 
+  // What travels of a slab that seal() made: used_bytes() of it, into as much room. `packed` does
+  // not overlap `slab`. As it stands here for formats whose used bytes come first.
+  virtual void pack(const std::byte* slab, std::byte* packed) const;
+
+  // The reverse, of untrusted bytes: exactly what seal() made, if pack() made them; kCorrupt if
+  // they cannot be what it makes, and the slab then holds garbage. Other bytes than pack()'s may
+  // pass, as far as the slab opens to something: all slab_bytes() are written, and nothing else.
+  virtual Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const;
+
  protected:
-  KvFormat(std::string name, const KvShape& shape, const KvWindow& window, std::size_t slab_bytes)
+  KvFormat(std::string name, const KvShape& shape, const KvWindow& window, std::size_t slab_bytes,
+           std::uint64_t tables = 0)
       : name_(std::move(name)),
+        slab_name_(slab_format(name_)),
         shape_(shape),
         window_(window),
-        slab_bytes_((slab_bytes + 63) / 64 * 64) {}
+        slab_bytes_((slab_bytes + 63) / 64 * 64),
+        tables_(tables) {}
+  // For unpack(): says which slab it was.
+  static Status refuse_packed(SlabPlace place, const std::string& why);
 
  private:
   std::string name_;
+  std::string slab_name_;
   KvShape shape_;
   KvWindow window_;
   std::size_t slab_bytes_;
+  std::uint64_t tables_;
 };
 
 // What formats are made for.

@@ -125,9 +125,10 @@ class KvquantFormat final : public KvFormat {
  public:
   KvquantFormat(std::string name, const KvFormatContext& context, const KvWindow& window, int bits,
                 int outliers, bool room_by_token, std::vector<Tensor> tensors)
-      : KvFormat(std::move(name), context.shape, window,
-                 outliers_at(context.shape, bits) +
-                     kOutlierBytes * capacity_of(context.shape, outliers)),
+      : KvFormat(
+            std::move(name), context.shape, window,
+            outliers_at(context.shape, bits) + kOutlierBytes * capacity_of(context.shape, outliers),
+            tables_id(*context.tables, kName)),
         rope_(*context.rope),
         bits_(bits),
         at_end_(outliers_at_end(channels_of(context.shape), outliers)),
@@ -140,6 +141,24 @@ class KvquantFormat final : public KvFormat {
   std::size_t used_bytes(const std::byte* slab) const override {
     return outliers_at(shape(), bits_) +
            kOutlierBytes * std::min<std::size_t>(end_of(slab, 2 * shape().kv_heads - 1), capacity_);
+  }
+
+  bool rope_applied() const override { return false; }
+
+  // Besides: the outliers of each plane lie behind those of the one before.
+  Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override {
+    KVLANE_TRY(KvFormat::unpack(place, packed, slab));
+    std::uint32_t first = 0;
+    for (int plane = 0; plane < 2 * shape().kv_heads; ++plane) {
+      const std::uint32_t end = end_of(slab, plane);
+      if (end < first || end > capacity_) {
+        return refuse_packed(place, "has outliers from " + std::to_string(first) + " to " +
+                                        std::to_string(end) + ", there is room for " +
+                                        std::to_string(capacity_));
+      }
+      first = end;
+    }
+    return {};
   }
 
   Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const override {

@@ -19,6 +19,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "quant/format_text.h"
@@ -40,12 +41,20 @@ class LinearFormat final : public KvFormat {
                  std::uint16_t* page) const override;
   // The same for every slab.
   std::size_t used_bytes(const std::byte* slab) const override;
+  // The sections of a page without gaps, page after page. Refuses any other length.
+  void pack(const std::byte* slab, std::byte* packed) const override;
+  Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
 
   const linear::Plane& k() const { return k_; }
   const linear::Plane& v() const { return v_; }
   const linear::PageLayout& layout() const { return layout_; }
 
  private:
+  struct Section {
+    std::size_t at, bytes, end;  // in a page; where the next one begins
+  };
+  std::array<Section, 4> sections() const;
+
   const linear::Plane k_;
   const linear::Plane v_;
   const linear::PageLayout layout_;

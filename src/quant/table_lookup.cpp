@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quant/table_lookup.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace kvlane {
@@ -33,6 +36,19 @@ Result<std::span<const float>> find_table(const KvTables* tables, std::string_vi
     return invalid_argument(quoted + ": table '" + name + "' has a value that is not finite");
   }
   return std::span<const float>(at->second);
+}
+
+std::uint64_t tables_id(const KvTables& tables, std::string_view format) {
+  static_assert(std::endian::native == std::endian::little);
+  const std::string prefix = std::string(format) + ".";
+  std::vector<std::uint64_t> checksums;
+  for (auto at = tables.values.lower_bound(prefix);
+       at != tables.values.end() && at->first.starts_with(prefix); ++at) {
+    const auto& [name, values] = *at;
+    checksums.push_back(XXH3_64bits(name.data(), name.size()));
+    checksums.push_back(XXH3_64bits(values.data(), values.size() * sizeof(float)));
+  }
+  return XXH3_64bits(checksums.data(), checksums.size() * sizeof(std::uint64_t));
 }
 
 }  // namespace kvlane

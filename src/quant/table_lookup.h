@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,5 +20,9 @@ std::string table_prefix(std::string_view format, int layer, bool is_key);
 // sizes.
 Result<std::span<const float>> find_table(const KvTables* tables, std::string_view format,
                                           const std::string& name, std::size_t size);
+
+// Names what the tables of a format say, for workers and frames to compare (spec/frame.md, section
+// 4): of all those whose names begin with `format` and a dot.
+std::uint64_t tables_id(const KvTables& tables, std::string_view format);
 
 }  // namespace kvlane

@@ -107,6 +107,7 @@ EndpointCore::EndpointCore(Network& network, EndpointOptions options)
   hello_.address.host = host.empty() ? options_.bind.host : host;
   hello_.model = options_.model;
   hello_.format = options_.format;
+  hello_.tables = options_.tables;
   hello_.codecs = codecs_;
 }
 

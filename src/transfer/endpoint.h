@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "format/cache_format.h"
 #include "format/frame.h"
 #include "transfer/link.h"
 
@@ -46,9 +47,9 @@ using Durations = std::map<std::string, double>;
 
 // What is coming: sent before the first slab.
 struct TransferBegin {
-  int tokens = 0;  // of the sequence whose KV follows
-  int layers = 0;  // slabs to expect: layers * blocks_for(tokens)
-  std::string format;
+  int tokens = 0;      // of the sequence whose KV follows
+  int layers = 0;      // slabs to expect: layers * blocks_for(tokens)
+  std::string format;  // of the cache
   std::string codec;
 
   friend bool operator==(const TransferBegin&, const TransferBegin&) = default;
@@ -128,7 +129,8 @@ struct EndpointOptions {
   Address bind{"127.0.0.1", 0};
   std::string advertised_host;  // what peers are told; the bound host when empty
   ModelIdentity model{};
-  std::string format = "bf16";
+  std::string format = "bf16";            // of the cache, its window included
+  std::uint64_t tables = 0;               // of that format: KvFormat::tables()
   std::string codecs = "none, splitzip";  // told in the handshake
   Seconds idle_timeout{10};               // no message for a running transfer: it failed
   // How long all frames of a transfer wait to be fetched, or for the receiver to have room.

@@ -6,6 +6,7 @@
 
 #include "crypto/sha256.h"
 #include "transfer/endpoint_core.h"
+#include "transfer/hex.h"
 #include "transfer/seconds_text.h"
 
 namespace kvlane {
@@ -19,8 +20,10 @@ SteadyClock::duration ticks(Seconds seconds) {
 }
 
 std::string describe(const Hello& hello) {
-  return "worker " + hello.engine + " at " + to_string(hello.address) + " holds model " +
-         short_name(hello.model) + " in format " + hello.format;
+  std::string text = "worker " + hello.engine + " at " + to_string(hello.address) +
+                     " holds model " + short_name(hello.model) + " in format " + hello.format;
+  if (hello.tables != 0) text += " with tables " + hex_of_u64(hello.tables);
+  return text;
 }
 
 }  // namespace
@@ -145,7 +148,10 @@ void EndpointCore::on_link_error(Lock& lock, const SessionPtr& session, const Me
 }
 
 std::optional<Status> EndpointCore::mismatch(const SessionPtr& session, const Hello& peer) const {
-  if (peer.model == options_.model && peer.format == options_.format) return std::nullopt;
+  if (peer.model == options_.model && peer.format == options_.format &&
+      peer.tables == options_.tables) {
+    return std::nullopt;
+  }
   return invalid_argument("two workers that do not fit: " + describe(hello_) + ", " +
                           describe(peer) + " (link to " + session->link->peer() + ")");
 }

@@ -89,6 +89,7 @@ struct Hello {
   ModelIdentity model{};
   std::string format;
   std::vector<std::string> codecs;
+  std::uint64_t tables = 0;  // of the format, 0 without any
 };
 
 // One slab of a transfer: (layer, block).

@@ -210,14 +210,12 @@ Bytes seal_status(MessageType type, const TransferId& id, const Status& why) {
 }  // namespace
 
 Bytes encode_hello(MessageType type, const Hello& hello) {
-  return seal_json(type, {},
-                   {{"engine", hello.engine},
-                    {"host", hello.address.host},
-                    {"port", hello.address.port},
-                    {"model", to_hex(hello.model)},
-                    {"format", hello.format},
-                    {"codecs", hello.codecs},
-                    {"capabilities", Json::object()}});
+  Json body = {{"engine", hello.engine},        {"host", hello.address.host},
+               {"port", hello.address.port},    {"model", to_hex(hello.model)},
+               {"format", hello.format},        {"codecs", hello.codecs},
+               {"capabilities", Json::object()}};
+  if (hello.tables != 0) body["tables"] = hex_of_u64(hello.tables);
+  return seal_json(type, {}, body);
 }
 
 Bytes encode_reject(const Status& why) { return seal_status(MessageType::kReject, {}, why); }
@@ -279,7 +277,7 @@ Result<Hello> decode_hello(ByteView body) {
   hello.address.port = static_cast<std::uint16_t>(port);
   KVLANE_ASSIGN(const std::string model, read_text(json, "model", 2 * hello.model.size()));
   if (!parse_hex(model, hello.model)) return wrong_member("model", "64 hexadecimal digits");
-  KVLANE_ASSIGN(hello.format, read_name(json, "format", kFormatNameBytesMax));
+  KVLANE_ASSIGN(hello.format, read_name(json, "format", kCacheFormatBytesMax));
   const auto codecs = json.find("codecs");
   if (codecs == json.end() || !codecs->is_array() || codecs->empty() ||
       codecs->size() > kCodecsMax) {
@@ -290,6 +288,11 @@ Result<Hello> decode_hello(ByteView body) {
       return wrong_member("codecs", "an array of names");
     }
     hello.codecs.push_back(codec.get<std::string>());
+  }
+  if (json.contains("tables")) {
+    KVLANE_ASSIGN(const std::string tables, read_text(json, "tables", 16));
+    if (!parse_hex_u64(tables, hello.tables))
+      return wrong_member("tables", "16 hexadecimal digits");
   }
   const auto capabilities = json.find("capabilities");
   if (capabilities == json.end() || !capabilities->is_object()) {
@@ -318,7 +321,7 @@ Result<TransferBegin> decode_begin(ByteView body) {
   KVLANE_ASSIGN(const auto layers, read_unsigned(json, "layers", 1, kTransferLayersMax));
   begin.tokens = static_cast<int>(tokens);
   begin.layers = static_cast<int>(layers);
-  KVLANE_ASSIGN(begin.format, read_name(json, "format", kFormatNameBytesMax));
+  KVLANE_ASSIGN(begin.format, read_name(json, "format", kCacheFormatBytesMax));
   KVLANE_ASSIGN(begin.codec, read_name(json, "codec", kCodecNameBytesMax));
   if (const Status valid = check_begin(begin); !valid.ok()) return corrupt(valid.message());
   return begin;
@@ -377,7 +380,7 @@ Status check_begin(const TransferBegin& begin) {
     return invalid_argument("a transfer of " + std::to_string(slabs) + " slabs, at most " +
                             std::to_string(kTransferSlabsMax) + " are possible");
   }
-  if (!is_name(begin.format, kFormatNameBytesMax)) {
+  if (!is_name(begin.format, kCacheFormatBytesMax)) {
     return invalid_argument("\"" + begin.format + "\" cannot be the name of a format");
   }
   if (!is_name(begin.codec, kCodecNameBytesMax)) {

@@ -5,8 +5,18 @@
 #include <algorithm>
 
 #include "crypto/sha256.h"
+#include "format/cache_format.h"
 
 namespace kvlane {
+namespace {
+
+// A coded cache ships sealed slabs, and as rows those that it keeps as rows.
+bool belongs_to(const FrameHeader& frame, const std::string& cache_format) {
+  if (is_row_format(cache_format)) return !frame.sealed && frame.format == cache_format;
+  return frame.sealed ? frame.format == slab_format(cache_format) : is_row_format(frame.format);
+}
+
+}  // namespace
 
 Result<SlabName> check_slab(const FrameHeader& frame, const ModelIdentity& model,
                             const TransferBegin& begin) {
@@ -14,8 +24,9 @@ Result<SlabName> check_slab(const FrameHeader& frame, const ModelIdentity& model
     return corrupt("a frame of model " + to_hex(frame.model) + ", this worker holds " +
                    to_hex(model));
   }
-  if (frame.format != begin.format) {
-    return corrupt("a frame in format " + frame.format + ", " + begin.format + " was announced");
+  if (!belongs_to(frame, begin.format)) {
+    return corrupt("a frame " + std::string(frame.sealed ? "of a slab sealed" : "of rows") +
+                   " in format " + frame.format + ", " + begin.format + " was announced");
   }
   if (frame.codec != begin.codec && frame.codec != "none") {
     return corrupt("a frame in codec " + frame.codec + ", " + begin.codec + " was announced");

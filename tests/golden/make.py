@@ -116,7 +116,7 @@ def make_refused_frames(out):
     corrupt("header_bytes_200", broken(header_bytes=200))
     corrupt("header_checksum_wrong", good[:191] + bytes([good[191] ^ 1]) + good[192:])
     corrupt("body_checksum_wrong", broken(body_checksum=1))
-    unsupported("flag_1", broken(flags=3))
+    unsupported("flag_2", broken(flags=5))
     unsupported("flag_31", broken(flags=1 | 1 << 31))
     unsupported("reserved_121", broken(reserved_121=1))
     unsupported("reserved_156", broken(reserved_156=1 << 31))

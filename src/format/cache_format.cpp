@@ -1,0 +1,24 @@
+// Takes names of formats apart.
+// SPDX-License-Identifier: Apache-2.0
+#include "format/cache_format.h"
+
+#include <algorithm>
+
+namespace kvlane {
+
+std::string slab_format(std::string_view cache_format) {
+  const std::size_t colon = std::min(cache_format.find(':'), cache_format.size());
+  std::string name(cache_format.substr(0, colon));
+  std::string_view rest = cache_format.substr(std::min(colon + 1, cache_format.size()));
+  char separator = ':';
+  while (!rest.empty()) {
+    const std::string_view parameter = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), parameter.size() + 1));
+    if (parameter.starts_with("sink=") || parameter.starts_with("recent=")) continue;
+    name.append(1, separator).append(parameter);
+    separator = ',';
+  }
+  return name;
+}
+
+}  // namespace kvlane
