@@ -12,7 +12,7 @@ import pathlib
 import tempfile
 import unittest
 
-from program import GQA, ROOT, needs_program, run
+from program import GQA, ROOT, Server, complete, needs_program, run, text_of
 
 TEXT = ROOT / "README.md"
 PROMPT = TEXT.read_text(encoding="utf-8")[:1200]  # several blocks of 64 tokens
@@ -65,14 +65,39 @@ class Pairs(unittest.TestCase):
                 self.assertEqual(self.answer(name, "--no-enable-prefix-caching"), answer)
                 self.assertEqual(self.answer(name, "--kv-codec", "splitzip"), answer)
 
-    def test_sealed_slabs_do_not_travel_yet(self):
-        # Lossless codecs of 16-bit values would have nothing to gain from them either.
+    def worker(self, role, name, *flags):
+        server = Server(role, GQA, "--port", 0, *self.flags(name), *flags)
+        self.addCleanup(server.close)
+        return server
+
+    def gateway(self, prefill, decode):
+        server = Server("gateway", "--port", 0, "--prefill", prefill.url, "--decode", decode.url)
+        self.addCleanup(server.close)
+        return server
+
+    def test_sealed_slabs_travel_between_workers(self):
+        # Rows of the open block and of the window go through the codec, and nothing changes an answer.
         for name in self.formats:
-            for role in ("prefill", "decode"):
-                with self.subTest(f"{role} {name}"):
-                    self.assert_refused(
-                        run(role, GQA, "--port", 0, *self.flags(name)), "does not travel between workers yet"
-                    )
+            for window, codec in (("", "none"), (":sink=1,recent=1", "splitzip")):
+                with self.subTest(name + window):
+                    workers = [self.worker(role, name + window, "--kv-codec", codec) for role in ("prefill", "decode")]
+                    gateway = self.gateway(*workers)
+                    answer = complete(gateway.url, PROMPT, 24, ignore_eos=True)
+                    self.assertEqual(text_of(answer), self.answer(name + window))
+                    kv = answer.json()["kvlane"]["kv"]
+                    self.assertLess(kv["shipped_bytes"], kv["raw_bytes"])
+                    for server in (gateway, *workers):
+                        server.close()
+
+    def test_workers_with_different_caches_are_refused_by_name(self):
+        pairs = (("int8", "kivi", "int8:sym=1", "kivi:bits=2,group=32"), ("bf16", "mxfp4:sink=1", "bf16", "mxfp4:sink=1"))
+        for prefill, decode, *names in pairs:
+            with self.subTest(f"{prefill} and {decode}"):
+                gateway = self.gateway(self.worker("prefill", prefill), self.worker("decode", decode))
+                answer = complete(gateway.url, PROMPT, 4)
+                self.assertEqual(answer.status, 502)
+                for each in names:
+                    self.assertIn("in format " + each, answer.error()["message"])
 
     def test_formats_that_need_tables_say_how_to_make_them(self):
         for name in NEED_TABLES:

@@ -27,17 +27,21 @@ sys.path.insert(0, str(GOLDEN))
 import block_name  # noqa: E402
 import channel  # noqa: E402
 import frame  # noqa: E402
+import kv_tables  # noqa: E402
 import linear  # noqa: E402
 import make  # noqa: E402
 import message  # noqa: E402
 import read_frame  # noqa: E402
+import slab_cachegen  # noqa: E402
+import slab_kvquant  # noqa: E402
 import slab_linear  # noqa: E402
+import slabs  # noqa: E402
 import splitzip  # noqa: E402
 import splitzip_channel  # noqa: E402
 import tensor_file  # noqa: E402
 import tensor_files  # noqa: E402
 import writer  # noqa: E402
-from refusal import Refusal  # noqa: E402
+from refusal import Refusal, unsupported  # noqa: E402
 from xxh3 import xxh3_64  # noqa: E402
 
 
@@ -102,6 +106,21 @@ class Xxh3(unittest.TestCase):
             self.assertEqual(xxh3_64(data[:length]), checksum, length)
 
 
+def open_sealed(header, packed):
+    """Opens slabs with tables: the reader's part of what a frame does not say is in slabs.py."""
+    _, tables = kv_tables.read((GOLDEN / "frame" / "valid" / "sealed_tables.safetensors").read_bytes())
+    family, _, parameters = header["format"].partition(":")
+    if header["tables"] != f"{kv_tables.tables_id(tables, family):016x}":
+        raise unsupported("other tables")
+    parameters = dict(part.split("=") for part in parameters.split(","))
+    if family == "cachegen":
+        slab = slab_cachegen.unpack(packed, parameters, slabs.SHAPE, header["layer"], tables)
+    else:
+        slab = slab_kvquant.unpack(packed, parameters, slabs.SHAPE)
+    about = slabs.about(header["format"]) | {"layer": header["layer"], "position": header["position"]}
+    return slabs.open_slab(about, slab, tables)
+
+
 class GoldenFiles(unittest.TestCase):
     def test_valid_headers_and_planes(self):
         for path in golden("*/valid"):
@@ -115,10 +134,31 @@ class GoldenFiles(unittest.TestCase):
                     continue
                 data = b""
                 for header, k, v in frames:
-                    element_type = frame.FORMAT_ELEMENT_TYPES[header["format"]]
-                    for coded in (k, v):
-                        data += frame.values_to_bytes(element_type, frame.decode_plane(header, coded))
+                    opened, element_type = frame.planes_of(header, k, v, open_sealed)
+                    data += b"".join(frame.values_to_bytes(element_type, plane) for plane in opened)
                 self.assertEqual(data, planes.read_bytes())
+
+    def test_sealed_slabs_of_another_length_are_refused(self):
+        for path in golden("frame/valid"):
+            for header, body, _ in frame.read_frames(path.read_bytes()):
+                if "sealed" not in header:
+                    continue
+                with self.subTest(path.name):
+                    body = bytes(body)
+                    for wrong in (b"", body[:5], body[:-1], body + b"\0", body + bytes(4)):
+                        with self.assertRaises(Refusal) as caught:
+                            frame.open_slab(header, wrong, open_sealed)
+                        self.assertEqual(caught.exception.kind, "corrupt")
+
+    def test_sealed_slabs_of_other_tables_are_refused(self):
+        for name in ("cachegen", "kvquant"):
+            path = GOLDEN / "frame" / "valid" / f"sealed_{name}.frame"
+            (header, body, _), = frame.read_frames(path.read_bytes())
+            with self.assertRaises(Refusal) as caught:
+                frame.open_slab(header | {"tables": "00" * 7 + "01"}, body, open_sealed)
+            self.assertEqual(caught.exception.kind, "unsupported")
+            with self.assertRaises(Refusal):
+                read_frame.read_file(path)
 
     def test_bad_frames_are_refused_for_their_reason(self):
         for kind in ("corrupt", "unsupported"):

@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import re
 import struct
 
+import slab_linear
 import splitzip
 import splitzip_channel
 from refusal import corrupt, unsupported
@@ -22,17 +23,20 @@ HEAD_DIM_MAX = 4096
 POSITION_MAX = 2**31 - 64
 PLANE_ELEMENTS_MAX = 2**26
 PLANE_GROWTH_BYTES_MAX = 64
+SEALED_GROWTH_BYTES_MAX = 8192
 FLAG_ROPE_APPLIED = 1
+FLAG_SEALED = 2
+ROW_FORMATS = ("bf16", "fp16")
 ELEMENT_TYPES = {2: "bf16", 3: "fp16", 4: "fp8_e4m3", 5: "fp8_e5m2"}
 ELEMENT_BYTES = {2: 2, 3: 2, 4: 1, 5: 1}
 FORMAT_ELEMENT_TYPES = {name: number for number, name in ELEMENT_TYPES.items()}
 NAME = re.compile(rb"([a-z][a-z0-9_:=,.+-]*)\0*")
 
 # Section 3, field by field. Reserved parts are named, so that none is forgotten.
-LAYOUT = struct.Struct("<8s HHI 32s 48s 24s BBHIIIQIIIIQ16sQ")
+LAYOUT = struct.Struct("<8s HHI 32s 48s 24s BBHIIIQIIIIQQ8sQ")
 FIELDS = (
     "magic version header_bytes flags model format codec element_type reserved_121 tokens layer kv_heads "
-    "head_dim position plane_elements k_bytes v_bytes reserved_156 body_checksum reserved_168 header_checksum"
+    "head_dim position plane_elements k_bytes v_bytes reserved_156 body_checksum tables reserved_176 header_checksum"
 ).split()
 
 
@@ -51,7 +55,8 @@ def _require_range(raw, field, low, high):
 def _check_ranges(raw):
     """Step 5 of section 6."""
     _require_range(raw, "element_type", min(ELEMENT_TYPES), max(ELEMENT_TYPES))
-    _require_range(raw, "tokens", 1, BLOCK_TOKENS)
+    sealed = raw["flags"] & FLAG_SEALED
+    _require_range(raw, "tokens", BLOCK_TOKENS if sealed else 1, BLOCK_TOKENS)
     _require_range(raw, "layer", 0, LAYER_MAX)
     _require_range(raw, "kv_heads", 1, KV_HEADS_MAX)
     _require_range(raw, "head_dim", 1, HEAD_DIM_MAX)
@@ -61,9 +66,13 @@ def _check_ranges(raw):
     _require_range(raw, "plane_elements", 1, PLANE_ELEMENTS_MAX)
     if raw["plane_elements"] != raw["kv_heads"] * raw["tokens"] * raw["head_dim"]:
         raise corrupt("plane_elements is not kv_heads * tokens * head_dim")
-    plane_bytes_max = ELEMENT_BYTES[raw["element_type"]] * raw["plane_elements"] + PLANE_GROWTH_BYTES_MAX
-    _require_range(raw, "k_bytes", 1, plane_bytes_max)
-    _require_range(raw, "v_bytes", 1, plane_bytes_max)
+    plane_bytes = ELEMENT_BYTES[raw["element_type"]] * raw["plane_elements"]
+    if sealed:
+        _require_range(raw, "k_bytes", 1, 4 * plane_bytes + SEALED_GROWTH_BYTES_MAX)
+        _require_range(raw, "v_bytes", 0, 0)
+    else:
+        _require_range(raw, "k_bytes", 1, plane_bytes + PLANE_GROWTH_BYTES_MAX)
+        _require_range(raw, "v_bytes", 1, plane_bytes + PLANE_GROWTH_BYTES_MAX)
 
 
 def read_header(data):
@@ -78,12 +87,15 @@ def read_header(data):
     raw = dict(zip(FIELDS, LAYOUT.unpack_from(data)))
     if xxh3_64(data[:CHECKED_HEADER_BYTES]) != raw["header_checksum"]:
         raise corrupt("the header's checksum is wrong")
-    reserved = [raw["reserved_121"], raw["reserved_156"], any(raw["reserved_168"])]
-    if any(reserved) or raw["flags"] & ~FLAG_ROPE_APPLIED:
+    sealed = bool(raw["flags"] & FLAG_SEALED)
+    reserved = [raw["reserved_121"], raw["reserved_156"], any(raw["reserved_176"]), raw["tables"] and not sealed]
+    if any(reserved) or raw["flags"] & ~(FLAG_ROPE_APPLIED | FLAG_SEALED):
         raise unsupported("a reserved byte or flag is set")
     _check_ranges(raw)
     format_name, codec_name = _name("format", raw["format"]), _name("codec", raw["codec"])
-    if FORMAT_ELEMENT_TYPES.get(format_name, raw["element_type"]) != raw["element_type"]:
+    if sealed and (codec_name != "none" or format_name in ROW_FORMATS):
+        raise corrupt(f"a sealed slab of format {format_name} in codec {codec_name}")
+    if not sealed and FORMAT_ELEMENT_TYPES.get(format_name, raw["element_type"]) != raw["element_type"]:
         raise corrupt(f"format {format_name} has no {ELEMENT_TYPES[raw['element_type']]} planes")
     numbers = "version header_bytes layer kv_heads head_dim position tokens plane_elements k_bytes v_bytes"
     return {field: raw[field] for field in numbers.split()} | {
@@ -94,7 +106,7 @@ def read_header(data):
         "rope_applied": bool(raw["flags"] & FLAG_ROPE_APPLIED),
         "body_checksum": f"{raw['body_checksum']:016x}",
         "header_checksum": f"{raw['header_checksum']:016x}",
-    }
+    } | ({"sealed": True, "tables": f"{raw['tables']:016x}"} if sealed else {})
 
 
 def read_frame(data):
@@ -138,7 +150,7 @@ def _decode_none(coded, element_type, elements):
 
 
 def decode_plane(header, coded):
-    """Steps 9 and 10: the values of one plane as integers of the width of their type."""
+    """Steps 9 and 10 for rows: the values of one plane as integers of the width of their type."""
     if header["format"] not in FORMAT_ELEMENT_TYPES:
         raise unsupported(f"format {header['format']}")
     element_type = FORMAT_ELEMENT_TYPES[header["format"]]
@@ -150,3 +162,29 @@ def decode_plane(header, coded):
         shape = (header["kv_heads"], header["tokens"], header["head_dim"])
         return splitzip_channel.decode(coded, element_type, ELEMENT_BYTES[element_type], *shape)
     raise unsupported(f"codec {header['codec']}")
+
+
+def open_slab(header, body, open_with_tables=None):
+    """Steps 9 and 10 for a sealed slab: the values of K and of V, bf16, as planes.
+
+    Slabs with tables are opened by `open_with_tables(header, packed)`, which knows the tables and the model: a list
+    [head][K, V] of rows.
+    """
+    heads, d = header["kv_heads"], header["head_dim"]
+    if header["element_type"] != "bf16":
+        raise unsupported(f"slabs of {header['element_type']} rows")
+    if int(header["tables"], 16):
+        if open_with_tables is None:
+            raise unsupported(f"format {header['format']} without its tables, {header['tables']}")
+        pages = open_with_tables(header, bytes(body))
+        return [[value for page in pages for row in page[part] for value in row] for part in range(2)]
+    slab = slab_linear.unpack(header["format"], heads, d, body)
+    pages = slab_linear.open_slab(header["format"], heads, d, slab)
+    return [[value for page in pages for value in page[part]] for part in range(2)]
+
+
+def planes_of(header, k, v, open_with_tables=None):
+    """Steps 9 and 10: the values of K and of V of a frame, and their element type."""
+    if "sealed" in header:
+        return open_slab(header, k, open_with_tables), FORMAT_ELEMENT_TYPES["bf16"]
+    return [decode_plane(header, plane) for plane in (k, v)], FORMAT_ELEMENT_TYPES[header["format"]]

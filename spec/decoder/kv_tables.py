@@ -7,6 +7,7 @@ import json
 import struct
 
 from refusal import corrupt, unsupported
+from xxh3 import xxh3_64
 
 FILE_BYTES_MAX = 1 << 30
 
@@ -39,3 +40,13 @@ def read(data):
     if version[0] != 1:
         raise unsupported(f"version {version[0]}")
     return bytes(int(value) for value in model), tables
+
+
+def tables_id(tables, family):
+    """The `tables` of frames: spec/frame.md, section 4."""
+    checksums = b""
+    for name in sorted(tables):
+        if name.startswith(family + "."):
+            values = struct.pack(f"<{len(tables[name])}f", *tables[name])
+            checksums += struct.pack("<2Q", xxh3_64(name.encode("ascii")), xxh3_64(values))
+    return xxh3_64(checksums)

@@ -98,8 +98,13 @@ def _worker(body):
     codecs = [_name(codec, "codecs", 24) for codec in _array(body, "codecs", 1, 32)]
     if not isinstance(_member(body, "capabilities"), dict):
         raise corrupt("capabilities is not an object")
+    tables = {}
+    if "tables" in body:
+        tables["tables"] = _text(body, "tables", 16, 16)
+        if not re.fullmatch("[0-9a-f]{16}", tables["tables"]):
+            raise corrupt("tables is not 16 hexadecimal digits")
     return {"engine": _text(body, "engine", 1, 64), "host": _text(body, "host", 0, 255), "port": port, "model": model,
-            "format": _name(_member(body, "format"), "format", 64), "codecs": codecs}  # fmt: skip
+            "format": _name(_member(body, "format"), "format", 64), "codecs": codecs} | tables  # fmt: skip
 
 
 def _error(body):

@@ -2,7 +2,7 @@
 
     python3 spec/decoder/read_frame.py FILE [--planes DIR]
 
-Every check of spec/frame.md is made, planes included. A file that fails one gives one sentence on standard
+Every check of spec/frame.md is made, planes and sealed slabs included; slabs with tables are refused. A file that fails one gives one sentence on standard
 error and exit status 1. Standard library only; slow on purpose.
 SPDX-License-Identifier: Apache-2.0
 """
@@ -17,18 +17,14 @@ from refusal import Refusal
 
 
 def read_file(path):
-    """Headers in JSON form and decoded planes (K, V) of all frames of a file."""
-    frames = []
-    for header, k, v in frame.read_frames(path.read_bytes()):
-        frames.append((header, [frame.decode_plane(header, plane) for plane in (k, v)]))
-    return frames
+    """Headers in JSON form, decoded planes (K, V) and their element type, of all frames of a file."""
+    return [(header, *frame.planes_of(header, k, v)) for header, k, v in frame.read_frames(path.read_bytes())]
 
 
 def write_planes(directory, frames):
     """Writes FRAME.k and FRAME.v, little-endian values, with the frame's number from 0."""
     directory.mkdir(parents=True, exist_ok=True)
-    for number, (header, planes) in enumerate(frames):
-        element_type = frame.FORMAT_ELEMENT_TYPES[header["format"]]
+    for number, (_, planes, element_type) in enumerate(frames):
         for suffix, values in zip(("k", "v"), planes):
             path = directory / f"{number}.{suffix}"
             path.write_bytes(frame.values_to_bytes(element_type, values))
@@ -46,7 +42,7 @@ def main():
     except (Refusal, OSError) as error:
         print(f"{arguments.file}: {error}", file=sys.stderr)
         return 1
-    json.dump([header for header, _ in frames], sys.stdout, indent=2)
+    json.dump([header for header, *_ in frames], sys.stdout, indent=2)
     print()
     return 0
 

@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import struct
 
 from binary32 import f32, from_bf16, is_finite_bf16, to_bf16
+from refusal import corrupt
 
 TOKENS = 64
 ANCHOR_EVERY = 10
@@ -175,3 +176,19 @@ def used_bytes(slab, shape, parameters):
     """Section 1: the bytes that count."""
     header = 4 * shape[0] + 4 * (7 if parameters["form"] == "paper" else TOKENS)
     return min(max(struct.unpack_from("<I", slab, 4 * (shape[0] - 1))[0], header), len(slab))
+
+
+def unpack(packed, parameters, shape, layer, tables):
+    """Section 6: the slab of a frame's body, without padding."""
+    header = 4 * shape[0] + 4 * (7 if parameters["form"] == "paper" else TOKENS)
+    if len(packed) < header:
+        raise corrupt("the slab ends within its scales")
+    page_bytes_max = sum(Tensor(parameters, shape, layer, is_key, tables).raw_bytes() for is_key in (True, False))
+    first = header
+    for end in struct.unpack_from(f"<{shape[0]}I", packed):
+        if not 0 <= end - first <= page_bytes_max:
+            raise corrupt(f"a page from {first} to {end}")
+        first = end
+    if first != len(packed):
+        raise corrupt(f"a slab of {first} bytes in {len(packed)}")
+    return packed

@@ -7,6 +7,7 @@ import math
 import struct
 
 from binary32 import f32, from_bf16, is_finite_bf16, to_bf16
+from refusal import corrupt
 
 TOKENS = 64
 GROUP = 16
@@ -103,3 +104,18 @@ def used_bytes(slab, shape, parameters):
     layout = Layout(parameters, shape)
     end = struct.unpack_from("<I", slab, 4 * 2 * layout.heads)[0]
     return layout.outliers + 4 * min(end, layout.capacity)
+
+
+def unpack(packed, parameters, shape):
+    """Section 5: the slab of a frame's body, without padding."""
+    layout = Layout(parameters, shape)
+    if len(packed) < layout.outliers:
+        raise corrupt("the slab ends within its codes")
+    first = 0
+    for end in struct.unpack_from(f"<{2 * layout.heads}I", packed, 4):
+        if not first <= end <= layout.capacity:
+            raise corrupt(f"outliers from {first} to {end}, there is room for {layout.capacity}")
+        first = end
+    if len(packed) != layout.outliers + 4 * first:
+        raise corrupt(f"a slab of {layout.outliers + 4 * first} bytes in {len(packed)}")
+    return packed

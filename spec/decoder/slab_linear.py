@@ -72,11 +72,30 @@ def planes(name):
 def sections(name, d):
     """The offsets of the four sections of a page, and its length."""
     at, offsets = 0, []
-    pair = planes(name)
-    for size in [8 * p.bits * d for p in pair] + [ENTRY_BYTES[p.entry] * p.entries(d) for p in pair]:
+    for size in section_sizes(name, d):
         offsets.append(at)
         at += -(-size // 64) * 64
     return offsets, at
+
+
+def section_sizes(name, d):
+    pair = planes(name)
+    return [8 * p.bits * d for p in pair] + [ENTRY_BYTES[p.entry] * p.entries(d) for p in pair]
+
+
+def unpack(name, kv_heads, d, packed):
+    """Section 8: a slab from its sections without gaps."""
+    offsets, page_bytes = sections(name, d)
+    sizes = section_sizes(name, d)
+    if len(packed) != kv_heads * sum(sizes):
+        raise corrupt(f"{kv_heads} heads of {d} travel as {kv_heads * sum(sizes)} bytes, not {len(packed)}")
+    slab, at = bytearray(kv_heads * page_bytes), 0
+    for head in range(kv_heads):
+        for offset, size in zip(offsets, sizes):
+            begin = head * page_bytes + offset
+            slab[begin : begin + size] = packed[at : at + size]
+            at += size
+    return bytes(slab)
 
 
 def to_fp32(x):

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "calib/kv_tables_file.h"
+#include "format/frame.h"
 #include "quant/kv_format.h"
 
 namespace kvlane {
@@ -62,6 +63,13 @@ void check(const fs::path& about_path, const KvTables& tables, Isa isa) {
   EXPECT_TRUE(std::all_of(bytes + sealed.bytes, bytes + (*format)->slab_bytes(),
                           [](std::byte byte) { return byte == std::byte{0}; }));
 
+  std::vector<std::byte> packed(sealed.bytes);
+  (*format)->pack(bytes, packed.data());
+  EXPECT_TRUE(sealed.same(packed.data())) << about_path;
+  std::vector<Line> unpacked(slab.size());
+  ASSERT_TRUE((*format)->unpack(place, packed, unpacked.data()->bytes).ok()) << about_path;
+  EXPECT_EQ(std::memcmp(unpacked.data(), bytes, (*format)->slab_bytes()), 0) << about_path;
+
   std::vector<Line> page((shape.page_bytes() + 63) / 64);
   for (int head = 0; head < shape.kv_heads; ++head) {
     (*format)->open_page(place, bytes, head, reinterpret_cast<std::uint16_t*>(page.data()));
@@ -87,6 +95,31 @@ TEST(SlabGolden, AreSealedAndOpenedAlikeOnAllTiers) {
     }
   }
   EXPECT_EQ(count, 16);
+}
+
+// The frames name the tables that their slabs were sealed with.
+TEST(SlabGolden, FramesNameTheirTables) {
+  const fs::path frames = kGolden.parent_path() / "frame/valid";
+  ModelIdentity model{};
+  for (std::size_t i = 0; i < model.size(); ++i) model[i] = static_cast<std::byte>(100 + i);
+  const auto tables = load_kv_tables(frames / "sealed_tables.safetensors", model);
+  ASSERT_TRUE(tables.ok()) << tables.status().message();
+  const RopeTable rope(std::vector<float>(9, 0.5F), 256);
+  for (const char* name : {"cachegen", "kvquant"}) {
+    Golden file(frames / (std::string("sealed_") + name + ".frame"));
+    const auto frame = parse_frame({file.data(), file.bytes});
+    ASSERT_TRUE(frame.ok()) << frame.status().message();
+    const KvShape shape{1, frame->header.kv_heads, frame->header.head_dim, ElementType::kBf16};
+    const auto format =
+        make_kv_format(frame->header.format, {shape, &rope, &*tables, Isa::kScalar});
+    ASSERT_TRUE(format.ok()) << format.status().message();
+    EXPECT_EQ((*format)->slab_name(), frame->header.format);
+    EXPECT_EQ((*format)->tables(), frame->header.tables);
+    EXPECT_EQ((*format)->rope_applied(), frame->header.rope_applied);
+    std::vector<Line> slab((*format)->slab_bytes() / 64);
+    EXPECT_TRUE((*format)->unpack({0, 128}, frame->k, slab.data()->bytes).ok());
+    EXPECT_EQ((*format)->used_bytes(slab.data()->bytes), frame->k.size());
+  }
 }
 
 }  // namespace

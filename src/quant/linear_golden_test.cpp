@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "format/frame.h"
 #include "quant/linear_fixture.h"
 
 namespace kvlane {
@@ -57,6 +58,28 @@ TEST_P(GoldenSlabs, AreWhatRowsAreSealedTo) {
     const Slab slab = read(file_name(format->name()) + ".slab");
     EXPECT_EQ(seal(*format, rows), slab) << name;
     EXPECT_EQ(open(*format, slab), to_rows(read(file_name(format->name()) + ".opened"))) << name;
+  }
+}
+
+// What frames carry: tests/golden/frame/valid has some.
+TEST_P(GoldenSlabs, TravelAsTheFramesSay) {
+  for (const char* name : {"fp8_e4m3", "mxfp6_e2m3", "int4:sym=0", "kivi:bits=2,group=32"}) {
+    const auto format = format_of(name, shape_of(2, kHeadDim), GetParam());
+    const std::string family = format->name().substr(0, format->name().find(':'));
+    const Slab file = read("../../frame/valid/sealed_" + family + ".frame");
+    const auto frame = parse_frame({file.data(), file.size()});
+    ASSERT_TRUE(frame.ok()) << frame.status().message();
+    EXPECT_EQ(frame->header.format, format->slab_name());
+    EXPECT_EQ(frame->header.tables, format->tables());
+    EXPECT_EQ(frame->header.rope_applied, format->rope_applied());
+    const Slab slab = read(file_name(format->name()) + ".slab");
+    ASSERT_EQ(frame->k.size(), format->used_bytes(slab.data()));
+    Slab packed(frame->k.size());
+    format->pack(slab.data(), packed.data());
+    EXPECT_TRUE(std::equal(packed.begin(), packed.end(), frame->k.begin())) << name;
+    Slab unpacked(format->slab_bytes(), std::byte{0xA5});
+    ASSERT_TRUE(format->unpack({1, 64}, frame->k, unpacked.data()).ok());
+    EXPECT_EQ(unpacked, slab) << name;
   }
 }
 

@@ -1,6 +1,7 @@
 // All KV formats on rows and slabs from strangers, on all tiers at once: rows are sealed to the
-// same bytes or refused in the same words, any bytes open to the same page, within the buffers. The
-// first bytes choose the format, the shape and what happens.
+// same bytes or refused in the same words, any bytes open to the same page, within the buffers, and
+// what travels comes back or is refused. The first bytes choose the format, the shape and what
+// happens.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdlib>
@@ -82,6 +83,29 @@ void open_on_all(const std::vector<Format>& formats, const Block& slab) {
   }
 }
 
+// What comes from a stranger: refused, or a slab as any other, which travels as what came.
+void unpack_on_all(const std::vector<Format>& formats, const std::uint8_t* data, std::size_t size) {
+  const auto packed = std::make_unique<std::byte[]>(size);
+  if (size > 0) std::memcpy(packed.get(), data, size);
+  const Block slab(formats[0]->slab_bytes());
+  if (!formats[0]->unpack({0, 0}, {packed.get(), size}, slab.data()).ok()) return;
+  open_on_all(formats, slab);
+  require(formats[0]->used_bytes(slab.data()) == size);
+  const auto again = std::make_unique<std::byte[]>(size);
+  formats[0]->pack(slab.data(), again.get());
+  require(std::memcmp(again.get(), packed.get(), size) == 0);
+}
+
+// What was sealed travels and comes back.
+void require_round_trip(const KvFormat& format, const Block& slab) {
+  const std::size_t bytes = format.used_bytes(slab.data());
+  const auto packed = std::make_unique<std::byte[]>(bytes);
+  format.pack(slab.data(), packed.get());
+  const Block back(format.slab_bytes());
+  require(format.unpack({0, 0}, {packed.get(), bytes}, back.data()).ok());
+  require(back.equals(slab));
+}
+
 void seal_on_all(const std::vector<Format>& formats, const Block& rows) {
   const Block expected(formats[0]->slab_bytes());
   const Status verdict = formats[0]->seal({0, 0}, rows.rows(), expected.data());
@@ -91,7 +115,9 @@ void seal_on_all(const std::vector<Format>& formats, const Block& rows) {
     require(status.message() == verdict.message());
     require(!verdict.ok() || slab.equals(expected));
   }
-  if (verdict.ok()) open_on_all(formats, expected);
+  if (!verdict.ok()) return;
+  open_on_all(formats, expected);
+  require_round_trip(*formats[0], expected);
 }
 
 }  // namespace
@@ -102,6 +128,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size < 4) return 0;
   const KvShape shape{1, 1 + (data[0] >> 1) % 2, 1 + data[1] % 128, ElementType::kBf16};
   const auto formats = on_all_tiers(kFormats[data[2] % std::size(kFormats)], shape);
+  unpack_on_all(formats, data + 3, size - 3);
   const bool sealing = (data[0] & 1) != 0;
   Block input(sealing ? aligned(shape.slab_bytes()) : formats[0]->slab_bytes());
   input.fill(data + 3, size - 3);

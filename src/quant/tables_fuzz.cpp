@@ -1,6 +1,6 @@
 // Formats with tables on rows and slabs from strangers: what is sealed opens alike on all tiers and
-// stays in its bounds, and so do bytes that no encoder wrote. The first bytes choose format and
-// shape.
+// stays in its bounds and comes back when it has travelled, and bytes that no encoder wrote are
+// refused or stay there, too. The first bytes choose format and shape.
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <map>
@@ -63,6 +63,34 @@ void open_everywhere(const std::vector<std::shared_ptr<const KvFormat>>& formats
   }
 }
 
+// What travels, from memory of its size: comes back, and with changed bytes it is refused or a slab
+// like any other, which travels as what came.
+void travel(const std::vector<std::shared_ptr<const KvFormat>>& formats, const std::byte* slab,
+            const std::uint8_t* input, std::size_t count) {
+  const KvFormat& format = *formats.front();
+  const SlabPlace place{0, kPosition};
+  const std::size_t size = format.used_bytes(slab);
+  const auto packed = std::make_unique<std::byte[]>(size);
+  format.pack(slab, packed.get());
+  Lines back(format.slab_bytes());
+  require(format.unpack(place, {packed.get(), size}, back.data()).ok());
+  require(std::memcmp(back.data(), slab, format.slab_bytes()) == 0);
+
+  const std::size_t length = input[0] % 2 == 0 ? size : size * input[0] / 256;
+  const auto changed = std::make_unique<std::byte[]>(length);
+  std::memcpy(changed.get(), packed.get(), length);
+  for (std::size_t i = 0; i + 3 <= count && i < 12 && length > 0; i += 3) {
+    // Mostly at the beginning, where lengths are.
+    const std::size_t at = input[i] < 128 ? input[i] : std::size_t{input[i]} << 8 | input[i + 1];
+    changed[at % length] = static_cast<std::byte>(input[i + 2]);
+  }
+  if (!format.unpack(place, {changed.get(), length}, back.data()).ok()) return;
+  open_everywhere(formats, back.data());
+  require(format.used_bytes(back.data()) == length);
+  format.pack(back.data(), packed.get());
+  require(std::memcmp(packed.get(), changed.get(), length) == 0);
+}
+
 }  // namespace
 }  // namespace kvlane
 
@@ -95,6 +123,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(status.ok() == finite);
   if (!finite) return 0;
   open_everywhere(formats, slab.data());
+  travel(formats, slab.data(), input, count);
   // The same again with bytes changed at places from the input.
   for (std::size_t i = 0; i + 3 <= count && i < 12; i += 3) {
     slab.data()[(std::size_t{input[i]} << 8 | input[i + 1]) % format.slab_bytes()] =

@@ -9,6 +9,7 @@
 
 #include "crypto/sha256.h"
 #include "format/describe.h"
+#include "transfer/hex.h"
 #include "transfer/message.h"
 
 namespace kvlane {
@@ -55,9 +56,11 @@ Json describe_end(const NumberedEnd& numbered) {
 }
 
 Json describe_hello(const Hello& hello) {
-  return {{"engine", hello.engine},     {"host", hello.address.host},
-          {"port", hello.address.port}, {"model", to_hex(hello.model)},
-          {"format", hello.format},     {"codecs", hello.codecs}};
+  Json json = {{"engine", hello.engine},     {"host", hello.address.host},
+               {"port", hello.address.port}, {"model", to_hex(hello.model)},
+               {"format", hello.format},     {"codecs", hello.codecs}};
+  if (hello.tables != 0) json["tables"] = hex_of_u64(hello.tables);
+  return json;
 }
 
 Json describe_missing(const Missing& missing) {

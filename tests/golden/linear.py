@@ -152,16 +152,24 @@ def seal_plane(code, kind_and_size, entry, saturates, rows):
         sealed = seal_floats(code, group, saturates) if code in FLOATS else seal_integers(code, group, entry)
         metadata += sealed[0]
         codes.update(zip(places, sealed[1]))
-    return pad64(pack(bits_of(code), codes)), pad64(metadata)
+    return pack(bits_of(code), codes), metadata
+
+
+def sections(name, heads):
+    """Codes of K and of V, metadata of K and of V, head by head."""
+    code, k_groups, v_groups, entry = FORMATS[name]
+    for k, v in heads:
+        parts = [seal_plane(code, g, entry, name.startswith("mx"), rows) for g, rows in ((k_groups, k), (v_groups, v))]
+        yield from (parts[0][0], parts[1][0], parts[0][1], parts[1][1])
 
 
 def seal(name, heads):
-    code, k_groups, v_groups, entry = FORMATS[name]
-    data = b""
-    for k, v in heads:
-        parts = [seal_plane(code, g, entry, name.startswith("mx"), rows) for g, rows in ((k_groups, k), (v_groups, v))]
-        data += parts[0][0] + parts[1][0] + parts[0][1] + parts[1][1]
-    return data
+    return b"".join(map(pad64, sections(name, heads)))
+
+
+def packed(name, heads):
+    """What travels of the slab."""
+    return b"".join(sections(name, heads))
 
 
 def example_rows():

@@ -22,6 +22,11 @@ from writer import (
     values_to_bytes,
 )  # fmt: skip
 
+# The expectation beside a slab is what the readers of spec/decoder make of it.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "spec" / "decoder"))
+import kv_tables  # noqa: E402
+import slab_linear  # noqa: E402
+
 
 class Out:
     """Collects files and writes them below one directory."""
@@ -94,6 +99,47 @@ def make_valid_frames(out):
     out.valid("frame", "longest_names", [(names, b"k", b"v" * 72, None, None)])
 
 
+# Sealed slabs: one of each family, as their encoders beside this file make them.
+
+def make_sealed_frames(out):
+    heads = linear.example_rows()
+    for name in ("fp8_e4m3", "mxfp6_e2m3", "int4:sym=0", "kivi:bits=2,group=32"):
+        header = Header(flags=3, format=name, tokens=64, kv_heads=2, head_dim=linear.HEAD_DIM, layer=1, position=64)
+        opened = slab_linear.open_slab(name, 2, linear.HEAD_DIM, linear.seal(name, heads))
+        planes = [[value for head in opened for value in head[part]] for part in range(2)]
+        body = linear.packed(name, heads)
+        out.valid("frame", "sealed_" + name.split(":")[0], [(header, body, b"", *planes)])
+    rng = random.Random(10)
+    tables = slabs.make_tables(rng)
+    rows = [slabs.draw_rows(rng, 100) for _ in range(2)]
+    for name, encoder, flags in (
+        ("cachegen:form=paper", slabs.Cachegen, 3), ("kvquant:bits=3,outliers=1,room=slab", slabs.Kvquant, 2)
+    ):  # fmt: skip
+        family = name.split(":")[0]
+        stored = kv_tables.tables_id(slabs.as_stored(tables), family).to_bytes(8, "little") + bytes(8)
+        header = Header(flags=flags, format=name, tokens=64, kv_heads=slabs.HEADS, head_dim=slabs.DIM,
+                        layer=slabs.LAYER, position=slabs.POSITION, reserved_168=stored)  # fmt: skip
+        body = encoder(name, tables).seal(*rows)
+        pages = slabs.open_slab(slabs.about(name), body, tables)
+        planes = [[value for page in pages for row in page[part] for value in row] for part in range(2)]
+        out.valid("frame", f"sealed_{family}", [(header, body, b"", *planes)])
+    out.write("frame/valid/sealed_tables.safetensors", slabs.tables_file(tables))
+
+
+def make_refused_sealed_frames(corrupt, unsupported):
+    def sealed(v=b"", **fields):
+        fields = {"flags": 3, "format": "int8:sym=1", "tokens": 64} | fields
+        return frame(Header(**fields), bytes(640), v)
+
+    corrupt("sealed_rows", sealed(format="bf16"))
+    corrupt("sealed_in_a_codec", sealed(codec="splitzip"))
+    corrupt("sealed_63_tokens", sealed(tokens=63))
+    corrupt("sealed_v_bytes_1", sealed(v=b"v"))
+    corrupt("sealed_k_bytes_0", sealed(k_bytes=0))
+    corrupt("sealed_k_bytes_10241", sealed(k_bytes=10241))
+    unsupported("sealed_reserved_176", sealed(reserved_168=bytes(8) + b"\1" + bytes(7)))
+
+
 def make_refused_frames(out):
     def corrupt(name, data):
         out.refused("frame", "corrupt", name, data)
@@ -101,6 +147,7 @@ def make_refused_frames(out):
     def unsupported(name, data):
         out.refused("frame", "unsupported", name, data)
 
+    make_refused_sealed_frames(corrupt, unsupported)
     good = broken()
     corrupt("empty_file", b"")
     corrupt("truncated_magic", good[:7])
@@ -401,12 +448,9 @@ def make_refused_fp8(corrupt):
 
 
 def make(directory):
-    # The expectation beside a slab is what the reader of spec/decoder makes of it.
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "spec" / "decoder"))
-    from slab_linear import open_slab
-
     out = Out(directory)
     make_valid_frames(out)
+    make_sealed_frames(out)
     make_refused_frames(out)
     make_valid_planes(out)
     make_foreign_planes(out)
@@ -417,7 +461,7 @@ def make(directory):
     messages.make_refused(out.write)
     tensor_files.make_valid(out.write)
     tensor_files.make_refused(out.write)
-    linear.make(out.write, open_slab)
+    linear.make(out.write, slab_linear.open_slab)
     slabs.make(out, random.Random(20261122))
 
 

@@ -57,13 +57,14 @@ def make_valid(write):
     same("hello_ack", HELLO_ACK, WORKER | {"engine": "w" * 64, "host": "", "port": 0, "codecs": ["n"] * 32}, NO_ID)
     later = WORKER | {"capabilities": {"tls": True}, "later": {"more": [1]}}
     valid("hello_with_more", (HELLO, later, without(WORKER, "capabilities"), NO_ID))
+    same("hello_with_tables", HELLO, WORKER | {"format": "cachegen:form=paper", "tables": "00c0ffee00c0ffee"}, NO_ID)
     same("reject", REJECT, {"code": "invalid_argument", "message": "another model"}, NO_ID)
     same("error_of_link", ERROR, {"code": "corrupt", "message": ""}, NO_ID)
     same("error_of_transfer", ERROR, {"code": "exhausted", "message": "no room: \u00fc\u20ac"})
     unknown = {"code": "gone_fishing", "message": "x" * 4097}
     valid("error_cut_off", (ERROR, unknown, {"code": "internal", "message": "x" * 4096}, ID))
     same("begin", BEGIN, BEGINNING)
-    same("begin_largest", BEGIN, {"tokens": 4194304, "layers": 64, "format": "z" * 48, "codec": "s" * 24})
+    same("begin_largest", BEGIN, {"tokens": 4194304, "layers": 64, "format": "z" * 64, "codec": "s" * 24})
     valid("slab", (SLAB, SLAB_FRAME, {"frame": SLAB_HEADER.to_json()}, ID))
     valid("slab_that_is_no_frame", (SLAB, b"no frame", {"refused": "corrupt"}, ID))
     same("end", END, ENDING)
@@ -141,7 +142,7 @@ def make_refused_members(corrupt):
         ("engine", ""), ("engine", "e" * 65), ("engine", 7), ("host", "h" * 256), ("port", -1), ("port", 65536),
         ("port", 1.5), ("port", True), ("model", "5c"), ("model", "X" * 64), ("format", "BF 16"), ("format", "f" * 65),
         ("codecs", []), ("codecs", ["none", ""]), ("codecs", ["none", 3]), ("codecs", ["none"] * 33),
-        ("capabilities", "all"),
+        ("capabilities", "all"), ("tables", "5c"), ("tables", "00C0FFEE00C0FFEE"), ("tables", 7),
     ])  # fmt: skip
     wrong(BEGIN, BEGINNING, ID, [
         ("tokens", 0), ("tokens", 4194305), ("tokens", 1.0), ("layers", 0), ("layers", 4097), ("format", "9"),

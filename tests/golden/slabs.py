@@ -267,19 +267,28 @@ def make(out, rng):
                 ]
                 for head in range(HEADS)
             ]
-            about = {"format": text, "kv_heads": HEADS, "head_dim": DIM, "layers": LAYERS, "layer": LAYER,
-                     "position": POSITION, "inverse_frequencies": FREQUENCIES}  # fmt: skip
-            out.write(f"slab/valid/{name}.json", json.dumps(about, indent=1).encode() + b"\n")
+            out.write(f"slab/valid/{name}.json", json.dumps(about(text), indent=1).encode() + b"\n")
             out.write(f"slab/valid/{name}.slab", slab)
             out.write(f"slab/valid/{name}.rows", as_bytes(bits))
-            out.write(f"slab/valid/{name}.page", as_bytes(open_slab(about, slab, tables)))
+            out.write(f"slab/valid/{name}.page", as_bytes(open_slab(about(text), slab, tables)))
 
 
-def open_slab(about, slab, tables):
-    parameters = dict(part.split("=") for part in about["format"].split(":")[1].split(","))
-    shape = (about["kv_heads"], about["head_dim"], about["layers"])
-    if about["format"].startswith("cachegen"):
-        return slab_cachegen.read_slab(slab, parameters, shape, about["layer"], tables)
+def about(text):
+    """What a reader has to know of these slabs."""
+    return {"format": text, "kv_heads": HEADS, "head_dim": DIM, "layers": LAYERS, "layer": LAYER, "position": POSITION,
+            "inverse_frequencies": FREQUENCIES}  # fmt: skip
+
+
+def as_stored(tables):
+    """Their values as F32."""
+    return {name: [f32(value) for value in values] for name, values in tables.items()}
+
+
+def open_slab(what, slab, tables):
+    parameters = dict(part.split("=") for part in what["format"].split(":")[1].split(","))
+    shape = (what["kv_heads"], what["head_dim"], what["layers"])
+    if what["format"].startswith("cachegen"):
+        return slab_cachegen.read_slab(slab, parameters, shape, what["layer"], tables)
     return slab_kvquant.read_slab(
-        slab, parameters, shape, about["layer"], about["position"], about["inverse_frequencies"], tables
+        slab, parameters, shape, what["layer"], what["position"], what["inverse_frequencies"], tables
     )

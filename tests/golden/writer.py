@@ -46,7 +46,7 @@ class Header:
         self.v_bytes = None
         self.reserved_156 = 0
         self.body_checksum = None
-        self.reserved_168 = bytes(16)
+        self.reserved_168 = bytes(16)  # of sealed slabs the first half is `tables`
         self.header_checksum = None
         unknown = set(fields) - set(vars(self))
         assert not unknown, unknown
@@ -84,11 +84,12 @@ class Header:
     def to_json(self):
         """The JSON form of section 8 of spec/frame.md, as a dictionary."""
         numbers = "version header_bytes tokens layer kv_heads head_dim position plane_elements k_bytes v_bytes"
-        return {field: getattr(self, field) for field in numbers.split()} | {
+        sealed = {"sealed": True, "tables": self.reserved_168[7::-1].hex()} if self.flags & 2 else {}
+        return sealed | {field: getattr(self, field) for field in numbers.split()} | {
             "format": self.format,
             "codec": self.codec,
             "element_type": ELEMENT_NAMES[self.element_type],
-            "rope_applied": self.flags == 1,
+            "rope_applied": bool(self.flags & 1),
             "model": self.model.hex(),
             "body_checksum": f"{self.body_checksum:016x}",
             "header_checksum": f"{self.header_checksum:016x}",
