@@ -6,6 +6,15 @@
 
 namespace kvlane {
 
+namespace {
+
+bool concerns_slabs(std::string_view parameter) {
+  return !parameter.starts_with("sink=") && !parameter.starts_with("recent=") &&
+         !parameter.starts_with("compute=");
+}
+
+}  // namespace
+
 std::string slab_format(std::string_view cache_format) {
   const std::size_t colon = std::min(cache_format.find(':'), cache_format.size());
   std::string name(cache_format.substr(0, colon));
@@ -14,7 +23,7 @@ std::string slab_format(std::string_view cache_format) {
   while (!rest.empty()) {
     const std::string_view parameter = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(rest.size(), parameter.size() + 1));
-    if (parameter.starts_with("sink=") || parameter.starts_with("recent=")) continue;
+    if (!concerns_slabs(parameter)) continue;
     name.append(1, separator).append(parameter);
     separator = ',';
   }

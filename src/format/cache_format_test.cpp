@@ -7,7 +7,7 @@
 namespace kvlane {
 namespace {
 
-TEST(CacheFormat, SlabsHaveTheNameWithoutTheWindow) {
+TEST(CacheFormat, SlabsHaveTheNameWithoutWhatIsNotTheirs) {
   const std::string_view names[][2] = {
       {"bf16", "bf16"},
       {"mxfp4", "mxfp4"},
@@ -17,6 +17,8 @@ TEST(CacheFormat, SlabsHaveTheNameWithoutTheWindow) {
       {"kivi:bits=2,group=32,recent=1", "kivi:bits=2,group=32"},
       {"kvquant:bits=4,outliers=1,room=token,sink=1024,recent=1024",
        "kvquant:bits=4,outliers=1,room=token"},
+      {"hack:k=2,v=2,p=128,round=sr,meta=bf16,compute=dequantise,sink=1024,recent=1024",
+       "hack:k=2,v=2,p=128,round=sr,meta=bf16"},
       {"", ""},
   };
   for (const auto& [cache, slab] : names) {

@@ -39,7 +39,7 @@ class KvFormat {
   // As users write it, every parameter named: "kivi:bits=2,group=32". Part of block names and
   // reports, and what workers compare; equal names and tables are equal bytes.
   const std::string& name() const { return name_; }
-  // The same without the window, which changes no byte of a slab: what frames say.
+  // The same without what changes no byte of a slab (format/cache_format.h): what frames say.
   const std::string& slab_name() const { return slab_name_; }
   // Which tables slabs are sealed with, 0 without any: tables_id() of what the format was made of.
   // Slabs of other tables cannot be opened.

@@ -209,7 +209,7 @@ TEST(Message, HelloMembersAreChecked) {
   const auto valid = nlohmann::json::parse(as_text(body_of(bytes)));
   const std::pair<const char*, nlohmann::json> wrong[] = {
       {"engine", ""},
-      {"engine", std::string(65, 'e')},
+      {"engine", std::string(97, 'e')},
       {"engine", 7},
       {"host", std::string(256, 'h')},
       {"port", -1},
@@ -218,7 +218,7 @@ TEST(Message, HelloMembersAreChecked) {
       {"model", "5c"},
       {"model", std::string(64, 'X')},
       {"format", "BF 16"},
-      {"format", std::string(65, 'f')},
+      {"format", std::string(97, 'f')},
       {"codecs", nlohmann::json::array()},
       {"codecs", {"none", ""}},
       {"codecs", {"none", 3}},
@@ -325,7 +325,7 @@ TEST(Message, EndMembersAreChecked) {
       {"durations", {{"prefill", -1}}},
       {"durations", {{"prefill", "1"}}},
       {"durations", {{"", 1}}},
-      {"durations", {{std::string(65, 'd'), 1}}},
+      {"durations", {{std::string(97, 'd'), 1}}},
   };
   for (const auto& [member, value] : wrong) {
     auto json = valid;
@@ -382,7 +382,7 @@ TEST(Message, FirstTokensHaveLimits) {
 
 TEST(Message, DurationsThatAreNoneBecomeZeroOrStayOut) {
   Durations durations = {{"nan", std::nan("")}, {"negative", -1}, {"", 1}, {"good", 2}};
-  durations[std::string(65, 'x')] = 3;
+  durations[std::string(97, 'x')] = 3;
   const Bytes bytes = encode_done(id_of(1), durations);
   const Result<Durations> back = decode_done(body_of(bytes));
   ASSERT_TRUE(back.ok()) << back.status().message();

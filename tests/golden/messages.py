@@ -64,7 +64,7 @@ def make_valid(write):
     unknown = {"code": "gone_fishing", "message": "x" * 4097}
     valid("error_cut_off", (ERROR, unknown, {"code": "internal", "message": "x" * 4096}, ID))
     same("begin", BEGIN, BEGINNING)
-    same("begin_largest", BEGIN, {"tokens": 4194304, "layers": 64, "format": "z" * 64, "codec": "s" * 24})
+    same("begin_largest", BEGIN, {"tokens": 4194304, "layers": 64, "format": "z" * 96, "codec": "s" * 24})
     valid("slab", (SLAB, SLAB_FRAME, {"frame": SLAB_HEADER.to_json()}, ID))
     valid("slab_that_is_no_frame", (SLAB, b"no frame", {"refused": "corrupt"}, ID))
     same("end", END, ENDING)
@@ -140,7 +140,7 @@ def make_refused_members(corrupt):
 
     wrong(HELLO, WORKER, NO_ID, [
         ("engine", ""), ("engine", "e" * 65), ("engine", 7), ("host", "h" * 256), ("port", -1), ("port", 65536),
-        ("port", 1.5), ("port", True), ("model", "5c"), ("model", "X" * 64), ("format", "BF 16"), ("format", "f" * 65),
+        ("port", 1.5), ("port", True), ("model", "5c"), ("model", "X" * 64), ("format", "BF 16"), ("format", "f" * 97),
         ("codecs", []), ("codecs", ["none", ""]), ("codecs", ["none", 3]), ("codecs", ["none"] * 33),
         ("capabilities", "all"), ("tables", "5c"), ("tables", "00C0FFEE00C0FFEE"), ("tables", 7),
     ])  # fmt: skip
