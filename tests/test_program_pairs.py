@@ -90,7 +90,10 @@ class Pairs(unittest.TestCase):
                         server.close()
 
     def test_workers_with_different_caches_are_refused_by_name(self):
-        pairs = (("int8", "kivi", "int8:sym=1", "kivi:bits=2,group=32"), ("bf16", "mxfp4:sink=1", "bf16", "mxfp4:sink=1"))
+        pairs = (
+            ("int8", "kivi", "int8:sym=1", "kivi:bits=2,group=32"),
+            ("bf16", "mxfp4:sink=1", "bf16", "mxfp4:sink=1"),
+        )
         for prefill, decode, *names in pairs:
             with self.subTest(f"{prefill} and {decode}"):
                 gateway = self.gateway(self.worker("prefill", prefill), self.worker("decode", decode))

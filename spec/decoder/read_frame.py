@@ -2,8 +2,8 @@
 
     python3 spec/decoder/read_frame.py FILE [--planes DIR]
 
-Every check of spec/frame.md is made, planes and sealed slabs included; slabs with tables are refused. A file that fails one gives one sentence on standard
-error and exit status 1. Standard library only; slow on purpose.
+Every check of spec/frame.md is made, planes and sealed slabs included; slabs with tables are refused. A file that
+fails one gives one sentence on standard error and exit status 1. Standard library only; slow on purpose.
 SPDX-License-Identifier: Apache-2.0
 """
 

@@ -39,8 +39,12 @@ std::shared_ptr<const KvFormat> make_format(const std::string& text,
 
 // All that there are, with their presets, and what presets leave out.
 std::vector<std::string> all_formats() {
-  std::vector<std::string> names = {"int8:sym=0", "int4:sym=1", "kivi:bits=4,group=64",
-                                    "cachegen:form=paper", "kvquant:bits=2,outliers=0"};
+  std::vector<std::string> names = {"int8:sym=0",
+                                    "int4:sym=1",
+                                    "kivi:bits=4,group=64",
+                                    "cachegen:form=paper",
+                                    "kvquant:bits=2,outliers=0",
+                                    "hack:paper"};
   const std::string_view known = kv_format_names();
   for (std::size_t at = 0; at < known.size();) {
     const std::size_t end = std::min(known.find(", ", at), known.size());
@@ -122,7 +126,7 @@ TEST(CodedTransfer, EveryFormatAnswersAsOneProcessDoes) {
       const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
       Worker prefill(*network, fixture_model(), options_of(format));
       Worker decode(*network, fixture_model(), options_of(format));
-      for (const int prompt : {1, 64, 128, 200, 290}) {
+      for (const int prompt : {1, 128, 290}) {
         // Long enough that what came is read as sealed blocks, and blocks of the answer are sealed.
         const GenerationRequest request = make_mixed_request(prompt, 70, prompt);
         const std::vector<std::int32_t> expected = alone_with(format, request);
@@ -130,7 +134,7 @@ TEST(CodedTransfer, EveryFormatAnswersAsOneProcessDoes) {
         ASSERT_TRUE(pushed.decoded.ok()) << pushed.decoded.message();
         EXPECT_EQ(pushed.tokens, expected) << prompt;
         EXPECT_EQ(pushed.kv.raw, rows_bytes(prompt));
-        if (prompt < 200) continue;
+        if (prompt < 290) continue;
         const Outcome fetched = park_and_fetch(prefill, decode, request);
         ASSERT_TRUE(fetched.decoded.ok()) << fetched.decoded.message();
         EXPECT_EQ(fetched.tokens, expected) << prompt;
@@ -253,6 +257,17 @@ TEST(CodedTransfer, WithLittleRoomForRowsAnswersWaitForEachOther) {
   }
   prefill.expect_clean();
   decode.expect_clean();
+}
+
+TEST(CodedTransfer, NamesThatFramesCannotHoldAreRefusedAtTheStart) {
+  const auto network = TestNetwork::create({});
+  const auto endpoint = take(Endpoint::start(*network, {.model = fixture_model().identity()}));
+  const auto format = make_format("hack:paper,p=128,round=sr,mix=1,meta=bf16");
+  ASSERT_GT(format->slab_name().size(), kFormatNameBytesMax);
+  const auto engine =
+      Engine::create(fixture_model(), fixture_tokenizer(), endpoint.get(), options_of(format));
+  ASSERT_FALSE(engine.ok());
+  EXPECT_THAT(engine.status().message(), HasSubstr("48 bytes"));
 }
 
 struct Difference {

@@ -97,6 +97,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
                             std::to_string(2 * shape.layers) + " codebooks, not " +
                             std::to_string(options.kv_codebooks.size()));
   }
+  if (options.kv_format && endpoint != nullptr &&
+      options.kv_format->slab_name().size() > kFormatNameBytesMax) {
+    return unsupported("KV format '" + options.kv_format->name() + "' cannot travel: frames have " +
+                       std::to_string(kFormatNameBytesMax) + " bytes for its name");
+  }
   KVLANE_ASSIGN(EngineParts parts, make_parts(model, options));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(
       model, tokenizer, endpoint, std::move(options), std::move(parts)));

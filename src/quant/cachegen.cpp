@@ -118,9 +118,10 @@ class CachegenFormat final : public KvFormat {
     return {};
   }
 
+  void pack(const std::byte* slab, std::byte* packed) const override { pack_front(slab, packed); }
   // Besides: pages one behind another, each a run of lanes or plain symbols.
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override {
-    KVLANE_TRY(KvFormat::unpack(place, packed, slab));
+    KVLANE_TRY(unpack_front(place, packed, slab));
     std::size_t first = header();
     for (int head = 0; head < shape().kv_heads; ++head) {
       const std::size_t end = page_end(slab, head);

@@ -18,6 +18,10 @@ class Identity : public KvFormat {
       : KvFormat(name, shape, window, shape.slab_bytes()) {}
 
   std::size_t used_bytes(const std::byte*) const override { return shape().slab_bytes(); }
+  void pack(const std::byte* slab, std::byte* packed) const override { pack_front(slab, packed); }
+  Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override {
+    return unpack_front(place, packed, slab);
+  }
   Status seal(SlabPlace, const std::uint16_t* rows, std::byte* slab) const override {
     std::memcpy(slab, rows, shape().slab_bytes());
     return {};

@@ -102,6 +102,24 @@ std::size_t HackFormat::used_bytes(const std::byte* /*slab*/) const {
   return layout_.used * shape().kv_heads;
 }
 
+std::array<SlabSection, 4> HackFormat::sections() const {
+  const int d = shape().head_dim;
+  return {SlabSection{0, hack::codes_bytes(options_.k, d), layout_.v_codes},
+          {layout_.v_codes, hack::codes_bytes(options_.v, d), layout_.k_metadata},
+          {layout_.k_metadata, hack::metadata_bytes(options_.k, d), layout_.v_metadata},
+          {layout_.v_metadata, hack::metadata_bytes(options_.v, d), layout_.bytes}};
+}
+
+void HackFormat::pack(const std::byte* slab, std::byte* packed) const {
+  pack_sections(sections(), shape().kv_heads, slab, packed);
+}
+
+Status HackFormat::unpack(SlabPlace place, ByteView packed, std::byte* slab) const {
+  KVLANE_TRY(check_packed_bytes(place, packed, layout_.used * shape().kv_heads));
+  unpack_sections(sections(), shape().kv_heads, packed.data(), slab);
+  return {};
+}
+
 namespace {
 
 constexpr std::array kBits = {2, 4, 8};

@@ -19,11 +19,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "quant/format_text.h"
 #include "quant/hack_kernels.h"
 #include "quant/kv_format.h"
+#include "quant/packed_sections.h"
 
 namespace kvlane {
 
@@ -49,11 +51,15 @@ class HackFormat final : public KvFormat {
                  std::uint16_t* page) const override;
   // The same for every slab.
   std::size_t used_bytes(const std::byte* slab) const override;
+  // The sections of a page without gaps, page after page. Refuses any other length.
+  void pack(const std::byte* slab, std::byte* packed) const override;
+  Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
 
   const Options& options() const { return options_; }
   const hack::PageLayout& layout() const { return layout_; }
 
  private:
+  std::array<SlabSection, 4> sections() const;
   Status seal_part(SlabPlace place, int kv_head, hack::Part part, const std::uint16_t* rows,
                    std::byte* page) const;
 

@@ -1,4 +1,4 @@
-// What most formats have in common when slabs travel: their used bytes come first.
+// What formats have in common when slabs travel.
 // SPDX-License-Identifier: Apache-2.0
 #include "quant/kv_format.h"
 
@@ -6,22 +6,24 @@
 
 namespace kvlane {
 
-void KvFormat::pack(const std::byte* slab, std::byte* packed) const {
+void KvFormat::pack_front(const std::byte* slab, std::byte* packed) const {
   std::memcpy(packed, slab, used_bytes(slab));
 }
 
-Status KvFormat::unpack(SlabPlace place, ByteView packed, std::byte* slab) const {
+Status KvFormat::unpack_front(SlabPlace place, ByteView packed, std::byte* slab) const {
   if (packed.empty() || packed.size() > slab_bytes_) {
     return refuse_packed(place, "has " + std::to_string(packed.size()) + " bytes, a slab takes " +
                                     std::to_string(slab_bytes_) + " at most");
   }
   std::memcpy(slab, packed.data(), packed.size());
   std::memset(slab + packed.size(), 0, slab_bytes_ - packed.size());
-  if (const std::size_t used = used_bytes(slab); used != packed.size()) {
-    return refuse_packed(place, "has " + std::to_string(packed.size()) +
-                                    " bytes, by what is in it " + std::to_string(used));
-  }
-  return {};
+  return check_packed_bytes(place, packed, used_bytes(slab));
+}
+
+Status KvFormat::check_packed_bytes(SlabPlace place, ByteView packed, std::size_t expected) const {
+  if (packed.size() == expected) return {};
+  return refuse_packed(place, "has " + std::to_string(packed.size()) + " bytes, in format " +
+                                  slab_name_ + " it has " + std::to_string(expected));
 }
 
 Status KvFormat::refuse_packed(SlabPlace place, const std::string& why) {

@@ -66,13 +66,13 @@ class KvFormat {
                          std::uint16_t* page) const = 0;
 
   // What travels of a slab that seal() made: used_bytes() of it, into as much room. `packed` does
-  // not overlap `slab`. As it stands here for formats whose used bytes come first.
-  virtual void pack(const std::byte* slab, std::byte* packed) const;
+  // not overlap `slab`.
+  virtual void pack(const std::byte* slab, std::byte* packed) const = 0;
 
   // The reverse, of untrusted bytes: exactly what seal() made, if pack() made them; kCorrupt if
   // they cannot be what it makes, and the slab then holds garbage. Other bytes than pack()'s may
   // pass, as far as the slab opens to something: all slab_bytes() are written, and nothing else.
-  virtual Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const;
+  virtual Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const = 0;
 
  protected:
   KvFormat(std::string name, const KvShape& shape, const KvWindow& window, std::size_t slab_bytes,
@@ -83,7 +83,13 @@ class KvFormat {
         window_(window),
         slab_bytes_((slab_bytes + 63) / 64 * 64),
         tables_(tables) {}
-  // For unpack(): says which slab it was.
+  // For formats whose used bytes come first: pack(), and unpack() which refuses what has another
+  // length than used_bytes() then says.
+  void pack_front(const std::byte* slab, std::byte* packed) const;
+  Status unpack_front(SlabPlace place, ByteView packed, std::byte* slab) const;
+  // For formats whose used bytes have a fixed number.
+  Status check_packed_bytes(SlabPlace place, ByteView packed, std::size_t expected) const;
+  // Says which slab it was.
   static Status refuse_packed(SlabPlace place, const std::string& why);
 
  private:

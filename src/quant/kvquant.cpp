@@ -145,9 +145,10 @@ class KvquantFormat final : public KvFormat {
 
   bool rope_applied() const override { return false; }
 
+  void pack(const std::byte* slab, std::byte* packed) const override { pack_front(slab, packed); }
   // Besides: the outliers of each plane lie behind those of the one before.
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override {
-    KVLANE_TRY(KvFormat::unpack(place, packed, slab));
+    KVLANE_TRY(unpack_front(place, packed, slab));
     std::uint32_t first = 0;
     for (int plane = 0; plane < 2 * shape().kv_heads; ++plane) {
       const std::uint32_t end = end_of(slab, plane);

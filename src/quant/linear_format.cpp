@@ -63,11 +63,6 @@ Status refuse(char which, SlabPlace place, const KvShape& shape, int kv_head, st
   return invalid_argument(where + ", beyond 65504, the largest that FP16 scales hold");
 }
 
-// Between the end of a section and the next.
-void clear(std::byte* page, std::size_t from, std::size_t to) {
-  std::memset(page + from, 0, to - from);
-}
-
 }  // namespace
 
 LinearFormat::LinearFormat(std::string name, const KvShape& shape, const KvWindow& window,
@@ -97,9 +92,7 @@ Status LinearFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte*
     std::byte* const page = slab + layout_.bytes * head;
     seal_k_({k_, d, k, page + layout_.k_codes, page + layout_.k_metadata});
     seal_v_({v_, d, v, page + layout_.v_codes, page + layout_.v_metadata});
-    for (const Section& section : sections()) {
-      clear(page, section.at + section.bytes, section.end);
-    }
+    clear_gaps(sections(), page);
   }
   return {};
 }
@@ -117,39 +110,21 @@ std::size_t LinearFormat::used_bytes(const std::byte* /*slab*/) const {
   return layout_.used * shape().kv_heads;
 }
 
-std::array<LinearFormat::Section, 4> LinearFormat::sections() const {
+std::array<SlabSection, 4> LinearFormat::sections() const {
   const int d = shape().head_dim;
-  return {Section{layout_.k_codes, linear::codes_bytes(k_, d), layout_.v_codes},
+  return {SlabSection{layout_.k_codes, linear::codes_bytes(k_, d), layout_.v_codes},
           {layout_.v_codes, linear::codes_bytes(v_, d), layout_.k_metadata},
           {layout_.k_metadata, linear::metadata_bytes(k_, d), layout_.v_metadata},
           {layout_.v_metadata, linear::metadata_bytes(v_, d), layout_.bytes}};
 }
 
 void LinearFormat::pack(const std::byte* slab, std::byte* packed) const {
-  const auto all = sections();
-  for (int head = 0; head < shape().kv_heads; ++head, slab += layout_.bytes) {
-    for (const Section& section : all) {
-      std::memcpy(packed, slab + section.at, section.bytes);
-      packed += section.bytes;
-    }
-  }
+  pack_sections(sections(), shape().kv_heads, slab, packed);
 }
 
 Status LinearFormat::unpack(SlabPlace place, ByteView packed, std::byte* slab) const {
-  const std::size_t expected = layout_.used * shape().kv_heads;
-  if (packed.size() != expected) {
-    return refuse_packed(place, "has " + std::to_string(packed.size()) + " bytes, in format " +
-                                    slab_name() + " it has " + std::to_string(expected));
-  }
-  const auto all = sections();
-  const std::byte* from = packed.data();
-  for (int head = 0; head < shape().kv_heads; ++head, slab += layout_.bytes) {
-    for (const Section& section : all) {
-      std::memcpy(slab + section.at, from, section.bytes);
-      clear(slab, section.at + section.bytes, section.end);
-      from += section.bytes;
-    }
-  }
+  KVLANE_TRY(check_packed_bytes(place, packed, layout_.used * shape().kv_heads));
+  unpack_sections(sections(), shape().kv_heads, packed.data(), slab);
   return {};
 }
 

@@ -25,6 +25,7 @@
 #include "quant/format_text.h"
 #include "quant/kv_format.h"
 #include "quant/linear_kernels.h"
+#include "quant/packed_sections.h"
 
 namespace kvlane {
 
@@ -50,10 +51,7 @@ class LinearFormat final : public KvFormat {
   const linear::PageLayout& layout() const { return layout_; }
 
  private:
-  struct Section {
-    std::size_t at, bytes, end;  // in a page; where the next one begins
-  };
-  std::array<Section, 4> sections() const;
+  std::array<SlabSection, 4> sections() const;
 
   const linear::Plane k_;
   const linear::Plane v_;

@@ -28,6 +28,9 @@ constexpr const char* kNames[] = {
     "int4:sym=1",
     "kivi:bits=2,group=32",
     "kivi:bits=4,group=64",
+    "hack:k=2,v=2",
+    "hack:k=8,v=4,meta=bf16",
+    "hack:axes=paper,p=32",
     "cachegen:form=code,level=1",
     "cachegen:form=code,level=3",
     "cachegen:form=paper",
@@ -35,7 +38,7 @@ constexpr const char* kNames[] = {
     "kvquant:bits=3,outliers=1,room=token",
     "kvquant:bits=4,outliers=1,room=slab",
 };
-const KvShape kShape{2, 2, 24, ElementType::kBf16};
+const KvShape kShape{2, 2, 48, ElementType::kBf16};
 constexpr SlabPlace kPlace{1, 64};
 
 class Packing : public testing::TestWithParam<const char*> {
