@@ -1,5 +1,5 @@
 // What a receiver leaves in the blocks of a sequence: short ones through the caches, long ones past
-// them.
+// them; and sealed slabs in a coded cache.
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/kv_receiver.h"
 
@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -119,6 +120,73 @@ TEST_P(ReceivedRows, AreThoseThatWereSentAndNothingElseIsTouched) {
 INSTANTIATE_TEST_SUITE_P(LengthsAndCodecs, ReceivedRows,
                          testing::Combine(testing::Values(kShort, kLong),
                                           testing::Values("none", "splitzip", "splitzip:channel")));
+
+// A coded table of three blocks, of which the last one is open.
+class ReceivedSealed : public testing::Test {
+ protected:
+  static constexpr int kTokens = 2 * kBlockTokens + 9;
+
+  void SetUp() override {
+    format_ = *make_kv_format("int8", {.shape = kShape});
+    slab_.resize(format_->slab_bytes());
+    const std::vector<std::uint16_t> rows(kShape.slab_bytes() / 2, to_bf16(1.5F).bits);
+    ASSERT_TRUE(format_->seal({0, 0}, rows.data(), slab_.data()).ok());
+    packed_.resize(format_->used_bytes(slab_.data()));
+    format_->pack(slab_.data(), packed_.data());
+    ASSERT_TRUE(table_.grow(kTokens).ok());
+    ASSERT_TRUE(table_.open_arriving_rows(kTokens).ok());
+    receiver_ = std::make_unique<KvReceiver>(table_, lane_, kTokens, Isa::kScalar, format_,
+                                             [](const Result<ReceivedKv>&) {});
+    receiver_->grant();
+    ASSERT_TRUE(receiver_->on_begin({kTokens, kShape.layers, format_->name(), "none"}).ok());
+  }
+
+  FrameHeader header(int block) const {
+    FrameHeader header;
+    header.format = format_->slab_name();
+    header.sealed = true;
+    header.kv_heads = kShape.kv_heads;
+    header.head_dim = kShape.head_dim;
+    header.position = std::int64_t{block} * kBlockTokens;
+    header.tokens = std::min(kBlockTokens, kTokens - block * kBlockTokens);
+    return header;
+  }
+
+  std::shared_ptr<const KvFormat> format_;
+  Bytes slab_, packed_;
+  BlockPool sealed_ = std::move(*BlockPool::create_sealed(
+      kShape, (*make_kv_format("int8", {.shape = kShape}))->slab_bytes(), std::size_t{1} << 20));
+  BlockPool rows_ = std::move(*BlockPool::create(kShape, 3 * kShape.block_bytes()));
+  BlockTable table_{sealed_, rows_, {}};
+  SlabLane lane_;
+  std::unique_ptr<KvReceiver> receiver_;
+};
+
+TEST_F(ReceivedSealed, SlabsAreThoseThatWereSealed) {
+  std::memset(table_.sealed(1, 0), 0xEE, format_->slab_bytes());
+  ASSERT_TRUE(receiver_->on_slab({header(1), packed_, {}}).ok());
+  EXPECT_EQ(std::memcmp(table_.sealed(1, 0), slab_.data(), slab_.size()), 0);
+  EXPECT_EQ(rows_.blocks_free(), 2);  // only the open block has rows
+}
+
+TEST_F(ReceivedSealed, WhatIsNotRightIsRefused) {
+  EXPECT_EQ(receiver_->on_slab({header(1), ByteView(packed_).first(packed_.size() - 1), {}}).code(),
+            Code::kCorrupt);
+  FrameHeader other_tables = header(1);
+  other_tables.tables = 7;
+  const Status tables = receiver_->on_slab({other_tables, packed_, {}});
+  EXPECT_EQ(tables.code(), Code::kInvalidArgument);
+  EXPECT_NE(tables.message().find("--kv-tables"), std::string::npos) << tables.message();
+  FrameHeader before_rope = header(1);
+  before_rope.rope_applied = false;
+  EXPECT_EQ(receiver_->on_slab({before_rope, packed_, {}}).code(), Code::kCorrupt);
+  // The open block comes as rows, a complete one sealed.
+  EXPECT_EQ(receiver_->on_slab({header(2), packed_, {}}).code(), Code::kCorrupt);
+  FrameHeader rows = header(0);
+  rows.sealed = false;
+  rows.format = "bf16";
+  EXPECT_EQ(receiver_->on_slab({rows, packed_, packed_}).code(), Code::kCorrupt);
+}
 
 }  // namespace
 }  // namespace kvlane

@@ -101,6 +101,36 @@ TEST(Frame, RoundTrip) {
 
 TEST(Frame, SameFieldsGiveSameBytes) { EXPECT_EQ(sample_frame(), sample_frame()); }
 
+TEST(Frame, OfASealedSlabHasOneBodyAndSaysItsTables) {
+  FrameHeader header = sample_header();
+  header.format = "fp8_e4m3";  // with scales, not rows of such values
+  header.codec = "none";
+  header.tokens = kBlockTokens;
+  header.sealed = true;
+  header.tables = 0x0123456789abcdef;
+  const Result<Bytes> bytes = build_frame(header, kK, {});
+  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+  const Result<Frame> frame = parse_frame(*bytes);
+  ASSERT_TRUE(frame.ok()) << frame.status().message();
+  EXPECT_TRUE(frame->header.sealed);
+  EXPECT_EQ(frame->header.tables, header.tables);
+  EXPECT_TRUE(std::equal(frame->k.begin(), frame->k.end(), kK.begin(), kK.end()));
+  EXPECT_TRUE(frame->v.empty());
+
+  EXPECT_EQ(build_frame(header, kK, kV).status().code(), Code::kInvalidArgument);
+  const auto refused = [&](auto&& change) {
+    FrameHeader bad = header;
+    change(bad);
+    return build_frame(bad, kK, {}).status().code() == Code::kInvalidArgument;
+  };
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.tokens = 63; }));
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.codec = "splitzip"; }));
+  EXPECT_TRUE(refused([](FrameHeader& h) { h.format = "bf16"; }));
+  FrameHeader rows = sample_header();
+  rows.tables = 1;
+  EXPECT_EQ(build_frame(rows, kK, kV).status().code(), Code::kInvalidArgument);
+}
+
 TEST(Frame, IsAppendedToWhatIsThere) {
   Bytes both = sample_frame();
   const Bytes one = both;
