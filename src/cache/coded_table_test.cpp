@@ -48,6 +48,40 @@ TEST(CodedTable, SealedSlabsHaveTheirOwnSize) {
   EXPECT_EQ(cache.rows_used(), 0) << "rows come with the pass that writes them";
 }
 
+TEST(CodedTable, WhatArrivesFromElsewhereTakesTheRowsThatStay) {
+  for (const KvWindow window : {KvWindow{}, KvWindow{1, 1}, KvWindow{0, 2}, KvWindow{9, 9}}) {
+    for (const int tokens : {1, 63, 64, 65, 300, 320}) {
+      Cache cache(6, 6);
+      BlockTable computed(cache.sealed, cache.rows, window);
+      pass(computed, tokens);
+      const int stay = cache.rows_used();
+      computed.clear();
+
+      BlockTable arrived(cache.sealed, cache.rows, window);
+      ASSERT_TRUE(arrived.grow(tokens).ok());
+      ASSERT_TRUE(arrived.open_arriving_rows(tokens).ok());
+      EXPECT_EQ(cache.rows_used(), stay) << tokens;
+      int as_rows = 0;
+      for (int block = 0; block < blocks_for(tokens); ++block) {
+        if (!arrived.arrives_as_rows(block, tokens)) continue;
+        ++as_rows;
+        EXPECT_NE(arrived.rows(block, 0), nullptr);
+      }
+      EXPECT_EQ(as_rows, stay) << tokens;
+      arrived.set_tokens(tokens);
+      EXPECT_EQ(cache.rows_used(), stay) << tokens;
+    }
+  }
+}
+
+TEST(CodedTable, WhatArrivesTakesAllItsRowsOrNone) {
+  Cache cache(6, 2);
+  BlockTable table(cache.sealed, cache.rows, {1, 1});
+  ASSERT_TRUE(table.grow(300).ok());
+  EXPECT_EQ(table.open_arriving_rows(300).code(), Code::kExhausted);
+  EXPECT_EQ(cache.rows_used(), 0);
+}
+
 TEST(CodedTable, RowsGoWhenABlockIsComplete) {
   Cache cache(4, 3);
   BlockTable table(cache.sealed, cache.rows, {});
