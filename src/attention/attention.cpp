@@ -153,6 +153,8 @@ class Attention::Reading {
     }
   }
 
+  double opening_seconds() const { return opening_seconds_; }
+
  private:
   // Those blocks that attention reads as rows, those that it reads sealed, or all.
   enum class Which : std::uint8_t { kRows, kSealed, kAll };
@@ -200,7 +202,7 @@ class Attention::Reading {
 
   void flush() {
     if (items_count_ > 0) {
-      attention_.sealed_kernel_->attend(std::span(items_).first(items_count_));
+      opening_seconds_ += attention_.sealed_kernel_->attend(std::span(items_).first(items_count_));
     }
     items_count_ = 0;
   }
@@ -226,16 +228,17 @@ class Attention::Reading {
   std::array<StateTile, kGroupTiles> states_;
   std::array<SealedItem, kSealedItemsMax> items_;  // sealed pages that are to be read
   int items_count_ = 0;
+  double opening_seconds_ = 0;
 };
 
-void Attention::attend(const AttentionBatch& batch, const Task& task,
-                       std::span<StateTile> totals) const {
+void Attention::attend(const AttentionBatch& batch, Task& task, std::span<StateTile> totals) const {
   Reading reading(*this, batch, task);
   const int head_dim = tiles_[task.first_tile].table->pool().shape().head_dim;
   for (int i = 0; i < task.tiles; ++i) {
     totals[i].reset(tiles_[task.first_tile + i].pairs, head_dim);
   }
   for (int run = task.first_run; run < task.last_run; ++run) reading.add_run(run, totals);
+  task.opening_seconds = reading.opening_seconds();
 }
 
 void Attention::store(const AttentionBatch& batch, const Task& task,
@@ -264,19 +267,25 @@ void Attention::store(const AttentionBatch& batch, const Tile& tile, const State
 
 void Attention::run(const AttentionBatch& batch) {
   make_tiles(batch);
-  const bool split = make_tasks();
-  const auto task_count = static_cast<std::int64_t>(tasks_.size());
-  if (!split) {
-    parallel_for(task_count, [&](std::int64_t i) {
+  if (make_tasks()) {
+    run_in_parts(batch);
+  } else {
+    parallel_for(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t i) {
       StateTile totals[kGroupTiles];
       attend(batch, tasks_[i], totals);
       store(batch, tasks_[i], totals);
     });
-    return;
   }
+  double seconds = 0;
+  for (const Task& task : tasks_) seconds += task.opening_seconds;
+  opening_seconds_ = seconds / parallel_threads();
+}
+
+// Tiles that are several tasks: each leaves states, which merge in the end.
+void Attention::run_in_parts(const AttentionBatch& batch) {
   const std::size_t states = tasks_.back().first_state + tasks_.back().tiles;
   if (states_.size() < states) states_.resize(states);
-  parallel_for(task_count, [&](std::int64_t i) {
+  parallel_for(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t i) {
     attend(batch, tasks_[i], {&states_[tasks_[i].first_state], std::size_t(tasks_[i].tiles)});
   });
   for (std::size_t i = 0; i < tasks_.size();) {

@@ -52,6 +52,9 @@ class Attention {
   // read in runs of kSplitBlocks, its own block by itself; the states merge in that order.
   void run(const AttentionBatch& batch);
 
+  // Of the last run(), the seconds that it took to open sealed pages: the mean of its threads.
+  double opening_seconds() const { return opening_seconds_; }
+
  private:
   // Most tiles of a task: their states stay in an L2 cache.
   static constexpr int kGroupTiles = 8;
@@ -74,6 +77,7 @@ class Attention {
     int first_run;
     int last_run;
     int first_state;  // in `states_`, when tiles are split
+    double opening_seconds = 0;
   };
   class Reading;
 
@@ -83,7 +87,8 @@ class Attention {
   PageQuery make_query(const AttentionBatch& batch, const Tile& tile) const;
   bool reads_rows(const Tile& tile, int block) const;
   std::span<const std::byte> memory(const Tile& tile, int layer, int block) const;
-  void attend(const AttentionBatch& batch, const Task& task, std::span<StateTile> totals) const;
+  void attend(const AttentionBatch& batch, Task& task, std::span<StateTile> totals) const;
+  void run_in_parts(const AttentionBatch& batch);
   void store(const AttentionBatch& batch, const Task& task, const StateTile* totals) const;
   void store(const AttentionBatch& batch, const Tile& tile, const StateTile& total) const;
 
@@ -92,6 +97,7 @@ class Attention {
   const std::unique_ptr<const SealedKernel> sealed_kernel_;  // null without a format
   std::vector<Tile> tiles_;
   std::vector<Task> tasks_;
+  double opening_seconds_ = 0;
   std::vector<StateTile> states_;  // one for each tile of a task, when they are split over threads
 };
 

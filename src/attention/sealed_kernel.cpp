@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/sealed_kernel.h"
 
+#include "base/clock.h"
 #include "quant/hack_format.h"
 #include "quant/hadamard.h"
 
@@ -14,18 +15,22 @@ class OpeningKernel final : public SealedKernel {
 
   void prepare(SealedQuery& /*query*/, int /*rows*/) const override {}
 
-  void attend(std::span<const SealedItem> items) const override {
+  double attend(std::span<const SealedItem> items) const override {
+    double seconds = 0;
     alignas(64) std::uint16_t opened[2 * kBlockTokens * kTileHeadDimMax];
     const SealedItem* last = nullptr;
     for (const SealedItem& item : items) {
       if (last == nullptr || last->slab != item.slab || last->kv_head != item.kv_head) {
+        const TimePoint start = SteadyClock::now();
         format_.open_page(item.place, item.slab, item.kv_head, opened);
+        seconds += seconds_since(start);
       }
       last = &item;
       PageQuery rows = item.query->rows;
       rows.next = item.next;
       kernel_(rows, opened, *item.tile);
     }
+    return seconds;
   }
 
  private:
@@ -44,13 +49,14 @@ class CodeKernel final : public SealedKernel {
     kernel_.prepare(shape_, query.rows, rows, query.hack);
   }
 
-  void attend(std::span<const SealedItem> items) const override {
+  double attend(std::span<const SealedItem> items) const override {
     HackItem coded[kSealedItemsMax];
     for (std::size_t i = 0; i < items.size(); ++i) {
       coded[i] = {&items[i].query->hack, items[i].slab + shape_.layout.bytes * items[i].kv_head,
                   items[i].next, items[i].tile};
     }
     kernel_.attend(shape_, {coded, items.size()});
+    return 0;
   }
 
   bool in_own_basis() const override { return shape_.mix; }

@@ -39,8 +39,9 @@ class SealedKernel {
 
   // Makes of query.rows what attend() needs; the tile will have `rows` rows.
   virtual void prepare(SealedQuery& query, int rows) const = 0;
-  // Adds pages to the states of tiles, in this order. Items of one page are neighbours.
-  virtual void attend(std::span<const SealedItem> items) const = 0;
+  // Adds pages to the states of tiles, in this order. Items of one page are neighbours. Gives the
+  // seconds that went into opening pages.
+  virtual double attend(std::span<const SealedItem> items) const = 0;
 
   // Whether attend() gives outputs in a basis of its own, which must not meet those of rows before
   // leave_own_basis() was called.

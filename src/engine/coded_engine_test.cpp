@@ -50,8 +50,8 @@ std::vector<std::int32_t> plain_answer(const KvFormat& format, const GenerationR
 
 TEST(CodedEngine, GreedyAnswersEqualPlainPassesOverACodedCache) {
   const GenerationRequest request = make_request(200, 70, 3);
-  for (const char* text :
-       {"int8", "kivi:bits=2,group=32", "kivi:bits=2,group=32,sink=1,recent=1"}) {
+  for (const char* text : {"int8", "kivi:bits=2,group=32", "kivi:bits=2,group=32,sink=1,recent=1",
+                           "hack", "hack:k=4,v=4,recent=1"}) {
     const auto engine =
         take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options_with(text)));
     const std::vector<std::int32_t> expected = plain_answer(*make_format(text), request);
@@ -74,6 +74,23 @@ TEST(CodedEngine, HoldsMoreTokensInTheSameMemory) {
   options.sequences_max = 4;
   const auto coded = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options));
   EXPECT_GT(coded->load().blocks_total, 4 * rows->load().blocks_total);
+}
+
+// Sealing is part of a prompt's time, opening part of an answer's; attention on codes opens none.
+TEST(CodedEngine, TellsWhatSealingAndOpeningTook) {
+  for (const char* text : {"kivi:bits=2,group=32", "hack", "hack:compute=dequantise"}) {
+    const auto engine =
+        take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options_with(text)));
+    Answer answer;
+    ASSERT_TRUE(engine->submit(make_request(200, 20, 3), answer.on_update()).ok());
+    ASSERT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+    const TimeAccount account = answer.wait().account;
+    EXPECT_GT(account.prefill_quantise, 0) << text;
+    EXPECT_LT(account.prefill_quantise, account.prefill) << text;
+    EXPECT_GT(account.decode_attention, 0) << text;
+    EXPECT_LT(account.decode_attention + account.decode_dequantise, account.decode) << text;
+    EXPECT_EQ(account.decode_dequantise > 0, std::string_view(text) != "hack") << text;
+  }
 }
 
 TEST(CodedEngine, ManyAnswersAndPromptsAtOnceAreThoseOfOneAtATime) {

@@ -83,7 +83,8 @@ void EngineImpl::finish_sending(Request& request) {
   end.seed = request.key.seed;
   end.durations = {{"queue", prompt.account.queue},
                    {"prefill", prompt.account.prefill},
-                   {"prefill_attention", prompt.account.prefill_attention}};
+                   {"prefill_attention", prompt.account.prefill_attention},
+                   {"prefill_quantise", prompt.account.prefill_quantise}};
   sender_->finish(request.job, std::move(end),
                   later(request.id, [this](Request& r, const SentKv& sent) {
                     r.encoded = true;

@@ -119,12 +119,17 @@ void EngineImpl::after_pass() {
   const TimePoint start = SteadyClock::now();
   draw();
   outside_seconds_ += seconds_since(start);
-  const double attention = forward_->times().attention;
+  const ForwardTimes& times = forward_->times();
   for (Slot& slot : slots_) {
     Sequence& sequence = *slot.sequence;
     if (sequence.state != State::kRunning) continue;  // a callback of another one ended it
-    if (sequence.interval == &TimeAccount::prefill) sequence.account.prefill_attention += attention;
-    if (sequence.interval == &TimeAccount::decode) sequence.account.decode_attention += attention;
+    if (sequence.interval == &TimeAccount::prefill) {
+      sequence.account.prefill_attention += times.attention;
+      sequence.account.prefill_quantise += times.quantise;
+    } else if (sequence.interval == &TimeAccount::decode) {
+      sequence.account.decode_attention += times.attention - times.dequantise;
+      sequence.account.decode_dequantise += times.dequantise;
+    }
     publish_blocks(sequence);
     if (sequence.request.job != nullptr && !options_.push_whole) {
       sequence.request.blocks_sent = sequence.table.tokens() / kBlockTokens;

@@ -116,6 +116,8 @@ Status Forward::place_rows(std::span<const ForwardSpan> spans) {
 
 // Encodes the slabs of this layer that are complete: later rows of this very pass read them.
 Status Forward::seal(int layer) {
+  if (seals_.empty()) return {};
+  const ScopedTimer timer(times_.quantise);
   parallel_for(static_cast<std::int64_t>(seals_.size()), [&](std::int64_t i) {
     Seal& seal = seals_[i];
     seal.status =
@@ -182,6 +184,7 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
   {
     const ScopedTimer timer(times_.attention);
     attention_.run({index, config.heads, attention_spans_, q_, q_parts_, type, wide_});
+    times_.dequantise += attention_.opening_seconds();
   }
   KVLANE_TRY(multiply(*layer.attention_out, wide_, product_, rows_));
   parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {

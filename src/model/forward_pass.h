@@ -27,7 +27,9 @@ struct ForwardSpan {
 struct ForwardTimes {
   double gemm = 0;
   double attention = 0;
-  double total = 0;  // gemm, attention and the rest
+  double dequantise = 0;  // of attention: opening sealed pages, a thread's share of it
+  double quantise = 0;    // sealing blocks
+  double total = 0;       // all of it, and the rest
 };
 
 class DeviceMark;  // model/accelerator.h
