@@ -7,6 +7,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import json
+import math
 import pathlib
 import random
 import struct
@@ -20,8 +21,10 @@ sys.path.insert(0, str(ROOT / "spec" / "decoder"))
 sys.path.insert(0, str(GOLDEN))
 
 import binary32  # noqa: E402
+import hack  # noqa: E402
 import kv_tables  # noqa: E402
 import slab_cachegen  # noqa: E402
+import slab_hack  # noqa: E402
 import slab_kvquant  # noqa: E402
 import slabs  # noqa: E402
 from refusal import Refusal  # noqa: E402
@@ -109,6 +112,117 @@ class GoldenSlabs(unittest.TestCase):
         for bad in (b"", data[:4], data[:1000], data.replace(b"kvlane.model", b"kvlane.molar")):
             with self.assertRaises(Refusal):
                 kv_tables.read(bad)
+
+
+class HackSlabs(unittest.TestCase):
+    def read(self, name):
+        return (GOLDEN / "slab" / "hack" / name).read_bytes()
+
+    def test_golden_slabs_open_to_what_lies_beside_them(self):
+        for name, case in hack.CASES.items():
+            for prefix, heads in (("", hack.HEADS), ("foreign.", 1)):
+                with self.subTest(prefix + name):
+                    path = prefix + hack.file_name(name)
+                    pages = slab_hack.open_slab(name, heads, case.head_dim, self.read(path + ".slab"))
+                    self.assertEqual(hack.rows_to_bytes(pages), self.read(path + ".opened"))
+        files = list((GOLDEN / "slab" / "hack").iterdir())
+        self.assertEqual(len(files), len(hack.LIMITS) + 4 * len(hack.CASES))
+
+    def test_pages_are_near_their_rows(self):
+        # Of squares; steps are the range divided by 2^b - 1. Rounding by chance errs twice as much.
+        limits = {2: 0.15, 4: 0.006, 8: 0.00003}
+        rng = random.Random(7)
+        values = [rng.gauss(c % 5 - 2, 1) for _ in range(64) for c in range(16)]
+        bits = [binary32.to_bf16(x) for x in values]
+        for name, case in hack.CASES.items():
+            slab = hack.seal(case._replace(rows="usual-16"), [(bits, bits)])
+            for width, page in zip(case.bits, slab_hack.open_values(name, 1, 16, slab)[0]):
+                error = sum((a - b) ** 2 for a, b in zip(values, page)) / sum(a * a for a in values)
+                self.assertLess(error, limits[width] * (2 if case.stochastic else 1), (name, width))
+
+    def test_metadata_that_are_not_finite_give_values_that_are_not(self):
+        name, d = "hack:k=2,v=2,axes=paper,p=32", 16
+        size = slab_hack.slab_bytes(name, 1, d)
+        for at in (512, 514):  # m or s of the first token
+            data = bytearray(size)
+            data[at : at + 2] = struct.pack("<H", 0x7C00)
+            k, v = slab_hack.open_values(name, 1, d, bytes(data))[0]
+            self.assertFalse(any(map(math.isfinite, k[:d])))
+            self.assertTrue(all(map(math.isfinite, k[d:] + v)))
+
+    def test_another_length_is_refused(self):
+        data = self.read("hack.k=2.v=2.slab")
+        self.assertEqual(len(data), slab_hack.slab_bytes("hack:k=2,v=2", 2, 48))
+        for wrong in (b"", data[:-1], data + bytes(1), data[: len(data) // 2]):
+            with self.assertRaises(Refusal) as caught:
+                slab_hack.open_slab("hack:k=2,v=2", 2, 48, wrong)
+            self.assertEqual(caught.exception.kind, "corrupt")
+
+    def test_unknown_names_and_sizes_are_refused(self):
+        for name in (
+            "hack", "hack:k=2", "hack:k=3,v=2", "hack:v=2,k=2", "hack:k=2,v=2,mix=1", "hack:k=2,v=2,meta=fp16",
+            "hack:k=2,v=2,p=64", "hack:k=2,v=2,axes=paper", "hack:k=2,v=2,axes=paper,p=16", "hack:k=2,v=2,round=sr",
+            "hack:k=2,v=2,axes=paper,p=64,mix=0", "hack:k=2,v=2,meta=bf16,mix=0", "hack:k=2,v=2,sink=0", "hack:paper",
+            "hack:k=2,v=2,compute=int8", "hack:k=2,v=2,", "hacks:k=2,v=2", "kivi:bits=2,group=32",
+        ):  # fmt: skip
+            with self.subTest(name), self.assertRaises(Refusal) as caught:
+                slab_hack.format_of(name)
+            self.assertEqual(caught.exception.kind, "unsupported")
+        for d in (0, 8, 40, 272):
+            with self.subTest(d), self.assertRaises(Refusal) as caught:
+                slab_hack.slab_bytes("hack:k=2,v=2", 1, d)
+            self.assertEqual(caught.exception.kind, "unsupported")
+
+    def test_compute_and_window_change_no_byte(self):
+        plain = slab_hack.format_of("hack:k=4,v=2,mix=0")
+        self.assertEqual(slab_hack.format_of("hack:k=4,v=2,mix=0,compute=dequantise,sink=1,recent=20"), plain)
+
+    def test_bits_are_those_of_the_page(self):
+        def bits(name, d):
+            return 8 * slab_hack.used_bytes(name, 3, d) / (3 * 2 * 64 * d)
+
+        self.assertEqual(bits("hack:k=2,v=2", 128), 2.375)
+        self.assertEqual([bits(f"hack:k=2,v=2,axes=paper,p={p}", 128) for p in (32, 64, 128)], [3, 2.5, 2.375])
+        self.assertEqual(bits("hack:k=4,v=8,axes=paper,p=64", 64), 6.5)
+        self.assertGreater(bits("hack:k=2,v=2,axes=paper,p=64", 80), 2.5)
+        # Two sections of 224 bytes have 32 of padding each.
+        name = "hack:k=2,v=2"
+        self.assertEqual(slab_hack.slab_bytes(name, 1, 48) - slab_hack.used_bytes(name, 1, 48), 64)
+
+    def test_places_of_v_are_all_different(self):
+        self.assertEqual(sorted(slab_hack.V_PLACES), list(range(64)))
+
+    def test_mixing_twice_gives_rows_back(self):
+        rng = random.Random(6)
+        for d in (16, 48, 64, 96):
+            row = [binary32.f32(rng.gauss(0, 1)) for _ in range(d)]
+            mixed = slab_hack.mix(row)
+            self.assertEqual(mixed, hack.mix(row))
+            for a, b in zip(row, slab_hack.mix(mixed)):
+                self.assertAlmostEqual(a, b, places=5)
+            n = d & -d
+            for i in range(n):
+                exact = sum((-1) ** (i & j).bit_count() * row[j] for j in range(n)) / n**0.5
+                self.assertAlmostEqual(mixed[i], exact, places=5)
+
+    def test_worked_example_of_the_papers_axes(self):
+        case = hack.Case("usual-16", (2, 2), 32, mixed=False)
+        codes, entry = hack.seal_group(case, 2, [-1.5, 0.30078125, 1.0, 2.0], None)
+        self.assertEqual((codes, entry.hex()), ([0, 2, 2, 3], "00beab3c"))
+        packed = hack.pack_k(2, [codes + [0] * 12] + [[0] * 16] * 63)
+        self.assertEqual(struct.unpack_from("<I", packed)[0], 0x03020200)
+
+    def test_worked_example_of_both_axes(self):
+        ys = [1.0] * 8 + [-3.0] * 8
+        self.assertAlmostEqual(hack.scale_of(2, ys), 0.44901, places=5)
+        case = hack.Case("usual-16", (2, 2), mixed=False)
+        # Channels whose middle is 0: 31 such tokens, as many of the other sign, two of zeros.
+        rows = [ys, [-y for y in ys]] * 31 + [[0.0] * 16] * 2
+        codes, metadata = hack.seal_both(case, 2, rows)
+        self.assertEqual(codes[0], [2] * 8 + [0] * 8)
+        numbers = struct.unpack("<80e", metadata)
+        self.assertEqual(numbers[:16], (0.0,) * 16)
+        self.assertEqual(numbers[16:], (2.0,) * 62 + (0.0,) * 2)
 
 
 class Binary32(unittest.TestCase):

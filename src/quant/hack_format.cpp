@@ -25,10 +25,11 @@ namespace {
 // Of a page's K or V.
 constexpr std::size_t kValuesMax = std::size_t{kBlockTokens} * hack::kHeadDimMax;
 
-// The largest magnitude for which all that is stored stays finite.
+// The largest magnitude for which all that is stored stays finite. kBoth sums squares.
 float magnitude_max(const Plane& plane) {
-  if (plane.meta == Meta::kBf16) return 0x1p100F;
-  return plane.axis == Axis::kBoth ? 0x1p14F : kFp16Max;
+  const bool both = plane.axis == Axis::kBoth;
+  if (plane.meta == Meta::kBf16) return both ? 0x1p56F : 0x1p100F;
+  return both ? 0x1p14F : kFp16Max;
 }
 
 }  // namespace
@@ -64,11 +65,10 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
   alignas(64) float values[kValuesMax];
   for (std::size_t i = 0; i < count; ++i) values[i] = to_float(bf16{rows[i]});
   if (options_.mix) mix_channels(values, kBlockTokens, shape().head_dim);
-  float most = 0;
-  for (std::size_t i = 0; i < count; ++i) most = std::max(most, std::abs(values[i]));
-  if (!(most <= magnitude_max(plane))) {
-    return row_beyond(keys, shape(), place, kv_head, values, magnitude_max(plane));
-  }
+  const float limit = magnitude_max(plane);
+  bool fit = true;  // NaN does not: large values can become that when they are mixed
+  for (std::size_t i = 0; i < count; ++i) fit &= std::abs(values[i]) <= limit;
+  if (!fit) return row_beyond(keys, shape(), place, kv_head, values, limit);
   const hack::Draw draw{static_cast<std::uint32_t>(place.layer),
                         static_cast<std::uint32_t>(kv_head),
                         static_cast<std::uint32_t>(place.position)};

@@ -1,43 +1,22 @@
-// The golden slabs, made and read by an independent encoder and reader in Python: every tier seals
-// the same bytes and opens the same rows, of any bytes too.
+// The golden slabs with linear codes, made and read by an independent encoder and reader in Python:
+// every tier seals the same bytes and opens the same rows, of any bytes too.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
 #include "format/frame.h"
-#include "quant/linear_fixture.h"
+#include "quant/golden_fixture.h"
 
 namespace kvlane {
 namespace {
 
 using namespace linear_fixture;
-namespace fs = std::filesystem;
+using golden_fixture::file_name;
+using golden_fixture::read;
+using golden_fixture::read_rows;
 
 constexpr int kHeadDim = 36;
-
-Slab read(const std::string& name) {
-  const fs::path path = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/slab/linear" / name;
-  std::ifstream file(path, std::ios::binary);
-  EXPECT_TRUE(file.is_open()) << path;
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  Slab bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
-}
-
-Rows to_rows(const Slab& bytes) {
-  Rows rows(bytes.size() / 2);
-  std::memcpy(rows.data(), bytes.data(), bytes.size());
-  return rows;
-}
-
-std::string file_name(std::string name) {
-  for (char& c : name) c = c == ':' || c == ',' ? '.' : c;
-  return name;
-}
 
 class GoldenSlabs : public ::testing::TestWithParam<Isa> {
  protected:
@@ -52,12 +31,13 @@ INSTANTIATE_TEST_SUITE_P(Tiers, GoldenSlabs, ::testing::ValuesIn(kModelIsas),
                          [](const auto& of) { return std::string(isa_name(of.param)); });
 
 TEST_P(GoldenSlabs, AreWhatRowsAreSealedTo) {
-  const Rows rows = to_rows(read("rows.rows"));
+  const Rows rows = read_rows("linear/rows.rows");
   for (const char* name : kFormats) {
     const auto format = format_of(name, shape_of(2, kHeadDim), GetParam());
-    const Slab slab = read(file_name(format->name()) + ".slab");
+    const std::string file = "linear/" + file_name(format->name());
+    const Slab slab = read(file + ".slab");
     EXPECT_EQ(seal(*format, rows), slab) << name;
-    EXPECT_EQ(open(*format, slab), to_rows(read(file_name(format->name()) + ".opened"))) << name;
+    EXPECT_EQ(open(*format, slab), read_rows(file + ".opened")) << name;
   }
 }
 
@@ -66,13 +46,13 @@ TEST_P(GoldenSlabs, TravelAsTheFramesSay) {
   for (const char* name : {"fp8_e4m3", "mxfp6_e2m3", "int4:sym=0", "kivi:bits=2,group=32"}) {
     const auto format = format_of(name, shape_of(2, kHeadDim), GetParam());
     const std::string family = format->name().substr(0, format->name().find(':'));
-    const Slab file = read("../../frame/valid/sealed_" + family + ".frame");
+    const Slab file = read("../frame/valid/sealed_" + family + ".frame");
     const auto frame = parse_frame({file.data(), file.size()});
     ASSERT_TRUE(frame.ok()) << frame.status().message();
     EXPECT_EQ(frame->header.format, format->slab_name());
     EXPECT_EQ(frame->header.tables, format->tables());
     EXPECT_EQ(frame->header.rope_applied, format->rope_applied());
-    const Slab slab = read(file_name(format->name()) + ".slab");
+    const Slab slab = read("linear/" + file_name(format->name()) + ".slab");
     ASSERT_EQ(frame->k.size(), format->used_bytes(slab.data()));
     Slab packed(frame->k.size());
     format->pack(slab.data(), packed.data());
@@ -86,8 +66,8 @@ TEST_P(GoldenSlabs, TravelAsTheFramesSay) {
 TEST_P(GoldenSlabs, OfAnyBytesOpenAlikeEverywhere) {
   for (const char* name : kFormats) {
     const auto format = format_of(name, shape_of(1, kHeadDim), GetParam());
-    const std::string file = "foreign." + file_name(format->name());
-    EXPECT_EQ(open(*format, read(file + ".slab")), to_rows(read(file + ".opened"))) << name;
+    const std::string file = "linear/foreign." + file_name(format->name());
+    EXPECT_EQ(open(*format, read(file + ".slab")), read_rows(file + ".opened")) << name;
   }
 }
 

@@ -13,6 +13,7 @@ import random
 import sys
 
 import channel
+import hack
 import linear
 import messages
 import slabs
@@ -25,6 +26,7 @@ from writer import (
 # The expectation beside a slab is what the readers of spec/decoder make of it.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "spec" / "decoder"))
 import kv_tables  # noqa: E402
+import slab_hack  # noqa: E402
 import slab_linear  # noqa: E402
 
 
@@ -462,6 +464,7 @@ def make(directory):
     tensor_files.make_valid(out.write)
     tensor_files.make_refused(out.write)
     linear.make(out.write, slab_linear.open_slab)
+    hack.make(out.write, slab_hack.open_slab)
     slabs.make(out, random.Random(20261122))
 
 

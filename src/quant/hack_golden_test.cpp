@@ -1,0 +1,86 @@
+// The golden slabs of `hack`, made and read by an independent encoder and reader in Python: every
+// tier seals the same bytes and opens the same rows, of any bytes too.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "quant/golden_fixture.h"
+#include "quant/hack_fixture.h"
+
+namespace kvlane {
+namespace {
+
+using namespace hack_fixture;
+using golden_fixture::file_name;
+using golden_fixture::read;
+using golden_fixture::read_rows;
+
+// Where these slabs lie: random numbers follow from it.
+constexpr SlabPlace kPlace{3, 4160};
+
+struct Golden {
+  const char* name;
+  const char* rows;
+  int head_dim;
+};
+
+constexpr Golden kGolden[] = {
+    {"hack:k=2,v=2", "usual-48", 48},
+    {"hack:k=4,v=2", "usual-48", 48},
+    {"hack:k=8,v=8", "usual-16", 16},
+    {"hack:k=2,v=4,mix=0", "usual-48", 48},
+    {"hack:k=2,v=8,mix=0", "usual-16", 16},
+    {"hack:k=4,v=8,meta=bf16", "usual-16", 16},
+    {"hack:k=2,v=2,mix=0,meta=bf16", "wide-16", 16},
+    {"hack:k=2,v=2,axes=paper,p=64", "large-48", 48},
+    {"hack:k=8,v=4,axes=paper,p=32", "large-48", 48},
+    {"hack:k=4,v=8,axes=paper,p=128,meta=bf16", "wide-16", 16},
+    {"hack:k=2,v=2,axes=paper,p=32,round=sr,mix=1", "usual-48", 48},
+    {"hack:k=8,v=4,axes=paper,p=128,round=sr", "usual-16", 16},
+};
+
+class HackGoldenSlabs : public ::testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    if (!isa_supported(GetParam())) {
+      GTEST_SKIP() << "this processor lacks " << isa_name(GetParam());
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Tiers, HackGoldenSlabs, ::testing::ValuesIn(kModelIsas),
+                         [](const auto& of) { return std::string(isa_name(of.param)); });
+
+TEST_P(HackGoldenSlabs, AreWhatRowsAreSealedTo) {
+  for (const Golden& golden : kGolden) {
+    const auto format = format_of(golden.name, shape_of(2, golden.head_dim), GetParam());
+    EXPECT_EQ(format->name(), golden.name);
+    const std::string file = "hack/" + file_name(golden.name);
+    const Slab expected = read(file + ".slab");
+    ASSERT_EQ(format->slab_bytes(), expected.size()) << golden.name;
+    const Rows rows = read_rows(std::string("hack/") + golden.rows + ".rows");
+    Poisoned<std::byte> slab(format->slab_bytes());
+    const Status status = format->seal(kPlace, rows.data(), slab.data());
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(slab.intact_beyond()) << golden.name;
+    EXPECT_EQ(slab.values(), expected) << golden.name;
+    EXPECT_EQ(open(*format, expected), read_rows(file + ".opened")) << golden.name;
+  }
+}
+
+// The specification does not say which NaN; the reader writes 7FC0.
+Rows with_one_nan(Rows rows) {
+  for (std::uint16_t& x : rows) x = (x & 0x7fffU) > 0x7f80U ? 0x7fc0 : x;
+  return rows;
+}
+
+TEST_P(HackGoldenSlabs, OfAnyBytesOpenAlikeEverywhere) {
+  for (const Golden& golden : kGolden) {
+    const auto format = format_of(golden.name, shape_of(1, golden.head_dim), GetParam());
+    const std::string file = "hack/foreign." + file_name(golden.name);
+    EXPECT_EQ(with_one_nan(open(*format, read(file + ".slab"))), read_rows(file + ".opened"))
+        << golden.name;
+  }
+}
+
+}  // namespace
+}  // namespace kvlane
