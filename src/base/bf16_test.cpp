@@ -14,6 +14,7 @@ namespace {
 std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
 float float_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 bf16 bf16_of(std::uint32_t bits) { return {static_cast<std::uint16_t>(bits)}; }
+fp16 fp16_of(std::uint32_t bits) { return {static_cast<std::uint16_t>(bits)}; }
 
 // The value of a 16-bit float with this many mantissa bits, from its definition. Not for NaN.
 double value_of(std::uint32_t bits, int mantissa_bits, int bias) {
@@ -42,6 +43,56 @@ TEST(Fp16, AllPatternsConvertExactly) {
       EXPECT_EQ(static_cast<double>(x), value_of(bits, 10, 15)) << bits;
     }
   }
+}
+
+TEST(Fp16, AllPatternsComeBack) {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    const std::uint16_t back = to_fp16(to_float(fp16_of(bits))).bits;
+    if (is_nan(bits, 10)) {
+      EXPECT_EQ(back, (bits & 0x8000U) | 0x7E00U) << "NaN comes back as the quiet one";
+    } else {
+      EXPECT_EQ(back, bits);
+    }
+  }
+}
+
+// As for BF16 below. The greatest number's step would lead to 65536.
+TEST(Fp16, RoundsToNearestEvenBetweenAllNeighbours) {
+  for (const std::uint32_t sign : {0x0000U, 0x8000U}) {
+    for (std::uint32_t magnitude = 0; magnitude < 0x7C00U; ++magnitude) {
+      const double low = value_of(magnitude, 10, 15);
+      const double high = magnitude == 0x7BFFU ? 65536.0 : value_of(magnitude + 1, 10, 15);
+      const auto middle = static_cast<float>((low + high) / 2);
+      ASSERT_EQ(double{middle}, (low + high) / 2) << "floats hold all middles";
+      const float signed_middle = sign == 0 ? middle : -middle;
+      const float zero = 0;
+      const float beyond = signed_middle * 2;
+      const std::uint32_t below = sign | magnitude;
+      ASSERT_EQ(to_fp16(std::nextafter(signed_middle, zero)).bits, below);
+      ASSERT_EQ(to_fp16(signed_middle).bits, magnitude % 2 == 0 ? below : below + 1);
+      ASSERT_EQ(to_fp16(std::nextafter(signed_middle, beyond)).bits, below + 1);
+    }
+  }
+}
+
+TEST(Fp16, OverflowGoesToInfinityAndNanStaysNan) {
+  for (const float x : {65520.0F, 65536.0F, std::numeric_limits<float>::max(),
+                        std::numeric_limits<float>::infinity()}) {
+    EXPECT_EQ(to_fp16(x).bits, 0x7C00) << x;
+    EXPECT_EQ(to_fp16(-x).bits, 0xFC00) << x;
+  }
+  EXPECT_EQ(to_fp16(65519.0F).bits, 0x7BFF);
+  for (const std::uint32_t bits : {0x7F800001U, 0x7FC00000U, 0x7FFFFFFFU}) {
+    EXPECT_EQ(to_fp16(float_of(bits)).bits, 0x7E00) << bits;
+    EXPECT_EQ(to_fp16(float_of(bits | 0x80000000U)).bits, 0xFE00) << bits;
+  }
+}
+
+TEST(Fp16, ZerosKeepTheirSign) {
+  EXPECT_EQ(to_fp16(0.0F).bits, 0x0000);
+  EXPECT_EQ(to_fp16(-0.0F).bits, 0x8000);
+  EXPECT_EQ(to_fp16(std::numeric_limits<float>::denorm_min()).bits, 0x0000);
+  EXPECT_EQ(to_fp16(-0x1p-26F).bits, 0x8000);
 }
 
 TEST(Bf16, AllPatternsConvertExactlyAndComeBack) {
