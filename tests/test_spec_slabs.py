@@ -150,6 +150,16 @@ class HackSlabs(unittest.TestCase):
             self.assertFalse(any(map(math.isfinite, k[:d])))
             self.assertTrue(all(map(math.isfinite, k[d:] + v)))
 
+    def test_what_travels_becomes_the_slab(self):
+        for name in ("hack:k=2,v=2", "hack:k=8,v=4,axes=paper,p=32"):
+            case = hack.CASES[name]
+            packed = b"".join(hack.sections(case, hack.example_rows(case.rows)))
+            self.assertEqual(len(packed), slab_hack.used_bytes(name, hack.HEADS, case.head_dim))
+            slab = slab_hack.unpack(name, hack.HEADS, case.head_dim, packed)
+            self.assertEqual(slab, self.read(hack.file_name(name) + ".slab"))
+            with self.assertRaises(Refusal):
+                slab_hack.unpack(name, hack.HEADS, case.head_dim, packed + bytes(1))
+
     def test_another_length_is_refused(self):
         data = self.read("hack.k=2.v=2.slab")
         self.assertEqual(len(data), slab_hack.slab_bytes("hack:k=2,v=2", 2, 48))

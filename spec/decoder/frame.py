@@ -6,6 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import re
 import struct
 
+import slab_hack
 import slab_linear
 import splitzip
 import splitzip_channel
@@ -178,8 +179,9 @@ def open_slab(header, body, open_with_tables=None):
             raise unsupported(f"format {header['format']} without its tables, {header['tables']}")
         pages = open_with_tables(header, bytes(body))
         return [[value for page in pages for row in page[part] for value in row] for part in range(2)]
-    slab = slab_linear.unpack(header["format"], heads, d, body)
-    pages = slab_linear.open_slab(header["format"], heads, d, slab)
+    reader = slab_hack if header["format"].startswith("hack:") else slab_linear
+    slab = reader.unpack(header["format"], heads, d, bytes(body))
+    pages = reader.open_slab(header["format"], heads, d, slab)
     return [[value for page in pages for value in page[part]] for part in range(2)]
 
 

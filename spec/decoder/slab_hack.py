@@ -64,6 +64,19 @@ def sections(form, d):
     return offsets, at
 
 
+def unpack(name, kv_heads, d, packed):
+    """Section 1: a slab from its sections without the zeros between, as frames have them."""
+    form = format_of(name)
+    sizes = section_sizes(form, d)
+    if len(packed) != kv_heads * sum(sizes):
+        raise corrupt(f"{kv_heads} heads of {d} travel as {kv_heads * sum(sizes)} bytes, not {len(packed)}")
+    slab, at = b"", 0
+    for size in sizes * kv_heads:
+        slab += packed[at : at + size] + bytes(-size % 64)
+        at += size
+    return slab
+
+
 def slab_bytes(name, kv_heads, d):
     return kv_heads * sections(format_of(name), d)[1]
 

@@ -3,6 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "format/frame.h"
 #include "quant/golden_fixture.h"
 #include "quant/hack_fixture.h"
 
@@ -65,6 +68,26 @@ TEST_P(HackGoldenSlabs, AreWhatRowsAreSealedTo) {
     EXPECT_EQ(slab.values(), expected) << golden.name;
     EXPECT_EQ(open(*format, expected), read_rows(file + ".opened")) << golden.name;
   }
+}
+
+// What frames carry: tests/golden/frame/valid has one.
+TEST_P(HackGoldenSlabs, TravelAsTheFrameSays) {
+  const auto format =
+      format_of("hack:k=2,v=4,mix=0,compute=dequantise", shape_of(2, 48), GetParam());
+  const Slab file = read("../frame/valid/sealed_hack.frame");
+  const auto frame = parse_frame({file.data(), file.size()});
+  ASSERT_TRUE(frame.ok()) << frame.status().message();
+  EXPECT_EQ(frame->header.format, format->slab_name());
+  EXPECT_EQ(frame->header.tables, format->tables());
+  EXPECT_EQ(frame->header.rope_applied, format->rope_applied());
+  const Slab slab = read("hack/" + file_name(format->slab_name()) + ".slab");
+  ASSERT_EQ(frame->k.size(), format->used_bytes(slab.data()));
+  Slab packed(frame->k.size());
+  format->pack(slab.data(), packed.data());
+  EXPECT_TRUE(std::equal(packed.begin(), packed.end(), frame->k.begin()));
+  Slab unpacked(format->slab_bytes(), std::byte{0xA5});
+  ASSERT_TRUE(format->unpack(kPlace, frame->k, unpacked.data()).ok());
+  EXPECT_EQ(unpacked, slab);
 }
 
 // The specification does not say which NaN; the reader writes 7FC0.

@@ -250,15 +250,18 @@ def seal_plane(case, head, is_key, plane):
         rows = [mix(row) for row in rows]
     bits = case.bits[not is_key]
     codes, metadata = seal_both(case, bits, rows) if case.p is None else seal_paper(case, head, is_key, rows)
-    return pad64((pack_k if is_key else pack_v)(bits, codes)), pad64(metadata)
+    return (pack_k if is_key else pack_v)(bits, codes), metadata
+
+
+def sections(case, heads):
+    """Codes of K and of V, metadata of K and of V, head by head: what travels."""
+    for head, (k, v) in enumerate(heads):
+        parts = seal_plane(case, head, True, k), seal_plane(case, head, False, v)
+        yield from (parts[0][0], parts[1][0], parts[0][1], parts[1][1])
 
 
 def seal(case, heads):
-    data = b""
-    for head, (k, v) in enumerate(heads):
-        parts = seal_plane(case, head, True, k), seal_plane(case, head, False, v)
-        data += parts[0][0] + parts[1][0] + parts[0][1] + parts[1][1]
-    return data
+    return b"".join(map(pad64, sections(case, heads)))
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -111,6 +111,13 @@ def make_sealed_frames(out):
         planes = [[value for head in opened for value in head[part]] for part in range(2)]
         body = linear.packed(name, heads)
         out.valid("frame", "sealed_" + name.split(":")[0], [(header, body, b"", *planes)])
+    name, case = "hack:k=2,v=4,mix=0", hack.CASES["hack:k=2,v=4,mix=0"]
+    sections = list(hack.sections(case, hack.example_rows(case.rows)))
+    opened = slab_hack.open_slab(name, hack.HEADS, case.head_dim, b"".join(map(hack.pad64, sections)))
+    planes = [[value for head in opened for value in head[part]] for part in range(2)]
+    header = Header(flags=3, format=name, tokens=64, kv_heads=hack.HEADS, head_dim=case.head_dim, layer=hack.LAYER,
+                    position=hack.POSITION)  # fmt: skip
+    out.valid("frame", "sealed_hack", [(header, b"".join(sections), b"", *planes)])
     rng = random.Random(10)
     tables = slabs.make_tables(rng)
     rows = [slabs.draw_rows(rng, 100) for _ in range(2)]
