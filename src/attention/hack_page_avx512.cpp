@@ -95,7 +95,7 @@ void load_query(const HackShape& shape, const PageQuery& query, int row, float* 
     }
     _mm512_store_ps(q + i, _mm512_mul_ps(sum, _mm512_set1_ps(query.scale)));
   }
-  if (shape.mix) mix_channels(q, 1, d);
+  if (shape.mix) mix_channels_avx512(q, 1, d);
 }
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {

@@ -20,7 +20,7 @@ void load_query(const HackShape& shape, const PageQuery& query, int row, float* 
     }
     q[i] = x * query.scale;
   }
-  if (shape.mix) mix_channels(q, 1, d);
+  if (shape.mix) mix_channels_scalar(q, 1, d);
 }
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {

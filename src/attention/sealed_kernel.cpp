@@ -43,7 +43,8 @@ class CodeKernel final : public SealedKernel {
   CodeKernel(const HackFormat& format, Isa isa)
       : shape_{format.options().k, format.options().v, format.layout(), format.shape().head_dim,
                format.options().mix},
-        kernel_(hack_kernel(isa)) {}
+        kernel_(hack_kernel(isa)),
+        mix_(mix_kernel(isa)) {}
 
   void prepare(SealedQuery& query, int rows) const override {
     kernel_.prepare(shape_, query.rows, rows, query.hack);
@@ -61,12 +62,13 @@ class CodeKernel final : public SealedKernel {
 
   bool in_own_basis() const override { return shape_.mix; }
   void leave_own_basis(StateTile& tile) const override {
-    if (shape_.mix) mix_channels(tile.out, tile.rows, tile.head_dim);
+    if (shape_.mix) mix_(tile.out, tile.rows, tile.head_dim);
   }
 
  private:
   const HackShape shape_;
   const HackKernel kernel_;
+  const MixKernel mix_;
 };
 
 }  // namespace

@@ -4,12 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 
-#include "base/bf16.h"
 #include "base/fp16_bounds.h"
-#include "quant/hadamard.h"
 #include "quant/slab_rows.h"
 
 namespace kvlane {
@@ -40,6 +37,7 @@ HackFormat::HackFormat(std::string name, const KvShape& shape, const KvWindow& w
                shape.kv_heads * hack::page_layout(options.k, options.v, shape.head_dim).bytes),
       options_(options),
       layout_(hack::page_layout(options.k, options.v, shape.head_dim)),
+      rows_(hack::row_kernels(isa)),
       seal_k_(hack::seal_kernel(options.k, Part::kKeys, options.rounding, isa)),
       seal_v_(hack::seal_kernel(options.v, Part::kValues, options.rounding, isa)),
       open_k_(hack::open_kernel(options.k, Part::kKeys, isa)),
@@ -61,14 +59,11 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
                              std::byte* page) const {
   const bool keys = part == Part::kKeys;
   const Plane& plane = keys ? options_.k : options_.v;
-  const std::size_t count = shape().page_plane_elements();
   alignas(64) float values[kValuesMax];
-  for (std::size_t i = 0; i < count; ++i) values[i] = to_float(bf16{rows[i]});
-  if (options_.mix) mix_channels(values, kBlockTokens, shape().head_dim);
-  const float limit = magnitude_max(plane);
-  bool fit = true;  // NaN does not: large values can become that when they are mixed
-  for (std::size_t i = 0; i < count; ++i) fit &= std::abs(values[i]) <= limit;
-  if (!fit) return row_beyond(keys, shape(), place, kv_head, values, limit);
+  const float most = rows_.widen(rows, shape().head_dim, options_.mix, values);
+  if (!(most <= magnitude_max(plane))) {
+    return row_beyond(keys, shape(), place, kv_head, values, magnitude_max(plane));
+  }
   const hack::Draw draw{static_cast<std::uint32_t>(place.layer),
                         static_cast<std::uint32_t>(kv_head),
                         static_cast<std::uint32_t>(place.position)};
@@ -84,18 +79,13 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
 void HackFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_head,
                            std::uint16_t* page) const {
   const int d = shape().head_dim;
-  const std::size_t count = shape().page_plane_elements();
   const std::byte* const from = slab + layout_.bytes * kv_head;
   alignas(64) float values[kValuesMax];
-  const auto store = [&](std::uint16_t* rows) {
-    if (options_.mix) mix_channels(values, kBlockTokens, d);
-    for (std::size_t i = 0; i < count; ++i) rows[i] = to_bf16(values[i]).bits;
-  };
   open_k_({options_.k, Part::kKeys, d, from, from + layout_.k_metadata, values});
-  store(page);
+  rows_.narrow(values, d, options_.mix, page);
   open_v_(
       {options_.v, Part::kValues, d, from + layout_.v_codes, from + layout_.v_metadata, values});
-  store(page + count);
+  rows_.narrow(values, d, options_.mix, page + shape().page_plane_elements());
 }
 
 std::size_t HackFormat::used_bytes(const std::byte* /*slab*/) const {

@@ -24,6 +24,7 @@
 
 #include "quant/format_text.h"
 #include "quant/hack_kernels.h"
+#include "quant/hack_rows.h"
 #include "quant/kv_format.h"
 #include "quant/packed_sections.h"
 
@@ -46,7 +47,8 @@ class HackFormat final : public KvFormat {
 
   // Refuses, besides what is not finite, magnitudes that minima cannot have.
   Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const override;
-  // Rounds to BF16. What has no finite minimum or scale reads as something not finite.
+  // Rounds to BF16. What has no finite minimum or scale reads as something not finite; every NaN is
+  // hack::kNanBf16.
   void open_page(SlabPlace place, const std::byte* slab, int kv_head,
                  std::uint16_t* page) const override;
   // The same for every slab.
@@ -65,6 +67,7 @@ class HackFormat final : public KvFormat {
 
   const Options options_;
   const hack::PageLayout layout_;
+  const hack::RowKernels rows_;
   const hack::SealKernel seal_k_, seal_v_;
   const hack::OpenKernel open_k_, open_v_;
 };

@@ -37,7 +37,7 @@ struct SealJob {
 };
 
 // The other way: values as Axis says, rounded to float once. Codes and metadata may be any bytes;
-// where m or s is not finite, neither are the rows.
+// where m or s is not finite, neither are the rows. All are aligned to 64.
 struct OpenJob {
   Plane plane;
   Part part;
@@ -54,9 +54,17 @@ using OpenKernel = void (*)(const OpenJob& job);
 void seal_scalar(const SealJob& job);
 void open_scalar(const OpenJob& job);
 
-// The kernels of a tier. All give the same bytes, and the same rows for any bytes.
+// Null for what they have no kernel for.
+SealKernel seal_kernel_avx512(const Plane& plane, Part part, Rounding rounding);
+OpenKernel open_kernel_avx512(const Plane& plane, Part part);
+
+// The kernels of a tier. All give the same bytes, and the same rows for any bytes, but for the sign
+// and the payload of NaN.
 SealKernel seal_kernel(const Plane& plane, Part part, Rounding rounding, Isa isa);
 OpenKernel open_kernel(const Plane& plane, Part part, Isa isa);
+
+// The key of random numbers: any would do.
+inline constexpr std::uint64_t kDrawKey = 0x6b766c68636b7372;
 
 // The random number of 16 bits for one value.
 std::uint32_t random_bits(const SealJob& job, int token, int channel);

@@ -26,9 +26,6 @@ constexpr float kStepOf2Bits = 0.996F;
 // Of smaller ones fp16 and one over them are no good: such tokens are their channels' middles.
 constexpr float kStepMin = 0x1p-24F;
 
-// Philox' key: any number would do.
-constexpr std::uint64_t kDrawKey = 0x6b766c68636b7372;
-
 struct Partition {
   int token, tokens;
   int channel, channels;
@@ -243,10 +240,15 @@ void open_scalar(const OpenJob& job) {
   }
 }
 
-SealKernel seal_kernel(const Plane& /*plane*/, Part /*part*/, Rounding /*rounding*/, Isa /*isa*/) {
-  return seal_scalar;
+SealKernel seal_kernel(const Plane& plane, Part part, Rounding rounding, Isa isa) {
+  const SealKernel vectors =
+      isa == Isa::kAvx512 ? seal_kernel_avx512(plane, part, rounding) : nullptr;
+  return vectors != nullptr ? vectors : seal_scalar;
 }
 
-OpenKernel open_kernel(const Plane& /*plane*/, Part /*part*/, Isa /*isa*/) { return open_scalar; }
+OpenKernel open_kernel(const Plane& plane, Part part, Isa isa) {
+  const OpenKernel vectors = isa == Isa::kAvx512 ? open_kernel_avx512(plane, part) : nullptr;
+  return vectors != nullptr ? vectors : open_scalar;
+}
 
 }  // namespace kvlane::hack

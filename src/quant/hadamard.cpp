@@ -6,7 +6,7 @@
 
 namespace kvlane {
 
-void mix_channels(float* rows, int count, int head_dim) {
+void mix_channels_scalar(float* rows, int count, int head_dim) {
   const int n = head_dim & -head_dim;
   const float scale = 1.0F / std::sqrt(static_cast<float>(n));
   const float* const end = rows + static_cast<long>(count) * head_dim;
