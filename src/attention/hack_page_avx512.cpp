@@ -14,15 +14,17 @@
 
 #include "attention/exp2_avx512.h"
 #include "attention/hack_page.h"
+#include "quant/hack_avx512.h"
 #include "quant/hadamard.h"
 
 namespace kvlane {
 namespace {
 
+using hack::Affine;
 using hack::Axis;
-using hack::Meta;
-
-constexpr int kLanes = 16;
+using hack::kLanes;
+using hack::load_affine;
+using hack::load_numbers;
 
 // Asks for the next memory line by line, one for each line that is used, so that it comes while the
 // kernel computes and never more than the core can have under way.
@@ -42,28 +44,6 @@ class Prefetch {
   const char* at_;
   std::size_t lines_;
 };
-
-// 16 numbers of the metadata's type.
-inline __m512 load_numbers(Meta meta, const std::byte* from) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  if (meta == Meta::kFp16) return _mm512_cvtph_ps(halves);
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-}
-
-// m and s of 16 tokens or channels.
-struct Affine {
-  __m512 m, s;
-};
-inline Affine load_affine(Meta meta, const std::byte* entries) {
-  const __m512i pairs = _mm512_loadu_si512(entries);
-  if (meta == Meta::kFp16) {
-    return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs)),
-            _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)))};
-  }
-  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
-          _mm512_castsi512_ps(_mm512_and_si512(pairs, high))};
-}
 
 // Codes of register r of a word, as bytes.
 template <int kBits>

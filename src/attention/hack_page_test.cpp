@@ -228,7 +228,7 @@ Expected expect(Scene& scene, int row) {
   const PageQuery query = scene.query();
   std::vector<float> q(d);
   for (int i = 0; i < d; ++i) q[i] = to_float(bf16{query.q[row][i]}) * query.scale;
-  if (shape.mix) mix_channels(q.data(), 1, d);
+  if (shape.mix) mix_channels_scalar(q.data(), 1, d);
   double most = 0;
   for (const float x : q) most = std::max<double>(most, std::abs(x));
   constexpr int kTokens = kPages * kBlockTokens;
