@@ -144,6 +144,8 @@ template <int kBits, bool kBoth, class AffineOf>
 inline void open_words(const OpenJob& job, int channel, const AffineOf& affine_of) {
 #pragma GCC unroll 4
   for (int i = 0; i < kValueRegisters * kBits / 8; ++i) {
+    // Else what tokens have in common with the next channels would be kept, in too few registers.
+#pragma GCC unroll 1
     for (int c = 0; c < kValueClasses; ++c) {
       open_word<kBits, kBoth>(job, i, c, channel, affine_of);
     }

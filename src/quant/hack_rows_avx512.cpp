@@ -21,8 +21,8 @@ inline __m512 load_bf16(const std::uint16_t* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-// As to_bf16(), with one NaN. (vcvtneps2bf16 would take subnormal numbers for zeros.)
-inline void store_bf16(std::uint16_t* to, __m512 x) {
+// As to_bf16(), with one NaN.
+inline void store_any(std::uint16_t* to, __m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
@@ -31,6 +31,32 @@ inline void store_bf16(std::uint16_t* to, __m512 x) {
   _mm256_storeu_si256(
       reinterpret_cast<__m256i*>(to),
       _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(kNanBf16))));
+}
+
+// The processor's conversion takes subnormal numbers for zeros, and keeps what is in NaN.
+inline __mmask16 unusual(__m512 x) {
+  constexpr int kQuietNan = 0x01;
+  constexpr int kSignallingNan = 0x80;
+  constexpr int kSubnormal = 0x20;
+  return _mm512_fpclass_ps_mask(x, kQuietNan | kSignallingNan | kSubnormal);
+}
+
+template <int kVectors>
+inline void store_run(std::uint16_t* to, const __m512 (&x)[kVectors]) {
+  unsigned slow = 0;
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) slow |= unusual(x[i]);
+  if (slow != 0) [[unlikely]] {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) store_any(to + 16 * i, x[i]);
+  } else if constexpr (kVectors == 1) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(x[0]));
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; i += 2) {
+      _mm512_storeu_si512(to + 16 * i, (__m512i)_mm512_cvtne2ps_pbh(x[i + 1], x[i]));
+    }
+  }
 }
 
 // Magnitudes are compared as integers, so that NaN is above all.
@@ -64,8 +90,7 @@ void narrow_runs(const float* values, std::ptrdiff_t count, std::uint16_t* rows)
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) x[i] = _mm512_load_ps(values + at + 16 * i);
     if constexpr (kMix) mix_run(x, scale);
-#pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) store_bf16(rows + at + 16 * i, x[i]);
+    store_run(rows + at, x);
   }
 }
 
