@@ -12,6 +12,7 @@
 #include <immintrin.h>
 
 #include "quant/hack_avx512.h"
+#include "quant/hack_draw_avx512.h"
 #include "quant/hack_kernels.h"
 
 namespace kvlane::hack {
@@ -147,7 +148,7 @@ inline __m512 reduce(const __m512 (&of)[kTokens]) {
 
 // The nearest number of the type, half to even. Of finite ones.
 inline __m256i nearest(Meta meta, __m512 x) {
-  if (meta == Meta::kFp16) return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+  if (meta == Meta::kFp16) return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
@@ -333,13 +334,29 @@ inline Entries make_entries(Meta meta, __m512 least, __m512 greatest) {
           m, _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0F), s)};
 }
 
-// s is not below a step that fits, so no code is beyond the last one.
+// s is not below the step that fits, so no code is beyond the last one.
 inline __m512i nearest_code(__m512 x, __m512 m, __m512 inverse) {
   const __m512 sum = _mm512_fmadd_ps(_mm512_sub_ps(x, m), inverse, _mm512_set1_ps(kRound));
   return _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_set1_epi32(kRoundBits));
 }
 
+// Up or down by chance: with 8 bits and a number next to 1, rounding can go beyond the last one.
 template <int kBits>
+inline __m512i drawn_code(__m512 x, __m512 m, __m512 inverse, __m512i random) {
+  // (2 random + 1) / 2^17, which is exact.
+  const __m512 u = _mm512_fmadd_ps(_mm512_cvtepi32_ps(random), _mm512_set1_ps(0x1p-16F),
+                                   _mm512_set1_ps(0x1p-17F));
+  const __m512i code = _mm512_cvttps_epi32(_mm512_fmadd_ps(_mm512_sub_ps(x, m), inverse, u));
+  return _mm512_min_epi32(code, _mm512_set1_epi32((1 << kBits) - 1));
+}
+
+template <int kBits, bool kDraw>
+inline __m512i code_of(__m512 x, __m512 m, __m512 inverse, __m512i random) {
+  if constexpr (kDraw) return drawn_code<kBits>(x, m, inverse, random);
+  return nearest_code(x, m, inverse);
+}
+
+template <int kBits, bool kDraw>
 void seal_by_token(const SealJob& job) {
   const int d = job.head_dim;
   const int partition = job.plane.partition;
@@ -370,11 +387,14 @@ void seal_by_token(const SealJob& job) {
       _mm512_store_ps(m, made.m);
       _mm512_store_ps(inverse, made.inverse);
       for (int channel = first; channel < end; channel += kLanes) {
+        __m512i random[kTokens] = {};
+        if constexpr (kDraw) draw_keys(job, token, channel, random);
         __m512i codes[kTokens];
 #pragma GCC unroll 8
         for (int j = 0; j < kTokens; ++j) {
-          codes[j] = nearest_code(_mm512_load_ps(rows + std::size_t(j) * d + channel),
-                                  _mm512_set1_ps(m[j]), _mm512_set1_ps(inverse[j]));
+          codes[j] =
+              code_of<kBits, kDraw>(_mm512_load_ps(rows + std::size_t(j) * d + channel),
+                                    _mm512_set1_ps(m[j]), _mm512_set1_ps(inverse[j]), random[j]);
         }
         store_key_codes<kBits>(job, token, channel, codes);
       }
@@ -382,7 +402,7 @@ void seal_by_token(const SealJob& job) {
   }
 }
 
-template <int kBits>
+template <int kBits, bool kDraw>
 void seal_by_channel(const SealJob& job) {
   const int d = job.head_dim;
   const int partition = job.plane.partition;
@@ -400,11 +420,13 @@ void seal_by_channel(const SealJob& job) {
       const Entries made = make_entries<kBits>(job.plane.meta, least, greatest);
       _mm512_storeu_si512(entries, made.pairs);
       for (int token = first; token < first + partition; token += kTokens) {
+        __m512i random[kTokens] = {};
+        if constexpr (kDraw) draw_values(job, token, channel, random);
         __m512i codes[kTokens];
 #pragma GCC unroll 8
         for (int j = 0; j < kTokens; ++j) {
-          codes[j] = nearest_code(_mm512_load_ps(column + std::size_t(token + j) * d), made.m,
-                                  made.inverse);
+          codes[j] = code_of<kBits, kDraw>(_mm512_load_ps(column + std::size_t(token + j) * d),
+                                           made.m, made.inverse, random[j]);
         }
         store_value_codes<kBits>(job, token, channel, codes);
       }
@@ -412,13 +434,22 @@ void seal_by_channel(const SealJob& job) {
   }
 }
 
-template <int kBits>
+template <int kBits, bool kDraw>
 SealKernel kernel_of(Axis axis, Part part) {
   const bool keys = part == Part::kKeys;
   switch (axis) {
-    case Axis::kToken: return keys ? seal_by_token<kBits> : nullptr;
-    case Axis::kChannel: return keys ? nullptr : seal_by_channel<kBits>;
+    case Axis::kToken: return keys ? seal_by_token<kBits, kDraw> : nullptr;
+    case Axis::kChannel: return keys ? nullptr : seal_by_channel<kBits, kDraw>;
     default: return keys ? seal_both<kBits, Part::kKeys> : seal_both<kBits, Part::kValues>;
+  }
+}
+
+template <bool kDraw>
+SealKernel kernel_of(const Plane& plane, Part part) {
+  switch (plane.bits) {
+    case 2: return kernel_of<2, kDraw>(plane.axis, part);
+    case 4: return kernel_of<4, kDraw>(plane.axis, part);
+    default: return kernel_of<8, kDraw>(plane.axis, part);
   }
 }
 
@@ -426,12 +457,8 @@ SealKernel kernel_of(Axis axis, Part part) {
 
 SealKernel seal_kernel_avx512(const Plane& plane, Part part, Rounding rounding) {
   if (!has_kernel(plane)) return nullptr;
-  if (plane.axis != Axis::kBoth && rounding == Rounding::kStochastic) return nullptr;
-  switch (plane.bits) {
-    case 2: return kernel_of<2>(plane.axis, part);
-    case 4: return kernel_of<4>(plane.axis, part);
-    default: return kernel_of<8>(plane.axis, part);
-  }
+  return rounding == Rounding::kStochastic ? kernel_of<true>(plane, part)
+                                           : kernel_of<false>(plane, part);
 }
 
 }  // namespace kvlane::hack

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <limits>
 
 #include "quant/hack_format.h"
 #include "quant/hadamard.h"
@@ -154,6 +153,22 @@ TEST_P(HackTiers, RefuseRowsWhoseMixIsNotANumber) {
   Rows rows;
   for (int token = 0; token < 2 * kBlockTokens; ++token) rows.insert(rows.end(), run, run + 16);
   EXPECT_FALSE(seal(*format, rows).status.ok());
+}
+
+// Planes that no name says, whose partitions are no whole vectors, and K by channel.
+TEST_P(HackFastTiers, LeaveOtherPlanesToTheScalarCode) {
+  using hack::Axis;
+  using hack::Part;
+  const hack::Plane others[] = {{2, Axis::kToken, 24, hack::Meta::kFp16},
+                                {4, Axis::kChannel, 16, hack::Meta::kFp16}};
+  for (const hack::Plane& plane : others) {
+    const Part part = plane.axis == Axis::kToken ? Part::kKeys : Part::kValues;
+    EXPECT_EQ(hack::seal_kernel(plane, part, hack::Rounding::kNearest, GetParam()),
+              hack::seal_scalar);
+    EXPECT_EQ(hack::open_kernel(plane, part, GetParam()), hack::open_scalar);
+  }
+  const hack::Plane by_channel{2, Axis::kChannel, 64, hack::Meta::kFp16};
+  EXPECT_EQ(hack::open_kernel(by_channel, Part::kKeys, GetParam()), hack::open_scalar);
 }
 
 // Bits of floats, with one NaN for all.
