@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <iterator>
 
 #include "quant/hack_format.h"
 #include "quant/hadamard.h"
@@ -82,23 +83,29 @@ const auto kTierName = [](const auto& of) { return std::string(isa_name(of.param
 INSTANTIATE_TEST_SUITE_P(All, HackTiers, ::testing::ValuesIn(kModelIsas), kTierName);
 INSTANTIATE_TEST_SUITE_P(Fast, HackFastTiers, ::testing::Values(Isa::kAvx512), kTierName);
 
+void expect_the_same(const KvFormat& format, const KvFormat& judge, Kind kind) {
+  RowMaker maker(11);
+  Rows rows = maker.slab(kind, judge.shape());
+  for (std::uint16_t& x : rows) x = moderate(x);
+  const Sealed expected = seal(judge, rows);
+  const Sealed sealed = seal(format, rows);
+  ASSERT_TRUE(expected.status.ok()) << expected.status.message();
+  ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
+  ASSERT_TRUE(sealed.slab == expected.slab);
+  ASSERT_TRUE(linear_fixture::open(format, sealed.slab) ==
+              linear_fixture::open(judge, sealed.slab));
+}
+
 TEST_P(HackFastTiers, SealAndOpenAsTheScalarCode) {
+  int turn = 0;
   for (const char* name : kNames) {
     for (const int head_dim : kHeadDims) {
       const auto judge = format_of(name, 2, head_dim, Isa::kScalar);
       const auto format = format_of(name, 2, head_dim, GetParam());
-      for (const Kind kind : kKinds) {
-        RowMaker maker(11);
-        Rows rows = maker.slab(kind, judge->shape());
-        for (std::uint16_t& x : rows) x = moderate(x);
-        const Sealed expected = seal(*judge, rows);
-        const Sealed sealed = seal(*format, rows);
-        ASSERT_TRUE(expected.status.ok()) << expected.status.message();
-        ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
-        ASSERT_TRUE(sealed.slab == expected.slab)
-            << name << ", head_dim " << head_dim << ", kind " << static_cast<int>(kind);
-        ASSERT_TRUE(linear_fixture::open(*format, sealed.slab) ==
-                    linear_fixture::open(*judge, sealed.slab))
+      // Each name has each kind, not with every head_dim.
+      for (const Kind kind : {Kind::kModel, kKinds[turn++ % std::size(kKinds)]}) {
+        expect_the_same(*format, *judge, kind);
+        ASSERT_FALSE(HasFatalFailure())
             << name << ", head_dim " << head_dim << ", kind " << static_cast<int>(kind);
       }
     }
@@ -111,7 +118,7 @@ TEST_P(HackFastTiers, OpenAnyBytesAsTheScalarCode) {
     for (const int head_dim : kHeadDims) {
       const auto judge = format_of(name, 1, head_dim, Isa::kScalar);
       const auto format = format_of(name, 1, head_dim, GetParam());
-      for (int round = 0; round < 4; ++round) {
+      for (int round = 0; round < 2; ++round) {
         Slab slab(judge->slab_bytes());
         for (std::byte& byte : slab) byte = static_cast<std::byte>(engine());
         ASSERT_TRUE(linear_fixture::open(*format, slab) == linear_fixture::open(*judge, slab))
@@ -228,15 +235,14 @@ TEST_P(HackTiers, MixWithHadamardsMatrix) {
 // Every way to round, and each NaN.
 TEST_P(HackTiers, NarrowToBf16) {
   constexpr int kHeadDim = 256;
-  std::mt19937 engine(15);
   for (const std::uint32_t low : {0U, 1U, 0x7fffU, 0x8000U, 0x8001U, 0xffffU}) {
     for (std::uint32_t first = 0; first < 0x10000; first += kBlockTokens * kHeadDim) {
-      Poisoned<float> values(std::size_t{kBlockTokens} * kHeadDim);
+      alignas(64) float values[kBlockTokens * kHeadDim];
       Poisoned<std::uint16_t> rows(std::size_t{kBlockTokens} * kHeadDim);
       for (int i = 0; i < kBlockTokens * kHeadDim; ++i) {
-        values.data()[i] = std::bit_cast<float>((first + i) << 16 | low);
+        values[i] = std::bit_cast<float>((first + i) << 16 | low);
       }
-      hack::row_kernels(GetParam()).narrow(values.data(), kHeadDim, false, rows.data());
+      hack::row_kernels(GetParam()).narrow(values, kHeadDim, false, rows.data());
       for (int i = 0; i < kBlockTokens * kHeadDim; ++i) {
         const auto x = std::bit_cast<float>((first + i) << 16 | low);
         ASSERT_EQ(rows.data()[i], x == x ? to_bf16(x).bits : hack::kNanBf16) << x;
