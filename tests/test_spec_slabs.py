@@ -141,7 +141,7 @@ class HackSlabs(unittest.TestCase):
                 self.assertLess(error, limits[width] * (2 if case.stochastic else 1), (name, width))
 
     def test_metadata_that_are_not_finite_give_values_that_are_not(self):
-        name, d = "hack:k=2,v=2,axes=paper,p=32", 16
+        name, d = "hack:k=2,v=2,p=32", 16
         size = slab_hack.slab_bytes(name, 1, d)
         for at in (512, 514):  # m or s of the first token
             data = bytearray(size)
@@ -151,7 +151,7 @@ class HackSlabs(unittest.TestCase):
             self.assertTrue(all(map(math.isfinite, k[d:] + v)))
 
     def test_what_travels_becomes_the_slab(self):
-        for name in ("hack:k=2,v=2", "hack:k=8,v=4,axes=paper,p=32"):
+        for name in ("hack:k=2,v=2", "hack:k=8,v=4,p=32"):
             case = hack.CASES[name]
             packed = b"".join(hack.sections(case, hack.example_rows(case.rows)))
             self.assertEqual(len(packed), slab_hack.used_bytes(name, hack.HEADS, case.head_dim))
@@ -171,8 +171,8 @@ class HackSlabs(unittest.TestCase):
     def test_unknown_names_and_sizes_are_refused(self):
         for name in (
             "hack", "hack:k=2", "hack:k=3,v=2", "hack:v=2,k=2", "hack:k=2,v=2,mix=1", "hack:k=2,v=2,meta=fp16",
-            "hack:k=2,v=2,p=64", "hack:k=2,v=2,axes=paper", "hack:k=2,v=2,axes=paper,p=16", "hack:k=2,v=2,round=sr",
-            "hack:k=2,v=2,axes=paper,p=64,mix=0", "hack:k=2,v=2,meta=bf16,mix=0", "hack:k=2,v=2,sink=0", "hack:paper",
+            "hack:k=2,v=2,p=0", "hack:k=2,v=2,axes=paper", "hack:k=2,v=2,p=16", "hack:k=2,v=2,round=sr",
+            "hack:k=2,v=2,p=64,mix=0", "hack:k=2,v=2,meta=bf16,mix=0", "hack:k=2,v=2,sink=0", "hack:paper",
             "hack:k=2,v=2,compute=int8", "hack:k=2,v=2,", "hacks:k=2,v=2", "kivi:bits=2,group=32",
         ):  # fmt: skip
             with self.subTest(name), self.assertRaises(Refusal) as caught:
@@ -192,9 +192,9 @@ class HackSlabs(unittest.TestCase):
             return 8 * slab_hack.used_bytes(name, 3, d) / (3 * 2 * 64 * d)
 
         self.assertEqual(bits("hack:k=2,v=2", 128), 2.375)
-        self.assertEqual([bits(f"hack:k=2,v=2,axes=paper,p={p}", 128) for p in (32, 64, 128)], [3, 2.5, 2.375])
-        self.assertEqual(bits("hack:k=4,v=8,axes=paper,p=64", 64), 6.5)
-        self.assertGreater(bits("hack:k=2,v=2,axes=paper,p=64", 80), 2.5)
+        self.assertEqual([bits(f"hack:k=2,v=2,p={p}", 128) for p in (32, 64, 128)], [3, 2.5, 2.375])
+        self.assertEqual(bits("hack:k=4,v=8,p=64", 64), 6.5)
+        self.assertGreater(bits("hack:k=2,v=2,p=64", 80), 2.5)
         # Two sections of 224 bytes have 32 of padding each.
         name = "hack:k=2,v=2"
         self.assertEqual(slab_hack.slab_bytes(name, 1, 48) - slab_hack.used_bytes(name, 1, 48), 64)

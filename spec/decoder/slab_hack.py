@@ -16,13 +16,13 @@ NAN = 0x7FC0
 # Section 2: each parameter at its place, and only where it differs from the usual.
 NAME = re.compile(
     r"hack:k=(?P<k>[248]),v=(?P<v>[248])"
-    r"(?:,axes=paper,p=(?P<p>32|64|128)(?P<sr>,round=sr)?(?P<mix>,mix=1)?|(?P<no_mix>,mix=0)?)"
+    r"(?:,p=(?P<p>32|64|128)(?P<sr>,round=sr)?(?P<mix>,mix=1)?|(?P<no_mix>,mix=0)?)"
     r"(?P<bf16>,meta=bf16)?(?:,compute=dequantise)?(?:,sink=[1-9][0-9]*)?(?:,recent=[1-9][0-9]*)?"
 )
 
 
 class Format(NamedTuple):
-    """What a name says of bytes. `p` is None with `axes=both`."""
+    """What a name says of bytes. `p` is None where a value has m of its channel and s of its token."""
 
     bits: tuple  # of K, of V
     p: int | None
@@ -116,7 +116,7 @@ def metadata(form, data):
 
 
 def entry_of(form, is_key, d, token, channel):
-    """Which entry `m, s` a value has with `axes=paper`."""
+    """Which entry `m, s` a value has with `p`."""
     if is_key:
         return channel // form.p * TOKENS + token
     return token // min(form.p, TOKENS) * d + channel

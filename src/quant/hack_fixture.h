@@ -28,14 +28,14 @@ inline constexpr const char* kFormats[] = {"hack:k=2,v=2",
                                            "hack:k=4,v=4,mix=0",
                                            "hack:k=8,v=8,meta=bf16",
                                            "hack:k=2,v=2,mix=0,meta=bf16",
-                                           "hack:k=2,v=2,axes=paper,p=64",
-                                           "hack:k=4,v=8,axes=paper,p=32",
-                                           "hack:k=8,v=4,axes=paper,p=128",
-                                           "hack:k=4,v=2,axes=paper,p=64,mix=1",
-                                           "hack:k=2,v=4,axes=paper,p=32,meta=bf16",
-                                           "hack:k=2,v=2,axes=paper,p=64,round=sr",
-                                           "hack:k=8,v=4,axes=paper,p=32,round=sr",
-                                           "hack:k=4,v=8,axes=paper,p=128,round=sr,meta=bf16"};
+                                           "hack:k=2,v=2,p=64",
+                                           "hack:k=4,v=8,p=32",
+                                           "hack:k=8,v=4,p=128",
+                                           "hack:k=4,v=2,p=64,mix=1",
+                                           "hack:k=2,v=4,p=32,meta=bf16",
+                                           "hack:k=2,v=2,p=64,round=sr",
+                                           "hack:k=8,v=4,p=32,round=sr",
+                                           "hack:k=4,v=8,p=128,round=sr,meta=bf16"};
 
 // Those of models; 80, 48 and 112 leave short partitions and runs of 16 channels.
 inline constexpr int kHeadDims[] = {16, 48, 64, 80, 96, 112, 128, 192, 256};
@@ -50,8 +50,8 @@ inline std::shared_ptr<const HackFormat> format_of(const std::string& name, cons
   return result.ok() ? std::dynamic_pointer_cast<const HackFormat>(*result) : nullptr;
 }
 
-// Rows of linear formats reach 2^16. Mixed they are up to 16 times as large, and `axes=both` takes
-// no more than 2^14.
+// Rows of linear formats reach 2^16. Mixed they are up to 16 times as large, and formats without
+// `p` take no more than 2^14.
 inline Rows in_range(const HackFormat& format, Rows rows) {
   if (!format.options().mix && format.options().k.axis != hack::Axis::kBoth) return rows;
   for (std::uint16_t& x : rows) x = to_bf16(to_float(bf16{x}) * 0x1p-6F).bits;

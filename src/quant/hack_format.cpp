@@ -115,7 +115,6 @@ namespace {
 constexpr std::array kBits = {2, 4, 8};
 constexpr std::array kPartitions = {32, 64, 128};
 constexpr std::array kSwitch = {0, 1};
-constexpr std::array<std::string_view, 2> kAxes = {"both", "paper"};
 constexpr std::array<std::string_view, 2> kRoundings = {"rn", "sr"};
 constexpr std::array<std::string_view, 2> kMetas = {"fp16", "bf16"};
 constexpr std::array<std::string_view, 2> kComputes = {"int8", "dequantise"};
@@ -134,11 +133,11 @@ struct Choice {
 Result<Choice> choose(FormatText& text) {
   KVLANE_ASSIGN(const int k_bits, text.one_of("k", kBits, 2));
   KVLANE_ASSIGN(const int v_bits, text.one_of("v", kBits, 2));
-  KVLANE_ASSIGN(const std::string axes, text.word("axes", kAxes, "both"));
+  KVLANE_ASSIGN(const int partition, text.one_of("p", kPartitions, 0));
   KVLANE_ASSIGN(const std::string type, text.word("meta", kMetas, "fp16"));
   KVLANE_ASSIGN(const std::string compute, text.word("compute", kComputes, "int8"));
   const Meta meta = type == "fp16" ? Meta::kFp16 : Meta::kBf16;
-  const bool paper = axes == "paper";
+  const bool paper = partition != 0;
   KVLANE_ASSIGN(const int mix, text.one_of("mix", kSwitch, paper ? 0 : 1));
   Choice choice{{{k_bits, Axis::kBoth, 0, meta},
                  {v_bits, Axis::kBoth, 0, meta},
@@ -147,13 +146,11 @@ Result<Choice> choose(FormatText& text) {
                  compute == "int8" ? HackFormat::Compute::kInt8 : HackFormat::Compute::kDequantise},
                 "k=" + std::to_string(k_bits) + ",v=" + std::to_string(v_bits)};
   if (paper) {
-    KVLANE_ASSIGN(const int partition, text.one_of("p", kPartitions, 64));
     KVLANE_ASSIGN(const std::string round, text.word("round", kRoundings, "rn"));
     choice.options.k = {k_bits, Axis::kToken, partition, meta};
     choice.options.v = {v_bits, Axis::kChannel, std::min(partition, kBlockTokens), meta};
     if (round == "sr") choice.options.rounding = Rounding::kStochastic;
-    choice.parameters +=
-        ",axes=paper,p=" + std::to_string(partition) + parameter("round", round, "rn");
+    choice.parameters += ",p=" + std::to_string(partition) + parameter("round", round, "rn");
   }
   choice.parameters += parameter("mix", std::to_string(mix), paper ? "0" : "1") +
                        parameter("meta", type, "fp16") + parameter("compute", compute, "int8");

@@ -1,13 +1,12 @@
 // KV formats that attention computes on as they are (spec/hack.md):
 //
-//   hack:k=2,v=2          bits of K and of V: 2, 4 or 8
-//     mix=1               channels are mixed by a Hadamard transform; 0: they are not
-//     axes=both           a value is m + s * (code - middle), m of its channel in the block, s of
-//                         its token
-//     axes=paper,p=64     as HACK has it: m + s * code, m and s of a token's 32, 64 or 128 channels
-//                         (K), of a channel's 32 or 64 tokens (V); "hack:paper" says it with mix=0
-//     round=rn|sr         with axes=paper: to the nearest code, or up or down by chance, right on
-//                         average
+//   hack:k=2,v=2          bits of K and of V: 2, 4 or 8. A value is m + s * (code - middle), m of
+//   its
+//                         channel in the block, s of its token
+//   hack:k=2,v=2,p=64     as HACK has it: m + s * code, m and s of a token's 32, 64 or 128 channels
+//                         (K), of a channel's 32 or 64 tokens (V). "hack:paper" is short for it
+//     round=rn|sr         with p: to the nearest code, or up or down by chance, right on average
+//     mix=0|1             whether channels are mixed by a Hadamard transform; usual without p
 //     meta=fp16|bf16      the type of minimum and scale
 //     compute=int8        Q and P in 8 bits, products of integers
 //     compute=dequantise  pages are opened to BF16 and computed on like any other: for comparison

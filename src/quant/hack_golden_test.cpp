@@ -34,11 +34,11 @@ constexpr Golden kGolden[] = {
     {"hack:k=2,v=8,mix=0", "usual-16", 16},
     {"hack:k=4,v=8,meta=bf16", "usual-16", 16},
     {"hack:k=2,v=2,mix=0,meta=bf16", "wide-16", 16},
-    {"hack:k=2,v=2,axes=paper,p=64", "large-48", 48},
-    {"hack:k=8,v=4,axes=paper,p=32", "large-48", 48},
-    {"hack:k=4,v=8,axes=paper,p=128,meta=bf16", "wide-16", 16},
-    {"hack:k=2,v=2,axes=paper,p=32,round=sr,mix=1", "usual-48", 48},
-    {"hack:k=8,v=4,axes=paper,p=128,round=sr", "usual-16", 16},
+    {"hack:k=2,v=2,p=64", "large-48", 48},
+    {"hack:k=8,v=4,p=32", "large-48", 48},
+    {"hack:k=4,v=8,p=128,meta=bf16", "wide-16", 16},
+    {"hack:k=2,v=2,p=32,round=sr,mix=1", "usual-48", 48},
+    {"hack:k=8,v=4,p=128,round=sr", "usual-16", 16},
 };
 
 class HackGoldenSlabs : public ::testing::TestWithParam<Isa> {

@@ -25,12 +25,11 @@ std::string refusal(const std::string& text, const KvShape& shape = shape_of(1, 
 TEST(HackFormat, NamesSayWhatIsNotUsual) {
   EXPECT_EQ(canonical("hack"), "hack:k=2,v=2");
   EXPECT_EQ(canonical("hack:v=4,k=8"), "hack:k=8,v=4");
-  EXPECT_EQ(canonical("hack:axes=both,mix=1,meta=fp16,compute=int8"), "hack:k=2,v=2");
+  EXPECT_EQ(canonical("hack:mix=1,meta=fp16,compute=int8"), "hack:k=2,v=2");
   EXPECT_EQ(canonical("hack:meta=bf16,mix=0"), "hack:k=2,v=2,mix=0,meta=bf16");
-  EXPECT_EQ(canonical("hack:paper"), "hack:k=2,v=2,axes=paper,p=64");
-  EXPECT_EQ(canonical("hack:axes=paper,mix=0,round=rn"), "hack:k=2,v=2,axes=paper,p=64");
-  EXPECT_EQ(canonical("hack:axes=paper,round=sr,p=32,mix=1,k=4"),
-            "hack:k=4,v=2,axes=paper,p=32,round=sr,mix=1");
+  EXPECT_EQ(canonical("hack:paper"), "hack:k=2,v=2,p=64");
+  EXPECT_EQ(canonical("hack:p=64,mix=0,round=rn"), "hack:k=2,v=2,p=64");
+  EXPECT_EQ(canonical("hack:round=sr,p=32,mix=1,k=4"), "hack:k=4,v=2,p=32,round=sr,mix=1");
   EXPECT_EQ(canonical("hack:compute=dequantise"), "hack:k=2,v=2,compute=dequantise");
   EXPECT_EQ(canonical("hack:recent=2,sink=1"), "hack:k=2,v=2,sink=1,recent=2");
 }
@@ -41,12 +40,11 @@ TEST(HackFormat, CanonicalNamesAreTheirOwn) {
 
 TEST(HackFormat, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(refusal("hack:k=3"), "KV format 'hack': k is 2, 4 or 8, not '3'");
-  EXPECT_EQ(refusal("hack:axes=paper,p=16"), "KV format 'hack': p is 32, 64 or 128, not '16'");
-  EXPECT_EQ(refusal("hack:axes=k"), "KV format 'hack': axes is both or paper, not 'k'");
+  EXPECT_EQ(refusal("hack:p=16"), "KV format 'hack': p is 32, 64 or 128, not '16'");
   EXPECT_EQ(refusal("hack:mix=2"), "KV format 'hack': mix is 0 or 1, not '2'");
   EXPECT_EQ(refusal("hack:compute=fp8"),
             "KV format 'hack': compute is int8 or dequantise, not 'fp8'");
-  EXPECT_EQ(refusal("hack:p=64"), "KV format 'hack' has no parameter 'p'");
+  EXPECT_EQ(refusal("hack:axes=k"), "KV format 'hack' has no parameter 'axes'");
   EXPECT_EQ(refusal("hack:round=sr"), "KV format 'hack' has no parameter 'round'");
   EXPECT_EQ(refusal("hack", {1, 1, 128, ElementType::kFp16}),
             "KV format 'hack' codes bf16 rows only");
@@ -58,12 +56,9 @@ TEST(HackFormat, RefusesWhatItDoesNotKnow) {
 }
 
 TEST(HackFormat, BitsAValueAreThoseOfTheSpecification) {
-  const std::pair<const char*, double> expected[] = {{"hack", 2.375},
-                                                     {"hack:k=8,v=4", 6.375},
-                                                     {"hack:paper", 2.5},
-                                                     {"hack:axes=paper,p=32", 3},
-                                                     {"hack:axes=paper,p=128", 2.375},
-                                                     {"hack:axes=paper,k=8,v=2,round=sr", 5.5}};
+  const std::pair<const char*, double> expected[] = {
+      {"hack", 2.375},  {"hack:k=8,v=4", 6.375}, {"hack:paper", 2.5},
+      {"hack:p=32", 3}, {"hack:p=128", 2.375},   {"hack:p=64,k=8,v=2,round=sr", 5.5}};
   const KvShape shape = shape_of(3, 128);
   for (const auto& [name, bits] : expected) {
     const auto format = format_of(name, shape, Isa::kScalar);

@@ -26,15 +26,15 @@ constexpr const char* kNames[] = {"hack:k=2,v=2",
                                   "hack:k=4,v=2,mix=0",
                                   "hack:k=2,v=8,meta=bf16",
                                   "hack:k=8,v=4,mix=0,meta=bf16",
-                                  "hack:k=2,v=2,axes=paper,p=32",
-                                  "hack:k=4,v=4,axes=paper,p=64,mix=1",
-                                  "hack:k=8,v=8,axes=paper,p=128,mix=1",
-                                  "hack:k=8,v=2,axes=paper,p=64,mix=1,meta=bf16",
-                                  "hack:k=2,v=8,axes=paper,p=128,meta=bf16",
-                                  "hack:k=4,v=4,axes=paper,p=32,mix=1,meta=bf16",
-                                  "hack:k=2,v=2,axes=paper,p=128,round=sr",
-                                  "hack:k=4,v=8,axes=paper,p=64,round=sr,mix=1",
-                                  "hack:k=8,v=4,axes=paper,p=32,round=sr,mix=1,meta=bf16"};
+                                  "hack:k=2,v=2,p=32",
+                                  "hack:k=4,v=4,p=64,mix=1",
+                                  "hack:k=8,v=8,p=128,mix=1",
+                                  "hack:k=8,v=2,p=64,mix=1,meta=bf16",
+                                  "hack:k=2,v=8,p=128,meta=bf16",
+                                  "hack:k=4,v=4,p=32,mix=1,meta=bf16",
+                                  "hack:k=2,v=2,p=128,round=sr",
+                                  "hack:k=4,v=8,p=64,round=sr,mix=1",
+                                  "hack:k=8,v=4,p=32,round=sr,mix=1,meta=bf16"};
 
 // Runs of each length to mix, partitions that end short, and both limits.
 constexpr int kHeadDims[] = {16, 48, 64, 80, 96, 112, 128, 192, 208, 256};

@@ -31,7 +31,7 @@ class Coded {
     for (std::size_t i = 0; i < before_.size(); ++i) {
       before_[i] = to_float(bf16{rows[first + i]});
     }
-    if (format.options().mix) mix_channels(before_.data(), kBlockTokens, head_dim_);
+    if (format.options().mix) mix_channels_scalar(before_.data(), kBlockTokens, head_dim_);
     std::memcpy(slab_.data(), slab.data(), slab.size());
     const hack::PageLayout& layout = format.layout();
     codes_ = slab_.data() + (part == Part::kKeys ? 0 : layout.v_codes);
@@ -255,7 +255,7 @@ Slab seal_at(const KvFormat& format, SlabPlace place, const Rows& rows) {
 SlabPlace place_of(int draw) { return {draw % 32, draw / 32 * kBlockTokens}; }
 
 TEST(HackValues, ByChanceAreRightOnAverage) {
-  const auto format = format_of("hack:axes=paper,p=32,round=sr", shape_of(1, 16), Isa::kScalar);
+  const auto format = format_of("hack:p=32,round=sr", shape_of(1, 16), Isa::kScalar);
   const Rows rows = rows_of_fractions();
   // Of K's token 5, of V's tokens 32 ... 47 of channel 9, and of all tokens of K.
   std::array<int, 16> keys{};
@@ -288,8 +288,8 @@ TEST(HackValues, ByChanceAreRightOnAverage) {
 }
 
 TEST(HackValues, ByChanceFollowFromThePlaceOnly) {
-  const auto chance = format_of("hack:axes=paper,p=32,round=sr", shape_of(2, 16), Isa::kScalar);
-  const auto nearest = format_of("hack:axes=paper,p=32", shape_of(2, 16), Isa::kScalar);
+  const auto chance = format_of("hack:p=32,round=sr", shape_of(2, 16), Isa::kScalar);
+  const auto nearest = format_of("hack:p=32", shape_of(2, 16), Isa::kScalar);
   Rows rows = rows_of_fractions();
   rows.insert(rows.end(), rows.begin(), rows.begin() + 2 * 64 * 16);
   const Slab slab = seal_at(*chance, {3, 128}, rows);

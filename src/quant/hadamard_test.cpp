@@ -35,7 +35,7 @@ TEST(Hadamard, IsTheMatrixOfEachRun) {
     const int n = head_dim & -head_dim;
     const std::vector<float> rows = random_rows(head_dim);
     std::vector<float> mixed = rows;
-    mix_channels(mixed.data(), kRows, head_dim);
+    mix_channels_scalar(mixed.data(), kRows, head_dim);
     for (std::size_t run = 0; run < rows.size(); run += n) {
       for (int i = 0; i < n; ++i) {
         double exact = 0;
@@ -55,9 +55,9 @@ TEST(Hadamard, TwiceGivesRowsBack) {
     const int n = head_dim & -head_dim;
     const std::vector<float> rows = random_rows(head_dim);
     std::vector<float> mixed = rows;
-    mix_channels(mixed.data(), kRows, head_dim);
+    mix_channels_scalar(mixed.data(), kRows, head_dim);
     const std::vector<float> once = mixed;
-    mix_channels(mixed.data(), kRows, head_dim);
+    mix_channels_scalar(mixed.data(), kRows, head_dim);
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::size_t run = i / n * n;
       // The first mixing's errors are mixed in turn: at most sqrt(n) of the largest.
@@ -69,7 +69,7 @@ TEST(Hadamard, TwiceGivesRowsBack) {
 
 TEST(Hadamard, MixesNothingBeyondTheRows) {
   std::vector<float> rows(2 * 16 + 1, 1.0F);
-  mix_channels(rows.data(), 2, 16);
+  mix_channels_scalar(rows.data(), 2, 16);
   EXPECT_EQ(rows[0], 4.0F);
   EXPECT_EQ(rows[16], 4.0F);
   EXPECT_EQ(rows[31], 0.0F);

@@ -46,7 +46,7 @@ constexpr std::array kEntries = {
 struct Preset {
   std::string_view name, text;
 };
-constexpr std::array kPresets = {Preset{"hack:paper", "hack:axes=paper"}};
+constexpr std::array kPresets = {Preset{"hack:paper", "hack:p=64"}};
 
 std::string without_preset(std::string_view text) {
   for (const Preset& preset : kPresets) {

@@ -30,7 +30,7 @@ constexpr const char* kNames[] = {
     "kivi:bits=4,group=64",
     "hack:k=2,v=2",
     "hack:k=8,v=4,meta=bf16",
-    "hack:axes=paper,p=32",
+    "hack:p=32",
     "cachegen:form=code,level=1",
     "cachegen:form=code,level=3",
     "cachegen:form=paper",

@@ -37,11 +37,11 @@ CASES = {
     "hack:k=2,v=8,mix=0": Case("usual-16", (2, 8), mixed=False),
     "hack:k=4,v=8,meta=bf16": Case("usual-16", (4, 8), meta="bf16"),
     "hack:k=2,v=2,mix=0,meta=bf16": Case("wide-16", (2, 2), mixed=False, meta="bf16"),
-    "hack:k=2,v=2,axes=paper,p=64": Case("large-48", (2, 2), 64, mixed=False),
-    "hack:k=8,v=4,axes=paper,p=32": Case("large-48", (8, 4), 32, mixed=False),
-    "hack:k=4,v=8,axes=paper,p=128,meta=bf16": Case("wide-16", (4, 8), 128, mixed=False, meta="bf16"),
-    "hack:k=2,v=2,axes=paper,p=32,round=sr,mix=1": Case("usual-48", (2, 2), 32, True),
-    "hack:k=8,v=4,axes=paper,p=128,round=sr": Case("usual-16", (8, 4), 128, True, mixed=False),
+    "hack:k=2,v=2,p=64": Case("large-48", (2, 2), 64, mixed=False),
+    "hack:k=8,v=4,p=32": Case("large-48", (8, 4), 32, mixed=False),
+    "hack:k=4,v=8,p=128,meta=bf16": Case("wide-16", (4, 8), 128, mixed=False, meta="bf16"),
+    "hack:k=2,v=2,p=32,round=sr,mix=1": Case("usual-48", (2, 2), 32, True),
+    "hack:k=8,v=4,p=128,round=sr": Case("usual-16", (8, 4), 128, True, mixed=False),
 }  # fmt: skip
 # Magnitudes in the second head are below this; mixing makes them up to 4 times as large.
 LIMITS = {"usual-16": 2.0**12, "usual-48": 2.0**12, "large-48": 2.0**16, "wide-16": 2.0**56}
@@ -135,7 +135,7 @@ def random_16(head, is_key, token, channel):
 
 
 def seal_group(case, bits, values, draws):
-    """One partition of `axes=paper`; `draws` are its random numbers, None without."""
+    """One partition of `p=`; `draws` are its random numbers, None without."""
     largest = 2**bits - 1
     m = rounded(min(values), case.meta, math.floor) + 0.0
     step = fl(fl(max(values) - m) / largest)
