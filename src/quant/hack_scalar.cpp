@@ -23,6 +23,8 @@ constexpr std::uint16_t kLeastNormalBf16 = 0x0080;
 
 // The step of four evenly spaced values that fits a normal distribution best, in its deviations.
 constexpr float kStepOf2Bits = 0.996F;
+// The width of what is near, in mean distances: normal values hardly ever reach it.
+constexpr float kNear = 4;
 // Of smaller ones fp16 and one over them are no good: such tokens are their channels' middles.
 constexpr float kStepMin = 0x1p-24F;
 
@@ -134,17 +136,28 @@ std::uint16_t nearest(Meta meta, float x) {
   return meta == Meta::kFp16 ? to_fp16(x).bits : to_bf16(x).bits;
 }
 
-// The middle of each channel's range.
-void find_middles(const SealJob& job, float* middles) {
-  for (int channel = 0; channel < job.head_dim; ++channel) {
-    float least = at(job, 0, channel);
-    float greatest = least;
-    for (int token = 1; token < kBlockTokens; ++token) {
-      least = std::min(least, at(job, token, channel));
-      greatest = std::max(greatest, at(job, token, channel));
-    }
-    middles[channel] = value_of(job.plane.meta, nearest(job.plane.meta, (least + greatest) * 0.5F));
+// The middle of the range of a channel's values, of those far from the others only as much as
+// kNear mean distances: one large token must not take the middle away from all others.
+float middle_of_channel(const SealJob& job, int channel) {
+  float least = at(job, 0, channel);
+  float greatest = least;
+  float sum = least;
+  for (int token = 1; token < kBlockTokens; ++token) {
+    const float x = at(job, token, channel);
+    least = std::min(least, x);
+    greatest = std::max(greatest, x);
+    sum += x;
   }
+  const float mean = ((sum - least) - greatest) / (kBlockTokens - 2);
+  float distances = 0;
+  float farthest = 0;
+  for (int token = 0; token < kBlockTokens; ++token) {
+    const float distance = std::abs(at(job, token, channel) - mean);
+    distances += distance;
+    farthest = std::max(farthest, distance);
+  }
+  const float near = (distances - farthest) / (kBlockTokens - 1) * kNear;
+  return (std::max(least, mean - near) + std::min(greatest, mean + near)) * 0.5F;
 }
 
 // Codes of a token around the middles of channels; its scale as it is stored.
@@ -178,17 +191,23 @@ void seal_both(const SealJob& job) {
   float middles[kHeadDimMax];
   float values[kHeadDimMax];
   float errors[kHeadDimMax] = {};
-  find_middles(job, middles);
+  float weights = 0;
+  for (int channel = 0; channel < d; ++channel) middles[channel] = middle_of_channel(job, channel);
   for (int token = 0; token < kBlockTokens; ++token) {
     const std::uint16_t scale = seal_token(job, token, middles, values);
     std::memcpy(job.metadata + scales_offset(d) + sizeof(scale) * token, &scale, sizeof(scale));
+    const float s = value_of(meta, scale);
+    // Errors count in units of their token's scale: a large one's would drown all others.
+    const float weight = s > 0 ? 1.0F / s : 0.0F;
+    weights += weight;
     for (int channel = 0; channel < d; ++channel) {
-      errors[channel] += std::fma(-value_of(meta, scale), values[channel], at(job, token, channel));
+      errors[channel] += weight * std::fma(-s, values[channel], at(job, token, channel));
     }
   }
   for (int channel = 0; channel < d; ++channel) {
-    const std::uint16_t mean = nearest(meta, errors[channel] / kBlockTokens);
-    std::memcpy(job.metadata + sizeof(mean) * channel, &mean, sizeof(mean));
+    const float mean = weights > 0 ? errors[channel] / weights : middles[channel];
+    const std::uint16_t stored = nearest(meta, mean);
+    std::memcpy(job.metadata + sizeof(stored) * channel, &stored, sizeof(stored));
   }
 }
 

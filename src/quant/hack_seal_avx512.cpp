@@ -25,6 +25,7 @@ constexpr float kRound = 0x1.8p23F;
 constexpr int kRoundBits = 0x4b400000;
 constexpr float kStepOf2Bits = 0.996F;
 constexpr float kStepMin = 0x1p-24F;
+constexpr float kNear = 4;
 
 template <int kBits>
 constexpr float kMost = (1 << kBits) - 1;
@@ -164,19 +165,38 @@ struct Work {
   alignas(64) float values[kHeadDimMax / kLanes][kTokens][kLanes];  // code - middle
 };
 
+// As middle_of_channel() of the scalar code.
+inline __m512 middles_of_channels(const float* rows, int d) {
+  __m512 least = _mm512_load_ps(rows);
+  __m512 greatest = least;
+  __m512 sum = least;
+  for (int token = 1; token < kBlockTokens; ++token) {
+    const __m512 x = _mm512_load_ps(rows + std::size_t(token) * d);
+    least = _mm512_min_ps(x, least);
+    greatest = _mm512_max_ps(x, greatest);
+    sum = _mm512_add_ps(sum, x);
+  }
+  const __m512 mean = _mm512_div_ps(_mm512_sub_ps(_mm512_sub_ps(sum, least), greatest),
+                                    _mm512_set1_ps(kBlockTokens - 2));
+  __m512 distances = _mm512_setzero_ps();
+  __m512 farthest = _mm512_setzero_ps();
+  for (int token = 0; token < kBlockTokens; ++token) {
+    const __m512 x = _mm512_load_ps(rows + std::size_t(token) * d);
+    const __m512 distance = _mm512_abs_ps(_mm512_sub_ps(x, mean));
+    distances = _mm512_add_ps(distances, distance);
+    farthest = _mm512_max_ps(distance, farthest);
+  }
+  const __m512 others =
+      _mm512_div_ps(_mm512_sub_ps(distances, farthest), _mm512_set1_ps(kBlockTokens - 1));
+  const __m512 near = _mm512_mul_ps(others, _mm512_set1_ps(kNear));
+  const __m512 ends = _mm512_add_ps(_mm512_max_ps(_mm512_sub_ps(mean, near), least),
+                                    _mm512_min_ps(_mm512_add_ps(mean, near), greatest));
+  return _mm512_mul_ps(ends, _mm512_set1_ps(0.5F));
+}
+
 void find_middles(const SealJob& job, float* middles) {
-  const int d = job.head_dim;
-  for (int channel = 0; channel < d; channel += kLanes) {
-    __m512 least = _mm512_load_ps(job.rows + channel);
-    __m512 greatest = least;
-    for (int token = 1; token < kBlockTokens; ++token) {
-      const __m512 x = _mm512_load_ps(job.rows + std::size_t(token) * d + channel);
-      least = _mm512_min_ps(x, least);
-      greatest = _mm512_max_ps(x, greatest);
-    }
-    const __m512 middle = _mm512_mul_ps(_mm512_add_ps(least, greatest), _mm512_set1_ps(0.5F));
-    const Meta meta = job.plane.meta;
-    _mm512_store_ps(middles + channel, to_floats(meta, nearest(meta, middle)));
+  for (int channel = 0; channel < job.head_dim; channel += kLanes) {
+    _mm512_store_ps(middles + channel, middles_of_channels(job.rows + channel, job.head_dim));
   }
 }
 
@@ -243,7 +263,9 @@ inline __m512 code_tokens(const SealJob& job, int token, const float* inverses, 
   return reduce<Add>(sums);
 }
 
-inline void add_errors(const SealJob& job, int token, const float* scales, Work& work) {
+// In units of their tokens' scales, one over which are the weights.
+inline void add_errors(const SealJob& job, int token, const float* scales, const float* weights,
+                       Work& work) {
   const int d = job.head_dim;
   for (int channel = 0; channel < d; channel += kLanes) {
     const float* const rows = job.rows + std::size_t(token) * d + channel;
@@ -252,7 +274,8 @@ inline void add_errors(const SealJob& job, int token, const float* scales, Work&
     for (int j = 0; j < kTokens; ++j) {
       const __m512 value = _mm512_load_ps(work.values[channel / kLanes][j]);
       const __m512 x = _mm512_load_ps(rows + std::size_t(j) * d);
-      sum = _mm512_add_ps(sum, _mm512_fnmadd_ps(_mm512_set1_ps(scales[j]), value, x));
+      const __m512 error = _mm512_fnmadd_ps(_mm512_set1_ps(scales[j]), value, x);
+      sum = _mm512_add_ps(sum, _mm512_mul_ps(_mm512_set1_ps(weights[j]), error));
     }
     _mm512_store_ps(work.errors + channel, sum);
   }
@@ -264,6 +287,8 @@ void seal_both(const SealJob& job) {
   const Meta meta = job.plane.meta;
   const __m512 zero = _mm512_setzero_ps();
   alignas(64) float numbers[kLanes];
+  alignas(64) float weights[kLanes];
+  float weight = 0;  // of all tokens so far
   Work work;
   find_middles(job, work.middles);
   for (int channel = 0; channel < d; channel += kLanes) {
@@ -281,12 +306,17 @@ void seal_both(const SealJob& job) {
     _mm_storeu_si128(
         reinterpret_cast<__m128i*>(job.metadata + scales_offset(d) + std::size_t{2} * token),
         _mm256_castsi256_si128(scale));
-    _mm512_store_ps(numbers, to_floats(meta, scale));
-    add_errors(job, token, numbers, work);
+    const __m512 s = to_floats(meta, scale);
+    const __mmask16 scaled = _mm512_cmp_ps_mask(s, zero, _CMP_GT_OQ);
+    _mm512_store_ps(numbers, s);
+    _mm512_store_ps(weights, _mm512_maskz_div_ps(scaled, _mm512_set1_ps(1.0F), s));
+    for (int j = 0; j < kTokens; ++j) weight += weights[j];
+    add_errors(job, token, numbers, weights, work);
   }
+  const __m512 all = _mm512_set1_ps(weight);
   for (int channel = 0; channel < d; channel += kLanes) {
-    const __m512 mean =
-        _mm512_mul_ps(_mm512_load_ps(work.errors + channel), _mm512_set1_ps(1.0F / kBlockTokens));
+    const __m512 mean = weight > 0 ? _mm512_div_ps(_mm512_load_ps(work.errors + channel), all)
+                                   : _mm512_load_ps(work.middles + channel);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(job.metadata + std::size_t{2} * channel),
                         nearest(meta, mean));
   }

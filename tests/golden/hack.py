@@ -187,13 +187,27 @@ def scale_of(bits, ys):
     return fl(1 / t) if t >= 2.0**-24 else 0.0
 
 
+def middle_of(column):
+    """Step 1: the middle of a channel's range, what is far from the rest counting only to a limit."""
+    least, greatest, total = min(column), max(column), 0.0
+    for x in column:
+        total = fl(total + x)
+    mean = fl(fl(fl(total - least) - greatest) / (TOKENS - 2))
+    distances = [abs(fl(x - mean)) for x in column]
+    total = 0.0
+    for x in distances:
+        total = fl(total + x)
+    near = fl(fl(fl(total - max(distances)) / (TOKENS - 1)) * 4)
+    return fl(fl(max(least, fl(mean - near)) + min(greatest, fl(mean + near))) / 2)
+
+
 def seal_both(case, bits, rows):
     largest = 2**bits - 1
     half = largest / 2
     columns = list(zip(*rows))
-    centre = [to_type(fl(fl(min(column) + max(column)) / 2), case.meta) for column in columns]
+    centre = [middle_of(column) for column in columns]
     codes, scales = [], []
-    sums = [0.0] * len(columns)
+    sums, weights = [0.0] * len(columns), 0.0
     for row in rows:
         ys = [fl(x - c) for x, c in zip(row, centre)]
         r = scale_of(bits, ys)
@@ -202,8 +216,11 @@ def seal_both(case, bits, rows):
         g = sum_of_channels([fl(y * (code - half)) for y, code in zip(ys, codes[-1])])
         s = to_type(fl(q / g), case.meta) if r else 0.0
         scales.append(s)
-        sums = [fl(a + multiply_add(-s, code - half, x)) for a, x, code in zip(sums, row, codes[-1])]
-    means = [to_type(fl(a / TOKENS), case.meta) for a in sums]
+        weight = fl(1 / s) if s else 0.0
+        weights = fl(weights + weight)
+        errors = [multiply_add(-s, code - half, x) for x, code in zip(row, codes[-1])]
+        sums = [fl(a + fl(weight * error)) for a, error in zip(sums, errors)]
+    means = [to_type(fl(a / weights) if weights else c, case.meta) for a, c in zip(sums, centre)]
     return codes, b"".join(to_bytes(x, case.meta) for x in means + scales)
 
 
