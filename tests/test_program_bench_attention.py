@@ -11,8 +11,9 @@ from test_bench_results import documented_units
 BYTES = {
     "bf16": 512, "fp8_e4m3": 256 + 1 / 32, "mxfp8_e5m2": 264, "mxfp6_e3m2": 200, "mxfp4": 136, "int8_sym_1": 260,
     "int4_sym_0": 136, "kivi_bits_2_group_64": 80, "kivi_bits_4_group_32": 160,
+    "hack_k_2_v_2": 76, "hack_k_4_v_4_p_64": 144,
 }  # fmt: skip
-FORMATS = "fp8_e4m3,mxfp8_e5m2,mxfp6_e3m2,mxfp4,int8,int4,kivi:bits=2,group=64,kivi:bits=4"
+FORMATS = "fp8_e4m3,mxfp8_e5m2,mxfp6_e3m2,mxfp4,int8,int4,kivi:bits=2,group=64,kivi:bits=4,hack,hack:k=4,v=4,p=64"
 TINY = ("--tokens", "4096", "--kv-heads", 1, "--size", 1, "--repeats", 1)
 
 
@@ -41,7 +42,15 @@ class BenchAttention(program.ProgramTest):
         self.assertIn("attention_4096_mxfp4_sink_1_recent_2_group2", done.out)
         self.assertIn("kernels scalar", done.out)
 
+    def test_a_part_of_a_prompt(self):
+        done = run("bench", "attention", "--formats", "hack,kivi", "--groups", 2, "--queries", 70, *TINY, "--json")
+        self.assertEqual(done.status, 0, done.err)
+        figures = {figure["name"]: figure["value"] for figure in done.json()["results"]}
+        for name in ("bf16", "hack_k_2_v_2", "kivi_bits_2_group_32"):
+            self.assertGreater(figures[f"attention_4096_{name}_group2_queries70"], 0)
+
     def test_bad_flags_are_refused(self):
+        self.assert_refused(run("bench", "attention", "--tokens", "64", "--queries", "64"), "too short for 64")
         self.assert_refused(run("bench", "attention", "--formats", "mxfp5"), "mxfp5")
         self.assert_refused(run("bench", "attention", "--tokens", "1"), "not of 1")
         self.assert_refused(run("bench", "attention", "--groups", "17"), "not 17")

@@ -171,14 +171,14 @@ class AttentionBench {
                               std::to_string(options_.query_tokens));
     }
     for (const int tokens : options_.tokens) {
+      if (tokens < 2 || tokens > (1 << 20)) {
+        return invalid_argument("a cache of 2 to 1048576 tokens can be measured, not of " +
+                                std::to_string(tokens));
+      }
       if (tokens <= options_.query_tokens) {
         return invalid_argument("a cache of " + std::to_string(tokens) +
                                 " tokens is too short for " +
                                 std::to_string(options_.query_tokens) + " query tokens");
-      }
-      if (tokens < 2 || tokens > (1 << 20)) {
-        return invalid_argument("a cache of 2 to 1048576 tokens can be measured, not of " +
-                                std::to_string(tokens));
       }
     }
     for (const int group : options_.groups) {
