@@ -558,10 +558,11 @@ void add_item(const HackShape& shape, const HackItem& item, const Weights& weigh
 void attend(const HackShape& shape, std::span<const HackItem> items) {
   alignas(64) Scores scores[2];
   Weights weights;
-  Prefetch first({});
+  Prefetch first(items[0].next);
   score_item(shape, items[0], first, scores[0]);
   for (std::size_t i = 0; i < items.size(); ++i) {
-    Prefetch prefetch(items[i].next);
+    // The page after the one whose scores are taken now.
+    Prefetch prefetch(i + 1 < items.size() ? items[i + 1].next : std::span<const std::byte>());
     weigh_item(shape, items[i], scores[i % 2], weights);
     if (i + 1 < items.size()) score_item(shape, items[i + 1], prefetch, scores[(i + 1) % 2]);
     add_item(shape, items[i], weights, prefetch);
