@@ -3,18 +3,25 @@
 //
 // A thread that multiplies matrices has besides what gpu/device_code.h names
 //   mma_bf16(d, a, b0, b1)    d += A B for a tile of 16 x 8, with 16 products a sum, by the warp
+//   mma_fp16(d, a, b0, b1)    the same of binary16
+//   mma_u8s8(d, a, b0, b1)    the same of 8-bit integers, with 32 products a sum; A is unsigned, B
+//                             signed, d four std::int32_t
+//   mma_u8u8(d, a, b0, b1)    the same, and B is unsigned
 //   transposed(pair)          the warp's 8 x 8 matrix of 16-bit values, transposed
 //   load_matrices(own, m)     four 8 x 8 matrices of 16-bit values from shared memory: `own` is row
 //                             i % 8 of matrix i / 8 for lane i, and m[j] becomes its part of matrix
 //                             j
 //   load_transposed(own, m)   the same, and each matrix is transposed
 // Of all these matrices a lane has parts that its number names: row = lane / 4, column = lane % 4.
-//   A [16][16], bfloat16      a[0] is A[row][2 column, +1], a[1] A[row + 8][2 column, +1],
+//   A [16][16], 16 bits       a[0] is A[row][2 column, +1], a[1] A[row + 8][2 column, +1],
 //                             a[2] A[row][2 column + 8, +9], a[3] A[row + 8][2 column + 8, +9]
-//   B [16][8], bfloat16       b0 is B[2 column, +1][row], b1 B[2 column + 8, +9][row]
-//   D [16][8], float          d[0], d[1] are D[row][2 column, +1], d[2], d[3] D[row + 8][the same]
+//   B [16][8], 16 bits        b0 is B[2 column, +1][row], b1 B[2 column + 8, +9][row]
+//   A [16][32], 8 bits        a[0] is A[row][4 column ... +3], a[1] A[row + 8][the same],
+//                             a[2] A[row][16 + 4 column ... +3], a[3] A[row + 8][the same]
+//   B [32][8], 8 bits         b0 is B[4 column ... +3][row], b1 B[16 + 4 column ... +3][row]
+//   D [16][8], 32 bits        d[0], d[1] are D[row][2 column, +1], d[2], d[3] D[row + 8][the same]
 //   8 x 8                     M[row][2 column, +1]
-// The first of two 16-bit values is the low half of its word.
+// The first of two 16-bit values is the low half of its word, the first of four bytes the lowest.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -74,6 +81,48 @@ KVLANE_DEVICE std::uint32_t pack_bf16(float low, float high) {
 #endif
 }
 
+// The same of binary16.
+KVLANE_DEVICE std::uint32_t pack_fp16(float low, float high) {
+#ifdef __CUDA_ARCH__
+  std::uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return std::uint32_t{to_fp16(high).bits} << 16 | to_fp16(low).bits;
+#endif
+}
+// Exact. Of the low half of a word, whatever the other is; and of the high one.
+KVLANE_DEVICE float low_fp16(std::uint32_t pair) {
+#ifdef __CUDA_ARCH__
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(static_cast<std::uint16_t>(pair)));
+  return x;
+#else
+  return to_float(fp16{static_cast<std::uint16_t>(pair)});
+#endif
+}
+KVLANE_DEVICE float high_fp16(std::uint32_t pair) { return low_fp16(pair >> 16); }
+
+// a b + c, rounded once.
+KVLANE_DEVICE float fused(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+
+// 1 / x within 2^-22 of itself, of numbers from 2^-126 to 2^126.
+KVLANE_DEVICE float about_one_over(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.0F / x;
+#endif
+}
+
 // Rounded by itself. What `*` gives may become part of a fused multiply-add, on a GPU, and then a
 // sum of it has other bits than on a CPU.
 KVLANE_DEVICE float times(float a, float b) {
@@ -91,6 +140,16 @@ KVLANE_DEVICE float sum_of_lanes(Thread& t, float x, int width = kWarpThreads) {
   KVLANE_UNROLL
   for (int by = 1; by < kWarpThreads; by *= 2) {
     if (by < width) x += float_of(t.shuffle(bits_of(x), t.lane() ^ by));
+  }
+  return x;
+}
+
+// The largest, over the whole warp.
+template <class Thread>
+KVLANE_DEVICE float max_of_lanes(Thread& t, float x) {
+  KVLANE_UNROLL
+  for (int by = 1; by < kWarpThreads; by *= 2) {
+    x = larger(x, float_of(t.shuffle(bits_of(x), t.lane() ^ by)));
   }
   return x;
 }

@@ -43,6 +43,76 @@ TEST(DeviceFloat, AProductOfTiles) {
   }
 }
 
+TEST(DeviceFloat, AProductOfTilesOfBinary16) {
+  float a[16][16], b[16][8], d[16][8];
+  for (int k = 0; k < 16; ++k) {
+    for (int i = 0; i < 16; ++i) a[i][k] = small(16 * i + k) / 16;
+    for (int j = 0; j < 8; ++j) b[k][j] = small(1000 + 8 * k + j) * 16;
+  }
+  run_block(kWarpThreads, 9, [&](EmulatedThread& t) {
+    const int row = t.lane() / 4, column = t.lane() % 4 * 2;
+    float part[4] = {};
+    t.mma_fp16(part,
+               {pack_fp16(a[row][column], a[row][column + 1]),
+                pack_fp16(a[row + 8][column], a[row + 8][column + 1]),
+                pack_fp16(a[row][column + 8], a[row][column + 9]),
+                pack_fp16(a[row + 8][column + 8], a[row + 8][column + 9])},
+               pack_fp16(b[column][row], b[column + 1][row]),
+               pack_fp16(b[column + 8][row], b[column + 9][row]));
+    for (int i = 0; i < 4; ++i) d[row + i / 2 * 8][column + i % 2] = part[i];
+  });
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 8; ++j) {
+      float sum = 0;
+      for (int k = 0; k < 16; ++k) sum += a[i][k] * b[k][j];
+      EXPECT_EQ(d[i][j], sum) << i << ", " << j;
+    }
+  }
+}
+
+// All bytes, those with the top bit set included.
+TEST(DeviceFloat, ProductsOfTilesOfBytes) {
+  std::uint8_t a[16][32], b[32][8];
+  for (int k = 0; k < 32; ++k) {
+    for (int i = 0; i < 16; ++i) a[i][k] = static_cast<std::uint8_t>(73 * (32 * i + k) + 5);
+    for (int j = 0; j < 8; ++j) b[k][j] = static_cast<std::uint8_t>(151 * (8 * k + j) + 9);
+  }
+  std::int32_t with_signed[16][8], with_unsigned[16][8];
+  run_block(kWarpThreads, 10, [&](EmulatedThread& t) {
+    const int row = t.lane() / 4, column = t.lane() % 4;
+    const auto of_a = [&](int i, int first) {
+      std::uint32_t word = 0;
+      for (int byte = 0; byte < 4; ++byte) word |= std::uint32_t{a[i][first + byte]} << 8 * byte;
+      return word;
+    };
+    const auto of_b = [&](int first) {
+      std::uint32_t word = 0;
+      for (int byte = 0; byte < 4; ++byte) word |= std::uint32_t{b[first + byte][row]} << 8 * byte;
+      return word;
+    };
+    const std::uint32_t words[4] = {of_a(row, 4 * column), of_a(row + 8, 4 * column),
+                                    of_a(row, 16 + 4 * column), of_a(row + 8, 16 + 4 * column)};
+    std::int32_t s[4] = {1, 2, 3, 4}, u[4] = {1, 2, 3, 4};
+    t.mma_u8s8(s, words, of_b(4 * column), of_b(16 + 4 * column));
+    t.mma_u8u8(u, words, of_b(4 * column), of_b(16 + 4 * column));
+    for (int i = 0; i < 4; ++i) {
+      with_signed[row + i / 2 * 8][2 * column + i % 2] = s[i] - (i + 1);
+      with_unsigned[row + i / 2 * 8][2 * column + i % 2] = u[i] - (i + 1);
+    }
+  });
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 8; ++j) {
+      int s = 0, u = 0;
+      for (int k = 0; k < 32; ++k) {
+        s += a[i][k] * static_cast<std::int8_t>(b[k][j]);
+        u += a[i][k] * b[k][j];
+      }
+      EXPECT_EQ(with_signed[i][j], s) << i << ", " << j;
+      EXPECT_EQ(with_unsigned[i][j], u) << i << ", " << j;
+    }
+  }
+}
+
 TEST(DeviceFloat, ATransposition) {
   std::uint32_t result[kWarpThreads];
   const auto element = [](int row, int column) {
@@ -130,6 +200,9 @@ TEST(DeviceFloat, PowersAndPairs) {
   EXPECT_EQ(power_of_two(-3), 0.125F);
   EXPECT_EQ(pack_bf16(1.0F, -2.0F), 0xC0003F80);
   EXPECT_EQ(pack_bf16(1.00390625F, 1.01171875F), 0x3F823F80) << "half to even";
+  EXPECT_EQ(pack_fp16(1.0F, -2.0F), 0xC0003C00);
+  EXPECT_EQ(low_fp16(0xC0003C00), 1.0F);
+  EXPECT_EQ(high_fp16(0xC0003C00), -2.0F);
 }
 
 }  // namespace

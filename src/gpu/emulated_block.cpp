@@ -225,23 +225,58 @@ std::uint32_t EmulatedThread::sum(std::uint32_t x) {
   return total;
 }
 
-void EmulatedThread::mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                              std::uint32_t b1) {
+template <int kBits, class Sum, class ValueA, class ValueB>
+void EmulatedThread::multiply(Sum (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                              std::uint32_t b1, const ValueA& value_a, const ValueB& value_b) {
+  constexpr int kValues = 32 / kBits;  // of a word
+  constexpr int kPart = 4 * kValues;   // of a sum, that the first word of each lane has
   block_.meet_warp(index_, {a[0], a[1], a[2], a[3], b0, b1});
   const auto& all = block_.brought(index_);
-  const auto half = [](std::uint32_t pair, int which) {
-    return float_of(which == 0 ? pair << 16 : pair & 0xFFFF0000U);
-  };
   for (int i = 0; i < 4; ++i) {
     const int row = lane() / 4 + i / 2 * 8;
     const int column = lane() % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const int part = k / 8, owner = k % 8 / 2;
+    for (int k = 0; k < 2 * kPart; ++k) {
+      const int part = k / kPart, owner = k % kPart / kValues, at = k % kValues;
       const Words& of_a = all[row % 8 * 4 + owner];
       const Words& of_b = all[column * 4 + owner];
-      d[i] += half(of_a[2 * part + row / 8], k % 2) * half(of_b[4 + part], k % 2);
+      d[i] += value_a(of_a[2 * part + row / 8], at) * value_b(of_b[4 + part], at);
     }
   }
+}
+
+void EmulatedThread::mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                              std::uint32_t b1) {
+  const auto half = [](std::uint32_t pair, int which) {
+    return float_of(which == 0 ? pair << 16 : pair & 0xFFFF0000U);
+  };
+  multiply<16>(d, a, b0, b1, half, half);
+}
+
+void EmulatedThread::mma_fp16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                              std::uint32_t b1) {
+  const auto half = [](std::uint32_t pair, int which) {
+    return which == 0 ? low_fp16(pair) : high_fp16(pair);
+  };
+  multiply<16>(d, a, b0, b1, half, half);
+}
+
+namespace {
+std::int32_t unsigned_byte(std::uint32_t word, int i) {
+  return static_cast<std::uint8_t>(word >> 8 * i);
+}
+std::int32_t signed_byte(std::uint32_t word, int i) {
+  return static_cast<std::int8_t>(word >> 8 * i);
+}
+}  // namespace
+
+void EmulatedThread::mma_u8s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                              std::uint32_t b1) {
+  multiply<8>(d, a, b0, b1, unsigned_byte, signed_byte);
+}
+
+void EmulatedThread::mma_u8u8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                              std::uint32_t b1) {
+  multiply<8>(d, a, b0, b1, unsigned_byte, unsigned_byte);
 }
 
 std::uint32_t EmulatedThread::transposed(std::uint32_t pair) {

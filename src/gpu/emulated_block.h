@@ -41,6 +41,11 @@ class EmulatedThread {
   std::uint32_t sum(std::uint32_t x);
   // See gpu/device_float.h. Sums are of floats, product after product.
   void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+  void mma_fp16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+  void mma_u8s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                std::uint32_t b1);
+  void mma_u8u8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                std::uint32_t b1);
   std::uint32_t transposed(std::uint32_t pair);
   void load_matrices(const Words4& own, std::uint32_t (&m)[4]);
   void load_transposed(const Words4& own, std::uint32_t (&m)[4]);
@@ -56,6 +61,11 @@ class EmulatedThread {
   using Lanes = std::array<std::uint32_t, kWarpThreads>;
   // What every thread of the warp has brought.
   const Lanes& exchange(std::uint32_t x);
+  // The part of A B that this lane has, added to d. kBits of an operand; value_a(word, i) and
+  // value_b(word, i) are the i-th of a word.
+  template <int kBits, class Sum, class ValueA, class ValueB>
+  void multiply(Sum (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                const ValueA& value_a, const ValueB& value_b);
 
   EmulatedBlock& block_;
   const int index_;
