@@ -1,0 +1,56 @@
+// Mixing the channels of a row in kernels (quant/hadamard.h), by a warp: neighbours of 1 to 16 by
+// shuffles, the others within a lane. The same bits as on a CPU.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "gpu/device_float.h"
+
+namespace kvlane {
+
+// Which channels a row mixes. `run` consecutive ones, a power of two; 1 where nothing is mixed.
+struct ChannelMix {
+  std::int32_t run;
+  float scale;  // 1 / sqrt(run), rounded as mix_channels_scalar() rounds it
+};
+
+// Of rows of head_dim channels.
+inline ChannelMix channel_mix(int head_dim) {
+  const int run = head_dim & -head_dim;
+  return {run, 1.0F / std::sqrt(static_cast<float>(run))};
+}
+inline constexpr ChannelMix kNoMix{1, 1};
+
+namespace gpu {
+
+// By all lanes of a warp: x[i] is channel 32 i + lane() of the row. Channels behind its end may be
+// anything and stay so: no run reaches over it.
+template <int kParts, class Thread>
+KVLANE_DEVICE void mix_row(Thread& t, const ChannelMix& mix, float (&x)[kParts]) {
+  if (mix.run == 1) return;
+  KVLANE_UNROLL
+  for (int step = 1; step < kWarpThreads; step *= 2) {
+    if (step >= mix.run) continue;
+    const bool second = (t.lane() & step) != 0;
+    KVLANE_UNROLL
+    for (int i = 0; i < kParts; ++i) {
+      const float other = float_of(t.shuffle(bits_of(x[i]), t.lane() ^ step));
+      x[i] = second ? other - x[i] : x[i] + other;
+    }
+  }
+  KVLANE_UNROLL
+  for (int apart = 1; apart < kParts; apart *= 2) {
+    if (apart * kWarpThreads >= mix.run) continue;
+    KVLANE_UNROLL
+    for (int i = 0; i < kParts; ++i) {
+      if ((i & apart) != 0 || i + apart >= kParts) continue;
+      const float a = x[i], b = x[i + apart];
+      x[i] = a + b;
+      x[i + apart] = a - b;
+    }
+  }
+  KVLANE_UNROLL
+  for (int i = 0; i < kParts; ++i) x[i] = times(x[i], mix.scale);
+}
+
+}  // namespace gpu
+}  // namespace kvlane
