@@ -1,5 +1,5 @@
-# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, attention, row operations, the forward pass, their tests and
-# kvlane_gpu_bench. It needs a compiler and CUDA, and none of the libraries of the rest.
+# What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, attention and what it needs of src/quant, row operations, the
+# forward pass, their tests and kvlane_gpu_bench. It needs a compiler and CUDA, and none of the libraries of the rest.
 # SPDX-License-Identifier: Apache-2.0
 
 find_package(OpenMP REQUIRED)  # comes with the compiler
@@ -41,10 +41,12 @@ kvlane_library(cache DEPS format cpu)
 kvlane_library(plan DEPS format)
 # Products on a CPU need oneDNN.
 kvlane_library(ops DEPS cpu format gpu WITHOUT "/linear(_onednn|_scalar)?\\.cpp$")
-kvlane_library(attention DEPS cpu cache gpu plan)
+# What attention on codes, and its tests, need.
+kvlane_library(quant DEPS format cpu gpu ONLY "/(hadamard(_avx512)?|hack_(scalar|(open|seal)[a-z0-9_]*))\\.cpp$")
+kvlane_library(attention DEPS cpu cache gpu plan quant)
 # The forward pass on devices; reading checkpoints needs libraries.
 kvlane_library(model DEPS format codec ops attention cache gpu plan ONLY "/(device|gpu)_[a-z_]*\\.cpp$")
-kvlane_simd(codec attention)
+kvlane_simd(codec attention quant)
 
 # Of src/bench what is about GPUs, and how figures are printed.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/bench/gpu_*.cpp)

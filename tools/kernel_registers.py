@@ -20,8 +20,8 @@ FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) by
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 # Of a mangled name: the function, and the element type or the numbers it is made for.
 NAME = re.compile(
-    r"(?:\d+)((?:encode|decode|copy|read|write|attend|merge|embed|norm|silu|scan|choose|multiply)_[a-z_]+)"
-    r"(?:ILNS?_?\d*\w*?ElementTypeE(\d)E|I((?:Li\d+E)+)E|E|P|$)"
+    r"(?:\d+)((?:encode|decode|copy|read|write|prepare|attend|merge|embed|norm|seal|silu|scan|choose|multiply)_[a-z_]+)"
+    r"(?:ILNS?_?\d*\w*?ElementTypeE(\d)E|I((?:L[ib]\d+E)+)E|E|P|$)"
 )
 TYPES = {"2": "bf16", "3": "fp16", "4": "fp8_e4m3", "5": "fp8_e5m2"}
 

@@ -27,6 +27,9 @@ COUNTED = {
     "load16": r"LDG?\.E(\.\w+)*\.128\b",
     "store16": r"STG?\.E(\.\w+)*\.128\b",
     "mma": r"HMMA\.16816\.F32\.BF16\b",
+    "mma_fp16": r"HMMA\.16816\.F32(?!\.BF16)\b",
+    "mma_bytes": r"IMMA\.16832\.",
+    "transpose": r"MOVM\.",
     "ldmatrix": r"LDSM\.16(\.\w+)*\.4\b",
     "async16": r"LDGSTS\.E(\.\w+)*\.128\b",
     "exp2": r"MUFU\.EX2\b",
@@ -49,6 +52,12 @@ def prefill_attention(dim, tiles):
     return {"async16": dim // 8, "ldmatrix": dim // 2, "mma": tiles * dim}
 
 
+def coded_attention(dim, key_bits, value_bits, partition):
+    """A warp's page of 64 tokens: codes of K and V, products of both and of ones, weights moved; by both, means."""
+    least = {"load16": (key_bits + value_bits) * dim // 64, "mma_bytes": dim // 4 + 2, "transpose": 4}
+    return least if partition else {**least, "mma_fp16": dim // 8}
+
+
 # At least so many, on every architecture; kernels by the names of tools/kernel_registers.py.
 EXPECTED = {
     "encode_planes<bf16>": {"load16": 4, "store16": 3},  # splitzip: 32 values of 2 bytes to 1.5
@@ -60,6 +69,17 @@ EXPECTED = {
     "attend_tiles<64, 2, 2>": prefill_attention(64, 2),
     "attend_tiles<128, 2, 2>": prefill_attention(128, 2),
     "attend_tiles<256, 1, 2>": prefill_attention(256, 1),
+    **{
+        f"attend_coded_units<{dim}, {bits}, {bits}, {partition}>": coded_attention(dim, bits, bits, partition)
+        for bits, partition in ((2, 0), (4, 0), (2, 32), (2, 64), (2, 128), (4, 64))
+        for dim in ((64, 128, 256) if bits == 2 and partition != 32 else (64, 128))
+    },
+    **{
+        f"seal_pages<{dim}, {keys}, {both}>": {"store16": 1}
+        for dim in (64, 128, 256)
+        for keys in (0, 1)
+        for both in (0, 1)
+    },
     "embed_rows": {"store16": 1},
     # Residual, what is added, and weights, four values a thread and part.
     **{f"norm_rows<{parts}>": {"load16": 3 * parts, "store16": parts} for parts in (1, 2, 4)},

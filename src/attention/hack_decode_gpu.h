@@ -1,0 +1,74 @@
+// Decode attention on codes on a GPU: queries are prepared, then units of sealed pages leave
+// partial states, which attention/decode_gpu.h merges together with those of rows. Device code is
+// in attention/hack_decode_device.h.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "attention/hack_decode_device.h"
+#include "attention/hack_page.h"
+#include "gpu/device.h"
+
+namespace kvlane {
+
+// What kernels there are: each kind in each width, head_dim up to it, as far as registers suffice.
+inline constexpr std::array<int, 3> kHackDecodeDims = {64, 128, 256};
+inline constexpr std::array<HackKind, 6> kHackKinds = {
+    {{2, 2, 0}, {4, 4, 0}, {2, 2, 64}, {4, 4, 64}, {2, 2, 32}, {2, 2, 128}}};
+
+constexpr int hack_head_dim_max(const HackKind& kind) {
+  return kind.key_bits == 2 && kind.partition != 32 ? 256 : 128;
+}
+
+// Blocks of threads that a multiprocessor takes, as many as registers allow.
+constexpr int hack_decode_blocks(const HackKind& kind, int dim) {
+  if (dim == 64) return 4;
+  return dim == 128 && (kind.partition == 0 || (kind.key_bits == 2 && kind.partition != 32)) ? 3
+                                                                                             : 2;
+}
+
+// The narrowest that head_dim fits into.
+constexpr int hack_decode_dim(int head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+}
+
+// Calls body.operator()<kDim, kKeyBits, kValueBits, kPartition>() for the kernel of this kind and
+// width, if there is one.
+template <class Body>
+void with_hack_decode_kernel(const HackKind& kind, int head_dim, const Body& body) {
+  const auto try_one = [&]<std::size_t kIndex>() {
+    constexpr HackKind kKind = kHackKinds[kIndex / kHackDecodeDims.size()];
+    constexpr int kDim = kHackDecodeDims[kIndex % kHackDecodeDims.size()];
+    if constexpr (kDim <= hack_head_dim_max(kKind)) {
+      if (kKind == kind && kDim == hack_decode_dim(head_dim)) {
+        body.template operator()<kDim, kKind.key_bits, kKind.value_bits, kKind.partition>();
+      }
+    }
+  };
+  [&]<std::size_t... kIndices>(std::index_sequence<kIndices...>) {
+    (try_one.template operator()<kIndices>(), ...);
+  }
+  (std::make_index_sequence<kHackKinds.size() * kHackDecodeDims.size()>());
+}
+
+// The kind of a format's pages. kInvalidArgument, with those that there are, where it has no
+// kernel.
+Result<HackKind> hack_kind(const HackShape& shape);
+
+// For plan_decode(). kInvalidArgument for shapes that have no kernel.
+Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_heads, int head_dim,
+                                      int multiprocessors);
+
+// What `prepare` points to lies in memory that the stream's device can reach, until the stream has
+// done the launch. Returns when the launch is in the stream. kInvalidArgument for a head_dim that
+// is not a multiple of 16 up to 256 and for addresses that are not multiples of 16.
+Status prepare_hack_on_gpu(const HackPrepare& prepare, const gpu::Stream& stream);
+
+// The same. `units` is [count], from plan_decode() with the shape above, of sequences in whole
+// blocks. Slabs begin at multiples of 64.
+Status attend_hack_on_gpu(const HackKind& kind, const HackDecodeBatch& batch,
+                          const DecodeUnit* units, std::size_t count, const gpu::Stream& stream);
+
+}  // namespace kvlane

@@ -1,0 +1,216 @@
+// Pages of codes in kernels (spec/hack.md): what lanes load of them, as operands of the matrix
+// unit, and scores. Formulas: attention/hack_page.h; which item is which row:
+// attention/hack_decode_device.h.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "attention/decode_device.h"
+#include "attention/hack_prepare_device.h"
+#include "quant/hack_layout.h"
+
+namespace kvlane {
+
+// What kernels are made for; metadata are binary16.
+struct HackKind {
+  int key_bits, value_bits;
+  int partition;  // of K, and of V where it is at most 64; 0: by both
+
+  friend bool operator==(const HackKind&, const HackKind&) = default;
+};
+
+namespace hack_decode {
+
+using namespace gpu;
+using decode::Place;
+
+inline constexpr int kHalves = kBlockTokens / 32;  // h
+inline constexpr int kSpan = 64;                   // channels of K that lanes load together
+
+// Codes as they come from memory; kDim is head_dim rounded up to 64, 128 or 256. Words of token
+// (channel) 4 row + i of each half (each 32) are w[i].
+template <int kDim, int kBits>
+struct Keys {
+  Words4 of[kDim / kSpan][kHalves][kBits / 2];
+};
+template <int kBits>
+struct Values {
+  Words4 of[kBits / 2];
+};
+
+// y of queries as operands in binary16: u, and what is left.
+template <int kDim>
+struct QueryParts {
+  Words4 of[2][kDim / 32][kWarpThreads];
+};
+
+// Of this lane's heads 2 column, + 1.
+struct Heads {
+  float scale[2], centre[2];
+};
+
+// A warp's scores, then weights: tile (h, e).
+struct Scores {
+  float of[kHalves][2][4];
+};
+
+// Register r of words: four codes as bytes.
+template <int kBits>
+KVLANE_DEVICE std::uint32_t register_of(const Words4 (&words)[kBits / 2], int item, int r) {
+  constexpr int kRegisters = 8 / kBits;  // of a word
+  constexpr std::uint32_t kMask = ((1U << kBits) - 1) * 0x01010101U;
+  return words[r / kRegisters].w[item] >> kBits * (r % kRegisters) & kMask;
+}
+
+// Operand A for registers 2 step, + 1 of the items 2 e, + 1.
+template <int kBits>
+KVLANE_DEVICE void operand_of(const Words4 (&words)[kBits / 2], int e, int step,
+                              std::uint32_t (&a)[4]) {
+  KVLANE_UNROLL
+  for (int i = 0; i < 4; ++i) a[i] = register_of<kBits>(words, 2 * e + i % 2, 2 * step + i / 2);
+}
+
+// What is beyond head_dim is 0.
+template <int kDim, int kBits>
+KVLANE_DEVICE void load_keys(const std::byte* page, int head_dim, Place place,
+                             Keys<kDim, kBits>& keys) {
+  KVLANE_UNROLL
+  for (int span = 0; span < kDim / kSpan; ++span) {
+    const int channel = kSpan * span + 16 * place.column;
+    KVLANE_UNROLL
+    for (int h = 0; h < kHalves; ++h) {
+      KVLANE_UNROLL
+      for (int i = 0; i < kBits / 2; ++i) {
+        const unsigned word = kBlockTokens * (channel / 16 * (kBits / 2) + i) + 32 * h;
+        keys.of[span][h][i] = decode::load_if(channel < head_dim, page, 4 * (word + 4 * place.row));
+      }
+    }
+  }
+}
+
+// The same of channels 32 q ... of V.
+template <int kBits>
+KVLANE_DEVICE void load_values(const std::byte* codes, int head_dim, int q, Place place,
+                               Values<kBits>& values) {
+  const int channel = 32 * q + 4 * place.row;
+  KVLANE_UNROLL
+  for (int i = 0; i < kBits / 2; ++i) {
+    const unsigned word = (hack::kValueClasses * i + place.column) * head_dim + channel;
+    values.of[i] = decode::load_if(channel < head_dim, codes, 4 * word);
+  }
+}
+
+// Number i of four in binary16.
+KVLANE_DEVICE float number_of(const Words2& numbers, int i) {
+  return i % 2 == 0 ? low_fp16(numbers.w[i / 2]) : high_fp16(numbers.w[i / 2]);
+}
+
+// By both: sums of y m, of this lane's heads.
+template <int kDim, class Thread>
+KVLANE_DEVICE void add_means(Thread& t, const std::byte* means, int head_dim,
+                             const QueryParts<kDim>& parts, Place place, float (&base)[2]) {
+  float d[4] = {};
+  KVLANE_UNROLL
+  for (int span = 0; span < kDim / 32; ++span) {
+    const unsigned channel = 32 * span + 8 * place.column;
+    const Words4 m = decode::load_if(channel < unsigned(head_dim), means, 2 * channel);
+    KVLANE_UNROLL
+    for (int part = 1; part >= 0; --part) {
+      const Words4& y = parts.of[part][span][t.lane()];
+      KVLANE_UNROLL
+      for (int i = 0; i < 4; i += 2) {
+        t.mma_fp16(d, {m.w[i], m.w[i], m.w[i + 1], m.w[i + 1]}, y.w[i], y.w[i + 1]);
+      }
+    }
+  }
+  base[0] = d[0];
+  base[1] = d[1];
+}
+
+// Scores by both axes, in units of log2.
+template <int kDim, int kBits, class Thread>
+KVLANE_DEVICE void score_by_both(Thread& t, const Keys<kDim, kBits>& keys,
+                                 const Words4 (&queries)[kDim / kSpan], const Heads& heads,
+                                 const float (&base)[2], const Words2 (&scales)[kHalves],
+                                 Scores& scores) {
+  KVLANE_UNROLL
+  for (int h = 0; h < kHalves; ++h) {
+    KVLANE_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      std::int32_t dot[4] = {};
+      KVLANE_UNROLL
+      for (int step = 0; step < kDim / 32; ++step) {
+        const Words4& u = queries[step / 2];
+        std::uint32_t a[4];
+        operand_of<kBits>(keys.of[step / 2][h], e, step % 2, a);
+        t.mma_u8s8(dot, a, u.w[step % 2 * 2], u.w[step % 2 * 2 + 1]);
+      }
+      KVLANE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float product = static_cast<float>(dot[i]) + heads.centre[i % 2];
+        const float score = base[i % 2] + number_of(scales[h], 2 * e + i / 2) * product;
+        scores.of[h][e][i] = score * heads.scale[i % 2];
+      }
+    }
+  }
+}
+
+// One partition's part of the scores of tile (h, e).
+KVLANE_DEVICE void add_partition(const std::int32_t (&dot)[4], const Words4& metadata, int e,
+                                 const HackTerm (&terms)[2], float (&score)[4]) {
+  KVLANE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t entry = metadata.w[2 * e + i / 2];
+    const HackTerm& term = terms[i % 2];
+    score[i] += low_fp16(entry) * term.sum;
+    score[i] += high_fp16(entry) * (static_cast<float>(dot[i]) + term.centre);
+  }
+}
+
+// Scores by token. A lane's registers are channels of one partition; with partitions of 32 half of
+// the lanes have the first of a span and half the second, and each sum leaves the others out.
+template <int kDim, int kBits, int kPartition, class Thread>
+KVLANE_DEVICE void score_by_token(Thread& t, const std::byte* metadata, int head_dim,
+                                  const Keys<kDim, kBits>& keys,
+                                  const Words4 (&queries)[kDim / kSpan], const Heads& heads,
+                                  const HackTerm (&query_terms)[kDecodeColumns][kHackTerms],
+                                  Place place, Scores& scores) {
+  constexpr int kSums = kPartition < kSpan ? kSpan / kPartition : 1;        // of a span
+  constexpr int kSpans = kPartition > kSpan ? kPartition / kSpan : 1;       // of a sum
+  constexpr int kTogether = kSpans < kDim / kSpan ? kSpans : kDim / kSpan;  // that there are
+  KVLANE_UNROLL
+  for (int h = 0; h < kHalves; ++h) {
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) scores.of[h][i / 4][i % 4] = 0;
+    KVLANE_UNROLL
+    for (int first = 0; first < kDim / kSpan; first += kTogether) {
+      KVLANE_UNROLL
+      for (int part = 0; part < kSums; ++part) {
+        const int partition = first / kTogether * kSums + part;
+        const Words4 entries = decode::load_if(
+            partition * kPartition < head_dim, metadata,
+            unsigned(hack::kEntryBytes * (kBlockTokens * partition + 32 * h + 4 * place.row)));
+        const HackTerm terms[2] = {query_terms[2 * place.column][partition],
+                                   query_terms[2 * place.column + 1][partition]};
+        const bool own = kSums == 1 || place.column / 2 == part;
+        KVLANE_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          std::int32_t dot[4] = {};
+          KVLANE_UNROLL
+          for (int step = 2 * first; step < 2 * (first + kTogether); ++step) {
+            const Words4& u = queries[step / 2];
+            const int word = step % 2 * 2;
+            std::uint32_t a[4];
+            operand_of<kBits>(keys.of[step / 2][h], e, step % 2, a);
+            t.mma_u8s8(dot, a, own ? u.w[word] : 0, own ? u.w[word + 1] : 0);
+          }
+          add_partition(dot, entries, e, terms, scores.of[h][e]);
+        }
+      }
+    }
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) scores.of[h][i / 4][i % 4] *= heads.scale[i % 2];
+  }
+}
+
+}  // namespace hack_decode
+}  // namespace kvlane

@@ -1,0 +1,189 @@
+// Scores of a page of codes become weights in 8 bits, and these meet V, in kernels. Formulas:
+// attention/hack_page.h; which item is which row: attention/hack_decode_device.h.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "attention/hack_scores_device.h"
+
+namespace kvlane::hack_decode {
+
+// A warp's: of its pages so far. Entries of max and sum are for the heads 2 column, + 1.
+template <int kDim>
+struct WarpState {
+  float max[2];
+  float sum[2];
+  float out[kDim / 32][2][4];
+};
+
+// A page's weights: operands, and what they are worth.
+struct Weights {
+  std::uint32_t codes[4];
+  float unit[2];   // of a code
+  float total[2];  // of all weights: by both
+};
+
+// The warp's largest and sum of what all lanes have of a head; the other two of a tile's four are
+// the other head's.
+template <class Thread>
+KVLANE_DEVICE float max_of_page(Thread& t, const Scores& x, int head) {
+  float max = x.of[0][0][head];
+  KVLANE_UNROLL
+  for (int i = 1; i < 8; ++i) max = larger(max, x.of[i / 4][i / 2 % 2][i % 2 * 2 + head]);
+  return decode::max_of_rows(t, max);
+}
+template <class Thread>
+KVLANE_DEVICE float sum_of_page(Thread& t, const Scores& x, int head) {
+  float sum = 0;
+  KVLANE_UNROLL
+  for (int i = 0; i < 8; ++i) sum += x.of[i / 4][i / 2 % 2][i % 2 * 2 + head];
+  return decode::sum_of_rows(t, sum);
+}
+
+// Scores become weights in 8 bits, and the state moves to the new maximum. By both the scales of
+// V's tokens are in them.
+template <int kDim, bool kBoth, class Thread>
+KVLANE_DEVICE void weigh(Thread& t, const Words2 (&scales)[kHalves], Scores& scores,
+                         WarpState<kDim>& state, Weights& weights) {
+  constexpr float kMost = 255, kRound = 0x1.8p23F;
+  // Less makes no difference beside a state's other pages, and is no divisor.
+  constexpr float kLeast = 0x1p-100F;
+  float keep[2], of_page[2];
+  bool moved = false;
+  KVLANE_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    const float page_max = max_of_page(t, scores, n);
+    const float max = larger(page_max, state.max[n]);
+    moved = moved || max != state.max[n];
+    keep[n] = power_of_two(state.max[n] - max);
+    of_page[n] = power_of_two(page_max - max);
+    state.max[n] = max;
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      float& x = scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n];
+      x = power_of_two(x - page_max);
+    }
+  }
+  float inverse[2] = {kMost, kMost};
+  KVLANE_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    weights.unit[n] = of_page[n] * (1 / kMost);
+    if (!kBoth) continue;
+    weights.total[n] = sum_of_page(t, scores, n) * of_page[n];
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n] *= number_of(scales[i / 4], i % 4);
+    }
+    const float most = larger(max_of_page(t, scores, n), kLeast);
+    inverse[n] = about_one_over(most) * kMost;
+    weights.unit[n] *= most;
+  }
+  KVLANE_UNROLL
+  for (int tile = 0; tile < 4; ++tile) {
+    const float(&x)[4] = scores.of[tile / 2][tile % 2];
+    std::uint32_t code[4];
+    KVLANE_UNROLL
+    for (int i = 0; i < 4; ++i) code[i] = bits_of(fused(x[i], inverse[i % 2], kRound));
+    const std::uint32_t low = byte_perm(code[0], code[2], 0x0040);
+    const std::uint32_t high = byte_perm(code[1], code[3], 0x0040);
+    weights.codes[tile] = t.transposed(byte_perm(low, high, 0x5410));
+  }
+  KVLANE_UNROLL
+  for (int n = 0; n < 2; ++n) state.sum[n] *= keep[n];
+  // Seldom, after the first pages.
+  if (t.ballot(moved) == 0) return;
+  KVLANE_UNROLL
+  for (int q = 0; q < kDim / 32; ++q) {
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) state.out[q][i / 4][i % 4] *= keep[i % 2];
+  }
+}
+
+// Sums of codes of weights, of the tokens of registers 2 step, + 1, of this lane's heads; added up.
+template <class Thread>
+KVLANE_DEVICE void count_weights(Thread& t, const Weights& weights, int step, float (&sum)[2]) {
+  constexpr std::uint32_t kOnes = 0x01010101;
+  std::int32_t d[4] = {};
+  t.mma_u8u8(d, {kOnes, kOnes, kOnes, kOnes}, weights.codes[2 * step], weights.codes[2 * step + 1]);
+  sum[0] += static_cast<float>(d[0]);
+  sum[1] += static_cast<float>(d[1]);
+}
+
+template <int kDim, int kBits, class Thread>
+KVLANE_DEVICE void add_values_by_both(Thread& t, const Values<kBits> (&values)[kDim / 32],
+                                      const Words2 (&means)[kDim / 32], const Weights& weights,
+                                      WarpState<kDim>& state) {
+  constexpr float kMiddle = static_cast<float>((1 << kBits) - 1) / 2;
+  float middle[2] = {};  // what the middles of codes have of every sum
+  count_weights(t, weights, 0, middle);
+  count_weights(t, weights, 1, middle);
+  KVLANE_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    middle[n] *= kMiddle;
+    state.sum[n] += weights.total[n];
+  }
+  KVLANE_UNROLL
+  for (int q = 0; q < kDim / 32; ++q) {
+    KVLANE_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      std::int32_t dot[4] = {};
+      KVLANE_UNROLL
+      for (int step = 0; step < 2; ++step) {
+        std::uint32_t a[4];
+        operand_of<kBits>(values[q].of, e, step, a);
+        t.mma_u8u8(dot, a, weights.codes[2 * step], weights.codes[2 * step + 1]);
+      }
+      KVLANE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        float& out = state.out[q][e][i];
+        out += weights.unit[i % 2] * (static_cast<float>(dot[i]) - middle[i % 2]);
+        out += number_of(means[q], 2 * e + i / 2) * weights.total[i % 2];
+      }
+    }
+  }
+}
+
+// By channel. The tokens of registers 0, 1 are 0 ... 31, those of 2, 3 the others.
+template <int kDim, int kBits, int kPartition, class Thread>
+KVLANE_DEVICE void add_values_by_channel(Thread& t, const std::byte* metadata, int head_dim,
+                                         Place place, const Values<kBits> (&values)[kDim / 32],
+                                         const Weights& weights, WarpState<kDim>& state) {
+  constexpr int kParts = kPartition == 32 ? 2 : 1;
+  KVLANE_UNROLL
+  for (int part = 0; part < kParts; ++part) {
+    float total[2] = {};
+    KVLANE_UNROLL
+    for (int step = part; step < (kParts == 1 ? 2 : part + 1); ++step) {
+      count_weights(t, weights, step, total);
+    }
+    KVLANE_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      total[n] *= weights.unit[n];
+      state.sum[n] += total[n];
+    }
+    KVLANE_UNROLL
+    for (int q = 0; q < kDim / 32; ++q) {
+      const int channel = 32 * q + 4 * place.row;
+      const Words4 entries = decode::load_if(
+          channel < head_dim, metadata, unsigned(hack::kEntryBytes * (part * head_dim + channel)));
+      KVLANE_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        std::int32_t dot[4] = {};
+        KVLANE_UNROLL
+        for (int step = part; step < (kParts == 1 ? 2 : part + 1); ++step) {
+          std::uint32_t a[4];
+          operand_of<kBits>(values[q].of, e, step, a);
+          t.mma_u8u8(dot, a, weights.codes[2 * step], weights.codes[2 * step + 1]);
+        }
+        KVLANE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const std::uint32_t entry = entries.w[2 * e + i / 2];
+          float& out = state.out[q][e][i];
+          out += high_fp16(entry) * weights.unit[i % 2] * static_cast<float>(dot[i]);
+          out += low_fp16(entry) * total[i % 2];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace kvlane::hack_decode
