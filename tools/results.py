@@ -29,8 +29,9 @@ other windows they are not.
 The models are small, and so are these conclusions: a model of some millions of parameters has other K and V than one of
 billions. What is measured here is the code, on models anybody can run it on.
 
-Not measured: models of a billion parameters and more; contexts beyond 4,096 tokens, which no bundled model has; GSM8K and HumanEval, which these models cannot do; KVQuant with signposts weighted by
-squared gradients. Every format is measured alone, one sequence at a time; speed is in [bench.md](bench.md).
+Not measured: models of a billion parameters and more; contexts beyond 4,096 tokens, which no bundled model has;
+GSM8K and HumanEval, which these models cannot do; KVQuant with signposts weighted by squared gradients. Every format
+is measured alone, one sequence at a time; speed is in [bench.md](bench.md).
 
 The texts are the held-out books and articles of `tools/train/texts.py`; tables of `kvquant` and `cachegen` come from
 its calibration part (`kvlane calibrate tables DIR --text fiction_calibration.txt --tokens 65536`), which shares no
