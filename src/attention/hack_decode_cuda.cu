@@ -38,8 +38,9 @@ using Kernel = void (*)(const HackDecodeBatch, const DecodeUnit*);
 
 Kernel kernel_of(const HackKind& kind, int head_dim) {
   Kernel kernel = nullptr;
-  with_hack_decode_kernel(kind, head_dim, [&]<int kDim, int kKeyBits, int kValueBits, int kPart>() {
-    kernel = attend_coded_units<kDim, kKeyBits, kValueBits, kPart>;
+  with_hack_decode_kernel(kind, head_dim, [&](auto known) {
+    using Known = decltype(known);
+    kernel = attend_coded_units<Known::kDim, Known::kKeyBits, Known::kValueBits, Known::kPartition>;
   });
   return kernel;
 }

@@ -53,7 +53,11 @@ struct Prepared {
 void attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit& unit,
             std::uint64_t seed) {
   bool there = false;
-  with_hack_decode_kernel(kind, batch.head_dim, [&]<int kDim, int kKey, int kValue, int kPart>() {
+  with_hack_decode_kernel(kind, batch.head_dim, [&](auto known) {
+    constexpr int kDim = decltype(known)::kDim;
+    constexpr int kKey = decltype(known)::kKeyBits;
+    constexpr int kValue = decltype(known)::kValueBits;
+    constexpr int kPart = decltype(known)::kPartition;
     there = true;
     const auto shared = std::make_unique<HackDecodeShared<kDim>>();
     std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(*shared));

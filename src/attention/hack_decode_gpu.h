@@ -34,23 +34,37 @@ constexpr int hack_decode_dim(int head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
 }
 
-// Calls body.operator()<kDim, kKeyBits, kValueBits, kPartition>() for the kernel of this kind and
-// width, if there is one.
+// What a kernel is compiled for.
+template <int kDimension, int kKey, int kValue, int kPart>
+struct HackDecodeKernel {
+  static constexpr int kDim = kDimension;
+  static constexpr int kKeyBits = kKey;
+  static constexpr int kValueBits = kValue;
+  static constexpr int kPartition = kPart;
+};
+
+// Calls body(HackDecodeKernel<...>{}) if that is the index-th kernel's kind and width.
+template <std::size_t kIndex, class Body>
+void with_hack_decode_kernel_at(const HackKind& kind, int head_dim, const Body& body) {
+  constexpr HackKind kKind = kHackKinds[kIndex / kHackDecodeDims.size()];
+  constexpr int kDim = kHackDecodeDims[kIndex % kHackDecodeDims.size()];
+  if constexpr (kDim <= hack_head_dim_max(kKind)) {
+    if (kKind == kind && kDim == hack_decode_dim(head_dim)) {
+      body(HackDecodeKernel<kDim, kKind.key_bits, kKind.value_bits, kKind.partition>{});
+    }
+  }
+}
+template <class Body, std::size_t... kIndices>
+void with_hack_decode_kernel_of(const HackKind& kind, int head_dim, const Body& body,
+                                std::index_sequence<kIndices...> /*all*/) {
+  (with_hack_decode_kernel_at<kIndices>(kind, head_dim, body), ...);
+}
+
+// Calls body(HackDecodeKernel<...>{}) for the kernel of this kind and width, if there is one.
 template <class Body>
 void with_hack_decode_kernel(const HackKind& kind, int head_dim, const Body& body) {
-  const auto try_one = [&]<std::size_t kIndex>() {
-    constexpr HackKind kKind = kHackKinds[kIndex / kHackDecodeDims.size()];
-    constexpr int kDim = kHackDecodeDims[kIndex % kHackDecodeDims.size()];
-    if constexpr (kDim <= hack_head_dim_max(kKind)) {
-      if (kKind == kind && kDim == hack_decode_dim(head_dim)) {
-        body.template operator()<kDim, kKind.key_bits, kKind.value_bits, kKind.partition>();
-      }
-    }
-  };
-  [&]<std::size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (try_one.template operator()<kIndices>(), ...);
-  }
-  (std::make_index_sequence<kHackKinds.size() * kHackDecodeDims.size()>());
+  with_hack_decode_kernel_of(
+      kind, head_dim, body, std::make_index_sequence<kHackKinds.size() * kHackDecodeDims.size()>());
 }
 
 // The kind of a format's pages. kInvalidArgument, with those that there are, where it has no

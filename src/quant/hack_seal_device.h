@@ -377,7 +377,7 @@ KVLANE_DEVICE void find_middles(Thread& t, const Values<kDim>& values, float (&m
   float least[kDim / 32], greatest[kDim / 32], mean[kDim / 32];
   share_ranges(t, values, shared);
   sum_tokens(t, values, shared);
-  Values<kDim> distances;
+  Values<kDim> distances{};
   KVLANE_UNROLL
   for (int i = 0; i < kDim / 32; ++i) {
     const int channel = kWarpThreads * i + t.lane();
