@@ -23,7 +23,8 @@ constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 // Poisoned memory for `bytes` bytes.
 Lines poisoned(std::size_t bytes) {
   Lines lines((bytes + sizeof(hack_fixture::Line) - 1) / sizeof(hack_fixture::Line));
-  std::memset(static_cast<void*>(lines.data()), 0xFF, lines.size() * sizeof(hack_fixture::Line));
+  std::fill_n(reinterpret_cast<std::byte*>(lines.data()), lines.size() * sizeof(hack_fixture::Line),
+              std::byte{0xFF});
   return lines;
 }
 

@@ -82,7 +82,8 @@ class Scene {
     std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
     tables_.assign(std::size_t(sequences) * stride_, -1);
     pool_.resize(ids.size() * block_bytes() / sizeof(Line));
-    std::memset(static_cast<void*>(pool_.data()), 0xFF, pool_.size() * sizeof(Line));
+    std::fill_n(reinterpret_cast<std::byte*>(pool_.data()), pool_.size() * sizeof(Line),
+                std::byte{0xFF});
     q_.resize((rows() * shape_.head_dim * 2 + sizeof(Line) - 1) / sizeof(Line));
     for (int sequence = 0, used = 0; sequence < sequences; ++sequence) {
       for (int i = 0; i < shape_.blocks[sequence]; ++i) {
