@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <limits>
 #include <memory>
 #include <random>
@@ -23,7 +25,8 @@ struct alignas(64) Line {
 using Lines = std::vector<Line>;
 Lines filled(std::size_t bytes, int with) {
   Lines lines((bytes + sizeof(Line) - 1) / sizeof(Line));
-  std::memset(static_cast<void*>(lines.data()), with, lines.size() * sizeof(Line));
+  std::fill_n(reinterpret_cast<std::byte*>(lines.data()), lines.size() * sizeof(Line),
+              std::byte(with));
   return lines;
 }
 std::byte* bytes_of(Lines& lines) { return reinterpret_cast<std::byte*>(lines.data()); }
