@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <random>
