@@ -36,6 +36,26 @@ class BenchAttention(program.ProgramTest):
             self.assertEqual("ratio" in figure, name != "bf16")
         self.assertEqual(len(figures), 3 * len(BYTES))
 
+    def test_calibrated_formats_are_calibrated_on_the_sample(self):
+        # Bytes a token at most: 4 bits and 1 % of outliers; symbols of at most 31 and of 63 levels, coded.
+        most = {
+            "kvquant_bits_4_outliers_1_room_slab": 150,
+            "cachegen_form_code_level_2": 128,
+            "cachegen_form_paper": 160,
+        }  # fmt: skip
+        # Several layers, as some of what they have differs by layer.
+        options = (*TINY[:-4], "--size", 8, "--repeats", 1)
+        done = run("bench", "attention", "--formats", "kvquant,cachegen,cachegen:form=paper", *options, "--json")
+        self.assertEqual(done.status, 0, done.err)
+        figures = {figure["name"]: figure for figure in done.json()["results"]}
+        units = documented_units()
+        for name, size in most.items():
+            self.assertLess(figures[f"attention_4096_{name}_bytes_per_token"]["value"], size, name)
+            for group in (1, 4, 8):
+                figure = figures[f"attention_4096_{name}_group{group}"]
+                self.assertGreater(figure["value"], 0)
+                self.assertEqual(units.get(figure["name"]), "tokens/s")
+
     def test_the_table_and_a_window(self):
         done = run("bench", "attention", "--formats", "mxfp4:sink=1,recent=2", "--groups", 2, *TINY, "--cpu", "scalar")
         self.assertEqual(done.status, 0, done.err)

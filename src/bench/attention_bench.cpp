@@ -11,6 +11,7 @@
 #include "attention/attention.h"
 #include "base/bf16.h"
 #include "bench/interleaved.h"
+#include "bench/sample_tables.h"
 #include "cache/block_pool.h"
 #include "cpu/parallel.h"
 #include "eval/eval_run.h"
@@ -80,22 +81,36 @@ class Cache {
 
   // Of one head's token, everything included; what a format's slabs carry, or the rows.
   double bytes_per_token(const KvShape& shape) const {
-    const std::size_t slab =
-        format_ ? format_->used_bytes(table_->sealed(0, 0)) : shape.slab_bytes();
-    return static_cast<double>(slab) / (kBlockTokens * shape.kv_heads);
+    double bytes = 0;
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      bytes += static_cast<double>(format_ ? format_->used_bytes(table_->sealed(0, layer))
+                                           : shape.slab_bytes());
+    }
+    return bytes / (double(shape.layers) * kBlockTokens * shape.kv_heads);
   }
 
  private:
   Cache(Format format, int query_tokens, Isa isa)
       : format_(std::move(format)), query_tokens_(query_tokens), attention_(isa, format_.get()) {}
 
+  // Every sample as each layer has it: a layer can have bins of its own. Nothing for rows.
+  Result<std::vector<std::byte>> sealed_samples(const KvShape& shape,
+                                                const std::vector<std::uint16_t>& rows) const {
+    if (!format_) return std::vector<std::byte>();
+    const std::size_t values = shape.slab_bytes() / sizeof(rows[0]);
+    const std::size_t slab = format_->slab_bytes();
+    std::vector<std::byte> slabs(slab * kSampleSlabs * shape.layers);
+    for (int i = 0; i < kSampleSlabs * shape.layers; ++i) {
+      const SlabPlace place{i / kSampleSlabs, 0};
+      KVLANE_TRY(format_->seal(place, &rows[values * (i % kSampleSlabs)], &slabs[slab * i]));
+    }
+    return slabs;
+  }
+
   Status fill(const KvShape& shape, int tokens) {
     const auto rows = sample_rows(shape);
     const std::size_t values = shape.slab_bytes() / 2;
-    std::vector<std::byte> slabs(format_ ? kSampleSlabs * format_->slab_bytes() : 0);
-    for (int i = 0; format_ && i < kSampleSlabs; ++i) {
-      KVLANE_TRY(format_->seal({0, 0}, &rows[values * i], &slabs[format_->slab_bytes() * i]));
-    }
+    KVLANE_ASSIGN(const std::vector<std::byte> slabs, sealed_samples(shape, rows));
     int sample = 0;
     KVLANE_TRY(table_->grow(tokens));
     // A block at a time, so that a coded cache needs rows for no more than its window.
@@ -106,8 +121,9 @@ class Cache {
         sample = (sample + 7) % kSampleSlabs;
         std::memcpy(table_->rows(block, layer), &rows[values * sample], shape.slab_bytes());
         if (!format_) continue;
-        std::memcpy(table_->sealed(block, layer), &slabs[format_->slab_bytes() * sample],
-                    format_->slab_bytes());
+        const std::size_t slab = format_->slab_bytes();
+        std::memcpy(table_->sealed(block, layer), &slabs[slab * (kSampleSlabs * layer + sample)],
+                    slab);
       }
       // The tokens of the pass are written, and not yet there.
       table_->set_tokens(std::min(end, tokens - query_tokens_));
@@ -187,8 +203,10 @@ class AttentionBench {
                                 " query heads here, not " + std::to_string(group));
       }
     }
-    if (options_.head_dim < 2 || options_.head_dim > kTileHeadDimMax) {
-      return invalid_argument("head_dim is 2 to " + std::to_string(kTileHeadDimMax) + ", not " +
+    if (options_.head_dim < 2 || options_.head_dim > kTileHeadDimMax ||
+        options_.head_dim % 2 != 0) {
+      return invalid_argument("head_dim is an even number from 2 to " +
+                              std::to_string(kTileHeadDimMax) + ", not " +
                               std::to_string(options_.head_dim));
     }
     return {};
@@ -203,9 +221,10 @@ class AttentionBench {
 
   Status measure(int tokens, std::vector<Figure>& results) const {
     const KvShape shape = this->shape(tokens);
-    KvFormatContext context;
-    context.shape = shape;
-    context.isa = options_.isa;
+    say("tables for " + std::to_string(tokens) + " tokens");
+    const RopeTable rope = sample_rope(shape.head_dim, tokens);
+    KVLANE_ASSIGN(const KvTables tables, sample_tables(shape, rope, sample_rows(shape)));
+    const KvFormatContext context{shape, &rope, &tables, options_.isa};
     KVLANE_ASSIGN(const auto formats, make_formats(options_.formats, context));
     std::vector<std::unique_ptr<Cache>> caches;
     for (const Format& format : formats) {

@@ -17,7 +17,8 @@ struct AttentionBenchOptions {
   // As `kvlane eval --formats` takes them; bf16 is always there.
   std::string formats =
       "fp8_e4m3,fp8_e5m2,mxfp8_e4m3,mxfp8_e5m2,mxfp6_e2m3,mxfp6_e3m2,mxfp4,int8,int4,kivi,"
-      "kivi:bits=4,hack,hack:compute=dequantise,hack:k=4,v=4,hack:paper";
+      "kivi:bits=4,kvquant,kvquant:bits=2,cachegen,cachegen:form=paper,hack,hack:compute="
+      "dequantise,hack:k=4,v=4,hack:paper";
   std::vector<int> tokens = {4096, 32768};  // of the cache
   std::vector<int> groups = {1, 4, 8};      // query heads of a KV head: 1 ... 16
   // Query tokens at once, the last ones of the cache: 1 is a step of decoding, more a part of a

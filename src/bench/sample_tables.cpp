@@ -1,0 +1,50 @@
+// Calibrates one layer on sample rows, and gives its tables to all.
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/sample_tables.h"
+
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include "calib/kv_statistics.h"
+
+namespace kvlane {
+
+RopeTable sample_rope(int head_dim, int positions) {
+  constexpr float kTheta = 10000;
+  std::vector<float> inverse(head_dim / 2);
+  for (int i = 0; i < head_dim / 2; ++i) {
+    inverse[i] = std::pow(kTheta, -2.0F * static_cast<float>(i) / static_cast<float>(head_dim));
+  }
+  return {inverse, positions};
+}
+
+Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
+                               const std::vector<std::uint16_t>& rows) {
+  KvShape layer = shape;
+  layer.layers = 1;
+  const std::size_t slab = layer.slab_bytes() / sizeof(rows[0]);
+  const std::size_t slabs = rows.size() / slab;
+  std::vector<std::unique_ptr<KvStatistics>> all;
+  all.push_back(make_cachegen_statistics(layer));
+  KVLANE_ASSIGN(auto kvquant, make_kvquant_statistics(layer, rope, slabs * kBlockTokens, nullptr));
+  all.push_back(std::move(kvquant));
+  KvTables found;
+  for (const auto& statistics : all) {
+    for (std::size_t i = 0; i < slabs; ++i) statistics->first({0, 0}, &rows[slab * i]);
+    for (std::size_t i = 0; i < slabs; ++i) statistics->second({0, 0}, &rows[slab * i]);
+    statistics->write(found);
+  }
+  const std::string first = ".layers.0.";
+  KvTables tables;
+  for (const auto& [name, values] : found.values) {
+    const std::size_t at = name.find(first);
+    for (int i = 0; i < shape.layers; ++i) {
+      const std::string of_layer = ".layers." + std::to_string(i) + ".";
+      tables.values[std::string(name).replace(at, first.size(), of_layer)] = values;
+    }
+  }
+  return tables;
+}
+
+}  // namespace kvlane
