@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/bf16.h"
+#include "base/clock.h"
 #include "cpu/parallel.h"
 
 namespace kvlane {
@@ -30,7 +31,7 @@ void Attention::make_tiles(const AttentionBatch& batch) {
         for (int pair = 0; pair < tokens * group; pair += kTileRows) {
           tiles_.push_back({span.table, kv_head, done * group + pair,
                             std::min(kTileRows, tokens * group - pair), span.position,
-                            span.first_row, block});
+                            span.first_row, block, span.position + span.rows});
         }
       }
       done += tokens;
@@ -87,9 +88,12 @@ bool Attention::make_tasks() {
   return split;
 }
 
-// Whether the tile's rows see a block in 16 bits.
+// Whether the tile's rows see a block as rows, or as what is made of these.
 bool Attention::reads_rows(const Tile& tile, int block) const {
-  return !tile.table->coded() || format_->window().reads_rows(block, tile.block);
+  if (!tile.table->coded()) return true;
+  const bool own_is_complete = block == tile.block && tile.end / kBlockTokens > block;
+  if (own_is_complete && format_->own_block().sealed) return false;
+  return format_->window().reads_rows(block, tile.block);
 }
 
 // What reading the tile's page of a block means: its rows, or its part of the sealed slab.
@@ -131,7 +135,8 @@ class Attention::Reading {
         tiles_(&attention.tiles_[task.first_tile]),
         table_(*tiles_->table),
         layer_(batch.layer),
-        apart_(table_.coded() && attention.sealed_kernel_->in_own_basis()) {
+        apart_(table_.coded() && attention.sealed_kernel_->in_own_basis()),
+        codes_own_(table_.coded() && attention.format_->own_block().coded) {
     for (int i = 0; i < task.tiles; ++i) {
       past_[i].rows = own_[i] = attention.make_query(batch, tiles_[i]);
       std::fill_n(past_[i].rows.visible, tiles_[i].pairs, kBlockTokens);
@@ -184,8 +189,24 @@ class Attention::Reading {
     for (int i = 0; i < task_.tiles; ++i) {
       PageQuery& query = own ? own_[i] : past_[i].rows;
       query.next = next(block, i);
-      attention_.kernel_(query, table_.page(block, layer_, tiles_[i].kv_head), states_[i]);
+      if (own && codes_own_) {
+        read_coded(query, i);
+      } else {
+        attention_.kernel_(query, table_.page(block, layer_, tiles_[i].kv_head), states_[i]);
+      }
     }
+  }
+
+  // The own block as codes of its rows would have it.
+  void read_coded(const PageQuery& query, int tile) {
+    const TimePoint start = SteadyClock::now();
+    alignas(64) std::uint16_t page[2 * kBlockTokens * kTileHeadDimMax];
+    const int first = tiles_->block * kBlockTokens;
+    attention_.format_->own_page({layer_, first}, table_.rows(tiles_->block, layer_),
+                                 tiles_[tile].kv_head,
+                                 std::min(tiles_->end - first, int{kBlockTokens}), page);
+    opening_seconds_ += seconds_since(start);
+    attention_.kernel_(query, page, states_[tile]);
   }
 
   void gather_sealed(int block) {
@@ -196,7 +217,8 @@ class Attention::Reading {
                                 tiles_[i].kv_head,
                                 next(block, i),
                                 &past_[i],
-                                &states_[i]};
+                                &states_[i],
+                                block == tiles_->block ? own_[i].visible : nullptr};
     }
   }
 
@@ -222,7 +244,8 @@ class Attention::Reading {
   const Tile* const tiles_;
   const BlockTable& table_;
   const int layer_;
-  const bool apart_;               // states of rows and of sealed pages may not meet as they are
+  const bool apart_;  // states of rows and of sealed pages may not meet as they are
+  const bool codes_own_;
   PageQuery own_[kGroupTiles];     // of the own block
   SealedQuery past_[kGroupTiles];  // of those before it, where every row sees every token
   std::array<StateTile, kGroupTiles> states_;

@@ -48,7 +48,8 @@ class Attention {
         sealed_kernel_(format == nullptr ? nullptr : sealed_kernel(*format, isa)) {}
 
   // Each row sees the tokens of its sequence up to and including its own: its own block and those
-  // that the format's window names as rows, all others as sealed slabs. Blocks before its own are
+  // that the format's window names as rows, all others as sealed slabs (and the own block as
+  // KvFormat::own_block() says, if that is something else). Blocks before its own are
   // read in runs of kSplitBlocks, its own block by itself; the states merge in that order.
   void run(const AttentionBatch& batch);
 
@@ -68,6 +69,7 @@ class Attention {
     int position;  // of the span's first row
     int row;       // of the span's first row
     int block;     // that the tokens lie in
+    int end;       // of the sequence, this batch included
   };
   // Part of the work of tiles that read the same blocks: runs [first_run, last_run), of which the
   // tiles' last is their own block.

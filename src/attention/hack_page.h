@@ -22,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "attention/page_kernel.h"
@@ -54,13 +55,24 @@ struct HackShape {
   int value_partition() const { return v.axis == hack::Axis::kBoth ? kBlockTokens : v.partition; }
 };
 
-// A page for a tile, of which every row sees all 64 tokens.
+// A page for a tile.
 struct HackItem {
   const HackQuery* query;
   const std::byte* page;
   std::span<const std::byte> next;  // memory that is wanted next, or nothing
   StateTile* tile;
+  // Each row sees the page's tokens [0, visible), at least one; null: every row sees all 64.
+  const int* visible = nullptr;
 };
+
+// Scores of tokens that a row does not see become those of weight 0.
+inline void hide_unseen(const HackItem& item, float (*scores)[kBlockTokens]) {
+  for (int row = 0; item.visible != nullptr && row < item.tile->rows; ++row) {
+    for (int token = item.visible[row]; token < kBlockTokens; ++token) {
+      scores[row][token] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
 
 // The kernels of a tier. A row's arithmetic is the same whatever else is in its tile.
 struct HackKernel {

@@ -532,6 +532,7 @@ void score_item(const HackShape& shape, const HackItem& item, Prefetch& prefetch
     both ? score_page<kBits, true>(shape, *item.query, rows, item.page, prefetch, scores)
          : score_page<kBits, false>(shape, *item.query, rows, item.page, prefetch, scores);
   });
+  hide_unseen(item, scores);
 }
 
 void weigh_item(const HackShape& shape, const HackItem& item, Scores& scores, Weights& weights) {

@@ -50,21 +50,26 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
   }
 }
 
-void attend_page(const HackShape& shape, const HackQuery& query, const std::byte* page,
-                 StateTile& tile) {
+void attend_page(const HackShape& shape, const HackItem& item) {
   using namespace hack_arithmetic;
+  const std::byte* const page = item.page;
+  const HackQuery& query = *item.query;
+  StateTile& tile = *item.tile;
+  float scores[kTileRows][kBlockTokens];
   for (int row = 0; row < tile.rows; ++row) {
     const Query<float> of_row{query.codes[row], query.values[row], query.scale[row], query.sum[row],
                               query.centre[row]};
     const float base = base_score(shape, of_row, page);
-    float scores[kBlockTokens];
     for (int token = 0; token < kBlockTokens; ++token) {
-      scores[token] = score(shape, of_row, page, token, base);
+      scores[row][token] = score(shape, of_row, page, token, base);
     }
-    const float page_max = *std::max_element(scores, scores + kBlockTokens);
+  }
+  hide_unseen(item, scores);
+  for (int row = 0; row < tile.rows; ++row) {
+    const float page_max = *std::max_element(scores[row], scores[row] + kBlockTokens);
     const float max = std::max(tile.max[row], page_max);
-    for (float& x : scores) x = std::exp2(x - page_max);
-    const auto weights = code_weights(shape, page, scores, std::exp2(page_max - max));
+    for (float& x : scores[row]) x = std::exp2(x - page_max);
+    const auto weights = code_weights(shape, page, scores[row], std::exp2(page_max - max));
     const float keep = std::exp2(tile.max[row] - max);
     tile.max[row] = max;
     tile.sum[row] = tile.sum[row] * keep + weights.total;
@@ -75,7 +80,7 @@ void attend_page(const HackShape& shape, const HackQuery& query, const std::byte
 }
 
 void attend(const HackShape& shape, std::span<const HackItem> items) {
-  for (const HackItem& item : items) attend_page(shape, *item.query, item.page, *item.tile);
+  for (const HackItem& item : items) attend_page(shape, item);
 }
 
 }  // namespace

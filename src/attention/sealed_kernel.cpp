@@ -54,7 +54,7 @@ class CodeKernel final : public SealedKernel {
     HackItem coded[kSealedItemsMax];
     for (std::size_t i = 0; i < items.size(); ++i) {
       coded[i] = {&items[i].query->hack, items[i].slab + shape_.layout.bytes * items[i].kv_head,
-                  items[i].next, items[i].tile};
+                  items[i].next, items[i].tile, items[i].visible};
     }
     kernel_.attend(shape_, {coded, items.size()});
     return 0;

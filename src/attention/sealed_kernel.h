@@ -16,7 +16,7 @@ struct SealedQuery {
   HackQuery hack;
 };
 
-// A page of one KV head for one tile, of which all rows see all tokens.
+// A page of one KV head for one tile.
 struct SealedItem {
   SlabPlace place;
   const std::byte* slab;
@@ -24,6 +24,8 @@ struct SealedItem {
   std::span<const std::byte> next;  // memory that is wanted next, or nothing
   const SealedQuery* query;
   StateTile* tile;
+  // As in HackItem. Only pages of formats that say own_block().sealed come with some.
+  const int* visible = nullptr;
 };
 
 // Items that kernels are given at once.

@@ -47,8 +47,9 @@ class EngineImpl final : public Engine {
   }
   // Whoever takes over another's blocks would miss the rows of its window.
   bool shares_blocks() const {
-    return options_.prefix_caching &&
-           (!options_.kv_format || options_.kv_format->window() == KvWindow{});
+    const KvFormat* const format = options_.kv_format.get();
+    return options_.prefix_caching && (format == nullptr || (format->window() == KvWindow{} &&
+                                                             !format->own_block().sees_ahead));
   }
   BlockTable new_table();
 

@@ -106,6 +106,11 @@ Status run_text_task(const TextTask& task, EvalRun& run) {
                             std::to_string(task.context) + " tokens, not " +
                             std::to_string(task.stride));
   }
+  for (const auto& format : run.formats) {
+    if (!format || !format->own_block().sees_ahead) continue;
+    return unsupported("with KV format '" + format->name() +
+                       "' a token can see later ones of its block: its perplexity means nothing");
+  }
   TextRun text(task, run);
   KVLANE_TRY(text.score());
   text.report();

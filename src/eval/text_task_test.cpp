@@ -69,6 +69,18 @@ TEST(TextTask, RefusesWindowsThatCannotBe) {
   EXPECT_FALSE(run_text_task({tokens, 10, 0}, run).ok());
 }
 
+TEST(TextTask, RefusesFormatsThatSeeAhead) {
+  const KvFormatContext context{.shape = model().config().kv_shape()};
+  const auto tokens = random_tokens(50);
+  for (const std::string own : {"diag=int8", "rqe=0"}) {
+    EvalRun run = make_run({});
+    run.formats = take(make_formats("hack:paper," + own, context));
+    EXPECT_EQ(run_text_task({tokens, 10, 10}, run).message(),
+              "with KV format 'hack:k=2,v=2,p=64," + own +
+                  "' a token can see later ones of its block: its perplexity means nothing");
+  }
+}
+
 TEST(EvalFormats, AreSplitWhereANewOneBegins) {
   using Parts = std::vector<std::string>;
   EXPECT_EQ(split_formats("bf16"), (Parts{"bf16"}));

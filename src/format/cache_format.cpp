@@ -3,14 +3,19 @@
 #include "format/cache_format.h"
 
 #include <algorithm>
+#include <array>
 
 namespace kvlane {
 
 namespace {
 
+// What decides which blocks are sealed, or what attention does with blocks.
+constexpr std::array<std::string_view, 6> kNotOfSlabs = {
+    "sink=", "recent=", "compute=", "ktail=", "rqe=", "diag="};
+
 bool concerns_slabs(std::string_view parameter) {
-  return !parameter.starts_with("sink=") && !parameter.starts_with("recent=") &&
-         !parameter.starts_with("compute=");
+  return std::ranges::none_of(kNotOfSlabs,
+                              [&](std::string_view key) { return parameter.starts_with(key); });
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace kvlane {
 
 // Longest name of a cache's format, everything included. What frames say, the format of a slab, is
 // kFormatNameBytesMax long at most.
-inline constexpr std::size_t kCacheFormatBytesMax = 96;
+inline constexpr std::size_t kCacheFormatBytesMax = 128;
 
 // Whether caches of this format keep rows of 16 bits and never seal them.
 inline bool is_row_format(std::string_view cache_format) {
@@ -18,7 +18,7 @@ inline bool is_row_format(std::string_view cache_format) {
 }
 
 // The format of its slabs: the name without what changes no byte of them, that is the window (which
-// blocks are sealed: sink, recent) and how attention reads them (compute).
+// blocks are sealed: sink, recent) and how attention reads them (compute, ktail, rqe, diag).
 // "kivi:bits=2,group=32,sink=1" -> "kivi:bits=2,group=32", "mxfp4:recent=2" -> "mxfp4".
 std::string slab_format(std::string_view cache_format);
 

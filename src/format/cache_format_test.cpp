@@ -19,6 +19,8 @@ TEST(CacheFormat, SlabsHaveTheNameWithoutWhatIsNotTheirs) {
        "kvquant:bits=4,outliers=1,room=token"},
       {"hack:k=2,v=2,p=128,round=sr,meta=bf16,compute=dequantise,sink=1024,recent=1024",
        "hack:k=2,v=2,p=128,round=sr,meta=bf16"},
+      {"hack:k=2,v=2,p=128,meta=bf16,ktail=code,rqe=0,diag=int8,sink=1024,recent=1024",
+       "hack:k=2,v=2,p=128,meta=bf16"},
       {"", ""},
   };
   for (const auto& [cache, slab] : names) {

@@ -21,6 +21,8 @@ namespace {
 
 // Of a page's K or V.
 constexpr std::size_t kValuesMax = std::size_t{kBlockTokens} * hack::kHeadDimMax;
+// 8 bits, and m and s in 16 bits for every 32 values.
+constexpr std::size_t kPageBytesMax = 2 * (kValuesMax + kValuesMax / 32 * hack::kEntryBytes);
 
 // The largest magnitude for which all that is stored stays finite. kBoth sums squares.
 float magnitude_max(const Plane& plane) {
@@ -78,14 +80,43 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
 
 void HackFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_head,
                            std::uint16_t* page) const {
-  const int d = shape().head_dim;
   const std::byte* const from = slab + layout_.bytes * kv_head;
+  open_part(Part::kKeys, from, page);
+  open_part(Part::kValues, from, page + shape().page_plane_elements());
+}
+
+void HackFormat::open_part(Part part, const std::byte* from, std::uint16_t* rows) const {
+  const int d = shape().head_dim;
   alignas(64) float values[kValuesMax];
-  open_k_({options_.k, Part::kKeys, d, from, from + layout_.k_metadata, values});
-  rows_.narrow(values, d, options_.mix, page);
-  open_v_(
-      {options_.v, Part::kValues, d, from + layout_.v_codes, from + layout_.v_metadata, values});
-  rows_.narrow(values, d, options_.mix, page + shape().page_plane_elements());
+  if (part == Part::kKeys) {
+    open_k_({options_.k, part, d, from, from + layout_.k_metadata, values});
+  } else {
+    open_v_({options_.v, part, d, from + layout_.v_codes, from + layout_.v_metadata, values});
+  }
+  rows_.narrow(values, d, options_.mix, rows);
+}
+
+OwnBlock HackFormat::own_block() const {
+  const Options& o = options_;
+  return {o.code_own_keys || o.code_own_values, o.seal_own, o.code_own_values || o.seal_own};
+}
+
+void HackFormat::own_page(SlabPlace place, const std::uint16_t* rows, int kv_head, int tokens,
+                          std::uint16_t* page) const {
+  const int d = shape().head_dim;
+  const std::size_t values = shape().page_plane_elements();
+  KvFormat::own_page(place, rows, kv_head, tokens, page);
+  alignas(64) std::byte coded[kPageBytesMax];
+  for (const Part part : {Part::kKeys, Part::kValues}) {
+    if (!(part == Part::kKeys ? options_.code_own_keys : options_.code_own_values)) continue;
+    std::uint16_t* const own = page + (part == Part::kKeys ? 0 : values);
+    // Copies of the last token widen no range.
+    for (int token = tokens; token < kBlockTokens; ++token) {
+      std::copy_n(own + std::size_t(tokens - 1) * d, d, own + std::size_t(token) * d);
+    }
+    const bool finite = std::all_of(own, own + values, is_finite_bf16);
+    if (finite && seal_part(place, kv_head, part, own, coded).ok()) open_part(part, coded, own);
+  }
 }
 
 std::size_t HackFormat::used_bytes(const std::byte* /*slab*/) const {
@@ -118,6 +149,8 @@ constexpr std::array kSwitch = {0, 1};
 constexpr std::array<std::string_view, 2> kRoundings = {"rn", "sr"};
 constexpr std::array<std::string_view, 2> kMetas = {"fp16", "bf16"};
 constexpr std::array<std::string_view, 2> kComputes = {"int8", "dequantise"};
+constexpr std::array<std::string_view, 2> kKeyTails = {"16", "code"};
+constexpr std::array<std::string_view, 2> kDiagonals = {"16", "int8"};
 
 // A parameter as canonical names have it: left out where it says what goes without saying.
 std::string parameter(const char* key, const std::string& value, std::string_view usual) {
@@ -129,6 +162,23 @@ struct Choice {
   HackFormat::Options options;
   std::string parameters;
 };
+
+// The paper's way with a query's own block, and its ablations.
+Status choose_own_block(FormatText& text, Choice& choice) {
+  KVLANE_ASSIGN(const std::string key_tail, text.word("ktail", kKeyTails, "16"));
+  KVLANE_ASSIGN(const int keep_values, text.one_of("rqe", kSwitch, 1));
+  KVLANE_ASSIGN(const std::string diagonal, text.word("diag", kDiagonals, "16"));
+  choice.options.code_own_keys = key_tail == "code";
+  choice.options.code_own_values = keep_values == 0;
+  choice.options.seal_own = diagonal == "int8";
+  if (choice.options.seal_own && choice.options.compute != HackFormat::Compute::kInt8) {
+    return invalid_argument("KV format 'hack': diag=int8 needs compute=int8");
+  }
+  choice.parameters += parameter("ktail", key_tail, "16") +
+                       parameter("rqe", std::to_string(keep_values), "1") +
+                       parameter("diag", diagonal, "16");
+  return {};
+}
 
 Result<Choice> choose(FormatText& text) {
   KVLANE_ASSIGN(const int k_bits, text.one_of("k", kBits, 2));
@@ -154,6 +204,7 @@ Result<Choice> choose(FormatText& text) {
   }
   choice.parameters += parameter("mix", std::to_string(mix), paper ? "0" : "1") +
                        parameter("meta", type, "fp16") + parameter("compute", compute, "int8");
+  if (paper) KVLANE_TRY(choose_own_block(text, choice));
   return choice;
 }
 

@@ -11,6 +11,10 @@
 //     compute=int8        Q and P in 8 bits, products of integers
 //     compute=dequantise  pages are opened to BF16 and computed on like any other: for comparison
 //     sink=n, recent=n    blocks that attention reads in 16 bits
+//   and with p, as the paper or its ablations have a query's own block, which else is in 16 bits:
+//     ktail=code          keys are coded at once, not when the block is complete
+//     rqe=0               V, too: coded anew whenever a token comes
+//     diag=int8           once it is complete, the own block is read as the slab it became
 //
 // As HACK (SPEC 1), except that a query reads its own block of 64 tokens in 16 bits: then nothing
 // that was sealed holds later tokens, chunks and steps give the same bits, and blocks can be
@@ -37,6 +41,8 @@ class HackFormat final : public KvFormat {
     bool mix;
     hack::Rounding rounding;
     Compute compute;
+    // Of a query's own block: rows of K, rows of V as codes; the slab, once there is one.
+    bool code_own_keys = false, code_own_values = false, seal_own = false;
   };
 
   // head_dim is a multiple of hack::kHeadDimStep, at most hack::kHeadDimMax; `isa` is supported by
@@ -46,6 +52,9 @@ class HackFormat final : public KvFormat {
 
   // Refuses, besides what is not finite, magnitudes that minima cannot have.
   Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const override;
+  OwnBlock own_block() const override;
+  void own_page(SlabPlace place, const std::uint16_t* rows, int kv_head, int tokens,
+                std::uint16_t* page) const override;
   // Rounds to BF16. What has no finite minimum or scale reads as something not finite; every NaN is
   // hack::kNanBf16.
   void open_page(SlabPlace place, const std::byte* slab, int kv_head,
@@ -63,6 +72,7 @@ class HackFormat final : public KvFormat {
   std::array<SlabSection, 4> sections() const;
   Status seal_part(SlabPlace place, int kv_head, hack::Part part, const std::uint16_t* rows,
                    std::byte* page) const;
+  void open_part(hack::Part part, const std::byte* from, std::uint16_t* rows) const;
 
   const Options options_;
   const hack::PageLayout layout_;

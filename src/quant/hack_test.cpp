@@ -32,6 +32,9 @@ TEST(HackFormat, NamesSayWhatIsNotUsual) {
   EXPECT_EQ(canonical("hack:round=sr,p=32,mix=1,k=4"), "hack:k=4,v=2,p=32,round=sr,mix=1");
   EXPECT_EQ(canonical("hack:compute=dequantise"), "hack:k=2,v=2,compute=dequantise");
   EXPECT_EQ(canonical("hack:recent=2,sink=1"), "hack:k=2,v=2,sink=1,recent=2");
+  EXPECT_EQ(canonical("hack:paper,diag=int8,rqe=0,ktail=code"),
+            "hack:k=2,v=2,p=64,ktail=code,rqe=0,diag=int8");
+  EXPECT_EQ(canonical("hack:paper,diag=16,rqe=1,ktail=16"), "hack:k=2,v=2,p=64");
 }
 
 TEST(HackFormat, CanonicalNamesAreTheirOwn) {
@@ -46,6 +49,9 @@ TEST(HackFormat, RefusesWhatItDoesNotKnow) {
             "KV format 'hack': compute is int8 or dequantise, not 'fp8'");
   EXPECT_EQ(refusal("hack:axes=k"), "KV format 'hack' has no parameter 'axes'");
   EXPECT_EQ(refusal("hack:round=sr"), "KV format 'hack' has no parameter 'round'");
+  EXPECT_EQ(refusal("hack:ktail=code"), "KV format 'hack' has no parameter 'ktail'");
+  EXPECT_EQ(refusal("hack:p=64,diag=int8,compute=dequantise"),
+            "KV format 'hack': diag=int8 needs compute=int8");
   EXPECT_EQ(refusal("hack", {1, 1, 128, ElementType::kFp16}),
             "KV format 'hack' codes bf16 rows only");
   for (const int head_dim : {8, 72, 272}) {

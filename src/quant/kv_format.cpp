@@ -6,6 +6,11 @@
 
 namespace kvlane {
 
+void KvFormat::own_page(SlabPlace /*place*/, const std::uint16_t* rows, int kv_head, int /*tokens*/,
+                        std::uint16_t* page) const {
+  std::memcpy(page, rows + kv_head * (shape_.page_bytes() / sizeof(*rows)), shape_.page_bytes());
+}
+
 void KvFormat::pack_front(const std::byte* slab, std::byte* packed) const {
   std::memcpy(packed, slab, used_bytes(slab));
 }

@@ -30,6 +30,15 @@ struct SlabPlace {
   int position;  // of its first token, a multiple of kBlockTokens
 };
 
+// What a query reads of its own block instead of rows of 16 bits.
+struct OwnBlock {
+  bool coded = false;   // what own_page() makes of the rows
+  bool sealed = false;  // the slab, once the block is complete, later tokens having weight 0
+  // Whether what a token reads depends on which later ones came in the same pass. Then sequences
+  // cannot share blocks, and perplexity means nothing.
+  bool sees_ahead = false;
+};
+
 // Immutable, thread-safe. Sealed slabs may hold anything when they come from elsewhere:
 // open_page(), used_bytes() and pack() stay within the slab whatever its bytes are.
 class KvFormat {
@@ -64,6 +73,14 @@ class KvFormat {
   // V[64][head_dim]. `page` is aligned to 64.
   virtual void open_page(SlabPlace place, const std::byte* slab, int kv_head,
                          std::uint16_t* page) const = 0;
+
+  // How queries read their own block. Only ablations do not read its rows as they are.
+  virtual OwnBlock own_block() const { return {}; }
+  // Where own_block().coded: what a query reads of its block's page of one head while the block's
+  // first `tokens` are there, in the form of open_page(). rows: the slab's, as seal() gets them, of
+  // which those of later tokens may hold anything. Whoever cannot code a value leaves all as it is.
+  virtual void own_page(SlabPlace place, const std::uint16_t* rows, int kv_head, int tokens,
+                        std::uint16_t* page) const;
 
   // What travels of a slab that seal() made: used_bytes() of it, into as much room. `packed` does
   // not overlap `slab`.
