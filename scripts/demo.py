@@ -31,7 +31,7 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ACCOUNT = {
     "queue": (),
     "restore": (),
-    "prefill": ("prefill_attention", "prefill_quantise"),
+    "prefill": ("prefill_attention", "prefill_quantise", "prefill_dequantise"),
     "encode": (),
     "wait_for_memory": (),
     "transfer": (),

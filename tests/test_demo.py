@@ -28,8 +28,8 @@ with open(here / "commands", "a") as log:
     log.write(json.dumps([role, *arguments]) + "\n")
 if (here / f"{role}-dies").exists():
     sys.exit(3)
-names = ["queue", "restore", "prefill", "prefill_attention", "prefill_quantise", "encode",
-         "wait_for_memory", "transfer", "decode_codec", "decode", "decode_attention",
+names = ["queue", "restore", "prefill", "prefill_attention", "prefill_quantise",
+         "prefill_dequantise", "encode", "wait_for_memory", "transfer", "decode_codec", "decode", "decode_attention",
          "decode_dequantise", "decode_kv_access", "other"]
 account = {name: 0.001 for name in names} | {"total": 0.009}
 

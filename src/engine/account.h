@@ -15,8 +15,9 @@ struct TimeAccount {
   double queue = 0;
   double restore = 0;
   double prefill = 0;
-  double prefill_attention = 0;  // of prefill
-  double prefill_quantise = 0;   // of prefill: sealing blocks
+  double prefill_attention = 0;   // of prefill
+  double prefill_quantise = 0;    // of prefill: sealing blocks
+  double prefill_dequantise = 0;  // of prefill: opening sealed pages; 0 where attention reads codes
   double encode = 0;
   double wait_for_memory = 0;
   double transfer = 0;
@@ -40,12 +41,13 @@ struct AccountField {
 };
 
 // Every field by its public name, in the order of a request's life.
-inline constexpr std::array<AccountField, 14> kAccountFields = {{
+inline constexpr std::array<AccountField, 15> kAccountFields = {{
     {"queue", &TimeAccount::queue},
     {"restore", &TimeAccount::restore},
     {"prefill", &TimeAccount::prefill},
     {"prefill_attention", &TimeAccount::prefill_attention},
     {"prefill_quantise", &TimeAccount::prefill_quantise},
+    {"prefill_dequantise", &TimeAccount::prefill_dequantise},
     {"encode", &TimeAccount::encode},
     {"wait_for_memory", &TimeAccount::wait_for_memory},
     {"transfer", &TimeAccount::transfer},

@@ -90,6 +90,7 @@ TEST(CodedEngine, TellsWhatSealingAndOpeningTook) {
     EXPECT_LT(account.prefill_quantise, account.prefill) << text;
     EXPECT_GT(account.decode_attention, 0) << text;
     EXPECT_LT(account.decode_attention + account.decode_dequantise, account.decode) << text;
+    EXPECT_EQ(account.prefill_dequantise > 0, std::string_view(text) != "hack") << text;
     EXPECT_EQ(account.decode_dequantise > 0, std::string_view(text) != "hack") << text;
   }
 }

@@ -84,7 +84,8 @@ void EngineImpl::finish_sending(Request& request) {
   end.durations = {{"queue", prompt.account.queue},
                    {"prefill", prompt.account.prefill},
                    {"prefill_attention", prompt.account.prefill_attention},
-                   {"prefill_quantise", prompt.account.prefill_quantise}};
+                   {"prefill_quantise", prompt.account.prefill_quantise},
+                   {"prefill_dequantise", prompt.account.prefill_dequantise}};
   sender_->finish(request.job, std::move(end),
                   later(request.id, [this](Request& r, const SentKv& sent) {
                     r.encoded = true;

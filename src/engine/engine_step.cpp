@@ -124,8 +124,9 @@ void EngineImpl::after_pass() {
     Sequence& sequence = *slot.sequence;
     if (sequence.state != State::kRunning) continue;  // a callback of another one ended it
     if (sequence.interval == &TimeAccount::prefill) {
-      sequence.account.prefill_attention += times.attention;
+      sequence.account.prefill_attention += times.attention - times.dequantise;
       sequence.account.prefill_quantise += times.quantise;
+      sequence.account.prefill_dequantise += times.dequantise;
     } else if (sequence.interval == &TimeAccount::decode) {
       sequence.account.decode_attention += times.attention - times.dequantise;
       sequence.account.decode_dequantise += times.dequantise;
