@@ -22,7 +22,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 
 #include "attention/page_kernel.h"
@@ -65,11 +64,11 @@ struct HackItem {
   const int* visible = nullptr;
 };
 
-// Scores of tokens that a row does not see become those of weight 0.
+// Scores of tokens that a row does not see become those of weight 0: below all others, and finite.
 inline void hide_unseen(const HackItem& item, float (*scores)[kBlockTokens]) {
   for (int row = 0; item.visible != nullptr && row < item.tile->rows; ++row) {
     for (int token = item.visible[row]; token < kBlockTokens; ++token) {
-      scores[row][token] = -std::numeric_limits<float>::infinity();
+      scores[row][token] = -0x1p126F;
     }
   }
 }

@@ -302,14 +302,14 @@ struct Weighing {
   alignas(64) float page_max[kTileRows];
   alignas(64) float greatest[kTileRows];  // of what becomes bytes
   alignas(64) float total[kTileRows];     // of 2^(score - page_max)
-  alignas(64) std::int32_t codes[2][kTileRows];
+  alignas(64) float codes[2][kTileRows];  // their sums: of the two halves, or first of all tokens
 };
 
 // Scores become 2^(score - page_max), times s of the token by both. Steps that wait for each other
 // within a row are taken for all rows before the next.
 template <bool kBoth>
 inline void power_rows(float (*scores)[kBlockTokens], int rows, const Scales& scales,
-                       Weighing& of) {
+                       Prefetch& prefetch, Weighing& of) {
   __m512 most[kTileRows];
   __m512 total[kTileRows];
   for (int row = 0; row < kTileRows; ++row) most[row] = total[row] = _mm512_setzero_ps();
@@ -324,7 +324,10 @@ inline void power_rows(float (*scores)[kBlockTokens], int rows, const Scales& sc
     const __m512 max = _mm512_set1_ps(of.page_max[row]);
     most[row] = kBoth ? _mm512_setzero_ps() : _mm512_set1_ps(1.0F);
     for (int i = 0; i < kBlockTokens; i += kLanes) {
-      __m512 x = exp2_negative(_mm512_sub_ps(_mm512_load_ps(scores[row] + i), max));
+      // With those of the other stages, more than the lines of a page.
+      prefetch.line();
+      prefetch.line();
+      __m512 x = exp2_coarse(_mm512_sub_ps(_mm512_load_ps(scores[row] + i), max));
       if constexpr (kBoth) {
         total[row] = _mm512_add_ps(total[row], x);
         x = _mm512_mul_ps(x, _mm512_load_ps(scales.of_token + i));
@@ -343,20 +346,25 @@ inline void code_rows(const float (*scores)[kBlockTokens], int rows, bool halves
   const __mmask16 some = _mm512_cmp_ps_mask(greatest, _mm512_setzero_ps(), _CMP_GT_OQ);
   alignas(64) float inverse[kTileRows];
   _mm512_store_ps(inverse, _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F), greatest));
+  __m512 codes[kTileRows];  // integers below 2^24, so their sums are exact
+  for (__m512& x : codes) x = _mm512_setzero_ps();
   for (int row = 0; row < rows; ++row) {
     const __m512i bytes = bytes_of(scores[row], _mm512_set1_ps(inverse[row]));
     _mm512_store_si512(weights.bytes[row], bytes);
-    // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
     const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, _mm512_set1_epi8(1));
-    const int all = _mm512_reduce_add_epi32(sums);
-    of.codes[0][row] = halves ? _mm512_mask_reduce_add_epi32(0x00ff, sums) : all;
-    of.codes[1][row] = all - of.codes[0][row];
+    codes[row] = _mm512_cvtepi32_ps(sums);
   }
+  reduce<Sum>(codes, rows, of.codes[0]);
+  if (!halves) return;
+  // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
+  for (int row = 0; row < rows; ++row) codes[row] = _mm512_maskz_mov_ps(0xff00, codes[row]);
+  reduce<Sum>(codes, rows, of.codes[1]);
+  for (int row = 0; row < rows; ++row) of.codes[0][row] -= of.codes[1][row];
 }
 
 template <bool kBoth>
 inline void weigh(const HackShape& shape, const HackItem& item, float (*scores)[kBlockTokens],
-                  Weights& weights) {
+                  Prefetch& prefetch, Weights& weights) {
   // Twice what a code is less in the operand of products than in values.
   const int middle = (shape.v.bits == 8 ? 256 : 0) - (kBoth ? (1 << shape.v.bits) - 1 : 0);
   const bool halves = !kBoth && shape.v.partition < kBlockTokens;
@@ -368,7 +376,7 @@ inline void weigh(const HackShape& shape, const HackItem& item, float (*scores)[
   for (float& x : of.page_max) x = 0;
   for (float& x : of.greatest) x = 0;
   for (float& x : of.total) x = 0;
-  power_rows<kBoth>(scores, tile.rows, scales, of);
+  power_rows<kBoth>(scores, tile.rows, scales, prefetch, of);
   code_rows(scores, tile.rows, halves, of, weights);
   const auto rows = static_cast<__mmask16>((1U << tile.rows) - 1U);
   const __m512 old_max = _mm512_maskz_loadu_ps(rows, tile.max);
@@ -379,12 +387,11 @@ inline void weigh(const HackShape& shape, const HackItem& item, float (*scores)[
   const __m512 unit =
       _mm512_div_ps(_mm512_mul_ps(page_unit, _mm512_load_ps(of.greatest)), _mm512_set1_ps(255.0F));
   __m512 page_total = _mm512_mul_ps(_mm512_load_ps(of.total), page_unit);
-  for (int part = 0; part < 2; ++part) {
-    const __m512i codes = _mm512_maskz_loadu_epi32(rows, of.codes[part]);
-    const __m512 total = _mm512_mul_ps(_mm512_cvtepi32_ps(codes), unit);
-    const __m512i off = _mm512_mullo_epi32(codes, _mm512_set1_epi32(middle));
-    const __m512 half_unit = _mm512_mul_ps(unit, _mm512_set1_ps(0.5F));
-    _mm512_store_ps(weights.shift[part], _mm512_mul_ps(_mm512_cvtepi32_ps(off), half_unit));
+  for (int part = 0; part < (halves ? 2 : 1); ++part) {
+    const __m512 codes = _mm512_maskz_loadu_ps(rows, of.codes[part]);
+    const __m512 total = _mm512_mul_ps(codes, unit);
+    const __m512 off = _mm512_mul_ps(codes, _mm512_set1_ps(0.5F * static_cast<float>(middle)));
+    _mm512_store_ps(weights.shift[part], _mm512_mul_ps(off, unit));
     _mm512_store_ps(weights.total[part], kBoth ? page_total : total);
     if constexpr (!kBoth) page_total = part == 0 ? total : _mm512_add_ps(page_total, total);
   }
@@ -535,9 +542,10 @@ void score_item(const HackShape& shape, const HackItem& item, Prefetch& prefetch
   hide_unseen(item, scores);
 }
 
-void weigh_item(const HackShape& shape, const HackItem& item, Scores& scores, Weights& weights) {
-  shape.v.axis == Axis::kBoth ? weigh<true>(shape, item, scores, weights)
-                              : weigh<false>(shape, item, scores, weights);
+void weigh_item(const HackShape& shape, const HackItem& item, Scores& scores, Prefetch& prefetch,
+                Weights& weights) {
+  shape.v.axis == Axis::kBoth ? weigh<true>(shape, item, scores, prefetch, weights)
+                              : weigh<false>(shape, item, scores, prefetch, weights);
 }
 
 void add_item(const HackShape& shape, const HackItem& item, const Weights& weights,
@@ -564,7 +572,7 @@ void attend(const HackShape& shape, std::span<const HackItem> items) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     // The page after the one whose scores are taken now.
     Prefetch prefetch(i + 1 < items.size() ? items[i + 1].next : std::span<const std::byte>());
-    weigh_item(shape, items[i], scores[i % 2], weights);
+    weigh_item(shape, items[i], scores[i % 2], prefetch, weights);
     if (i + 1 < items.size()) score_item(shape, items[i + 1], prefetch, scores[(i + 1) % 2]);
     add_item(shape, items[i], weights, prefetch);
   }

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,9 @@
 #include "transfer/test_link.h"
 
 namespace kvlane {
+
+// Under sanitizers, on emulated devices and a busy machine, answers take their time.
+inline constexpr std::chrono::minutes kPatience{4};
 
 template <class T>
 T take(Result<T> result) {
@@ -90,16 +94,15 @@ class Answer {
 
   const Finish& wait() {
     std::unique_lock lock(mutex_);
-    const bool over =
-        changed_.wait_for(lock, std::chrono::seconds(60), [this] { return finish_.has_value(); });
-    EXPECT_TRUE(over) << "no answer within a minute";
+    const bool over = changed_.wait_for(lock, kPatience, [this] { return finish_.has_value(); });
+    EXPECT_TRUE(over) << "no answer in four minutes";
     if (!over) finish_.emplace();
     return *finish_;
   }
 
   void wait_for_tokens(std::size_t count) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::seconds(60),
+    changed_.wait_for(lock, kPatience,
                       [&] { return finish_.has_value() || all_[0].tokens.size() >= count; });
   }
 
@@ -131,9 +134,8 @@ class Prefilled {
   }
   const PrefillOutcome& wait() {
     std::unique_lock lock(mutex_);
-    const bool over =
-        changed_.wait_for(lock, std::chrono::seconds(60), [this] { return outcome_.has_value(); });
-    EXPECT_TRUE(over) << "no outcome within a minute";
+    const bool over = changed_.wait_for(lock, kPatience, [this] { return outcome_.has_value(); });
+    EXPECT_TRUE(over) << "no outcome in four minutes";
     if (!over) outcome_.emplace();
     return *outcome_;
   }
