@@ -21,85 +21,30 @@ measured, and this program says so. KVLANE_PROGRAM is the program, build/release
 import argparse
 import contextlib
 import json
-import os
 import pathlib
-import re
-import shlex
 import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = os.environ.get("KVLANE_PROGRAM") or str(ROOT / "build" / "release" / "kvlane")
-NEAR, FAR = f"kvlane-near-{os.getpid()}", f"kvlane-far-{os.getpid()}"
-NEAR_ADDRESS, FAR_ADDRESS = "10.213.78.1", "10.213.78.2"
-PATIENCE = 120  # seconds for anything that should be quick
+from shaped_workers import (
+    FAR,
+    FAR_ADDRESS,
+    NEAR,
+    NEAR_ADDRESS,
+    SHARE_TOLERANCE,
+    Server,
+    Unavailable,
+    bytes_ratio,
+    kv_bytes,
+    measure_requests,
+    shape,
+    two_namespaces,
+    value,
+)
+
 CODECS = ("none", "splitzip", "splitzip:channel", "auto")
 PUSHES = ("layer", "whole")
 LATENCIES = ("median_ttft_ms", "median_e2el_ms", "request_throughput")
-# The rate is right when the link's share is so near to the one that was asked for.
-SHARE_TOLERANCE = 0.03
-
-
-class Unavailable(Exception):
-    """This machine does not allow what is needed."""
-
-
-def network(*command):
-    done = subprocess.run(command, capture_output=True, check=False, text=True)
-    if done.returncode != 0:
-        raise Unavailable(f"`{shlex.join(command)}`: {done.stderr.strip()}")
-
-
-@contextlib.contextmanager
-def two_namespaces():
-    """A pair of namespaces with a link between them."""
-    try:
-        for name in (NEAR, FAR):
-            network("ip", "netns", "add", name)
-        network("ip", "-n", NEAR, "link", "add", "veth0", "type", "veth", "peer", "name", "veth0", "netns", FAR)
-        for name, address in ((NEAR, NEAR_ADDRESS), (FAR, FAR_ADDRESS)):
-            network("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "veth0")
-            for interface in ("lo", "veth0"):
-                network("ip", "-n", name, "link", "set", interface, "up")
-        yield
-    finally:
-        for name in (NEAR, FAR):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-
-
-def shape(mbit):
-    """The link's rate from the prefill workers to the decode worker; None: as it is."""
-    if mbit is None:
-        subprocess.run(["tc", "-n", NEAR, "qdisc", "del", "dev", "veth0", "root"], capture_output=True, check=False)
-        return
-    rate = f"{round(mbit * 1000)}kbit"
-    shaper = ("tbf", "rate", rate, "burst", "128k", "limit", "4m")
-    network("tc", "-n", NEAR, "qdisc", "replace", "dev", "veth0", "root", *shaper)
-
-
-def inside(namespace, *command):
-    return ["ip", "netns", "exec", namespace, PROGRAM, *map(str, command)]
-
-
-class Server:
-    """A serving command of the program; ends with this process."""
-
-    def __init__(self, namespace, *arguments):
-        self.process = subprocess.Popen(
-            inside(namespace, *arguments, "--port", 0, "--parent", os.getpid(), "--json"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_WAIT_POLICY": "passive"},
-        )
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"request_link: `{shlex.join(map(str, arguments))}` did not start")
-        self.url = json.loads(line)["url"]
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(PATIENCE)
 
 
 class Variant:
@@ -123,35 +68,7 @@ class Variant:
 
     def measure(self, options, seed, requests):
         """One run of the load generator; its report."""
-        command = ["bench", "serve", "--base-url", self.gateway.url, "--dataset", "random"]
-        command += ["--input-len", options.input_len, "--output-len", options.output_len, "--warmup", 2]
-        command += ["--concurrency", options.concurrency, "--num-prompts", requests, "--seed", seed, "--json"]
-        done = subprocess.run(inside(NEAR, *command), capture_output=True, text=True, check=False, timeout=3600)
-        if done.returncode != 0:
-            sys.exit(f"request_link: {self.name}: {done.stderr.strip()}")
-        report = json.loads(done.stdout)
-        if value(report, "failed"):
-            sys.exit(f"request_link: {self.name}: {value(report, 'failed'):.0f} requests failed")
-        return report
-
-    def bytes_ratio(self):
-        """Of all that its worker has sent."""
-        code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
-        text = subprocess.run(
-            ["ip", "netns", "exec", NEAR, sys.executable, "-c", code, f"{self.prefill.url}/metrics"],
-            capture_output=True, text=True, check=True, timeout=PATIENCE,
-        ).stdout
-
-        def total(kind):
-            samples = re.findall(rf"^kvlane_transfer_{kind}_bytes_total\S* (\S+)$", text, re.MULTILINE)
-            return sum(map(float, samples))
-
-        raw, shipped = total("raw"), total("shipped")
-        return raw / shipped if shipped else None
-
-
-def value(report, name):
-    return next(result["value"] for result in report["results"] if result["name"] == name)
+        return measure_requests(self.name, self.gateway.url, options, seed, requests, "--warmup", 2)
 
 
 def median_report(variant, baseline):
@@ -217,7 +134,7 @@ def measure(options):
             for number, variant in enumerate(variants):
                 seed = 1000 * (repeat + 1) + number  # prompts that no worker has seen
                 variant.runs.append(variant.measure(options, seed, options.num_prompts))
-        ratios = {variant: variant.bytes_ratio() for variant in variants}
+        ratios = {variant: bytes_ratio(variant.prefill.url) for variant in variants}
     reports = [(variant, median_report(variant, baselines[variant.push])) for variant in variants]
     print(f"link: {mbit:.1f} Mbit/s")
     print_table(reports, ratios)
@@ -229,15 +146,6 @@ def measure(options):
             name = f"request_link_{variant.codec}_{variant.push}.json".replace(":", "_")
             (folder / name).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         print(f"wrote {len(reports)} files in {folder}", file=sys.stderr)
-
-
-def kv_bytes(options):
-    """Of one prompt's KV, from the model's configuration."""
-    config = json.loads((pathlib.Path(options.model) / "config.json").read_text(encoding="utf-8"))
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    channels = config.get("num_key_value_heads", heads) * head_dim
-    return options.input_len * config["num_hidden_layers"] * channels * 2 * 2
 
 
 def main():
@@ -255,7 +163,7 @@ def main():
     options = parser.parse_args()
     if "none" not in options.codecs.split(","):
         parser.error("--codecs needs none, which the others are compared with")
-    options.kv_bytes = kv_bytes(options)
+    options.kv_bytes = kv_bytes(options.model, options.input_len)
     try:
         measure(options)
     except (Unavailable, FileNotFoundError) as why:

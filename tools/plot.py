@@ -7,6 +7,7 @@
     build/plots/bin/python tools/plot.py codec-frontier report.json docs/images/codec_frontier.svg
     build/plots/bin/python tools/plot.py codec-crossover unshaped.json 1=1gbit.json 10=10gbit.json \\
         docs/images/codec_crossover.svg
+    build/plots/bin/python tools/plot.py jobs job.json docs/images/jobs.svg
 
 A plot is a function of reports that returns a figure, and a line in PLOTS. A report measured over a link of known
 speed is named with its Gbit/s before it.
@@ -204,7 +205,58 @@ def codec_crossover(reports):
     return figure
 
 
-PLOTS = {"codec-frontier": codec_frontier, "codec-crossover": codec_crossover}
+# --- bench/end_to_end.py --------------------------------------------------------------------------
+
+# What the parts of a bar are, in the order of a job.
+JOB_PARTS = (
+    ("prefill: products", ("prefill_rest", "other"), "#cbd5e1"),
+    ("prefill: attention", ("prefill_attention",), "#94a3b8"),
+    ("quantise, encode", ("prefill_quantise", "encode"), "#facc15"),
+    ("dequantise, decode", ("prefill_dequantise", "decode_codec", "decode_dequantise"), "#dc2626"),
+    ("transfer", ("transfer",), OURS),
+    ("decode: attention", ("decode_attention",), "#0369a1"),
+    ("decode: products", ("decode_rest",), "#7dd3fc"),
+)
+
+
+def draw_jobs(axes, values, link, variants):
+    for place, variant in enumerate(variants):
+        left = 0
+        for label, names, colour in JOB_PARTS:
+            width = sum(values[f"job_{link}_{variant}_{name}"] for name in names)
+            axes.barh(place, width, left=left, height=0.68, color=colour, label=label if place == 0 else None)
+            left += width
+        beside = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"{left:.0f} s", (left, place), color=OTHERS, **beside)
+    axes.set_title(f"16-bit KV takes {link} % of a job", loc="left", color="#0f172a", fontsize=10)
+    axes.set_xlabel("seconds of a job")
+    axes.set_xlim(0, 1.13 * max(values[f"job_{link}_{variant}_total"] for variant in variants))
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(length=0)
+    axes.grid(axis="x", color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def jobs(reports):
+    """Where the time of a job goes, format by format, over two links."""
+    (report,) = reports
+    names = [name.removeprefix("job_").removesuffix("_bytes_ratio") for name in report.values if "bytes_ratio" in name]
+    links = sorted({name.split("_")[1] for name in report.values if name.endswith("_total")})
+    figure = Figure(figsize=(9.6, 1.5 + 0.34 * len(names)), layout="none")
+    figure.subplots_adjust(left=0.2, right=0.985, top=0.85, bottom=0.24, wspace=0.05)
+    all_axes = figure.subplots(1, len(links), sharey=True, squeeze=False)[0]
+    for axes, link in zip(all_axes, links, strict=True):
+        draw_jobs(axes, report.values, link, names)
+    labels = [f"{name} ({report.values[f'job_{name}_bytes_ratio']:.1f}x)" for name in names]
+    all_axes[0].set_yticks(range(len(names)), labels)
+    all_axes[0].invert_yaxis()
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=len(labels), loc="upper left", fontsize=8, labelcolor=OTHERS)
+    footnote(figure, f"In brackets: how much less is sent. One job at a time. {report.machine}.")
+    return figure
+
+
+PLOTS = {"codec-frontier": codec_frontier, "codec-crossover": codec_crossover, "jobs": jobs}
 
 
 def main():
