@@ -14,6 +14,7 @@
 
 #include "attention/exp2_avx512.h"
 #include "attention/hack_page.h"
+#include "attention/prefetch.h"
 #include "quant/hack_avx512.h"
 #include "quant/hadamard.h"
 
@@ -25,25 +26,6 @@ using hack::Axis;
 using hack::kLanes;
 using hack::load_affine;
 using hack::load_numbers;
-
-// Asks for the next memory line by line, one for each line that is used, so that it comes while the
-// kernel computes and never more than the core can have under way.
-class Prefetch {
- public:
-  explicit Prefetch(std::span<const std::byte> next)
-      : at_(reinterpret_cast<const char*>(next.data())), lines_(next.size() / 64) {}
-
-  __attribute__((always_inline)) void line() {
-    if (lines_ == 0) return;
-    _mm_prefetch(at_, _MM_HINT_T1);
-    at_ += 64;
-    --lines_;
-  }
-
- private:
-  const char* at_;
-  std::size_t lines_;
-};
 
 // Codes of register r of a word, as bytes.
 template <int kBits>

@@ -17,28 +17,10 @@
 
 #include "attention/exp2_avx512.h"
 #include "attention/page_kernel.h"
+#include "attention/prefetch.h"
 
 namespace kvlane {
 namespace {
-
-// Asks for the next memory line by line, so that it comes while the kernel computes and never more
-// than the core can have under way.
-class Prefetch {
- public:
-  explicit Prefetch(const PageQuery& query)
-      : at_(reinterpret_cast<const char*>(query.next.data())), lines_(query.next.size() / 64) {}
-
-  void line() {
-    if (lines_ == 0) return;
-    _mm_prefetch(at_, _MM_HINT_T1);
-    at_ += 64;
-    --lines_;
-  }
-
- private:
-  const char* at_;
-  std::size_t lines_;
-};
 
 // Elements of the 32-wide step that starts at `first`.
 inline __mmask32 step_mask(int head_dim, int first) {
@@ -256,7 +238,7 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
   float keep[kTileRows];
   Queries queries;
   widen_queries(query, tile.rows, head_dim, queries);
-  Prefetch prefetch(query);
+  Prefetch prefetch(query.next);
 
   // Rows of the page beyond query.tokens were never written: steps are rounded up, but what they
   // compute there is masked before use. K rows up to 63 belong to the page, so reading is safe.

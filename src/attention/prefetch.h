@@ -1,0 +1,32 @@
+// Asking for memory before it is read. For files of one instruction-set tier only.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <xmmintrin.h>
+
+#include <cstddef>
+#include <span>
+
+namespace kvlane {
+
+// Asks for the next memory line by line, one for each line that is used, so that it comes while a
+// kernel computes and never more than the core can have under way. Always inline: no tier may keep
+// a copy that others would call.
+class Prefetch {
+ public:
+  [[gnu::always_inline]] explicit Prefetch(std::span<const std::byte> next)
+      : at_(reinterpret_cast<const char*>(next.data())), lines_(next.size() / 64) {}
+
+  [[gnu::always_inline]] void line() {
+    if (lines_ == 0) return;
+    _mm_prefetch(at_, _MM_HINT_T1);
+    at_ += 64;
+    --lines_;
+  }
+
+ private:
+  const char* at_;
+  std::size_t lines_;
+};
+
+}  // namespace kvlane
