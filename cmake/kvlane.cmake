@@ -126,7 +126,7 @@ function(kvlane_simd)
     file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx512.cpp)
     set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "${avx512_options}")
     file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx2.cpp)
-    set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "-mavx2")
+    set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   endforeach()
 endfunction()
 

@@ -35,7 +35,7 @@ constexpr int kPages = 3;
 
 std::vector<Isa> tiers() {
   std::vector<Isa> supported;
-  for (const Isa isa : kModelIsas) {
+  for (const Isa isa : kAllIsas) {
     if (isa_supported(isa)) supported.push_back(isa);
   }
   return supported;

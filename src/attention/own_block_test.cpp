@@ -21,7 +21,7 @@ constexpr std::size_t kPlane = std::size_t{kBlockTokens} * kHeadDim;
 
 std::vector<Isa> tiers() {
   std::vector<Isa> supported;
-  for (const Isa isa : kModelIsas) {
+  for (const Isa isa : kAllIsas) {
     if (isa_supported(isa)) supported.push_back(isa);
   }
   return supported;

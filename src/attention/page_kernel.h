@@ -33,16 +33,25 @@ struct PageQuery {
 using PageKernel = void (*)(const PageQuery& query, const std::uint16_t* page, StateTile& tile);
 
 void attend_page_scalar(const PageQuery& query, const std::uint16_t* page, StateTile& tile);
+void attend_page_avx2(const PageQuery& query, const std::uint16_t* page, StateTile& tile);
 void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, StateTile& tile);
 
 // The kernel of a tier.
 inline PageKernel page_kernel(Isa isa) {
-  return isa == Isa::kAvx512 ? attend_page_avx512 : attend_page_scalar;
+  switch (isa) {
+    case Isa::kAvx512: return attend_page_avx512;
+    case Isa::kAvx2: return attend_page_avx2;
+    default: return attend_page_scalar;
+  }
 }
 
 // What it uses, for people.
 inline const char* page_kernel_description(Isa isa) {
-  return isa == Isa::kAvx512 ? "AVX-512 in FP32" : "scalar loop";
+  switch (isa) {
+    case Isa::kAvx512: return "AVX-512 in FP32";
+    case Isa::kAvx2: return "AVX2 in FP32";
+    default: return "scalar loop";
+  }
 }
 
 }  // namespace kvlane

@@ -13,13 +13,11 @@ namespace kvlane {
 
 enum class Isa {
   kScalar,  // plain C++, the judge of all others
-  kAvx2,    // AVX2; folders without kernels for it run their scalar ones
+  kAvx2,    // AVX2, FMA and F16C; what has no kernels for it runs its scalar ones
   kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI, VBMI2, VNNI and BF16
 };
 
 inline constexpr std::array kAllIsas = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
-// Those that compute models with kernels of their own; codecs have some for each tier.
-inline constexpr std::array kModelIsas = {Isa::kScalar, Isa::kAvx512};
 
 std::string_view isa_name(Isa isa);
 

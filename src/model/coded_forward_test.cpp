@@ -68,7 +68,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 std::vector<Isa> tiers() {
   std::vector<Isa> tiers;
-  for (const Isa isa : kModelIsas) {
+  for (const Isa isa : kAllIsas) {
     if (isa_supported(isa)) tiers.push_back(isa);
   }
   return tiers;

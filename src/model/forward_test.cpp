@@ -27,7 +27,7 @@ const fs::path& kFixtures = expected_fixture::kModels;
 
 std::vector<Isa> tiers() {
   std::vector<Isa> supported;
-  for (const Isa isa : kModelIsas) {
+  for (const Isa isa : kAllIsas) {
     if (isa_supported(isa)) supported.push_back(isa);
   }
   return supported;

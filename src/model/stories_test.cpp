@@ -69,7 +69,7 @@ TEST(Stories, GreedyTextEqualsLlama2cOnEveryTier) {
       read_text_file(kSource / "tests/fixtures/stories260K_expected.txt", 1 << 16);
   ASSERT_TRUE(expected.ok()) << expected.status().message();
 
-  for (const Isa isa : kModelIsas) {
+  for (const Isa isa : kAllIsas) {
     if (!isa_supported(isa)) continue;
     const auto model = Model::load(converted, {.isa = isa});
     ASSERT_TRUE(model.ok()) << model.status().message();

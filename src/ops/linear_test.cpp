@@ -54,7 +54,7 @@ Matrix make_matrix(ElementType type, std::size_t count, std::uint64_t seed) {
 
 std::vector<Isa> tiers() {
   std::vector<Isa> supported;
-  for (const Isa isa : kModelIsas) {
+  for (const Isa isa : kAllIsas) {
     if (isa_supported(isa)) supported.push_back(isa);
   }
   return supported;

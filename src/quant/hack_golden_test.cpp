@@ -50,7 +50,7 @@ class HackGoldenSlabs : public ::testing::TestWithParam<Isa> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Tiers, HackGoldenSlabs, ::testing::ValuesIn(kModelIsas),
+INSTANTIATE_TEST_SUITE_P(Tiers, HackGoldenSlabs, ::testing::ValuesIn(kAllIsas),
                          [](const auto& of) { return std::string(isa_name(of.param)); });
 
 TEST_P(HackGoldenSlabs, AreWhatRowsAreSealedTo) {

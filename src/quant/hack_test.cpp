@@ -86,7 +86,7 @@ TEST(HackFormat, EveryByteIsWrittenAndAlwaysTheSame) {
     for (const int head_dim : kHeadDims) {
       const KvShape shape = shape_of(2, head_dim);
       RowMaker maker(2);
-      for (const Isa isa : kModelIsas) {
+      for (const Isa isa : kAllIsas) {
         if (!isa_supported(isa)) continue;
         const auto format = format_of(name, shape, isa);
         const Rows rows = in_range(*format, maker.slab(Kind::kModel, shape));
@@ -161,7 +161,7 @@ class HackRefusals : public ::testing::TestWithParam<Isa> {
   const KvShape shape_ = shape_of(2, 80);
 };
 
-INSTANTIATE_TEST_SUITE_P(Tiers, HackRefusals, ::testing::ValuesIn(kModelIsas),
+INSTANTIATE_TEST_SUITE_P(Tiers, HackRefusals, ::testing::ValuesIn(kAllIsas),
                          [](const auto& of) { return std::string(isa_name(of.param)); });
 
 TEST_P(HackRefusals, WhatIsNotFiniteByLayerHeadAndToken) {

@@ -27,7 +27,7 @@ class Hadamard : public ::testing::TestWithParam<Isa> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Tiers, Hadamard, ::testing::ValuesIn(kModelIsas),
+INSTANTIATE_TEST_SUITE_P(Tiers, Hadamard, ::testing::ValuesIn(kAllIsas),
                          [](const auto& of) { return std::string(isa_name(of.param)); });
 
 std::vector<float> random_rows(int head_dim) {

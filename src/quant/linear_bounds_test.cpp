@@ -53,7 +53,7 @@ class LinearBounds : public ::testing::TestWithParam<Isa> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Tiers, LinearBounds, ::testing::ValuesIn(kModelIsas),
+INSTANTIATE_TEST_SUITE_P(Tiers, LinearBounds, ::testing::ValuesIn(kAllIsas),
                          [](const auto& of) { return std::string(isa_name(of.param)); });
 
 // slab_bytes() is a multiple of 64, so a slab that ends with its pages is aligned too.

@@ -18,7 +18,7 @@ using linear::Plane;
 
 std::vector<Isa> tiers() {
   std::vector<Isa> supported;
-  for (const Isa isa : kModelIsas) {
+  for (const Isa isa : kAllIsas) {
     if (isa_supported(isa)) supported.push_back(isa);
   }
   return supported;

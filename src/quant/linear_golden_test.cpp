@@ -27,7 +27,7 @@ class GoldenSlabs : public ::testing::TestWithParam<Isa> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Tiers, GoldenSlabs, ::testing::ValuesIn(kModelIsas),
+INSTANTIATE_TEST_SUITE_P(Tiers, GoldenSlabs, ::testing::ValuesIn(kAllIsas),
                          [](const auto& of) { return std::string(isa_name(of.param)); });
 
 TEST_P(GoldenSlabs, AreWhatRowsAreSealedTo) {

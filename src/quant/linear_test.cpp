@@ -83,7 +83,7 @@ TEST(LinearFormat, EveryByteIsWrittenAndAlwaysTheSame) {
       const KvShape shape = shape_of(2, head_dim);
       RowMaker maker(2);
       const Rows rows = maker.slab(Kind::kModel, shape);
-      for (const Isa isa : kModelIsas) {
+      for (const Isa isa : kAllIsas) {
         if (!isa_supported(isa)) continue;
         const auto format = format_of(name, shape, isa);
         ASSERT_EQ(seal(*format, rows, 0xa5), seal(*format, rows, 0x5a))
@@ -144,7 +144,7 @@ TEST(LinearFormat, EveryScaleOpensAlike) {
     for (int e = 0; e < 256; ++e) {
       std::memset(slab.data() + scalar->layout().k_metadata, e, linear::metadata_bytes(plane, 32));
       const Rows rows = open(*scalar, slab);
-      for (const Isa isa : kModelIsas) {
+      for (const Isa isa : kAllIsas) {
         if (!isa_supported(isa)) continue;
         ASSERT_EQ(open(*format_of(name, shape, isa), slab), rows) << name << ", scale " << e;
       }
@@ -158,7 +158,7 @@ TEST(LinearFormat, EveryScaleOpensAlike) {
 TEST(LinearFormat, WhatIsNotFiniteIsRefusedByLayerAndToken) {
   const KvShape shape = shape_of(2, 80);
   for (const char* name : kFormats) {
-    for (const Isa isa : kModelIsas) {
+    for (const Isa isa : kAllIsas) {
       if (!isa_supported(isa)) continue;
       const auto format = format_of(name, shape, isa);
       RowMaker maker(5);

@@ -95,7 +95,7 @@ Format format_of(const char* name, const KvShape& shape, Isa isa) {
 
 std::vector<Format> on_all_tiers(const char* name, const KvShape& shape) {
   std::vector<Format> formats;
-  for (const Isa isa : kModelIsas) {
+  for (const Isa isa : kAllIsas) {
     if (isa_supported(isa)) formats.push_back(format_of(name, shape, isa));
   }
   return formats;
