@@ -14,10 +14,15 @@ namespace kvlane {
 using MixKernel = void (*)(float* rows, int count, int head_dim);
 
 void mix_channels_scalar(float* rows, int count, int head_dim);
+void mix_channels_avx2(float* rows, int count, int head_dim);
 void mix_channels_avx512(float* rows, int count, int head_dim);
 
 inline MixKernel mix_kernel(Isa isa) {
-  return isa == Isa::kAvx512 ? mix_channels_avx512 : mix_channels_scalar;
+  switch (isa) {
+    case Isa::kAvx512: return mix_channels_avx512;
+    case Isa::kAvx2: return mix_channels_avx2;
+    default: return mix_channels_scalar;
+  }
 }
 
 }  // namespace kvlane
