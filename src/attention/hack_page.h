@@ -65,7 +65,8 @@ struct HackItem {
 };
 
 // Scores of tokens that a row does not see become those of weight 0: below all others, and finite.
-inline void hide_unseen(const HackItem& item, float (*scores)[kBlockTokens]) {
+// Static, as files of one instruction-set tier call it.
+static inline void hide_unseen(const HackItem& item, float (*scores)[kBlockTokens]) {
   for (int row = 0; item.visible != nullptr && row < item.tile->rows; ++row) {
     for (int token = item.visible[row]; token < kBlockTokens; ++token) {
       scores[row][token] = -0x1p126F;

@@ -13,8 +13,7 @@
 #include <immintrin.h>
 
 #include "attention/exp2_avx512.h"
-#include "attention/hack_page.h"
-#include "attention/prefetch.h"
+#include "attention/hack_pages.h"
 #include "quant/hack_avx512.h"
 #include "quant/hadamard.h"
 
@@ -26,6 +25,8 @@ using hack::Axis;
 using hack::kLanes;
 using hack::load_affine;
 using hack::load_numbers;
+using hack_pages::Scores;
+using hack_pages::Weights;
 
 // Codes of register r of a word, as bytes.
 template <int kBits>
@@ -149,9 +150,9 @@ inline __m512i codes_in_place(__m512i words, int r) {
 
 // Of kRows rows from `row` on and kGroups times 16 tokens from `token` on.
 template <int kBits, bool kBoth, int kRows, int kGroups>
-inline void score(const HackShape& shape, const HackQuery& query, int row, const std::byte* page,
-                  int token, Prefetch& prefetch, const float* bases,
-                  float (*scores)[kBlockTokens]) {
+inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
+                       const std::byte* page, int token, Prefetch& prefetch, const float* bases,
+                       float (*scores)[kBlockTokens]) {
   constexpr int kRegisters = 8 / kBits;
   constexpr int kChannels = 32 / kBits;  // of a word
   // Vectors shift slowly. For one row it pays to leave codes where they are and to have a sum for
@@ -229,17 +230,6 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
 }
 
 // --- weights ------------------------------------------------------------------------------------
-
-// The weights of a tile's rows, four bytes for each register and class of V, and what they are
-// worth. Of tokens 0 ... 31 and 32 ... 63, or first of all tokens:
-struct Weights {
-  alignas(64) std::uint8_t bytes[kTileRows][kBlockTokens];
-  alignas(64) float keep[kTileRows];      // what the state so far is to be multiplied with
-  alignas(64) float unit[kTileRows];      // of a code, beside the state's maximum
-  alignas(64) float total[2][kTileRows];  // of all weights: what m is multiplied with
-  // What sums of products are short of, as codes are taken from their middle.
-  alignas(64) float shift[2][kTileRows];
-};
 
 // Where packing has left what becomes byte 16 r + 4 c + k, the weight of token
 // value_token(r, c, k): it takes token 16 i + 4 j + e to byte 16 j + 4 i + e.
@@ -345,8 +335,8 @@ inline void code_rows(const float (*scores)[kBlockTokens], int rows, bool halves
 }
 
 template <bool kBoth>
-inline void weigh(const HackShape& shape, const HackItem& item, float (*scores)[kBlockTokens],
-                  Prefetch& prefetch, Weights& weights) {
+inline void weigh_rows(const HackShape& shape, const HackItem& item, float (*scores)[kBlockTokens],
+                       Prefetch& prefetch, Weights& weights) {
   // Twice what a code is less in the operand of products than in values.
   const int middle = (shape.v.bits == 8 ? 256 : 0) - (kBoth ? (1 << shape.v.bits) - 1 : 0);
   const bool halves = !kBoth && shape.v.partition < kBlockTokens;
@@ -453,22 +443,6 @@ inline void add_values(const HackShape& shape, const Weights& weights, int row,
 
 // --- a page -------------------------------------------------------------------------------------
 
-template <int kBits, bool kBoth>
-void score_page(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
-                Prefetch& prefetch, float (*scores)[kBlockTokens]) {
-  alignas(64) float bases[kTileRows];
-  if (kBoth) find_bases(shape, query, rows, page, bases);
-  const int whole_rows = rows / 4 * 4;
-  for (int row = 0; row < whole_rows; row += 4) {
-    for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
-      score<kBits, kBoth, 4, 2>(shape, query, row, page, token, prefetch, bases, scores);
-    }
-  }
-  for (int row = whole_rows; row < rows; ++row) {
-    score<kBits, kBoth, 1, 4>(shape, query, row, page, 0, prefetch, bases, scores);
-  }
-}
-
 template <int kBits, bool kBoth, int kParts, int kGroups>
 inline void add_channels(const HackShape& shape, const Weights& weights, const std::byte* page,
                          int channel, Prefetch& prefetch, StateTile& tile) {
@@ -484,84 +458,45 @@ inline void add_channels(const HackShape& shape, const Weights& weights, const s
   }
 }
 
-template <int kBits, bool kBoth, int kParts>
-void add_page_values(const HackShape& shape, const Weights& weights, const std::byte* page,
-                     Prefetch& prefetch, StateTile& tile) {
-  int channel = 0;
-  for (; channel + 2 * kLanes <= shape.head_dim; channel += 2 * kLanes) {
-    add_channels<kBits, kBoth, kParts, 2>(shape, weights, page, channel, prefetch, tile);
-  }
-  if (channel < shape.head_dim) {
-    add_channels<kBits, kBoth, kParts, 1>(shape, weights, page, channel, prefetch, tile);
-  }
-}
-
-template <int kBits>
-struct Bits {
-  static constexpr int kValue = kBits;
-};
-
-// Calls `body` with bits that are known while compiling.
-template <class Body>
-inline void with_bits(int bits, const Body& body) {
-  switch (bits) {
-    case 2: body(Bits<2>{}); break;
-    case 4: body(Bits<4>{}); break;
-    default: body(Bits<8>{}); break;
-  }
-}
-
-using Scores = float[kTileRows][kBlockTokens];
-
-void score_item(const HackShape& shape, const HackItem& item, Prefetch& prefetch, Scores& scores) {
-  const bool both = shape.k.axis == Axis::kBoth;
-  const int rows = item.tile->rows;
-  with_bits(shape.k.bits, [&](auto known) {
-    constexpr int kBits = decltype(known)::kValue;
-    both ? score_page<kBits, true>(shape, *item.query, rows, item.page, prefetch, scores)
-         : score_page<kBits, false>(shape, *item.query, rows, item.page, prefetch, scores);
-  });
-  hide_unseen(item, scores);
-}
-
-void weigh_item(const HackShape& shape, const HackItem& item, Scores& scores, Prefetch& prefetch,
-                Weights& weights) {
-  shape.v.axis == Axis::kBoth ? weigh<true>(shape, item, scores, prefetch, weights)
-                              : weigh<false>(shape, item, scores, prefetch, weights);
-}
-
-void add_item(const HackShape& shape, const HackItem& item, const Weights& weights,
-              Prefetch& prefetch) {
-  with_bits(shape.v.bits, [&](auto known) {
-    constexpr int kBits = decltype(known)::kValue;
-    if (shape.v.axis == Axis::kBoth) {
-      add_page_values<kBits, true, 1>(shape, weights, item.page, prefetch, *item.tile);
-    } else if (shape.v.partition < kBlockTokens) {
-      add_page_values<kBits, false, 2>(shape, weights, item.page, prefetch, *item.tile);
-    } else {
-      add_page_values<kBits, false, 1>(shape, weights, item.page, prefetch, *item.tile);
+// See attention/hack_pages.h.
+struct Avx512 {
+  template <int kBits, bool kBoth>
+  static void score(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
+                    Prefetch& prefetch, Scores& scores) {
+    alignas(64) float bases[kTileRows];
+    if (kBoth) find_bases(shape, query, rows, page, bases);
+    const int whole_rows = rows / 4 * 4;
+    for (int row = 0; row < whole_rows; row += 4) {
+      for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
+        score_rows<kBits, kBoth, 4, 2>(shape, query, row, page, token, prefetch, bases, scores);
+      }
     }
-  });
-}
-
-// Between scores and output lies a chain of steps that wait for each other. The scores of the next
-// page fill that time.
-void attend(const HackShape& shape, std::span<const HackItem> items) {
-  alignas(64) Scores scores[2];
-  Weights weights;
-  Prefetch first(items[0].next);
-  score_item(shape, items[0], first, scores[0]);
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    // The page after the one whose scores are taken now.
-    Prefetch prefetch(i + 1 < items.size() ? items[i + 1].next : std::span<const std::byte>());
-    weigh_item(shape, items[i], scores[i % 2], prefetch, weights);
-    if (i + 1 < items.size()) score_item(shape, items[i + 1], prefetch, scores[(i + 1) % 2]);
-    add_item(shape, items[i], weights, prefetch);
+    for (int row = whole_rows; row < rows; ++row) {
+      score_rows<kBits, kBoth, 1, 4>(shape, query, row, page, 0, prefetch, bases, scores);
+    }
   }
-}
+
+  template <bool kBoth>
+  static void weigh(const HackShape& shape, const HackItem& item, Scores& scores,
+                    Prefetch& prefetch, Weights& weights) {
+    weigh_rows<kBoth>(shape, item, scores, prefetch, weights);
+  }
+
+  template <int kBits, bool kBoth, int kParts>
+  static void add(const HackShape& shape, const Weights& weights, const std::byte* page,
+                  Prefetch& prefetch, StateTile& tile) {
+    int channel = 0;
+    for (; channel + 2 * kLanes <= shape.head_dim; channel += 2 * kLanes) {
+      add_channels<kBits, kBoth, kParts, 2>(shape, weights, page, channel, prefetch, tile);
+    }
+    if (channel < shape.head_dim) {
+      add_channels<kBits, kBoth, kParts, 1>(shape, weights, page, channel, prefetch, tile);
+    }
+  }
+};
 
 }  // namespace
 
-HackKernel hack_kernel_avx512() { return {prepare, attend}; }
+HackKernel hack_kernel_avx512() { return {prepare, hack_pages::attend<Avx512>}; }
 
 }  // namespace kvlane
