@@ -83,10 +83,15 @@ struct HackKernel {
 };
 
 HackKernel hack_kernel_scalar();
+HackKernel hack_kernel_avx2();
 HackKernel hack_kernel_avx512();
 
 inline HackKernel hack_kernel(Isa isa) {
-  return isa == Isa::kAvx512 ? hack_kernel_avx512() : hack_kernel_scalar();
+  switch (isa) {
+    case Isa::kAvx512: return hack_kernel_avx512();
+    case Isa::kAvx2: return hack_kernel_avx2();
+    default: return hack_kernel_scalar();
+  }
 }
 
 }  // namespace kvlane

@@ -11,6 +11,7 @@
 #include <immintrin.h>
 
 #include "attention/exp2_avx2.h"
+#include "attention/lanes_avx2.h"
 #include "attention/page_kernel.h"
 #include "attention/prefetch.h"
 
@@ -19,11 +20,6 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr int kStep = 2 * kLanes;  // values that are widened together
-
-// Lanes 0 ... count - 1.
-inline __m256i first_lanes(int count) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
 
 // 16 BF16 values as two vectors of floats: those at even and those at odd places. Of a part of
 // them, which is even, others are not read and become 0.
@@ -116,17 +112,6 @@ inline void score(const Queries& queries, int first, const std::uint16_t* keys, 
   for (int row = 0; row < kRows; ++row) {
     __builtin_memcpy(scores + row * kBlockTokens, sums[row], sizeof(sums[row]));
   }
-}
-
-inline float greatest_lane(__m256 x) {
-  __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
-}
-inline float sum_of_lanes(__m256 x) {
-  __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
 // Scores of a row to probabilities (0 where invisible), in the same place; updates max and sum.

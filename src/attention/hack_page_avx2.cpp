@@ -1,0 +1,439 @@
+// Attention on codes with AVX2 and its products of unsigned and signed bytes.
+//
+// The way of hack_page_avx512.cpp in halves of its vectors: scores with tokens in lanes, output
+// with channels in lanes, no sum across lanes, 4 rows or 1 at a time; the products are those of
+// hack_products_avx2.h. Operations of a page, head_dim d and 2 or 4 bits a code: per row 32 d / 8
+// products and as many additions; per step of rows up to 4 d (8 / b) shifts and masks; per row and
+// partition 8 x 4 for m and s of 64 tokens, and 5 for m and s of 8 channels.
+//
+// No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
+// SPDX-License-Identifier: Apache-2.0
+#include <immintrin.h>
+
+#include "attention/exp2_avx2.h"
+#include "attention/hack_pages.h"
+#include "attention/hack_products_avx2.h"
+#include "attention/lanes_avx2.h"
+#include "quant/hack_avx2.h"
+#include "quant/hadamard.h"
+
+namespace kvlane {
+namespace {
+
+using hack::Axis;
+using hack::avx2::Affine;
+using hack::avx2::kLanes;
+using hack::avx2::load_affine;
+using hack::avx2::load_numbers;
+using hack_pages::Scores;
+using hack_pages::Weights;
+using hack_products::kQueryMost;
+using hack_products::kWeightMost;
+
+// --- the query ----------------------------------------------------------------------------------
+
+// The greatest magnitude.
+float load_query(const HackShape& shape, const PageQuery& query, int row, float* q) {
+  const int d = shape.head_dim;
+  for (int i = 0; i < d; i += kLanes) {
+    __m256 sum = _mm256_setzero_ps();
+    for (int part = 0; part < query.parts; ++part) {
+      const auto* at = reinterpret_cast<const __m128i*>(query.q[row] + part * d + i);
+      const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16);
+      sum = _mm256_add_ps(sum, _mm256_castsi256_ps(bits));
+    }
+    _mm256_store_ps(q + i, _mm256_mul_ps(sum, _mm256_set1_ps(query.scale)));
+  }
+  if (shape.mix) mix_channels_avx2(q, 1, d);
+  const __m256 sign = _mm256_set1_ps(-0.0F);
+  __m256 most = _mm256_setzero_ps();
+  for (int i = 0; i < d; i += kLanes) {
+    most = _mm256_max_ps(most, _mm256_andnot_ps(sign, _mm256_load_ps(q + i)));
+  }
+  return greatest_lane(most);
+}
+
+void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
+  const int d = shape.head_dim;
+  const int partition = shape.k.axis == Axis::kBoth ? d : shape.k.partition;
+  const float middle = static_cast<float>((1 << shape.k.bits) - 1) / 2;
+  for (int row = 0; row < rows; ++row) {
+    float* const q = to.values[row];
+    const float greatest = load_query(shape, query, row, q);
+    const float scale = greatest / kQueryMost;
+    const __m256 inverse = _mm256_set1_ps(greatest > 0 ? kQueryMost / greatest : 0.0F);
+    to.scale[row] = scale;
+    for (int first = 0, g = 0; first < d; first += partition, ++g) {
+      const int end = d - first < partition ? d : first + partition;
+      __m256 sum = _mm256_setzero_ps();
+      __m256i codes = _mm256_setzero_si256();
+      for (int i = first; i < end; i += kLanes) {
+        const __m256 x = _mm256_load_ps(q + i);
+        const __m256i code = _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse));
+        const __m128i words =
+            _mm_packs_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(&to.codes[row][i]),
+                         _mm_packs_epi16(words, words));
+        sum = _mm256_add_ps(sum, x);
+        codes = _mm256_add_epi32(codes, code);
+      }
+      to.sum[row][g] = sum_of_lanes(sum);
+      to.centre[row][g] = middle * ((shape.k.axis == Axis::kBoth ? 0.0F : to.sum[row][g]) -
+                                    scale * static_cast<float>(sum_of_lanes(codes)));
+    }
+  }
+}
+
+// --- scores -------------------------------------------------------------------------------------
+
+// Sums, or greatest, of the lanes of `rows` vectors, four at a time: a row's order of summation is
+// the same wherever it is. `v` and `to` have room for whole fours.
+struct Sum {
+  static __m256 of(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
+};
+struct Greatest {
+  static __m256 of(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
+};
+template <class Op>
+inline void reduce(const __m256* v, int rows, float* to) {
+  for (int row = 0; row < rows; row += 4) {
+    const __m256 low =
+        Op::of(_mm256_unpacklo_ps(v[row], v[row + 1]), _mm256_unpackhi_ps(v[row], v[row + 1]));
+    const __m256 high = Op::of(_mm256_unpacklo_ps(v[row + 2], v[row + 3]),
+                               _mm256_unpackhi_ps(v[row + 2], v[row + 3]));
+    // Both halves are the four rows now.
+    const __m256 four =
+        Op::of(_mm256_shuffle_ps(low, high, 0x44), _mm256_shuffle_ps(low, high, 0xee));
+    _mm_storeu_ps(to + row, Op::of(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));
+  }
+}
+
+// What all tokens of a page have in common: each query's product with m of the channels.
+inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
+                       const std::byte* page, float* bases) {
+  __m256 m[kTileHeadDimMax / kLanes];
+  const int parts = shape.head_dim / kLanes;
+  for (int i = 0; i < parts; ++i) {
+    m[i] = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * kLanes * i);
+  }
+  __m256 sums[kTileRows];
+  for (__m256& sum : sums) sum = _mm256_setzero_ps();
+  for (int row = 0; row < rows; ++row) {
+    __m256 sum = _mm256_setzero_ps();
+    for (int i = 0; i < parts; ++i) {
+      sum = _mm256_fmadd_ps(_mm256_load_ps(query.values[row] + kLanes * i), m[i], sum);
+    }
+    sums[row] = sum;
+  }
+  reduce<Sum>(sums, rows, bases);
+}
+
+// Of kRows rows from `row` on and kGroups times 8 tokens from `token` on.
+template <int kBits, bool kBoth, int kRows, int kGroups>
+inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
+                       const std::byte* page, int token, Prefetch& prefetch, const float* bases,
+                       Scores& scores) {
+  const int d = shape.head_dim;
+  const int partition = kBoth ? d : shape.k.partition;
+  __m256 sums[kRows][kGroups];
+  for (int j = 0; j < kRows; ++j) {
+    for (auto& sum : sums[j]) sum = _mm256_set1_ps(kBoth ? bases[row + j] : 0.0F);
+  }
+  const std::byte* const words = page + 4 * token;
+  const std::byte* entries =
+      page + shape.layout.k_metadata + (kBoth ? 2 * d + 2 * token : int{hack::kEntryBytes} * token);
+  for (int first = 0, g = 0; first < d; first += partition, ++g) {
+    const int end = d - first < partition ? d : first + partition;
+    __m256i dots[kRows][kGroups];
+    for (auto& of_row : dots) {
+      for (__m256i& dot : of_row) dot = _mm256_setzero_si256();
+    }
+    hack_products::add_keys<kBits>(query, row, first, end,
+                                   words + std::ptrdiff_t{4} * kBlockTokens * (first * kBits / 32),
+                                   prefetch, dots);
+    for (int group = 0; group < kGroups; ++group) {
+      Affine affine;
+      if constexpr (kBoth) {
+        affine.s = load_numbers(shape.k.meta, entries + 2 * kLanes * group);
+      } else {
+        affine = load_affine(shape.k.meta, entries + hack::kEntryBytes * kLanes * group);
+      }
+      for (int j = 0; j < kRows; ++j) {
+        const __m256 product_sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[j][group]),
+                                                   _mm256_set1_ps(query.scale[row + j]),
+                                                   _mm256_set1_ps(query.centre[row + j][g]));
+        __m256& sum = sums[j][group];
+        if constexpr (!kBoth) {
+          sum = _mm256_fmadd_ps(affine.m, _mm256_set1_ps(query.sum[row + j][g]), sum);
+        }
+        sum = _mm256_fmadd_ps(affine.s, product_sum, sum);
+      }
+    }
+    entries += hack::kEntryBytes * kBlockTokens;
+  }
+  for (int j = 0; j < kRows; ++j) {
+    for (int group = 0; group < kGroups; ++group) {
+      _mm256_store_ps(&scores[row + j][token + kLanes * group], sums[j][group]);
+    }
+  }
+}
+
+// --- weights ------------------------------------------------------------------------------------
+
+// s of V's tokens, as weigh_rows() wants them.
+struct Scales {
+  alignas(32) float of_token[kBlockTokens];
+};
+inline void load_scales(const HackShape& shape, const std::byte* page, Scales& scales) {
+  for (int i = 0; i < kBlockTokens; i += kLanes) {
+    const std::byte* const from = page + shape.layout.v_metadata + 2 * (shape.head_dim + i);
+    _mm256_store_ps(scales.of_token + i, load_numbers(shape.v.meta, from));
+  }
+}
+
+// The codes of 32 tokens, classes 0 ... 3 of 8 each, in the order of V's words: bytes 4 c ... 4 c +
+// 3 of an even register, then of an odd one. All in registers: a load that spans several stores
+// waits for them.
+inline __m256i bytes_of(const float* x, __m256 inverse) {
+  __m256i code[4];
+  for (int i = 0; i < 4; ++i) {
+    code[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(x + kLanes * i), inverse));
+  }
+  // Tokens 0 ... 3 of each class are in one half, 4 ... 7 in the other; an even register has the
+  // first two of both.
+  const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]),
+                                             _mm256_packus_epi32(code[2], code[3]));
+  const __m256i even_first = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  const __m256i registers =
+      _mm256_permute4x64_epi64(_mm256_shuffle_epi8(packed, even_first), _MM_SHUFFLE(3, 1, 2, 0));
+  const __m256i in_turns = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+  return _mm256_shuffle_epi8(registers, in_turns);
+}
+
+// What is known of rows before their weights are bytes; a lane of these is a row.
+struct Weighing {
+  alignas(32) float page_max[kTileRows];
+  alignas(32) float greatest[kTileRows];  // of what becomes bytes
+  alignas(32) float total[kTileRows];     // of 2^(score - page_max)
+  alignas(32) std::int32_t codes[2][kTileRows];
+};
+
+// Scores become 2^(score - page_max), times s of the token by both. Steps that wait for each other
+// within a row are taken for all rows before the next.
+template <bool kBoth>
+inline void power_rows(Scores& scores, int rows, const Scales& scales, Prefetch& prefetch,
+                       Weighing& of) {
+  __m256 most[kTileRows];
+  __m256 total[kTileRows];
+  for (int row = 0; row < kTileRows; ++row) most[row] = total[row] = _mm256_setzero_ps();
+  for (int row = 0; row < rows; ++row) {
+    most[row] = _mm256_load_ps(scores[row]);
+    for (int i = kLanes; i < kBlockTokens; i += kLanes) {
+      most[row] = _mm256_max_ps(most[row], _mm256_load_ps(scores[row] + i));
+    }
+  }
+  reduce<Greatest>(most, rows, of.page_max);
+  for (int row = 0; row < rows; ++row) {
+    const __m256 max = _mm256_set1_ps(of.page_max[row]);
+    most[row] = kBoth ? _mm256_setzero_ps() : _mm256_set1_ps(1.0F);
+    for (int i = 0; i < kBlockTokens; i += kLanes) {
+      // With those of the other stages, more than the lines of a page.
+      prefetch.line();
+      __m256 x = exp2_coarse(_mm256_sub_ps(_mm256_load_ps(scores[row] + i), max));
+      if constexpr (kBoth) {
+        total[row] = _mm256_add_ps(total[row], x);
+        x = _mm256_mul_ps(x, _mm256_load_ps(scales.of_token + i));
+        most[row] = _mm256_max_ps(most[row], x);
+      }
+      _mm256_store_ps(scores[row] + i, x);
+    }
+  }
+  reduce<Greatest>(most, rows, of.greatest);
+  if constexpr (kBoth) reduce<Sum>(total, rows, of.total);
+}
+
+inline int sum_of_bytes(__m256i bytes) {
+  // Four sums, in the lower halves of 64 bits: others are zero.
+  return sum_of_lanes(_mm256_sad_epu8(bytes, _mm256_setzero_si256()));
+}
+
+inline void code_rows(const Scores& scores, int rows, bool halves, Weighing& of, Weights& weights) {
+  alignas(32) float inverse[kTileRows];
+  for (int row = 0; row < rows; row += kLanes) {
+    const __m256 greatest = _mm256_load_ps(of.greatest + row);
+    const __m256 some = _mm256_cmp_ps(greatest, _mm256_setzero_ps(), _CMP_GT_OQ);
+    const __m256 most = _mm256_set1_ps(static_cast<float>(kWeightMost));
+    _mm256_store_ps(inverse + row, _mm256_and_ps(_mm256_div_ps(most, greatest), some));
+  }
+  for (int row = 0; row < rows; ++row) {
+    const __m256 of_row = _mm256_set1_ps(inverse[row]);
+    const __m256i low = bytes_of(scores[row], of_row);
+    const __m256i high = bytes_of(scores[row] + kBlockTokens / 2, of_row);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(weights.bytes[row]), low);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(weights.bytes[row] + kBlockTokens / 2), high);
+    const int first = sum_of_bytes(low);
+    const int second = sum_of_bytes(high);
+    of.codes[0][row] = halves ? first : first + second;
+    of.codes[1][row] = halves ? second : 0;
+  }
+}
+
+// What `of` says of rows first ... first + 7, of which those in `rows` are the tile's, to their
+// weights and states.
+template <bool kBoth>
+inline void weigh_lanes(const HackShape& shape, const Weighing& of, int first, __m256i rows,
+                        StateTile& tile, Weights& weights) {
+  // Twice what a code is less in values than in products.
+  const int middle = kBoth ? 1 - (1 << shape.v.bits) : 0;
+  const __m256 old_max = _mm256_maskload_ps(tile.max + first, rows);
+  const __m256 page_max = _mm256_load_ps(of.page_max + first);
+  const __m256 max = _mm256_max_ps(old_max, page_max);
+  const __m256 keep = exp2_negative(_mm256_sub_ps(old_max, max));
+  const __m256 page_unit = exp2_negative(_mm256_sub_ps(page_max, max));
+  const __m256 unit = _mm256_div_ps(_mm256_mul_ps(page_unit, _mm256_load_ps(of.greatest + first)),
+                                    _mm256_set1_ps(static_cast<float>(kWeightMost)));
+  __m256 page_total = _mm256_mul_ps(_mm256_load_ps(of.total + first), page_unit);
+  for (int part = 0; part < 2; ++part) {
+    const __m256i codes = _mm256_maskload_epi32(of.codes[part] + first, rows);
+    const __m256 total = _mm256_mul_ps(_mm256_cvtepi32_ps(codes), unit);
+    const __m256i off = _mm256_mullo_epi32(codes, _mm256_set1_epi32(middle));
+    const __m256 half_unit = _mm256_mul_ps(unit, _mm256_set1_ps(0.5F));
+    _mm256_store_ps(weights.shift[part] + first, _mm256_mul_ps(_mm256_cvtepi32_ps(off), half_unit));
+    _mm256_store_ps(weights.total[part] + first, kBoth ? page_total : total);
+    if constexpr (!kBoth) page_total = part == 0 ? total : _mm256_add_ps(page_total, total);
+  }
+  _mm256_store_ps(weights.keep + first, keep);
+  _mm256_store_ps(weights.unit + first, unit);
+  const __m256 old_sum = _mm256_maskload_ps(tile.sum + first, rows);
+  _mm256_maskstore_ps(tile.max + first, rows, max);
+  _mm256_maskstore_ps(tile.sum + first, rows, _mm256_fmadd_ps(old_sum, keep, page_total));
+}
+
+template <bool kBoth>
+inline void weigh_rows(const HackShape& shape, const HackItem& item, Scores& scores,
+                       Prefetch& prefetch, Weights& weights) {
+  const bool halves = !kBoth && shape.v.partition < kBlockTokens;
+  StateTile& tile = *item.tile;
+  Scales scales;
+  if constexpr (kBoth) load_scales(shape, item.page, scales);
+  Weighing of;
+  // Rows beyond the tile's are computed on, too: with numbers, whatever they are.
+  for (float& x : of.page_max) x = 0;
+  for (float& x : of.greatest) x = 0;
+  for (float& x : of.total) x = 0;
+  power_rows<kBoth>(scores, tile.rows, scales, prefetch, of);
+  code_rows(scores, tile.rows, halves, of, weights);
+  for (int first = 0; first < tile.rows; first += kLanes) {
+    weigh_lanes<kBoth>(shape, of, first, first_lanes(tile.rows - first), tile, weights);
+  }
+}
+
+// --- output -------------------------------------------------------------------------------------
+
+// out[channel ... channel + 8 kGroups - 1] of kRows rows: out * keep + weights x V.
+template <int kBits, bool kBoth, int kRows, int kParts, int kGroups>
+inline void add_values(const HackShape& shape, const Weights& weights, int row,
+                       const std::byte* page, int channel, Prefetch& prefetch, float* out) {
+  const int d = shape.head_dim;
+  const std::byte* const words = page + shape.layout.v_codes + 4 * channel;
+  __m256i dots[kRows][kParts][kGroups];
+  for (auto& of_row : dots) {
+    for (auto& of_part : of_row) {
+      for (__m256i& dot : of_part) dot = _mm256_setzero_si256();
+    }
+  }
+  hack_products::add_values<kBits>(weights, row, words, 4 * d, prefetch, dots);
+  prefetch.line();
+  const std::byte* const metadata = page + shape.layout.v_metadata;
+  for (int group = 0; group < kGroups; ++group) {
+    const int at = channel + kLanes * group;
+    for (int part = 0; part < kParts; ++part) {
+      Affine affine;
+      if constexpr (kBoth) {
+        affine.m = load_numbers(shape.v.meta, metadata + 2 * at);
+      } else {
+        affine = load_affine(shape.v.meta, metadata + hack::kEntryBytes * (part * d + at));
+      }
+      for (int j = 0; j < kRows; ++j) {
+        const __m256 product_sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[j][part][group]),
+                                                   _mm256_set1_ps(weights.unit[row + j]),
+                                                   _mm256_set1_ps(weights.shift[part][row + j]));
+        __m256 sum = _mm256_loadu_ps(out + j * d + at);
+        if (part == 0) sum = _mm256_mul_ps(sum, _mm256_set1_ps(weights.keep[row + j]));
+        sum = _mm256_fmadd_ps(affine.m, _mm256_set1_ps(weights.total[part][row + j]), sum);
+        sum = kBoth ? _mm256_add_ps(product_sum, sum) : _mm256_fmadd_ps(affine.s, product_sum, sum);
+        _mm256_storeu_ps(out + j * d + at, sum);
+      }
+    }
+  }
+}
+
+// --- a page -------------------------------------------------------------------------------------
+
+// Groups of 8 channels whose sums are in registers.
+template <int kBits, int kRows, int kParts>
+constexpr int kChannelGroups = kRows == 4 && kBits == 2 && kParts == 2 ? 1 : 2;
+
+// See attention/hack_pages.h.
+struct Avx2 {
+  template <int kBits, bool kBoth>
+  static void score(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
+                    Prefetch& prefetch, Scores& scores) {
+    alignas(32) float bases[kTileRows];
+    if (kBoth) find_bases(shape, query, rows, page, bases);
+    const int whole_rows = rows / 4 * 4;
+    for (int row = 0; row < whole_rows; row += 4) {
+      for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
+        score_rows<kBits, kBoth, 4, 2>(shape, query, row, page, token, prefetch, bases, scores);
+      }
+    }
+    for (int row = whole_rows; row < rows; ++row) {
+      for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
+        score_rows<kBits, kBoth, 1, 2>(shape, query, row, page, token, prefetch, bases, scores);
+      }
+    }
+  }
+
+  template <bool kBoth>
+  static void weigh(const HackShape& shape, const HackItem& item, Scores& scores,
+                    Prefetch& prefetch, Weights& weights) {
+    weigh_rows<kBoth>(shape, item, scores, prefetch, weights);
+  }
+
+  template <int kBits, bool kBoth, int kParts>
+  static void add(const HackShape& shape, const Weights& weights, const std::byte* page,
+                  Prefetch& prefetch, StateTile& tile) {
+    const int whole_rows = tile.rows / 4 * 4;
+    for (int channel = 0; channel < shape.head_dim; channel += 2 * kLanes) {
+      for (int row = 0; row < whole_rows; row += 4) {
+        add_rows<kBits, kBoth, 4, kParts>(shape, weights, row, page, channel, prefetch, tile);
+      }
+      for (int row = whole_rows; row < tile.rows; ++row) {
+        add_rows<kBits, kBoth, 1, kParts>(shape, weights, row, page, channel, prefetch, tile);
+      }
+    }
+  }
+
+ private:
+  // 16 channels.
+  template <int kBits, bool kBoth, int kRows, int kParts>
+  static void add_rows(const HackShape& shape, const Weights& weights, int row,
+                       const std::byte* page, int channel, Prefetch& prefetch, StateTile& tile) {
+    constexpr int kGroups = kChannelGroups<kBits, kRows, kParts>;
+    float* const out = tile.out + row * shape.head_dim;
+    for (int i = 0; i < 2; i += kGroups) {
+      add_values<kBits, kBoth, kRows, kParts, kGroups>(shape, weights, row, page,
+                                                       channel + kLanes * i, prefetch, out);
+    }
+  }
+};
+
+}  // namespace
+
+HackKernel hack_kernel_avx2() { return {prepare, hack_pages::attend<Avx2>}; }
+
+}  // namespace kvlane
