@@ -52,4 +52,12 @@ static inline Affine load_affine(Meta meta, const std::byte* entries) {
           _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
 
+// The nearest BF16, half to even, in the lower halves of lanes. Of anything but NaN.
+static inline __m256i to_bf16_lanes(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+  return _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+}
+
 }  // namespace kvlane::hack::avx2

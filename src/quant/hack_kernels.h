@@ -55,7 +55,9 @@ void seal_scalar(const SealJob& job);
 void open_scalar(const OpenJob& job);
 
 // Null for what they have no kernel for.
+SealKernel seal_kernel_avx2(const Plane& plane, Part part, Rounding rounding);
 SealKernel seal_kernel_avx512(const Plane& plane, Part part, Rounding rounding);
+OpenKernel open_kernel_avx2(const Plane& plane, Part part);
 OpenKernel open_kernel_avx512(const Plane& plane, Part part);
 
 // The kernels of a tier. All give the same bytes, and the same rows for any bytes, but for the sign

@@ -22,10 +22,15 @@ struct RowKernels {
 };
 
 RowKernels row_kernels_scalar();
+RowKernels row_kernels_avx2();
 RowKernels row_kernels_avx512();
 
 inline RowKernels row_kernels(Isa isa) {
-  return isa == Isa::kAvx512 ? row_kernels_avx512() : row_kernels_scalar();
+  switch (isa) {
+    case Isa::kAvx512: return row_kernels_avx512();
+    case Isa::kAvx2: return row_kernels_avx2();
+    default: return row_kernels_scalar();
+  }
 }
 
 }  // namespace kvlane::hack
