@@ -97,21 +97,34 @@ TEST(HackFormat, EveryByteIsWrittenAndAlwaysTheSame) {
   }
 }
 
+// Tiers beside the scalar one.
+std::vector<Isa> vector_tiers() {
+  std::vector<Isa> supported;
+  for (const Isa isa : kAllIsas) {
+    if (isa != Isa::kScalar && isa_supported(isa)) supported.push_back(isa);
+  }
+  return supported;
+}
+
 TEST(HackFormat, TiersSealAndOpenAlike) {
-  if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor lacks AVX-512";
+  if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   for (const char* name : kFormats) {
     for (const int head_dim : kHeadDims) {
       for (const Kind kind : kKinds) {
         const KvShape shape = shape_of(2, head_dim);
         const auto scalar = format_of(name, shape, Isa::kScalar);
-        const auto vectors = format_of(name, shape, Isa::kAvx512);
         RowMaker maker(static_cast<unsigned>(head_dim));
         const Rows rows = in_range(*scalar, maker.slab(kind, shape));
         const Slab slab = seal(*scalar, rows);
-        ASSERT_EQ(seal(*vectors, rows), slab)
-            << name << ", head_dim " << head_dim << ", kind " << static_cast<int>(kind);
-        ASSERT_EQ(open(*vectors, slab), open(*scalar, slab))
-            << name << ", head_dim " << head_dim << ", kind " << static_cast<int>(kind);
+        const Rows opened = open(*scalar, slab);
+        for (const Isa isa : vector_tiers()) {
+          const auto vectors = format_of(name, shape, isa);
+          ASSERT_EQ(seal(*vectors, rows), slab) << name << ", head_dim " << head_dim << ", kind "
+                                                << static_cast<int>(kind) << ", " << isa_name(isa);
+          ASSERT_EQ(open(*vectors, slab), opened)
+              << name << ", head_dim " << head_dim << ", kind " << static_cast<int>(kind) << ", "
+              << isa_name(isa);
+        }
       }
     }
   }
@@ -119,22 +132,23 @@ TEST(HackFormat, TiersSealAndOpenAlike) {
 
 // Slabs from elsewhere may hold anything. Which NaN comes of numbers that are not finite is open.
 TEST(HackFormat, TiersOpenAnyBytesAlike) {
-  if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor lacks AVX-512";
+  if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   const auto is_nan = [](std::uint16_t x) { return (x & 0x7fffU) > 0x7f80U; };
   std::mt19937 engine(3);
   for (const char* name : kFormats) {
     for (const int head_dim : {16, 80, 128}) {
       const KvShape shape = shape_of(2, head_dim);
       const auto scalar = format_of(name, shape, Isa::kScalar);
-      const auto vectors = format_of(name, shape, Isa::kAvx512);
       for (int round = 0; round < 10; ++round) {
         Slab slab(scalar->slab_bytes());
         for (std::byte& b : slab) b = std::byte(engine() & (round % 2 == 0 ? 0xffU : 0xbbU));
         const Rows expected = open(*scalar, slab);
-        const Rows rows = open(*vectors, slab);
-        for (std::size_t i = 0; i < rows.size(); ++i) {
-          ASSERT_TRUE(rows[i] == expected[i] || (is_nan(rows[i]) && is_nan(expected[i])))
-              << name << ", head_dim " << head_dim << ", value " << i;
+        for (const Isa isa : vector_tiers()) {
+          const Rows rows = open(*format_of(name, shape, isa), slab);
+          for (std::size_t i = 0; i < rows.size(); ++i) {
+            ASSERT_TRUE(rows[i] == expected[i] || (is_nan(rows[i]) && is_nan(expected[i])))
+                << name << ", head_dim " << head_dim << ", value " << i << ", " << isa_name(isa);
+          }
         }
       }
     }
