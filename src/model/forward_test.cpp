@@ -69,8 +69,7 @@ struct Fixture {
   const char* plain;
 };
 
-// BF16 checkpoints are computed in BF16. F32 and F16 ones (widened to F32) keep BF16 K and V; the
-// AVX-512 tier rounds probabilities to BF16 as well, a third rounding beside those of K and V.
+// BF16 checkpoints are computed in BF16. F32 and F16 ones (widened to F32) keep BF16 K and V.
 const Fixture kModels[] = {{"llama-mha-bf16-tied", "bfloat16"},
                            {"llama-gqa-bf16-llama3-sharded", "bfloat16"},
                            {"qwen3-gqa-bf16", "bfloat16"},
