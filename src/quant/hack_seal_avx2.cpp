@@ -4,15 +4,15 @@
 // Tokens go by eights: what K packs into words as 2 times 4 tokens, V as two registers of a class.
 // A vector is 8 channels of a token. Sums of a token are 16 partial ones in the scalar code: those
 // of the first 8 of every 16 channels are taken first, then those of the others, so that 8 tokens'
-// sums are in registers. Codes that are rounded by chance are left to the scalar code. Products and
-// sums that are rounded each must not be fused, so they are not where the scalar code does not say
-// std::fma.
+// sums are in registers. Products and sums that are rounded each must not be fused, so they are not
+// where the scalar code does not say std::fma.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
 
 #include "quant/hack_avx2.h"
+#include "quant/hack_draw_avx2.h"
 #include "quant/hack_kernels.h"
 
 namespace kvlane::hack {
@@ -372,7 +372,23 @@ inline __m256i nearest_code(__m256 x, __m256 m, __m256 inverse) {
   return _mm256_sub_epi32(_mm256_castps_si256(sum), _mm256_set1_epi32(kRoundBits));
 }
 
+// Up or down by chance: with 8 bits and a number next to 1, rounding can go beyond the last one.
 template <int kBits>
+inline __m256i drawn_code(__m256 x, __m256 m, __m256 inverse, __m256i random) {
+  // (2 random + 1) / 2^17, which is exact.
+  const __m256 u = _mm256_fmadd_ps(_mm256_cvtepi32_ps(random), _mm256_set1_ps(0x1p-16F),
+                                   _mm256_set1_ps(0x1p-17F));
+  const __m256i code = _mm256_cvttps_epi32(_mm256_fmadd_ps(_mm256_sub_ps(x, m), inverse, u));
+  return _mm256_min_epi32(code, _mm256_set1_epi32((1 << kBits) - 1));
+}
+
+template <int kBits, bool kDraw>
+inline __m256i code_of(__m256 x, __m256 m, __m256 inverse, __m256i random) {
+  if constexpr (kDraw) return drawn_code<kBits>(x, m, inverse, random);
+  return nearest_code(x, m, inverse);
+}
+
+template <int kBits, bool kDraw>
 void seal_by_token(const SealJob& job) {
   const int d = job.head_dim;
   const int partition = job.plane.partition;
@@ -401,11 +417,14 @@ void seal_by_token(const SealJob& job) {
       _mm256_store_ps(m, made.m);
       _mm256_store_ps(inverse, made.inverse);
       for (int channel = first; channel < end; channel += kLanes) {
+        __m256i random[kTokens] = {};
+        if constexpr (kDraw) avx2::draw_keys(job, token, channel, random);
         __m256i codes[kTokens];
 #pragma GCC unroll 8
         for (int j = 0; j < kTokens; ++j) {
-          codes[j] = nearest_code(_mm256_load_ps(rows + std::size_t(j) * d + channel),
-                                  _mm256_set1_ps(m[j]), _mm256_set1_ps(inverse[j]));
+          codes[j] =
+              code_of<kBits, kDraw>(_mm256_load_ps(rows + std::size_t(j) * d + channel),
+                                    _mm256_set1_ps(m[j]), _mm256_set1_ps(inverse[j]), random[j]);
         }
         store_key_codes<kBits>(job, token, channel, codes);
       }
@@ -413,7 +432,7 @@ void seal_by_token(const SealJob& job) {
   }
 }
 
-template <int kBits>
+template <int kBits, bool kDraw>
 void seal_by_channel(const SealJob& job) {
   const int d = job.head_dim;
   const int partition = job.plane.partition;
@@ -431,11 +450,13 @@ void seal_by_channel(const SealJob& job) {
       const Entries made = make_entries<kBits>(job.plane.meta, least, greatest);
       avx2::store(entries, made.pairs);
       for (int token = first; token < first + partition; token += kTokens) {
+        __m256i random[kTokens] = {};
+        if constexpr (kDraw) avx2::draw_values(job, token, channel, random);
         __m256i codes[kTokens];
 #pragma GCC unroll 8
         for (int j = 0; j < kTokens; ++j) {
-          codes[j] = nearest_code(_mm256_load_ps(column + std::size_t(token + j) * d), made.m,
-                                  made.inverse);
+          codes[j] = code_of<kBits, kDraw>(_mm256_load_ps(column + std::size_t(token + j) * d),
+                                           made.m, made.inverse, random[j]);
         }
         store_value_codes<kBits>(job, token, channel, codes);
       }
@@ -443,25 +464,31 @@ void seal_by_channel(const SealJob& job) {
   }
 }
 
-template <int kBits>
+template <int kBits, bool kDraw>
 SealKernel kernel_of(Axis axis, Part part) {
   const bool keys = part == Part::kKeys;
   switch (axis) {
-    case Axis::kToken: return keys ? seal_by_token<kBits> : nullptr;
-    case Axis::kChannel: return keys ? nullptr : seal_by_channel<kBits>;
+    case Axis::kToken: return keys ? seal_by_token<kBits, kDraw> : nullptr;
+    case Axis::kChannel: return keys ? nullptr : seal_by_channel<kBits, kDraw>;
     default: return keys ? seal_both<kBits, Part::kKeys> : seal_both<kBits, Part::kValues>;
+  }
+}
+
+template <bool kDraw>
+SealKernel kernel_of(const Plane& plane, Part part) {
+  switch (plane.bits) {
+    case 2: return kernel_of<2, kDraw>(plane.axis, part);
+    case 4: return kernel_of<4, kDraw>(plane.axis, part);
+    default: return kernel_of<8, kDraw>(plane.axis, part);
   }
 }
 
 }  // namespace
 
 SealKernel seal_kernel_avx2(const Plane& plane, Part part, Rounding rounding) {
-  if (!avx2::has_kernel(plane) || rounding == Rounding::kStochastic) return nullptr;
-  switch (plane.bits) {
-    case 2: return kernel_of<2>(plane.axis, part);
-    case 4: return kernel_of<4>(plane.axis, part);
-    default: return kernel_of<8>(plane.axis, part);
-  }
+  if (!avx2::has_kernel(plane)) return nullptr;
+  return rounding == Rounding::kStochastic ? kernel_of<true>(plane, part)
+                                           : kernel_of<false>(plane, part);
 }
 
 }  // namespace kvlane::hack
