@@ -231,26 +231,32 @@ inline void power_rows(Scores& scores, int rows, const Scales& scales, Prefetch&
   __m256 total[kTileRows];
   for (int row = 0; row < kTileRows; ++row) most[row] = total[row] = _mm256_setzero_ps();
   for (int row = 0; row < rows; ++row) {
-    most[row] = _mm256_load_ps(scores[row]);
-    for (int i = kLanes; i < kBlockTokens; i += kLanes) {
-      most[row] = _mm256_max_ps(most[row], _mm256_load_ps(scores[row] + i));
+    __m256 half[2] = {_mm256_load_ps(scores[row]), _mm256_load_ps(scores[row] + kLanes)};
+    for (int i = 2 * kLanes; i < kBlockTokens; i += 2 * kLanes) {
+      half[0] = _mm256_max_ps(half[0], _mm256_load_ps(scores[row] + i));
+      half[1] = _mm256_max_ps(half[1], _mm256_load_ps(scores[row] + i + kLanes));
     }
+    most[row] = _mm256_max_ps(half[0], half[1]);
   }
   reduce<Greatest>(most, rows, of.page_max);
   for (int row = 0; row < rows; ++row) {
     const __m256 max = _mm256_set1_ps(of.page_max[row]);
-    most[row] = kBoth ? _mm256_setzero_ps() : _mm256_set1_ps(1.0F);
+    __m256 greatest = kBoth ? _mm256_setzero_ps() : _mm256_set1_ps(1.0F);
+    __m256 sum = _mm256_setzero_ps();
+#pragma GCC unroll 2
     for (int i = 0; i < kBlockTokens; i += kLanes) {
       // With those of the other stages, more than the lines of a page.
       prefetch.line();
       __m256 x = exp2_coarse(_mm256_sub_ps(_mm256_load_ps(scores[row] + i), max));
       if constexpr (kBoth) {
-        total[row] = _mm256_add_ps(total[row], x);
+        sum = _mm256_add_ps(sum, x);
         x = _mm256_mul_ps(x, _mm256_load_ps(scales.of_token + i));
-        most[row] = _mm256_max_ps(most[row], x);
+        greatest = _mm256_max_ps(greatest, x);
       }
       _mm256_store_ps(scores[row] + i, x);
     }
+    most[row] = greatest;
+    total[row] = sum;
   }
   reduce<Greatest>(most, rows, of.greatest);
   if constexpr (kBoth) reduce<Sum>(total, rows, of.total);
