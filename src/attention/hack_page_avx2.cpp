@@ -119,7 +119,7 @@ inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
     m[i] = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * kLanes * i);
   }
   __m256 sums[kTileRows];
-  for (__m256& sum : sums) sum = _mm256_setzero_ps();
+  for (int row = rows; row % 4 != 0; ++row) sums[row] = _mm256_setzero_ps();
   for (int row = 0; row < rows; ++row) {
     __m256 sum = _mm256_setzero_ps();
     for (int i = 0; i < parts; ++i) {
@@ -219,7 +219,7 @@ struct Weighing {
   alignas(32) float page_max[kTileRows];
   alignas(32) float greatest[kTileRows];  // of what becomes bytes
   alignas(32) float total[kTileRows];     // of 2^(score - page_max)
-  alignas(32) std::int32_t codes[2][kTileRows];
+  alignas(32) float codes[2][kTileRows];  // their sums: of the two halves, or first of all tokens
 };
 
 // Scores become 2^(score - page_max), times s of the token by both. Steps that wait for each other
@@ -229,7 +229,7 @@ inline void power_rows(Scores& scores, int rows, const Scales& scales, Prefetch&
                        Weighing& of) {
   __m256 most[kTileRows];
   __m256 total[kTileRows];
-  for (int row = 0; row < kTileRows; ++row) most[row] = total[row] = _mm256_setzero_ps();
+  for (int row = rows; row % 4 != 0; ++row) most[row] = total[row] = _mm256_setzero_ps();
   for (int row = 0; row < rows; ++row) {
     __m256 half[2] = {_mm256_load_ps(scores[row]), _mm256_load_ps(scores[row] + kLanes)};
     for (int i = 2 * kLanes; i < kBlockTokens; i += 2 * kLanes) {
@@ -262,9 +262,9 @@ inline void power_rows(Scores& scores, int rows, const Scales& scales, Prefetch&
   if constexpr (kBoth) reduce<Sum>(total, rows, of.total);
 }
 
-inline int sum_of_bytes(__m256i bytes) {
-  // Four sums, in the lower halves of 64 bits: others are zero.
-  return sum_of_lanes(_mm256_sad_epu8(bytes, _mm256_setzero_si256()));
+// Sums of 8 bytes each, in every other lane; the lanes between are zero.
+inline __m256 sums_of_bytes(__m256i bytes) {
+  return _mm256_cvtepi32_ps(_mm256_sad_epu8(bytes, _mm256_setzero_si256()));
 }
 
 inline void code_rows(const Scores& scores, int rows, bool halves, Weighing& of, Weights& weights) {
@@ -275,24 +275,28 @@ inline void code_rows(const Scores& scores, int rows, bool halves, Weighing& of,
     const __m256 most = _mm256_set1_ps(static_cast<float>(kWeightMost));
     _mm256_store_ps(inverse + row, _mm256_and_ps(_mm256_div_ps(most, greatest), some));
   }
+  __m256 codes[2][kTileRows];  // integers below 2^24, so their sums are exact
+  for (int row = rows; row % 4 != 0; ++row) codes[0][row] = codes[1][row] = _mm256_setzero_ps();
   for (int row = 0; row < rows; ++row) {
     const __m256 of_row = _mm256_set1_ps(inverse[row]);
     const __m256i low = bytes_of(scores[row], of_row);
     const __m256i high = bytes_of(scores[row] + kBlockTokens / 2, of_row);
     _mm256_store_si256(reinterpret_cast<__m256i*>(weights.bytes[row]), low);
     _mm256_store_si256(reinterpret_cast<__m256i*>(weights.bytes[row] + kBlockTokens / 2), high);
-    const int first = sum_of_bytes(low);
-    const int second = sum_of_bytes(high);
-    of.codes[0][row] = halves ? first : first + second;
-    of.codes[1][row] = halves ? second : 0;
+    const __m256 first = sums_of_bytes(low);
+    const __m256 second = sums_of_bytes(high);
+    codes[0][row] = halves ? first : _mm256_add_ps(first, second);
+    codes[1][row] = second;
   }
+  reduce<Sum>(codes[0], rows, of.codes[0]);
+  if (halves) reduce<Sum>(codes[1], rows, of.codes[1]);
 }
 
 // What `of` says of rows first ... first + 7, of which those in `rows` are the tile's, to their
 // weights and states.
 template <bool kBoth>
-inline void weigh_lanes(const HackShape& shape, const Weighing& of, int first, __m256i rows,
-                        StateTile& tile, Weights& weights) {
+inline void weigh_lanes(const HackShape& shape, const Weighing& of, bool halves, int first,
+                        __m256i rows, StateTile& tile, Weights& weights) {
   // Twice what a code is less in values than in products.
   const int middle = kBoth ? 1 - (1 << shape.v.bits) : 0;
   const __m256 old_max = _mm256_maskload_ps(tile.max + first, rows);
@@ -303,12 +307,11 @@ inline void weigh_lanes(const HackShape& shape, const Weighing& of, int first, _
   const __m256 unit = _mm256_div_ps(_mm256_mul_ps(page_unit, _mm256_load_ps(of.greatest + first)),
                                     _mm256_set1_ps(static_cast<float>(kWeightMost)));
   __m256 page_total = _mm256_mul_ps(_mm256_load_ps(of.total + first), page_unit);
-  for (int part = 0; part < 2; ++part) {
-    const __m256i codes = _mm256_maskload_epi32(of.codes[part] + first, rows);
-    const __m256 total = _mm256_mul_ps(_mm256_cvtepi32_ps(codes), unit);
-    const __m256i off = _mm256_mullo_epi32(codes, _mm256_set1_epi32(middle));
-    const __m256 half_unit = _mm256_mul_ps(unit, _mm256_set1_ps(0.5F));
-    _mm256_store_ps(weights.shift[part] + first, _mm256_mul_ps(_mm256_cvtepi32_ps(off), half_unit));
+  for (int part = 0; part < (halves ? 2 : 1); ++part) {
+    const __m256 codes = _mm256_maskload_ps(of.codes[part] + first, rows);
+    const __m256 total = _mm256_mul_ps(codes, unit);
+    const __m256 off = _mm256_mul_ps(codes, _mm256_set1_ps(0.5F * static_cast<float>(middle)));
+    _mm256_store_ps(weights.shift[part] + first, _mm256_mul_ps(off, unit));
     _mm256_store_ps(weights.total[part] + first, kBoth ? page_total : total);
     if constexpr (!kBoth) page_total = part == 0 ? total : _mm256_add_ps(page_total, total);
   }
@@ -328,13 +331,15 @@ inline void weigh_rows(const HackShape& shape, const HackItem& item, Scores& sco
   if constexpr (kBoth) load_scales(shape, item.page, scales);
   Weighing of;
   // Rows beyond the tile's are computed on, too: with numbers, whatever they are.
-  for (float& x : of.page_max) x = 0;
-  for (float& x : of.greatest) x = 0;
-  for (float& x : of.total) x = 0;
+  for (int row = 0; row < kTileRows; row += kLanes) {
+    _mm256_store_ps(of.page_max + row, _mm256_setzero_ps());
+    _mm256_store_ps(of.greatest + row, _mm256_setzero_ps());
+    _mm256_store_ps(of.total + row, _mm256_setzero_ps());
+  }
   power_rows<kBoth>(scores, tile.rows, scales, prefetch, of);
   code_rows(scores, tile.rows, halves, of, weights);
   for (int first = 0; first < tile.rows; first += kLanes) {
-    weigh_lanes<kBoth>(shape, of, first, first_lanes(tile.rows - first), tile, weights);
+    weigh_lanes<kBoth>(shape, of, halves, first, first_lanes(tile.rows - first), tile, weights);
   }
 }
 

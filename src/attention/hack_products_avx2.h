@@ -163,7 +163,7 @@ static inline void add_keys(const HackQuery& query, int row, int first, int end,
     // Each sum takes as many pairs of a word as there are registers of its kind.
     constexpr int kWords =
         pairs_that_fit<kBits, kRows>(kQueryMost) / (8 / kBits / kSums<kBits, kRows>);
-    static_assert(kWords >= 4);
+    static_assert(kWords > 0);
     constexpr int kRun = kWords * (32 / kBits);
     for (int i = first; i < end; i += kRun, words += 4 * kBlockTokens * kWords) {
       const int stop = end - i < kRun ? end : i + kRun;
