@@ -23,8 +23,8 @@ INTRODUCTION = """# What KV formats cost in quality
 Written by `tools/results.py` from the reports in `bench/eval`: change those, not this page. What the figures
 are: [eval.md](eval.md). Values in brackets are 95 % intervals (paired bootstrap over windows of text, Wilson's
 for shares of prompts). All formats keep kvlane's rule: a query reads its own block of up to 64 tokens in 16 bits
-and every earlier block in the format (but for `ktail`, `rqe` and `diag` of `hack`, which are about that block). So figures are comparable with each other; with those of papers that keep
-other windows they are not.
+and every earlier block in the format (but for `ktail`, `rqe` and `diag` of `hack`, which are about that block).
+So figures are comparable with each other; with those of papers that keep other windows they are not.
 
 The models are small, and so are these conclusions: a model of some millions of parameters has other K and V than one of
 billions. What is measured here is the code, on models anybody can run it on.

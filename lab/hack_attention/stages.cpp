@@ -1,13 +1,7 @@
 // Cycles of the stages of attention on codes: scores, weights, output. One tier's kernels are
 // included whole, since their stages are nobody else's business.
 // SPDX-License-Identifier: Apache-2.0
-#ifdef STAGES_AVX2
-#include "attention/hack_page_avx2.cpp"
-using Tier = kvlane::Avx2;
-#else
-#include "attention/hack_page_avx512.cpp"
-using Tier = kvlane::Avx512;
-#endif
+#include KERNELS  // "attention/hack_page_avx512.cpp", and TIER Avx512
 
 #include <x86intrin.h>
 
@@ -24,6 +18,8 @@ using Tier = kvlane::Avx512;
 
 using namespace kvlane;
 using namespace kvlane::hack_pages;
+
+using Tier = kvlane::TIER;
 
 constexpr int kHeadDim = 128;
 constexpr int kPages = 32;  // 155 KB of 2-bit codes: in the L2 cache
