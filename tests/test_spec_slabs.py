@@ -185,7 +185,9 @@ class HackSlabs(unittest.TestCase):
 
     def test_compute_and_window_change_no_byte(self):
         plain = slab_hack.format_of("hack:k=4,v=2,mix=0")
-        self.assertEqual(slab_hack.format_of("hack:k=4,v=2,mix=0,compute=dequantise,sink=1,recent=20"), plain)
+        for compute in ("bf16", "dequantise"):
+            name = f"hack:k=4,v=2,mix=0,compute={compute},sink=1,recent=20"
+            self.assertEqual(slab_hack.format_of(name), plain)
         paper = slab_hack.format_of("hack:k=2,v=2,p=64")
         self.assertEqual(slab_hack.format_of("hack:k=2,v=2,p=64,ktail=code,rqe=0,diag=int8,sink=1"), paper)
 

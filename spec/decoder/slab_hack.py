@@ -17,7 +17,7 @@ NAN = 0x7FC0
 NAME = re.compile(
     r"hack:k=(?P<k>[248]),v=(?P<v>[248])"
     r"(?:,p=(?P<p>32|64|128)(?P<sr>,round=sr)?(?P<mix>,mix=1)?|(?P<no_mix>,mix=0)?)"
-    r"(?P<bf16>,meta=bf16)?(?:,compute=dequantise)?(?(p)(?:,ktail=code)?(?:,rqe=0)?(?:,diag=int8)?)"
+    r"(?P<bf16>,meta=bf16)?(?:,compute=(?:bf16|dequantise))?(?(p)(?:,ktail=code)?(?:,rqe=0)?(?:,diag=int8)?)"
     r"(?:,sink=[1-9][0-9]*)?(?:,recent=[1-9][0-9]*)?"
 )
 

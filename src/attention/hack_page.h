@@ -82,6 +82,10 @@ struct HackKernel {
   void (*attend)(const HackShape& shape, std::span<const HackItem> items);
 };
 
+// A row of a tile's query in the basis of the codes, [head_dim]: scaled, and mixed if channels are.
+void load_hack_query_scalar(const HackShape& shape, const PageQuery& query, int row, float* to);
+void load_hack_query_avx512(const HackShape& shape, const PageQuery& query, int row, float* to);
+
 HackKernel hack_kernel_scalar();
 HackKernel hack_kernel_avx2();
 HackKernel hack_kernel_avx512();

@@ -47,27 +47,13 @@ inline __m512i broadcast(const void* four_bytes) {
 
 // --- the query ----------------------------------------------------------------------------------
 
-void load_query(const HackShape& shape, const PageQuery& query, int row, float* q) {
-  const int d = shape.head_dim;
-  for (int i = 0; i < d; i += kLanes) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int part = 0; part < query.parts; ++part) {
-      const auto* at = reinterpret_cast<const __m256i*>(query.q[row] + part * d + i);
-      const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
-      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
-    }
-    _mm512_store_ps(q + i, _mm512_mul_ps(sum, _mm512_set1_ps(query.scale)));
-  }
-  if (shape.mix) mix_channels_avx512(q, 1, d);
-}
-
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
   const int d = shape.head_dim;
   const int partition = shape.k.axis == Axis::kBoth ? d : shape.k.partition;
   const float middle = static_cast<float>((1 << shape.k.bits) - 1) / 2;
   for (int row = 0; row < rows; ++row) {
     float* const q = to.values[row];
-    load_query(shape, query, row, q);
+    load_hack_query_avx512(shape, query, row, q);
     __m512 most = _mm512_setzero_ps();
     for (int i = 0; i < d; i += kLanes) {
       most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_load_ps(q + i)));
@@ -496,6 +482,20 @@ struct Avx512 {
 };
 
 }  // namespace
+
+void load_hack_query_avx512(const HackShape& shape, const PageQuery& query, int row, float* q) {
+  const int d = shape.head_dim;
+  for (int i = 0; i < d; i += kLanes) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int part = 0; part < query.parts; ++part) {
+      const auto* at = reinterpret_cast<const __m256i*>(query.q[row] + part * d + i);
+      const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
+    }
+    _mm512_store_ps(q + i, _mm512_mul_ps(sum, _mm512_set1_ps(query.scale)));
+  }
+  if (shape.mix) mix_channels_avx512(q, 1, d);
+}
 
 HackKernel hack_kernel_avx512() { return {prepare, hack_pages::attend<Avx512>}; }
 

@@ -7,11 +7,8 @@
 #include "quant/hadamard.h"
 
 namespace kvlane {
-namespace {
 
-constexpr float kQueryMost = 127;
-
-void load_query(const HackShape& shape, const PageQuery& query, int row, float* q) {
+void load_hack_query_scalar(const HackShape& shape, const PageQuery& query, int row, float* q) {
   const int d = shape.head_dim;
   for (int i = 0; i < d; ++i) {
     float x = to_float(bf16{query.q[row][i]});
@@ -23,12 +20,16 @@ void load_query(const HackShape& shape, const PageQuery& query, int row, float* 
   if (shape.mix) mix_channels_scalar(q, 1, d);
 }
 
+namespace {
+
+constexpr float kQueryMost = 127;
+
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
   const int d = shape.head_dim;
   const bool both = shape.k.axis == hack::Axis::kBoth;
   for (int row = 0; row < rows; ++row) {
     float* const q = to.values[row];
-    load_query(shape, query, row, q);
+    load_hack_query_scalar(shape, query, row, q);
     float most = 0;
     for (int i = 0; i < d; ++i) most = std::max(most, std::abs(q[i]));
     const float scale = most / kQueryMost;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/sealed_kernel.h"
 
+#include "attention/hack_float_page.h"
 #include "base/clock.h"
 #include "quant/hack_format.h"
 #include "quant/hadamard.h"
@@ -43,7 +44,7 @@ class CodeKernel final : public SealedKernel {
   CodeKernel(const HackFormat& format, Isa isa)
       : shape_{format.options().k, format.options().v, format.layout(), format.shape().head_dim,
                format.options().mix},
-        kernel_(hack_kernel(isa)),
+        kernel_(kernel_of(format.options().compute, isa)),
         mix_(mix_kernel(isa)) {}
 
   void prepare(SealedQuery& query, int rows) const override {
@@ -66,6 +67,14 @@ class CodeKernel final : public SealedKernel {
   }
 
  private:
+  static HackKernel kernel_of(HackFormat::Compute compute, Isa isa) {
+    switch (compute) {
+      case HackFormat::Compute::kBf16: return hack_float_kernel(HackOperand::kCodes, isa);
+      case HackFormat::Compute::kDequantise: return hack_float_kernel(HackOperand::kValues, isa);
+      default: return hack_kernel(isa);
+    }
+  }
+
   const HackShape shape_;
   const HackKernel kernel_;
   const MixKernel mix_;
@@ -75,9 +84,7 @@ class CodeKernel final : public SealedKernel {
 
 std::unique_ptr<const SealedKernel> sealed_kernel(const KvFormat& format, Isa isa) {
   const auto* const hack = dynamic_cast<const HackFormat*>(&format);
-  if (hack != nullptr && hack->options().compute == HackFormat::Compute::kInt8) {
-    return std::make_unique<const CodeKernel>(*hack, isa);
-  }
+  if (hack != nullptr) return std::make_unique<const CodeKernel>(*hack, isa);
   return std::make_unique<const OpeningKernel>(format, isa);
 }
 

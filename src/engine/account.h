@@ -24,7 +24,7 @@ struct TimeAccount {
   double decode_codec = 0;
   double decode = 0;
   double decode_attention = 0;   // of decode
-  double decode_dequantise = 0;  // of decode: opening sealed pages; 0 where attention reads codes
+  double decode_dequantise = 0;  // of decode: opening sealed pages; 0 where attention does not
   double decode_kv_access = 0;   // of decode
   double other = 0;
 

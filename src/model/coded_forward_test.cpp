@@ -123,7 +123,8 @@ TEST(CodedForward, AQueryReadsItsWindowAsRowsAndAllElseSealed) {
 TEST(CodedForward, ChunksAndThreadsChangeNoBit) {
   const auto model = load("qwen3-gqa-bf16", best_isa());
   for (const char* name : {"hack", "hack:sink=1,recent=1", "hack:k=4,v=4,mix=0", "hack:paper",
-                           "hack:p=32,round=sr,mix=1,recent=1", "hack:paper,ktail=code", "kivi"}) {
+                           "hack:p=32,round=sr,mix=1,recent=1", "hack:paper,ktail=code",
+                           "hack:compute=bf16", "hack:paper,compute=dequantise", "kivi"}) {
     KvFormatContext context;
     context.shape = model->config().kv_shape();
     context.isa = best_isa();

@@ -148,13 +148,18 @@ constexpr std::array kPartitions = {32, 64, 128};
 constexpr std::array kSwitch = {0, 1};
 constexpr std::array<std::string_view, 2> kRoundings = {"rn", "sr"};
 constexpr std::array<std::string_view, 2> kMetas = {"fp16", "bf16"};
-constexpr std::array<std::string_view, 2> kComputes = {"int8", "dequantise"};
+// In the order of HackFormat::Compute.
+constexpr std::array<std::string_view, 3> kComputes = {"int8", "bf16", "dequantise"};
 constexpr std::array<std::string_view, 2> kKeyTails = {"16", "code"};
 constexpr std::array<std::string_view, 2> kDiagonals = {"16", "int8"};
 
 // A parameter as canonical names have it: left out where it says what goes without saying.
 std::string parameter(const char* key, const std::string& value, std::string_view usual) {
   return value == usual ? "" : std::string(",") + key + "=" + value;
+}
+
+HackFormat::Compute compute_of(std::string_view word) {
+  return static_cast<HackFormat::Compute>(std::ranges::find(kComputes, word) - kComputes.begin());
 }
 
 // What a text says, and the parameters as the canonical name has them.
@@ -193,7 +198,7 @@ Result<Choice> choose(FormatText& text) {
                  {v_bits, Axis::kBoth, 0, meta},
                  mix == 1,
                  Rounding::kNearest,
-                 compute == "int8" ? HackFormat::Compute::kInt8 : HackFormat::Compute::kDequantise},
+                 compute_of(compute)},
                 "k=" + std::to_string(k_bits) + ",v=" + std::to_string(v_bits)};
   if (paper) {
     KVLANE_ASSIGN(const std::string round, text.word("round", kRoundings, "rn"));

@@ -9,7 +9,8 @@
 //     mix=0|1             whether channels are mixed by a Hadamard transform; usual without p
 //     meta=fp16|bf16      the type of minimum and scale
 //     compute=int8        Q and P in 8 bits, products of integers
-//     compute=dequantise  pages are opened to BF16 and computed on like any other: for comparison
+//     compute=bf16        Q and P as they are, products of floats with codes: more exact
+//     compute=dequantise  each value is made in registers, in floats: for comparison
 //     sink=n, recent=n    blocks that attention reads in 16 bits
 //   and with p, as the paper or its ablations have a query's own block, which else is in 16 bits:
 //     ktail=code          keys are coded at once, not when the block is complete
@@ -35,7 +36,7 @@ namespace kvlane {
 
 class HackFormat final : public KvFormat {
  public:
-  enum class Compute : std::uint8_t { kInt8, kDequantise };
+  enum class Compute : std::uint8_t { kInt8, kBf16, kDequantise };
   struct Options {
     hack::Plane k, v;
     bool mix;

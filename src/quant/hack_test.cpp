@@ -31,6 +31,7 @@ TEST(HackFormat, NamesSayWhatIsNotUsual) {
   EXPECT_EQ(canonical("hack:p=64,mix=0,round=rn"), "hack:k=2,v=2,p=64");
   EXPECT_EQ(canonical("hack:round=sr,p=32,mix=1,k=4"), "hack:k=4,v=2,p=32,round=sr,mix=1");
   EXPECT_EQ(canonical("hack:compute=dequantise"), "hack:k=2,v=2,compute=dequantise");
+  EXPECT_EQ(canonical("hack:compute=bf16,p=32"), "hack:k=2,v=2,p=32,compute=bf16");
   EXPECT_EQ(canonical("hack:recent=2,sink=1"), "hack:k=2,v=2,sink=1,recent=2");
   EXPECT_EQ(canonical("hack:paper,diag=int8,rqe=0,ktail=code"),
             "hack:k=2,v=2,p=64,ktail=code,rqe=0,diag=int8");
@@ -46,7 +47,7 @@ TEST(HackFormat, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(refusal("hack:p=16"), "KV format 'hack': p is 32, 64 or 128, not '16'");
   EXPECT_EQ(refusal("hack:mix=2"), "KV format 'hack': mix is 0 or 1, not '2'");
   EXPECT_EQ(refusal("hack:compute=fp8"),
-            "KV format 'hack': compute is int8 or dequantise, not 'fp8'");
+            "KV format 'hack': compute is int8, bf16 or dequantise, not 'fp8'");
   EXPECT_EQ(refusal("hack:axes=k"), "KV format 'hack' has no parameter 'axes'");
   EXPECT_EQ(refusal("hack:round=sr"), "KV format 'hack' has no parameter 'round'");
   EXPECT_EQ(refusal("hack:ktail=code"), "KV format 'hack' has no parameter 'ktail'");
