@@ -13,8 +13,8 @@
 #include <immintrin.h>
 
 #include "attention/exp2_avx512.h"
+#include "attention/hack_codes_avx512.h"
 #include "attention/hack_pages.h"
-#include "quant/hack_avx512.h"
 #include "quant/hadamard.h"
 
 namespace kvlane {
@@ -22,28 +22,18 @@ namespace {
 
 using hack::Affine;
 using hack::Axis;
+using hack::broadcast;
+using hack::codes_of;
+using hack::Greatest;
+using hack::in_value_order;
 using hack::kLanes;
 using hack::load_affine;
 using hack::load_numbers;
+using hack::multiply_keys;
+using hack::reduce;
+using hack::Sum;
 using hack_pages::Scores;
 using hack_pages::Weights;
-
-// Codes of register r of a word, as bytes.
-template <int kBits>
-inline __m512i codes_of(__m512i words, int r) {
-  if constexpr (kBits == 8) {
-    return words;
-  } else {
-    const __m512i shifted = r == 0 ? words : _mm512_srli_epi32(words, kBits * r);
-    return _mm512_and_si512(shifted, _mm512_set1_epi8((1 << kBits) - 1));
-  }
-}
-
-inline __m512i broadcast(const void* four_bytes) {
-  int word;
-  __builtin_memcpy(&word, four_bytes, sizeof(word));
-  return _mm512_set1_epi32(word);
-}
 
 // --- the query ----------------------------------------------------------------------------------
 
@@ -82,32 +72,6 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 
 // --- scores -------------------------------------------------------------------------------------
 
-// Sums, or greatest, of the lanes of `rows` vectors, four at a time: a row's order of summation is
-// the same wherever it is. `v` and `to` have room for whole fours.
-struct Sum {
-  static __m512 of(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
-  static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
-};
-struct Greatest {
-  static __m512 of(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
-  static __m128 of(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
-};
-template <class Op>
-inline void reduce(const __m512* v, int rows, float* to) {
-  for (int row = 0; row < rows; row += 4) {
-    const __m512 low =
-        Op::of(_mm512_unpacklo_ps(v[row], v[row + 1]), _mm512_unpackhi_ps(v[row], v[row + 1]));
-    const __m512 high = Op::of(_mm512_unpacklo_ps(v[row + 2], v[row + 3]),
-                               _mm512_unpackhi_ps(v[row + 2], v[row + 3]));
-    // Every 128 bits are the four rows now.
-    const __m512 four =
-        Op::of(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
-    const __m512 two = Op::of(four, _mm512_shuffle_f32x4(four, four, 0x4e));
-    const __m128 one = Op::of(_mm512_castps512_ps128(two), _mm512_extractf32x4_ps(two, 1));
-    _mm_storeu_ps(to + row, one);
-  }
-}
-
 // What all tokens of a page have in common: each query's product with m of the channels.
 inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
                        const std::byte* page, float* bases) {
@@ -127,23 +91,11 @@ inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
   reduce<Sum>(sums, rows, bases);
 }
 
-// Codes of register r where they are in a word: times 2^(kBits * r).
-template <int kBits>
-inline __m512i codes_in_place(__m512i words, int r) {
-  return _mm512_and_si512(words,
-                          _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << (kBits * r))));
-}
-
 // Of kRows rows from `row` on and kGroups times 16 tokens from `token` on.
 template <int kBits, bool kBoth, int kRows, int kGroups>
 inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
                        const std::byte* page, int token, Prefetch& prefetch, const float* bases,
                        float (*scores)[kBlockTokens]) {
-  constexpr int kRegisters = 8 / kBits;
-  constexpr int kChannels = 32 / kBits;  // of a word
-  // Vectors shift slowly. For one row it pays to leave codes where they are and to have a sum for
-  // each register: multiples of its power of two, shifted once in the end.
-  constexpr int kSums = kRows == 1 ? kRegisters : 1;
   const int d = shape.head_dim;
   const int partition = kBoth ? d : shape.k.partition;
   __m512 sums[kRows][kGroups];
@@ -155,39 +107,8 @@ inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
       page + shape.layout.k_metadata + (kBoth ? 2 * d + 2 * token : int{hack::kEntryBytes} * token);
   for (int first = 0, g = 0; first < d; first += partition, ++g) {
     const int end = d - first < partition ? d : first + partition;
-    __m512i dots[kSums][kRows][kGroups];
-    for (auto& of_register : dots) {
-      for (auto& of_row : of_register) {
-        for (auto& dot : of_row) dot = _mm512_setzero_si512();
-      }
-    }
-    for (int i = first; i < end; i += kChannels, words += 4 * kBlockTokens) {
-      __m512i word[kGroups];
-      for (int group = 0; group < kGroups; ++group) {
-        word[group] = _mm512_loadu_si512(words + 64 * group);
-        prefetch.line();
-      }
-      for (int r = 0; r < kRegisters; ++r) {
-        __m512i codes[kGroups];
-        for (int group = 0; group < kGroups; ++group) {
-          codes[group] =
-              kSums > 1 ? codes_in_place<kBits>(word[group], r) : codes_of<kBits>(word[group], r);
-        }
-        for (int j = 0; j < kRows; ++j) {
-          const __m512i four = broadcast(&query.codes[row + j][i + 4 * r]);
-          for (int group = 0; group < kGroups; ++group) {
-            __m512i& dot = dots[kSums > 1 ? r : 0][j][group];
-            dot = _mm512_dpbusd_epi32(dot, codes[group], four);
-          }
-        }
-      }
-    }
-    for (int r = 1; r < kSums; ++r) {
-      for (int group = 0; group < kGroups; ++group) {
-        dots[0][0][group] =
-            _mm512_add_epi32(dots[0][0][group], _mm512_srai_epi32(dots[r][0][group], kBits * r));
-      }
-    }
+    __m512i dots[kRows][kGroups];
+    words = multiply_keys<kBits>(words, query, row, first, end, prefetch, dots);
     for (int group = 0; group < kGroups; ++group) {
       Affine affine;
       if constexpr (kBoth) {
@@ -196,7 +117,7 @@ inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
         affine = load_affine(shape.k.meta, entries + 64 * group);
       }
       for (int j = 0; j < kRows; ++j) {
-        const __m512 product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[0][j][group]),
+        const __m512 product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[j][group]),
                                                _mm512_set1_ps(query.scale[row + j]),
                                                _mm512_set1_ps(query.centre[row + j][g]));
         __m512& sum = sums[j][group];
@@ -217,22 +138,6 @@ inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
 
 // --- weights ------------------------------------------------------------------------------------
 
-// Where packing has left what becomes byte 16 r + 4 c + k, the weight of token
-// value_token(r, c, k): it takes token 16 i + 4 j + e to byte 16 j + 4 i + e.
-inline __m512i value_order() {
-  struct Table {
-    alignas(64) std::uint8_t from[kBlockTokens];
-    constexpr Table() : from() {
-      for (int i = 0; i < kBlockTokens; ++i) {
-        const int token = hack::value_token(i / 16, i / 4 % 4, i % 4);
-        from[i] = static_cast<std::uint8_t>(token / 4 % 4 * 16 + token / 16 * 4 + token % 4);
-      }
-    }
-  };
-  static constexpr Table kTable;
-  return _mm512_load_si512(kTable.from);
-}
-
 // s of V's tokens, as weigh() wants them.
 struct Scales {
   alignas(64) float of_token[kBlockTokens];
@@ -252,7 +157,7 @@ inline __m512i bytes_of(const float* x, __m512 inverse) {
   }
   const __m512i packed = _mm512_packus_epi16(_mm512_packus_epi32(code[0], code[1]),
                                              _mm512_packus_epi32(code[2], code[3]));
-  return _mm512_permutexvar_epi8(value_order(), packed);
+  return in_value_order(packed);
 }
 
 // What is known of rows before their weights are bytes; a lane of these is a row.
