@@ -126,7 +126,7 @@ class HackSlabs(unittest.TestCase):
                     pages = slab_hack.open_slab(name, heads, case.head_dim, self.read(path + ".slab"))
                     self.assertEqual(hack.rows_to_bytes(pages), self.read(path + ".opened"))
         files = list((GOLDEN / "slab" / "hack").iterdir())
-        self.assertEqual(len(files), len(hack.LIMITS) + 4 * len(hack.CASES))
+        self.assertEqual(len(files), len(hack.LIMITS) + 4 * len(hack.CASES) + len(hack.WITH_SUMS))
 
     def test_pages_are_near_their_rows(self):
         # Of squares; steps are the range divided by 2^b - 1. Rounding by chance errs twice as much.
@@ -173,7 +173,9 @@ class HackSlabs(unittest.TestCase):
             "hack", "hack:k=2", "hack:k=3,v=2", "hack:v=2,k=2", "hack:k=2,v=2,mix=1", "hack:k=2,v=2,meta=fp16",
             "hack:k=2,v=2,p=0", "hack:k=2,v=2,axes=paper", "hack:k=2,v=2,p=16", "hack:k=2,v=2,round=sr",
             "hack:k=2,v=2,p=64,mix=0", "hack:k=2,v=2,meta=bf16,mix=0", "hack:k=2,v=2,sink=0", "hack:paper",
-            "hack:k=2,v=2,compute=int8", "hack:k=2,v=2,", "hacks:k=2,v=2", "kivi:bits=2,group=32",
+            "hack:k=2,v=2,compute=int8", "hack:k=2,v=2,compute=complete", "hack:k=2,v=2,p=64,sums=computed",
+            "hack:k=2,v=2,p=64,compute=complete,sums=stored", "hack:k=2,v=2,p=64,compute=bf16,compute=complete",
+            "hack:k=2,v=2,", "hacks:k=2,v=2", "kivi:bits=2,group=32",
         ):  # fmt: skip
             with self.subTest(name), self.assertRaises(Refusal) as caught:
                 slab_hack.format_of(name)
@@ -182,6 +184,20 @@ class HackSlabs(unittest.TestCase):
             with self.subTest(d), self.assertRaises(Refusal) as caught:
                 slab_hack.slab_bytes("hack:k=2,v=2", 1, d)
             self.assertEqual(caught.exception.kind, "unsupported")
+
+    def test_sums_lie_in_memory_and_do_not_travel(self):
+        for name, of in hack.WITH_SUMS.items():
+            d = hack.CASES[of].head_dim
+            slab, plain = self.read(hack.file_name(name) + ".slab"), self.read(hack.file_name(of) + ".slab")
+            self.assertEqual(len(slab), slab_hack.slab_bytes(name, hack.HEADS, d))
+            self.assertGreater(len(slab), len(plain))
+            self.assertEqual(slab_hack.used_bytes(name, hack.HEADS, d), slab_hack.used_bytes(of, hack.HEADS, d))
+            packed = b"".join(hack.sections(hack.CASES[of], hack.example_rows(hack.CASES[of].rows)))
+            self.assertEqual(slab_hack.unpack(name, hack.HEADS, d, packed), slab)
+            self.assertEqual(slab_hack.unpack(name + ",sums=computed", hack.HEADS, d, packed), plain)
+            self.assertEqual(
+                slab_hack.open_slab(name, hack.HEADS, d, slab), slab_hack.open_slab(of, hack.HEADS, d, plain)
+            )
 
     def test_compute_and_window_change_no_byte(self):
         plain = slab_hack.format_of("hack:k=4,v=2,mix=0")
@@ -197,6 +213,8 @@ class HackSlabs(unittest.TestCase):
 
         self.assertEqual(bits("hack:k=2,v=2", 128), 2.375)
         self.assertEqual([bits(f"hack:k=2,v=2,p={p}", 128) for p in (32, 64, 128)], [3, 2.5, 2.375])
+        in_memory = [slab_hack.slab_bytes(f"hack:k=2,v=2,p={p},compute=complete", 1, 128) for p in (32, 64, 128)]
+        self.assertEqual([8 * size / (2 * 64 * 128) for size in in_memory], [3.25, 2.625, 2.5])
         self.assertEqual(bits("hack:k=4,v=8,p=64", 64), 6.5)
         self.assertGreater(bits("hack:k=2,v=2,p=64", 80), 2.5)
         # Two sections of 224 bytes have 32 of padding each.

@@ -1,4 +1,4 @@
-"""Reader of slabs of format `hack`, version 1, written from spec/hack.md alone.
+"""Reader of slabs of format `hack`, version 2, written from spec/hack.md alone.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -17,7 +17,9 @@ NAN = 0x7FC0
 NAME = re.compile(
     r"hack:k=(?P<k>[248]),v=(?P<v>[248])"
     r"(?:,p=(?P<p>32|64|128)(?P<sr>,round=sr)?(?P<mix>,mix=1)?|(?P<no_mix>,mix=0)?)"
-    r"(?P<bf16>,meta=bf16)?(?:,compute=(?:bf16|dequantise))?(?(p)(?:,ktail=code)?(?:,rqe=0)?(?:,diag=int8)?)"
+    r"(?P<bf16>,meta=bf16)?"
+    r"(?:,compute=(?:bf16|dequantise)|(?(p)(?P<complete>,compute=complete(?P<taken>,sums=computed)?)|(?!)))?"
+    r"(?(p)(?:,ktail=code)?(?:,rqe=0)?(?:,diag=int8)?)"
     r"(?:,sink=[1-9][0-9]*)?(?:,recent=[1-9][0-9]*)?"
 )
 
@@ -30,6 +32,7 @@ class Format(NamedTuple):
     stochastic: bool
     mixed: bool
     meta: str
+    sums: bool  # in memory; they do not travel
 
 
 def format_of(name):
@@ -43,11 +46,12 @@ def format_of(name):
         bool(match["sr"]),
         mixed,
         "bf16" if match["bf16"] else "fp16",
+        bool(match["complete"]) and not match["taken"],
     )
 
 
 def section_sizes(form, d):
-    """Bytes of the four sections of a page, without padding."""
+    """Bytes of the four sections of a page that travel, without padding."""
     if d % 16 or not 16 <= d <= 256:
         raise unsupported(f"head_dim is a multiple of 16, at most 256, not {d}")
     codes = [8 * bits * d for bits in form.bits]
@@ -56,25 +60,42 @@ def section_sizes(form, d):
     return codes + [4 * -(-d // form.p) * TOKENS, 4 * TOKENS // min(form.p, TOKENS) * d]
 
 
+def sum_size(form, is_key, d):
+    """Section 4: the bytes of a sum of codes."""
+    codes = min(form.p, d if is_key else TOKENS)
+    return 1 if codes * ((1 << form.bits[0 if is_key else 1]) - 1) < 256 else 2
+
+
+def sums_sizes(form, d):
+    """Bytes of the sections of sums, without padding."""
+    entries = (-(-d // form.p) * TOKENS, TOKENS // min(form.p, TOKENS) * d)
+    return [count * sum_size(form, is_key, d) for count, is_key in zip(entries, (True, False))]
+
+
 def sections(form, d):
-    """The offsets of the four sections of a page, and its length."""
+    """The offsets of the sections of a page, and its length."""
     at, offsets = 0, []
-    for size in section_sizes(form, d):
+    for size in section_sizes(form, d) + (sums_sizes(form, d) if form.sums else []):
         offsets.append(at)
         at += -(-size // 64) * 64
     return offsets, at
 
 
 def unpack(name, kv_heads, d, packed):
-    """Section 1: a slab from its sections without the zeros between, as frames have them."""
+    """Section 1: a slab from what travels, its sections without the zeros between and without sums."""
     form = format_of(name)
     sizes = section_sizes(form, d)
     if len(packed) != kv_heads * sum(sizes):
         raise corrupt(f"{kv_heads} heads of {d} travel as {kv_heads * sum(sizes)} bytes, not {len(packed)}")
     slab, at = b"", 0
-    for size in sizes * kv_heads:
-        slab += packed[at : at + size] + bytes(-size % 64)
-        at += size
+    for _ in range(kv_heads):
+        page = []
+        for size in sizes:
+            page.append(packed[at : at + size])
+            at += size
+        if form.sums:
+            page += [code_sums(form, is_key, d, page[0 if is_key else 1]) for is_key in (True, False)]
+        slab += b"".join(section + bytes(-len(section) % 64) for section in page)
     return slab
 
 
@@ -121,6 +142,19 @@ def entry_of(form, is_key, d, token, channel):
     if is_key:
         return channel // form.p * TOKENS + token
     return token // min(form.p, TOKENS) * d + channel
+
+
+def code_sums(form, is_key, d, code_bytes):
+    """The section of sums of codes of K or of V."""
+    bits = form.bits[0 if is_key else 1]
+    words = [word for (word,) in struct.iter_unpack("<I", code_bytes)]
+    size = sum_size(form, is_key, d)
+    sums = [0] * (sums_sizes(form, d)[0 if is_key else 1] // size)
+    for token in range(TOKENS):
+        for channel in range(d):
+            code = k_code(words, bits, token, channel) if is_key else v_code(words, bits, d, token, channel)
+            sums[entry_of(form, is_key, d, token, channel)] += code
+    return struct.pack(f"<{len(sums)}{'B' if size == 1 else 'H'}", *sums)
 
 
 def coded_rows(form, is_key, d, code_bytes, metadata_bytes):

@@ -40,6 +40,10 @@ struct HackQuery {
   float sum[kTileRows][kHackPartitionsMax];                   // of q
   // h * (sum of q - a u); for K by both, of one partition, h * (sum of -a u).
   float centre[kTileRows][kHackPartitionsMax];
+  // Of the complete form (attention/hack_complete_page.h), for each partition: what the code 0
+  // stands for, and a code's unit. There `sum` is of what codes stand for.
+  float origin[kTileRows][kHackPartitionsMax];
+  float unit[kTileRows][kHackPartitionsMax];
 };
 
 // What pages of a cache have in common.

@@ -136,7 +136,8 @@ double greatest_difference(const std::vector<float>& out, int row, int head,
 
 TEST(OwnBlock, ACompleteOneIsReadAsItsSlabByDiagInt8) {
   for (const Isa isa : tiers()) {
-    for (const char* format : {"hack:paper,diag=int8", "hack:p=32,k=8,v=4,mix=1,diag=int8"}) {
+    for (const char* format : {"hack:paper,diag=int8", "hack:p=32,k=8,v=4,mix=1,diag=int8",
+                               "hack:p=32,compute=complete,diag=int8"}) {
       Scene scene(format, 192, isa);
       const auto out = scene.run(64, 128);
       for (const int token : {64, 65, 100, 127, 128, 190, 191}) {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/sealed_kernel.h"
 
+#include "attention/hack_complete_page.h"
 #include "attention/hack_float_page.h"
 #include "base/clock.h"
 #include "quant/hack_format.h"
@@ -71,6 +72,7 @@ class CodeKernel final : public SealedKernel {
     switch (compute) {
       case HackFormat::Compute::kBf16: return hack_float_kernel(HackOperand::kCodes, isa);
       case HackFormat::Compute::kDequantise: return hack_float_kernel(HackOperand::kValues, isa);
+      case HackFormat::Compute::kComplete: return hack_complete_kernel(isa);
       default: return hack_kernel(isa);
     }
   }

@@ -52,7 +52,8 @@ TEST(CodedEngine, GreedyAnswersEqualPlainPassesOverACodedCache) {
   const GenerationRequest request = make_request(200, 70, 3);
   for (const char* text :
        {"int8", "kivi:bits=2,group=32", "kivi:bits=2,group=32,sink=1,recent=1", "hack",
-        "hack:k=4,v=4,recent=1", "hack:compute=bf16", "hack:paper,compute=dequantise"}) {
+        "hack:k=4,v=4,recent=1", "hack:compute=bf16", "hack:paper,compute=dequantise",
+        "hack:p=32,compute=complete", "hack:paper,compute=complete,sums=computed"}) {
     const auto engine =
         take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options_with(text)));
     const std::vector<std::int32_t> expected = plain_answer(*make_format(text), request);

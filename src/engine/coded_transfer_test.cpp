@@ -45,7 +45,8 @@ std::vector<std::string> all_formats() {
                                     "kivi:bits=4,group=64",
                                     "cachegen:form=paper",
                                     "kvquant:bits=2,outliers=0",
-                                    "hack:paper"};
+                                    "hack:paper",
+                                    "hack:paper,compute=complete"};
   const std::string_view known = kv_format_names();
   for (std::size_t at = 0; at < known.size();) {
     const std::size_t end = std::min(known.find(", ", at), known.size());

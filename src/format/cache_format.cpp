@@ -10,8 +10,8 @@ namespace kvlane {
 namespace {
 
 // What decides which blocks are sealed, or what attention does with blocks.
-constexpr std::array<std::string_view, 6> kNotOfSlabs = {
-    "sink=", "recent=", "compute=", "ktail=", "rqe=", "diag="};
+constexpr std::array<std::string_view, 7> kNotOfSlabs = {
+    "sink=", "recent=", "compute=", "sums=", "ktail=", "rqe=", "diag="};
 
 bool concerns_slabs(std::string_view parameter) {
   return std::ranges::none_of(kNotOfSlabs,

@@ -21,6 +21,7 @@ TEST(CacheFormat, SlabsHaveTheNameWithoutWhatIsNotTheirs) {
        "hack:k=2,v=2,p=128,round=sr,meta=bf16"},
       {"hack:k=2,v=2,p=128,meta=bf16,ktail=code,rqe=0,diag=int8,sink=1024,recent=1024",
        "hack:k=2,v=2,p=128,meta=bf16"},
+      {"hack:k=2,v=2,p=64,compute=complete,sums=computed", "hack:k=2,v=2,p=64"},
       {"", ""},
   };
   for (const auto& [cache, slab] : names) {

@@ -122,9 +122,10 @@ TEST(CodedForward, AQueryReadsItsWindowAsRowsAndAllElseSealed) {
 // Formats whose pages attention computes on as they are, beside one that opens them.
 TEST(CodedForward, ChunksAndThreadsChangeNoBit) {
   const auto model = load("qwen3-gqa-bf16", best_isa());
-  for (const char* name : {"hack", "hack:sink=1,recent=1", "hack:k=4,v=4,mix=0", "hack:paper",
-                           "hack:p=32,round=sr,mix=1,recent=1", "hack:paper,ktail=code",
-                           "hack:compute=bf16", "hack:paper,compute=dequantise", "kivi"}) {
+  for (const char* name :
+       {"hack", "hack:sink=1,recent=1", "hack:k=4,v=4,mix=0", "hack:paper",
+        "hack:p=32,round=sr,mix=1,recent=1", "hack:paper,ktail=code", "hack:compute=bf16",
+        "hack:paper,compute=dequantise", "hack:p=32,compute=complete", "kivi"}) {
     KvFormatContext context;
     context.shape = model->config().kv_shape();
     context.isa = best_isa();

@@ -21,8 +21,8 @@ namespace {
 
 // Of a page's K or V.
 constexpr std::size_t kValuesMax = std::size_t{kBlockTokens} * hack::kHeadDimMax;
-// 8 bits, and m and s in 16 bits for every 32 values.
-constexpr std::size_t kPageBytesMax = 2 * (kValuesMax + kValuesMax / 32 * hack::kEntryBytes);
+// 8 bits, and m, s and a sum in 16 bits for every 32 values.
+constexpr std::size_t kPageBytesMax = 2 * (kValuesMax + kValuesMax / 32 * (hack::kEntryBytes + 2));
 
 // The largest magnitude for which all that is stored stays finite. kBoth sums squares.
 float magnitude_max(const Plane& plane) {
@@ -36,14 +36,16 @@ float magnitude_max(const Plane& plane) {
 HackFormat::HackFormat(std::string name, const KvShape& shape, const KvWindow& window,
                        const Options& options, Isa isa)
     : KvFormat(std::move(name), shape, window,
-               shape.kv_heads * hack::page_layout(options.k, options.v, shape.head_dim).bytes),
+               shape.kv_heads *
+                   hack::page_layout(options.k, options.v, shape.head_dim, options.sums).bytes),
       options_(options),
-      layout_(hack::page_layout(options.k, options.v, shape.head_dim)),
+      layout_(hack::page_layout(options.k, options.v, shape.head_dim, options.sums)),
       rows_(hack::row_kernels(isa)),
       seal_k_(hack::seal_kernel(options.k, Part::kKeys, options.rounding, isa)),
       seal_v_(hack::seal_kernel(options.v, Part::kValues, options.rounding, isa)),
       open_k_(hack::open_kernel(options.k, Part::kKeys, isa)),
-      open_v_(hack::open_kernel(options.v, Part::kValues, isa)) {}
+      open_v_(hack::open_kernel(options.v, Part::kValues, isa)),
+      sum_(hack::sum_kernel(isa)) {}
 
 Status HackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const {
   KVLANE_TRY(check_rows_are_finite(shape(), place, rows));
@@ -53,6 +55,7 @@ Status HackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* s
     std::byte* const page = slab + layout_.bytes * head;
     KVLANE_TRY(seal_part(place, head, Part::kKeys, keys, page));
     KVLANE_TRY(seal_part(place, head, Part::kValues, keys + values, page));
+    add_sums(page);
   }
   return {};
 }
@@ -76,6 +79,13 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
                           (keys ? layout_.k_metadata : layout_.v_metadata);
   std::memset(page + end, 0, (keys ? layout_.v_metadata : layout_.bytes) - end);
   return {};
+}
+
+// Behind what a page has anyway; padding between is zeros already.
+void HackFormat::add_sums(std::byte* page) const {
+  if (!options_.sums) return;
+  sum_(options_.k, shape().head_dim, page, page + layout_.k_sums);
+  sum_(options_.v, shape().head_dim, page + layout_.v_codes, page + layout_.v_sums);
 }
 
 void HackFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_head,
@@ -138,6 +148,7 @@ void HackFormat::pack(const std::byte* slab, std::byte* packed) const {
 Status HackFormat::unpack(SlabPlace place, ByteView packed, std::byte* slab) const {
   KVLANE_TRY(check_packed_bytes(place, packed, layout_.used * shape().kv_heads));
   unpack_sections(sections(), shape().kv_heads, packed.data(), slab);
+  for (int head = 0; head < shape().kv_heads; ++head) add_sums(slab + layout_.bytes * head);
   return {};
 }
 
@@ -149,7 +160,8 @@ constexpr std::array kSwitch = {0, 1};
 constexpr std::array<std::string_view, 2> kRoundings = {"rn", "sr"};
 constexpr std::array<std::string_view, 2> kMetas = {"fp16", "bf16"};
 // In the order of HackFormat::Compute.
-constexpr std::array<std::string_view, 3> kComputes = {"int8", "bf16", "dequantise"};
+constexpr std::array<std::string_view, 4> kComputes = {"int8", "bf16", "dequantise", "complete"};
+constexpr std::array<std::string_view, 2> kSums = {"stored", "computed"};
 constexpr std::array<std::string_view, 2> kKeyTails = {"16", "code"};
 constexpr std::array<std::string_view, 2> kDiagonals = {"16", "int8"};
 
@@ -158,15 +170,25 @@ std::string parameter(const char* key, const std::string& value, std::string_vie
   return value == usual ? "" : std::string(",") + key + "=" + value;
 }
 
-HackFormat::Compute compute_of(std::string_view word) {
-  return static_cast<HackFormat::Compute>(std::ranges::find(kComputes, word) - kComputes.begin());
-}
-
 // What a text says, and the parameters as the canonical name has them.
 struct Choice {
   HackFormat::Options options;
   std::string parameters;
 };
+
+// What attention does, and what it wants beside codes for that.
+Status choose_compute(FormatText& text, bool paper, Choice& choice) {
+  KVLANE_ASSIGN(const std::string compute, text.word("compute", kComputes, "int8"));
+  choice.options.compute =
+      static_cast<HackFormat::Compute>(std::ranges::find(kComputes, compute) - kComputes.begin());
+  choice.parameters += parameter("compute", compute, "int8");
+  if (choice.options.compute != HackFormat::Compute::kComplete) return {};
+  if (!paper) return invalid_argument("KV format 'hack': compute=complete needs p");
+  KVLANE_ASSIGN(const std::string sums, text.word("sums", kSums, "stored"));
+  choice.options.sums = sums == "stored";
+  choice.parameters += parameter("sums", sums, "stored");
+  return {};
+}
 
 // The paper's way with a query's own block, and its ablations.
 Status choose_own_block(FormatText& text, Choice& choice) {
@@ -176,8 +198,10 @@ Status choose_own_block(FormatText& text, Choice& choice) {
   choice.options.code_own_keys = key_tail == "code";
   choice.options.code_own_values = keep_values == 0;
   choice.options.seal_own = diagonal == "int8";
-  if (choice.options.seal_own && choice.options.compute != HackFormat::Compute::kInt8) {
-    return invalid_argument("KV format 'hack': diag=int8 needs compute=int8");
+  const HackFormat::Compute compute = choice.options.compute;
+  if (choice.options.seal_own && compute != HackFormat::Compute::kInt8 &&
+      compute != HackFormat::Compute::kComplete) {
+    return invalid_argument("KV format 'hack': diag=int8 needs compute=int8 or compute=complete");
   }
   choice.parameters += parameter("ktail", key_tail, "16") +
                        parameter("rqe", std::to_string(keep_values), "1") +
@@ -190,15 +214,14 @@ Result<Choice> choose(FormatText& text) {
   KVLANE_ASSIGN(const int v_bits, text.one_of("v", kBits, 2));
   KVLANE_ASSIGN(const int partition, text.one_of("p", kPartitions, 0));
   KVLANE_ASSIGN(const std::string type, text.word("meta", kMetas, "fp16"));
-  KVLANE_ASSIGN(const std::string compute, text.word("compute", kComputes, "int8"));
-  const Meta meta = type == "fp16" ? Meta::kFp16 : Meta::kBf16;
+  const Meta meta = type == kMetas[0] ? Meta::kFp16 : Meta::kBf16;
   const bool paper = partition != 0;
   KVLANE_ASSIGN(const int mix, text.one_of("mix", kSwitch, paper ? 0 : 1));
   Choice choice{{{k_bits, Axis::kBoth, 0, meta},
                  {v_bits, Axis::kBoth, 0, meta},
                  mix == 1,
                  Rounding::kNearest,
-                 compute_of(compute)},
+                 HackFormat::Compute::kInt8},
                 "k=" + std::to_string(k_bits) + ",v=" + std::to_string(v_bits)};
   if (paper) {
     KVLANE_ASSIGN(const std::string round, text.word("round", kRoundings, "rn"));
@@ -207,8 +230,9 @@ Result<Choice> choose(FormatText& text) {
     if (round == "sr") choice.options.rounding = Rounding::kStochastic;
     choice.parameters += ",p=" + std::to_string(partition) + parameter("round", round, "rn");
   }
-  choice.parameters += parameter("mix", std::to_string(mix), paper ? "0" : "1") +
-                       parameter("meta", type, "fp16") + parameter("compute", compute, "int8");
+  choice.parameters +=
+      parameter("mix", std::to_string(mix), paper ? "0" : "1") + parameter("meta", type, "fp16");
+  KVLANE_TRY(choose_compute(text, paper, choice));
   if (paper) KVLANE_TRY(choose_own_block(text, choice));
   return choice;
 }

@@ -11,6 +11,9 @@
 //     compute=int8        Q and P in 8 bits, products of integers
 //     compute=bf16        Q and P as they are, products of floats with codes: more exact
 //     compute=dequantise  each value is made in registers, in floats: for comparison
+//     compute=complete    with p: the paper's own arithmetic, Q and P in 8 bits with a minimum
+//     sums=stored         with compute=complete: sums of codes lie in slabs, but never travel
+//     sums=computed       they are taken whenever they are needed
 //     sink=n, recent=n    blocks that attention reads in 16 bits
 //   and with p, as the paper or its ablations have a query's own block, which else is in 16 bits:
 //     ktail=code          keys are coded at once, not when the block is complete
@@ -29,6 +32,7 @@
 #include "quant/format_text.h"
 #include "quant/hack_kernels.h"
 #include "quant/hack_rows.h"
+#include "quant/hack_sums.h"
 #include "quant/kv_format.h"
 #include "quant/packed_sections.h"
 
@@ -36,12 +40,13 @@ namespace kvlane {
 
 class HackFormat final : public KvFormat {
  public:
-  enum class Compute : std::uint8_t { kInt8, kBf16, kDequantise };
+  enum class Compute : std::uint8_t { kInt8, kBf16, kDequantise, kComplete };
   struct Options {
     hack::Plane k, v;
     bool mix;
     hack::Rounding rounding;
     Compute compute;
+    bool sums = false;  // whether slabs have them
     // Of a query's own block: rows of K, rows of V as codes; the slab, once there is one.
     bool code_own_keys = false, code_own_values = false, seal_own = false;
   };
@@ -62,7 +67,8 @@ class HackFormat final : public KvFormat {
                  std::uint16_t* page) const override;
   // The same for every slab.
   std::size_t used_bytes(const std::byte* slab) const override;
-  // The sections of a page without gaps, page after page. Refuses any other length.
+  // The sections of a page without gaps, and without sums, page after page. Refuses any other
+  // length.
   void pack(const std::byte* slab, std::byte* packed) const override;
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
 
@@ -74,12 +80,14 @@ class HackFormat final : public KvFormat {
   Status seal_part(SlabPlace place, int kv_head, hack::Part part, const std::uint16_t* rows,
                    std::byte* page) const;
   void open_part(hack::Part part, const std::byte* from, std::uint16_t* rows) const;
+  void add_sums(std::byte* page) const;
 
   const Options options_;
   const hack::PageLayout layout_;
   const hack::RowKernels rows_;
   const hack::SealKernel seal_k_, seal_v_;
   const hack::OpenKernel open_k_, open_v_;
+  const hack::SumKernel sum_;
 };
 
 // The format of this family that `text` says. Errors name what is wrong.

@@ -70,6 +70,21 @@ TEST_P(HackGoldenSlabs, AreWhatRowsAreSealedTo) {
   }
 }
 
+// In memory, where attention wants them.
+TEST_P(HackGoldenSlabs, HaveSumsOfTheirCodesWithTheCompleteForm) {
+  for (const auto& [name, of] : {std::pair{"hack:k=2,v=2,p=64,compute=complete", kGolden[7]},
+                                 {"hack:k=8,v=4,p=32,compute=complete", kGolden[8]}}) {
+    const auto format = format_of(name, shape_of(2, of.head_dim), GetParam());
+    ASSERT_EQ(format->slab_name(), of.name);
+    const Slab expected = read("hack/" + file_name(name) + ".slab");
+    ASSERT_EQ(format->slab_bytes(), expected.size()) << name;
+    const Rows rows = read_rows(std::string("hack/") + of.rows + ".rows");
+    Poisoned<std::byte> slab(format->slab_bytes());
+    ASSERT_TRUE(format->seal(kPlace, rows.data(), slab.data()).ok());
+    EXPECT_EQ(slab.values(), expected) << name;
+  }
+}
+
 // What frames carry: tests/golden/frame/valid has one.
 TEST_P(HackGoldenSlabs, TravelAsTheFrameSays) {
   const auto format =

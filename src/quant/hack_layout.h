@@ -6,6 +6,10 @@
 //   | codes of K   | codes of V   | metadata K | metadata V |    b, c bits a code of K, V; d =
 //   head_dim
 //   +--------------+--------------+------------+------------+
+// Attention in the paper's complete form wants sums of the codes of partitions, too: behind all
+// else, those of K, then those of V, in the order of entries. They follow from the codes and never
+// travel.
+//
 // A word has 32 bits: of K 32 / b consecutive channels of one token, of V 32 / c tokens of one
 // channel. Words of neighbouring tokens (K) or channels (V) are neighbours, so a vector of words is
 // as many tokens or channels at once, and sums of products need no step across lanes. Byte k of a
@@ -77,6 +81,17 @@ constexpr std::size_t metadata_bytes(const Plane& plane, int head_dim) {
   return kEntryBytes * entries(plane, head_dim);
 }
 
+// Of a sum of the codes of a partition. Not for kBoth.
+constexpr std::size_t sum_bytes(const Plane& plane, int head_dim) {
+  const int of_all = plane.axis == Axis::kToken ? head_dim : kBlockTokens;
+  const int values = plane.partition < of_all ? plane.partition : of_all;
+  return values * ((1 << plane.bits) - 1) < 256 ? 1 : 2;
+}
+
+constexpr std::size_t sums_bytes(const Plane& plane, int head_dim) {
+  return sum_bytes(plane, head_dim) * entries(plane, head_dim);
+}
+
 // Where a code is: the word in its section, and the lowest bit there.
 struct CodePlace {
   int word;
@@ -111,11 +126,13 @@ constexpr CodePlace value_place(int bits, int head_dim, int token, int channel) 
 // Offsets from the start of a page; all are multiples of 64.
 struct PageLayout {
   std::size_t v_codes, k_metadata, v_metadata;
+  std::size_t k_sums, v_sums;  // 0 without sums
   std::size_t bytes;
-  std::size_t used;  // without what is behind metadata of kBoth up to the next multiple of 64
+  std::size_t used;  // what travels: without sums, and without zeros up to the next multiple of 64
 };
 
-constexpr PageLayout page_layout(const Plane& k, const Plane& v, int head_dim) {
+// `sums` are for partitions only, not for kBoth.
+constexpr PageLayout page_layout(const Plane& k, const Plane& v, int head_dim, bool sums = false) {
   PageLayout layout{};
   layout.v_codes = codes_bytes(k, head_dim);
   layout.k_metadata = layout.v_codes + codes_bytes(v, head_dim);
@@ -123,6 +140,11 @@ constexpr PageLayout page_layout(const Plane& k, const Plane& v, int head_dim) {
   const std::size_t v_bytes = metadata_bytes(v, head_dim);
   layout.v_metadata = layout.k_metadata + (k_bytes + 63) / 64 * 64;
   layout.bytes = layout.v_metadata + (v_bytes + 63) / 64 * 64;
+  if (sums) {
+    layout.k_sums = layout.bytes;
+    layout.v_sums = layout.k_sums + (sums_bytes(k, head_dim) + 63) / 64 * 64;
+    layout.bytes = layout.v_sums + (sums_bytes(v, head_dim) + 63) / 64 * 64;
+  }
   layout.used = layout.k_metadata + k_bytes + v_bytes;
   return layout;
 }

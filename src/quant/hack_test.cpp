@@ -32,6 +32,10 @@ TEST(HackFormat, NamesSayWhatIsNotUsual) {
   EXPECT_EQ(canonical("hack:round=sr,p=32,mix=1,k=4"), "hack:k=4,v=2,p=32,round=sr,mix=1");
   EXPECT_EQ(canonical("hack:compute=dequantise"), "hack:k=2,v=2,compute=dequantise");
   EXPECT_EQ(canonical("hack:compute=bf16,p=32"), "hack:k=2,v=2,p=32,compute=bf16");
+  EXPECT_EQ(canonical("hack:paper,sums=stored,compute=complete"),
+            "hack:k=2,v=2,p=64,compute=complete");
+  EXPECT_EQ(canonical("hack:p=32,compute=complete,sums=computed,diag=int8"),
+            "hack:k=2,v=2,p=32,compute=complete,sums=computed,diag=int8");
   EXPECT_EQ(canonical("hack:recent=2,sink=1"), "hack:k=2,v=2,sink=1,recent=2");
   EXPECT_EQ(canonical("hack:paper,diag=int8,rqe=0,ktail=code"),
             "hack:k=2,v=2,p=64,ktail=code,rqe=0,diag=int8");
@@ -47,12 +51,19 @@ TEST(HackFormat, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(refusal("hack:p=16"), "KV format 'hack': p is 32, 64 or 128, not '16'");
   EXPECT_EQ(refusal("hack:mix=2"), "KV format 'hack': mix is 0 or 1, not '2'");
   EXPECT_EQ(refusal("hack:compute=fp8"),
-            "KV format 'hack': compute is int8, bf16 or dequantise, not 'fp8'");
+            "KV format 'hack': compute is int8, bf16, dequantise or complete, not 'fp8'");
+  EXPECT_EQ(refusal("hack:compute=complete"), "KV format 'hack': compute=complete needs p");
+  EXPECT_EQ(refusal("hack:p=64,compute=complete,sums=none"),
+            "KV format 'hack': sums is stored or computed, not 'none'");
+  for (const char* name :
+       {"hack:sums=stored", "hack:p=64,sums=computed", "hack:p=64,compute=bf16,sums=stored"}) {
+    EXPECT_EQ(refusal(name), "KV format 'hack' has no parameter 'sums'");
+  }
   EXPECT_EQ(refusal("hack:axes=k"), "KV format 'hack' has no parameter 'axes'");
   EXPECT_EQ(refusal("hack:round=sr"), "KV format 'hack' has no parameter 'round'");
   EXPECT_EQ(refusal("hack:ktail=code"), "KV format 'hack' has no parameter 'ktail'");
   EXPECT_EQ(refusal("hack:p=64,diag=int8,compute=dequantise"),
-            "KV format 'hack': diag=int8 needs compute=int8");
+            "KV format 'hack': diag=int8 needs compute=int8 or compute=complete");
   EXPECT_EQ(refusal("hack", {1, 1, 128, ElementType::kFp16}),
             "KV format 'hack' codes bf16 rows only");
   for (const int head_dim : {8, 72, 272}) {

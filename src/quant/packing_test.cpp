@@ -31,6 +31,7 @@ constexpr const char* kNames[] = {
     "hack:k=2,v=2",
     "hack:k=8,v=4,meta=bf16",
     "hack:p=32",
+    "hack:p=64,k=4,v=2,compute=complete",
     "cachegen:form=code,level=1",
     "cachegen:form=code,level=3",
     "cachegen:form=paper",

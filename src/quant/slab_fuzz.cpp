@@ -46,7 +46,8 @@ constexpr Candidate kFormats[] = {{"fp8_e4m3"},
                                   {"hack:k=4,v=2,meta=bf16", 16, 0x5980},
                                   {"hack:paper", 16},
                                   {"hack:k=8,v=4,p=32,round=sr,mix=1", 16, kEndMixed},
-                                  {"hack:k=4,v=8,p=128,round=sr,meta=bf16", 16, 0x7180}};
+                                  {"hack:k=4,v=8,p=128,round=sr,meta=bf16", 16, 0x7180},
+                                  {"hack:k=4,v=2,p=64,compute=complete", 16}};
 
 void require(bool condition) {
   if (!condition) std::abort();

@@ -43,6 +43,8 @@ CASES = {
     "hack:k=2,v=2,p=32,round=sr,mix=1": Case("usual-48", (2, 2), 32, True),
     "hack:k=8,v=4,p=128,round=sr": Case("usual-16", (8, 4), 128, True, mixed=False),
 }  # fmt: skip
+# Slabs as they are in memory where attention wants sums of codes: those of a case above, and the sums.
+WITH_SUMS = {f"{name},compute=complete": name for name in ("hack:k=2,v=2,p=64", "hack:k=8,v=4,p=32")}
 # Magnitudes in the second head are below this; mixing makes them up to 4 times as large.
 LIMITS = {"usual-16": 2.0**12, "usual-48": 2.0**12, "large-48": 2.0**16, "wide-16": 2.0**56}
 # Bits of the mantissa, and the spacing of subnormals as a power of two.
@@ -259,15 +261,29 @@ def pad64(data):
     return data + bytes(-len(data) % 64)
 
 
-def seal_plane(case, head, is_key, plane):
-    """Codes and metadata of bf16 bits [64 * d]."""
+def code_plane(case, head, is_key, plane):
+    """Codes [64][d] and metadata of bf16 bits [64 * d]."""
     values = [struct.unpack("<f", struct.pack("<I", x << 16))[0] for x in plane]
     rows = [values[i : i + case.head_dim] for i in range(0, len(values), case.head_dim)]
     if case.mixed:
         rows = [mix(row) for row in rows]
     bits = case.bits[not is_key]
-    codes, metadata = seal_both(case, bits, rows) if case.p is None else seal_paper(case, head, is_key, rows)
-    return (pack_k if is_key else pack_v)(bits, codes), metadata
+    return seal_both(case, bits, rows) if case.p is None else seal_paper(case, head, is_key, rows)
+
+
+def seal_plane(case, head, is_key, plane):
+    """Both as they lie in a page."""
+    codes, metadata = code_plane(case, head, is_key, plane)
+    return (pack_k if is_key else pack_v)(case.bits[not is_key], codes), metadata
+
+
+def plane_sums(case, head, is_key, plane):
+    """Section 4: sums of codes, as they lie in a page."""
+    codes, _ = code_plane(case, head, is_key, plane)
+    groups = list(partitions(case, is_key))
+    small = len(groups[0]) * (2 ** case.bits[not is_key] - 1) < 256  # the last one may be shorter
+    sums = [sum(codes[t][c] for t, c in group) for group in groups]
+    return struct.pack(f"<{len(sums)}{'B' if small else 'H'}", *sums)
 
 
 def sections(case, heads):
@@ -279,6 +295,15 @@ def sections(case, heads):
 
 def seal(case, heads):
     return b"".join(map(pad64, sections(case, heads)))
+
+
+def seal_with_sums(case, heads):
+    four = list(sections(case, heads))
+    slab = b""
+    for head, (k, v) in enumerate(heads):
+        sums = [plane_sums(case, head, True, k), plane_sums(case, head, False, v)]
+        slab += b"".join(map(pad64, four[4 * head : 4 * head + 4] + sums))
+    return slab
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -352,3 +377,5 @@ def make(write, open_slab):
         foreign = foreign_slab(rng, case, len(slab) // HEADS, number % 4 != 0)
         write(f"slab/hack/foreign.{path}.slab", foreign)
         write(f"slab/hack/foreign.{path}.opened", rows_to_bytes(open_slab(name, 1, d, foreign)))
+    for name, of in WITH_SUMS.items():
+        write(f"slab/hack/{file_name(name)}.slab", seal_with_sums(CASES[of], rows[CASES[of].rows]))
