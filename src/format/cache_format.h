@@ -18,8 +18,8 @@ inline bool is_row_format(std::string_view cache_format) {
 }
 
 // The format of its slabs: the name without what changes no byte of them that travels, that is the
-// window (which blocks are sealed: sink, recent) and how attention reads them (compute, sums, ktail,
-// rqe, diag).
+// window (which blocks are sealed: sink, recent) and how attention reads them (compute, sums,
+// ktail, rqe, diag).
 // "kivi:bits=2,group=32,sink=1" -> "kivi:bits=2,group=32", "mxfp4:recent=2" -> "mxfp4".
 std::string slab_format(std::string_view cache_format);
 
