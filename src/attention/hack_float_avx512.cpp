@@ -2,14 +2,19 @@
 // registers (attention/hack_float_page.h).
 //
 // As with integers, lanes are tokens for scores and channels for output, so no sum crosses lanes,
-// and what a vector of codes costs is shared by the rows of a step, 4 or 1. Codes of 2 and 4 bits
-// become floats by a look-up, which takes the lowest four bits of a lane and needs no mask: with
-// 2 bits a shift serves two of them. Operations for 16 codes: 1 multiply-add a row; for all rows of
-// a step 1.5 (2 bits), 2 (4 bits) or 3 to 4 (8 bits), and 1 more where values are made.
+// and what a vector of codes costs is shared by the rows of a step, 8, 4 or 1. Codes of 2 and 4
+// bits become floats by a look-up, which takes the lowest four bits of a lane and needs no mask:
+// with 2 bits a shift serves two of them. Operations for 16 codes: 1 multiply-add a row; for all
+// rows of a step 1.5 (2 bits), 2 (4 bits) or 3 to 4 (8 bits), and 1 more where values are made.
+//
+// Tried: looking up what two codes of 2 bits give with a row's factors. A table serves 64 lanes, so
+// one row alone is faster by a quarter, and four are slower by a tenth.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
+
+#include <type_traits>
 
 #include "attention/exp2_avx512.h"
 #include "attention/hack_float_page.h"
@@ -142,6 +147,15 @@ __attribute__((always_inline)) inline void multiply_words(
   }
 }
 
+// Calls `body` with the rows of a step, known while compiling, and the first of them.
+template <class Body>
+__attribute__((always_inline)) inline void in_steps(int rows, const Body& body) {
+  int row = 0;
+  for (; row + 8 <= rows; row += 8) body(std::integral_constant<int, 8>{}, row);
+  for (; row + 4 <= rows; row += 4) body(std::integral_constant<int, 4>{}, row);
+  for (; row < rows; ++row) body(std::integral_constant<int, 1>{}, row);
+}
+
 // --- the query ----------------------------------------------------------------------------------
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
@@ -251,17 +265,14 @@ template <int kBits, bool kBoth, HackOperand kOperand>
 void score_page(const HackShape& shape, const HackItem& item, Prefetch& prefetch, Scores& scores) {
   alignas(64) float m[kTileHeadDimMax];
   if (kBoth) load_all(shape.k.meta, item.page + shape.layout.k_metadata, shape.head_dim, m);
-  const int rows = item.tile->rows;
-  const int whole_rows = rows / 4 * 4;
-  for (int row = 0; row < whole_rows; row += 4) {
-    for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
-      score<kBits, kBoth, kOperand, 4, 2>(shape, *item.query, row, item.page, token, m, prefetch,
-                                          scores);
+  in_steps(item.tile->rows, [&](auto rows, int row) {
+    constexpr int kRows = decltype(rows)::value;
+    constexpr int kGroups = kRows == 1 ? 4 : 2;
+    for (int token = 0; token < kBlockTokens; token += kGroups * kLanes) {
+      score<kBits, kBoth, kOperand, kRows, kGroups>(shape, *item.query, row, item.page, token, m,
+                                                    prefetch, scores);
     }
-  }
-  for (int row = whole_rows; row < rows; ++row) {
-    score<kBits, kBoth, kOperand, 1, 4>(shape, *item.query, row, item.page, 0, m, prefetch, scores);
-  }
+  });
 }
 
 // --- weights ------------------------------------------------------------------------------------
@@ -373,7 +384,7 @@ template <int kBits, bool kBoth, HackOperand kOperand, int kParts, int kGroups>
 inline void add_channels(const HackShape& shape, const Weights& weights, const HackItem& item,
                          int channel, Prefetch& prefetch) {
   StateTile& tile = *item.tile;
-  const auto add = [&](auto rows, int row) {
+  in_steps(tile.rows, [&](auto rows, int row) {
     constexpr int kRows = decltype(rows)::value;
     float* const out = tile.out + row * shape.head_dim;
     add_part<kBits, kBoth, kOperand, kParts, 0, kRows, kGroups>(shape, weights, row, item.page,
@@ -382,10 +393,7 @@ inline void add_channels(const HackShape& shape, const Weights& weights, const H
       add_part<kBits, kBoth, kOperand, kParts, 1, kRows, kGroups>(shape, weights, row, item.page,
                                                                   channel, prefetch, out);
     }
-  };
-  const int whole_rows = tile.rows / 4 * 4;
-  for (int row = 0; row < whole_rows; row += 4) add(std::integral_constant<int, 4>{}, row);
-  for (int row = whole_rows; row < tile.rows; ++row) add(std::integral_constant<int, 1>{}, row);
+  });
 }
 
 template <int kBits, bool kBoth, HackOperand kOperand, int kParts>
