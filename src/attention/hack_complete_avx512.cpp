@@ -174,7 +174,7 @@ struct Weighing {
   alignas(64) float total[kTileRows];     // of all weights
   alignas(64) float least[2][kTileRows];  // of a partition's weights
   alignas(64) float greatest[2][kTileRows];
-  alignas(64) std::int32_t codes[2][kTileRows];
+  alignas(64) float codes[2][kTileRows];  // their sums
 };
 
 inline void find_max(const Scores& scores, StateTile& tile, Weighing& of, Weights& weights) {
@@ -198,7 +198,7 @@ inline void find_max(const Scores& scores, StateTile& tile, Weighing& of, Weight
 // Scores become 2^(score - max). Steps that wait for each other within a row are taken for all rows
 // before the next.
 template <int kParts>
-inline void power_rows(Scores& scores, int rows, Weighing& of) {
+inline void power_rows(Scores& scores, int rows, Prefetch& prefetch, Weighing& of) {
   __m512 least[kParts][kTileRows];
   __m512 greatest[kParts][kTileRows];
   __m512 total[kTileRows];
@@ -211,8 +211,11 @@ inline void power_rows(Scores& scores, int rows, Weighing& of) {
   for (int row = 0; row < rows; ++row) {
     __m512 x[4];
     for (int i = 0; i < 4; ++i) {
+      // With those of the other stages, more than the lines of a page.
+      prefetch.line();
+      prefetch.line();
       const __m512 score = _mm512_load_ps(scores[row] + kLanes * i);
-      x[i] = exp2_negative(_mm512_sub_ps(score, _mm512_set1_ps(of.max[row])));
+      x[i] = exp2_coarse(_mm512_sub_ps(score, _mm512_set1_ps(of.max[row])));
       _mm512_store_ps(scores[row] + kLanes * i, x[i]);
     }
     total[row] = _mm512_add_ps(_mm512_add_ps(x[0], x[1]), _mm512_add_ps(x[2], x[3]));
@@ -230,11 +233,11 @@ inline void power_rows(Scores& scores, int rows, Weighing& of) {
   }
 }
 
-// A row's weights as bytes in the order of V's words, and sums of these. All in registers: a load
-// that spans several stores waits for them.
+// A row's weights as bytes in the order of V's words; gives lanes that add up to their sum. All in
+// registers: a load that spans several stores waits for them.
 template <int kParts>
-inline void code_row(const float* x, int row, const float (*inverse)[kTileRows], Weighing& of,
-                     Weights& weights) {
+inline __m512 code_row(const float* x, int row, const float (*inverse)[kTileRows],
+                       const Weighing& of, Weights& weights) {
   __m512i code[4];
   for (int i = 0; i < 4; ++i) {
     const int part = kParts == 1 ? 0 : i / 2;
@@ -246,19 +249,32 @@ inline void code_row(const float* x, int row, const float (*inverse)[kTileRows],
                                              _mm512_packus_epi32(code[2], code[3]));
   const __m512i bytes = _mm512_xor_si512(in_value_order(packed), _mm512_set1_epi8(-128));
   _mm512_store_si512(weights.bytes[row], bytes);
-  // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
-  const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
-  const int all = _mm512_reduce_add_epi32(sums);
-  of.codes[0][row] = kParts == 1 ? all : _mm512_mask_reduce_add_epi32(0x00ff, sums);
-  of.codes[1][row] = all - of.codes[0][row];
+  return _mm512_cvtepi32_ps(
+      _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes));
 }
 
 template <int kParts>
-void weigh(const HackItem& item, Scores& scores, Weights& weights) {
+inline void code_rows(const Scores& scores, int rows, const float (*inverse)[kTileRows],
+                      Weighing& of, Weights& weights) {
+  __m512 codes[kTileRows];  // integers below 2^24, so their sums are exact
+  for (__m512& x : codes) x = _mm512_setzero_ps();
+  for (int row = 0; row < rows; ++row) {
+    codes[row] = code_row<kParts>(scores[row], row, inverse, of, weights);
+  }
+  reduce<Sum>(codes, rows, of.codes[0]);
+  if (kParts == 1) return;
+  // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
+  for (int row = 0; row < rows; ++row) codes[row] = _mm512_maskz_mov_ps(0xff00, codes[row]);
+  reduce<Sum>(codes, rows, of.codes[1]);
+  for (int row = 0; row < rows; ++row) of.codes[0][row] -= of.codes[1][row];
+}
+
+template <int kParts>
+void weigh(const HackItem& item, Scores& scores, Prefetch& prefetch, Weights& weights) {
   StateTile& tile = *item.tile;
   Weighing of = {};  // rows beyond the tile's are computed on, too: with zeros
   find_max(scores, tile, of, weights);
-  power_rows<kParts>(scores, tile.rows, of);
+  power_rows<kParts>(scores, tile.rows, prefetch, of);
   alignas(64) float inverse[2][kTileRows];
   for (int part = 0; part < kParts; ++part) {
     const __m512 least = _mm512_load_ps(of.least[part]);
@@ -270,11 +286,9 @@ void weigh(const HackItem& item, Scores& scores, Weights& weights) {
     const __m512 shift = _mm512_maskz_mul_ps(some, unit, _mm512_set1_ps(128.0F));
     _mm512_store_ps(weights.origin[part], _mm512_add_ps(least, shift));
   }
-  for (int row = 0; row < tile.rows; ++row) {
-    code_row<kParts>(scores[row], row, inverse, of, weights);
-  }
+  code_rows<kParts>(scores, tile.rows, inverse, of, weights);
   for (int part = 0; part < kParts; ++part) {
-    const __m512 codes = _mm512_cvtepi32_ps(_mm512_load_si512(of.codes[part]));
+    const __m512 codes = _mm512_load_ps(of.codes[part]);
     const __m512 tokens = _mm512_set1_ps(static_cast<float>(kBlockTokens / kParts));
     const __m512 origins = _mm512_mul_ps(_mm512_load_ps(weights.origin[part]), tokens);
     _mm512_store_ps(weights.sum[part],
@@ -397,8 +411,8 @@ void attend(const HackShape& shape, std::span<const HackItem> items) {
   for (std::size_t i = 0; i < items.size(); ++i) {
     // The page after the one whose scores are taken now.
     Prefetch prefetch(i + 1 < items.size() ? items[i + 1].next : std::span<const std::byte>());
-    shape.v.partition < kBlockTokens ? weigh<2>(items[i], scores[i % 2], weights)
-                                     : weigh<1>(items[i], scores[i % 2], weights);
+    shape.v.partition < kBlockTokens ? weigh<2>(items[i], scores[i % 2], prefetch, weights)
+                                     : weigh<1>(items[i], scores[i % 2], prefetch, weights);
     if (i + 1 < items.size()) score_item(shape, items[i + 1], prefetch, scores[(i + 1) % 2]);
     add_item(shape, items[i], weights, prefetch);
   }

@@ -288,7 +288,7 @@ struct Weights {
 // Scores become weights beside the state's maximum, which moves; on codes by both times s of their
 // token.
 template <bool kScaled>
-void weigh(Scores& scores, StateTile& tile, Weights& weights) {
+void weigh(Scores& scores, StateTile& tile, Prefetch& prefetch, Weights& weights) {
   for (int row = 0; row < tile.rows; ++row) {
     const float* const from = scores[row];
     __m512 x[4];
@@ -297,6 +297,9 @@ void weigh(Scores& scores, StateTile& tile, Weights& weights) {
         _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
     const float max = page_max > tile.max[row] ? page_max : tile.max[row];
     for (int i = 0; i < 4; ++i) {
+      // With those of the other stages, more than the lines of a page.
+      prefetch.line();
+      prefetch.line();
       x[i] = exp2_negative(_mm512_sub_ps(x[i], _mm512_set1_ps(max)));
     }
     const float low = _mm512_reduce_add_ps(_mm512_add_ps(x[0], x[1]));
@@ -473,8 +476,8 @@ void attend(const HackShape& shape, std::span<const HackItem> items) {
                weights.scales);
     }
     const bool scaled = both && kOperand == HackOperand::kCodes;
-    scaled ? weigh<true>(scores[i % 2], *item.tile, weights)
-           : weigh<false>(scores[i % 2], *item.tile, weights);
+    scaled ? weigh<true>(scores[i % 2], *item.tile, prefetch, weights)
+           : weigh<false>(scores[i % 2], *item.tile, prefetch, weights);
     if (i + 1 < items.size()) take_scores(items[i + 1], prefetch, scores[(i + 1) % 2]);
     add_item(shape, weights, item, prefetch);
   }
