@@ -7,8 +7,9 @@
 // with 2 bits a shift serves two of them. Operations for 16 codes: 1 multiply-add a row; for all
 // rows of a step 1.5 (2 bits), 2 (4 bits) or 3 to 4 (8 bits), and 1 more where values are made.
 //
-// Tried: looking up what two codes of 2 bits give with a row's factors. A table serves 64 lanes, so
-// one row alone is faster by a quarter, and four are slower by a tenth.
+// 2-bit codes that are multiplied as they are take less: what two of them that share four bits give
+// with a row's two factors is a table of 16 numbers, made by 2 operations for 64 lanes. A look-up
+// and an addition then do what two multiply-adds did, and nothing is left to do before.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0
@@ -71,6 +72,12 @@ class Codes {
       const __m512i shifted = bit < 4 ? words : _mm512_srli_epi32(words, bit / 4 * 4);
       return _mm512_permutexvar_ps(shifted, bit % 4 == 0 ? lower_ : upper_);
     }
+  }
+
+  // Of 2 bits: a table of what two codes that share four bits give with their factors.
+  __attribute__((always_inline)) __m512 products(float of_lower, float of_upper) const {
+    return _mm512_fmadd_ps(_mm512_set1_ps(of_lower), lower_,
+                           _mm512_mul_ps(_mm512_set1_ps(of_upper), upper_));
   }
 
  private:
@@ -147,11 +154,60 @@ __attribute__((always_inline)) inline void multiply_words(
   }
 }
 
-// Calls `body` with the rows of a step, known while compiling, and the first of them.
-template <class Body>
+// Codes of 2 bits, where no values are made of them, are multiplied two at a time.
+template <int kBits, HackOperand kOperand>
+constexpr bool by_pairs() {
+  return kBits == 2 && kOperand == HackOperand::kCodes;
+}
+
+// Most rows of a step: as many as there are registers for, tables of pairs being one for each.
+template <int kBits, HackOperand kOperand>
+constexpr int rows_most() {
+  return by_pairs<kBits, kOperand>() ? 4 : 8;
+}
+
+// The same for codes of 2 bits, as they are: two at a time, whose products with a row's factors are
+// looked up and added.
+template <class Order, int kFirst, int kLast, int kRows, int kGroups, bool kBoth>
+__attribute__((always_inline)) inline void multiply_pairs(const std::byte* words,
+                                                          const Codes<2, kBoth>& codes,
+                                                          const float* factors, int stride,
+                                                          Prefetch& prefetch,
+                                                          __m512 (&sums)[kRows][kGroups]) {
+  __m512i word[kGroups];
+  for (int group = 0; group < kGroups; ++group) {
+    word[group] = _mm512_loadu_si512(words + 64 * group);
+    prefetch.line();
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) {
+#pragma GCC unroll 2
+    for (int r = kFirst; r < kLast; r += 2) {
+      __m512 products[kRows];
+      for (int row = 0; row < kRows; ++row) {
+        const float* const of_row = factors + row * stride;
+        products[row] = codes.products(of_row[Order::at(r, k)], of_row[Order::at(r + 1, k)]);
+        __asm__ volatile("" : "+v"(products[row]));
+      }
+      for (int group = 0; group < kGroups; ++group) {
+        const __m512i pair = _mm512_srli_epi32(word[group], 8 * k + 2 * r);
+        for (int row = 0; row < kRows; ++row) {
+          __m512& sum = sums[row][group];
+          sum = _mm512_add_ps(sum, _mm512_permutexvar_ps(pair, products[row]));
+          // Else g++ 12 takes many look-ups before it adds, and has too few registers for them.
+          __asm__ volatile("" : "+v"(sum));
+        }
+      }
+    }
+  }
+}
+
+// Calls `body` with the rows of a step, known while compiling, and the first of them. kMost: of a
+// step, 4 or 8.
+template <int kMost, class Body>
 __attribute__((always_inline)) inline void in_steps(int rows, const Body& body) {
   int row = 0;
-  for (; row + 8 <= rows; row += 8) body(std::integral_constant<int, 8>{}, row);
+  for (; kMost == 8 && row + 8 <= rows; row += 8) body(std::integral_constant<int, 8>{}, row);
   for (; row + 4 <= rows; row += 4) body(std::integral_constant<int, 4>{}, row);
   for (; row < rows; ++row) body(std::integral_constant<int, 1>{}, row);
 }
@@ -231,7 +287,9 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
         multiply_words<kBits, KeyOrder, 0, 8 / kBits>(words, codes, values, q, kTileHeadDimMax,
                                                       prefetch, sums);
       };
-      if constexpr (kCodes) {
+      if constexpr (by_pairs<kBits, kOperand>()) {
+        multiply_pairs<KeyOrder, 0, 4>(words, codes, q, kTileHeadDimMax, prefetch, sums);
+      } else if constexpr (kCodes) {
         multiply(NoValues{});
       } else if constexpr (kBoth) {
         multiply(KeysByBoth<kGroups>{affine, m + i});
@@ -265,9 +323,9 @@ template <int kBits, bool kBoth, HackOperand kOperand>
 void score_page(const HackShape& shape, const HackItem& item, Prefetch& prefetch, Scores& scores) {
   alignas(64) float m[kTileHeadDimMax];
   if (kBoth) load_all(shape.k.meta, item.page + shape.layout.k_metadata, shape.head_dim, m);
-  in_steps(item.tile->rows, [&](auto rows, int row) {
+  in_steps<rows_most<kBits, kOperand>()>(item.tile->rows, [&](auto rows, int row) {
     constexpr int kRows = decltype(rows)::value;
-    constexpr int kGroups = kRows == 1 ? 4 : 2;
+    constexpr int kGroups = kRows == 1 || by_pairs<kBits, kOperand>() ? 4 : 2;
     for (int token = 0; token < kBlockTokens; token += kGroups * kLanes) {
       score<kBits, kBoth, kOperand, kRows, kGroups>(shape, *item.query, row, item.page, token, m,
                                                     prefetch, scores);
@@ -356,7 +414,10 @@ inline void add_part(const HackShape& shape, const Weights& weights, int row, co
         multiply_words<kBits, ValueOrder, kFirst, kFirst + kInWord>(words, codes, values, factors,
                                                                     kBlockTokens, prefetch, sums);
       };
-      if constexpr (kCodes) {
+      if constexpr (by_pairs<kBits, kOperand>()) {
+        multiply_pairs<ValueOrder, kFirst, kFirst + kInWord>(words, codes, factors, kBlockTokens,
+                                                             prefetch, sums);
+      } else if constexpr (kCodes) {
         multiply(NoValues{});
       } else if constexpr (kBoth) {
         multiply(ValuesByBoth<kGroups>{affine, weights.scales + token});
@@ -387,7 +448,7 @@ template <int kBits, bool kBoth, HackOperand kOperand, int kParts, int kGroups>
 inline void add_channels(const HackShape& shape, const Weights& weights, const HackItem& item,
                          int channel, Prefetch& prefetch) {
   StateTile& tile = *item.tile;
-  in_steps(tile.rows, [&](auto rows, int row) {
+  in_steps<rows_most<kBits, kOperand>()>(tile.rows, [&](auto rows, int row) {
     constexpr int kRows = decltype(rows)::value;
     float* const out = tile.out + row * shape.head_dim;
     add_part<kBits, kBoth, kOperand, kParts, 0, kRows, kGroups>(shape, weights, row, item.page,
@@ -404,8 +465,8 @@ void add_page(const HackShape& shape, const Weights& weights, const HackItem& it
               Prefetch& prefetch) {
   const int d = shape.head_dim;
   int channel = 0;
-  // One row alone waits for its sums unless there are many.
-  if (item.tile->rows < 4) {
+  // One row alone waits for its sums unless there are many; a table of pairs serves all of them.
+  if (item.tile->rows < 4 || by_pairs<kBits, kOperand>()) {
     for (; channel + 4 * kLanes <= d; channel += 4 * kLanes) {
       add_channels<kBits, kBoth, kOperand, kParts, 4>(shape, weights, item, channel, prefetch);
     }
