@@ -11,9 +11,13 @@ from test_bench_results import documented_units
 BYTES = {
     "bf16": 512, "fp8_e4m3": 256 + 1 / 32, "mxfp8_e5m2": 264, "mxfp6_e3m2": 200, "mxfp4": 136, "int8_sym_1": 260,
     "int4_sym_0": 136, "kivi_bits_2_group_64": 80, "kivi_bits_4_group_32": 160,
-    "hack_k_2_v_2": 76, "hack_k_4_v_4_p_64": 144,
+    "hack_k_2_v_2": 76, "hack_k_4_v_4_p_64": 144, "hack_k_2_v_2_compute_bf16": 76,
+    "hack_k_2_v_2_p_32_compute_complete": 96,  # sums of codes do not travel
 }  # fmt: skip
-FORMATS = "fp8_e4m3,mxfp8_e5m2,mxfp6_e3m2,mxfp4,int8,int4,kivi:bits=2,group=64,kivi:bits=4,hack,hack:k=4,v=4,p=64"
+FORMATS = (
+    "fp8_e4m3,mxfp8_e5m2,mxfp6_e3m2,mxfp4,int8,int4,kivi:bits=2,group=64,kivi:bits=4,hack,hack:k=4,v=4,p=64,"
+    "hack:compute=bf16,hack:p=32,compute=complete"
+)
 TINY = ("--tokens", "4096", "--kv-heads", 1, "--size", 1, "--repeats", 1)
 
 
