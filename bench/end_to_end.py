@@ -4,7 +4,8 @@
 
 A prefill worker in one network namespace, a decode worker in another, between them a link that `tc tbf` shapes. Its
 rates are those at which KV in 16 bits takes --shares of a job's completion, found from one job over an unshaped link.
-Every variant then does one job at each rate, in turns, --repeats times; workers are started anew for each. KV leaves
+Every variant then does one job at each rate (--ablations: at the last), in turns, --repeats times; workers are started
+anew for each. KV leaves
 when the prompt is computed (--kv-push whole), so that intervals follow each other. Figures are medians, in seconds of
 the request's own time account.
 
@@ -47,9 +48,13 @@ VARIANTS = (
     "bf16+splitzip",
     "kivi:bits=2,group=64",
     "cachegen",
-    "hack:paper",
     "hack",
+)
+ABLATIONS = (
     "hack:compute=dequantise",
+    "hack:paper",
+    "hack:paper,compute=complete",
+    "hack:paper,compute=complete,sums=computed",
     "hack:paper,rqe=0",
     "hack:paper,ktail=code,diag=int8",
 )
@@ -131,11 +136,11 @@ def find_rates(variant, options):
     }
 
 
-def figures(variants, links):
+def figures(variants):
     """In the form of `kvlane bench --json`."""
     for variant in variants:
         yield {"name": f"job_{variant.word}_bytes_ratio", "value": variant.ratio, "unit": "ratio"}
-        for link in links:
+        for link in variant.jobs:
             for interval in variant.jobs[link][0]:
                 figure = {
                     "name": f"job_{link.rstrip('%')}_{variant.word}_{interval}",
@@ -153,13 +158,13 @@ def print_table(variants, links):
     for link, mbit in links.items():
         print(f"\n{mbit:.1f} Mbit/s: KV in 16 bits takes {link} of a job\n")
         print(f"{'':<34}" + "".join(f"{name:>19}" for name in names))
-        for variant in variants:
+        for variant in (variant for variant in variants if link in variant.jobs):
             cells = [f"{variant.median(link, name):.2f}" for name in names]
             print(f"{variant.text:<34}" + "".join(f"{cell:>19}" for cell in cells))
 
 
 def measure(options):
-    variants = [Variant(text) for text in options.variants]
+    variants = [Variant(text) for text in options.variants + options.ablations]
     with contextlib.ExitStack() as stack:
         stack.enter_context(two_namespaces())
         shape(1000)  # whether that can be done at all
@@ -168,7 +173,9 @@ def measure(options):
         for repeat in range(options.repeats):
             print(f"repeat {repeat + 1} of {options.repeats}", file=sys.stderr)
             for number, variant in enumerate(variants):
-                variant.run(options, links, 1000 * (repeat + 1) + 10 * number)
+                everywhere = number < len(options.variants)
+                measured = links if everywhere else dict(list(links.items())[-1:])
+                variant.run(options, measured, 1000 * (repeat + 1) + 10 * number)
     print_table(variants, links)
     if options.json:
         report = {name: variants[0].report[name] for name in ("machine", "commit")}
@@ -179,7 +186,7 @@ def measure(options):
             f"kvlane bench serve --dataset random --input-len {options.input_len} --output-len {options.output_len}"
             f" --num-prompts 1 # {by}: {rates}"
         )
-        report["results"] = list(figures(variants, links))
+        report["results"] = list(figures(variants))
         pathlib.Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
@@ -188,6 +195,8 @@ def main():
     parser.add_argument("model", help="model directory")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), metavar="FORMAT[+CODEC]",
                         help="bf16 first, which the others are compared with")  # fmt: skip
+    parser.add_argument("--ablations", nargs="*", default=list(ABLATIONS), metavar="FORMAT[+CODEC]",
+                        help="over the last link only")  # fmt: skip
     parser.add_argument("--kv-tables", help="for cachegen and kvquant")
     parser.add_argument("--input-len", type=int, default=16384, help="tokens of a prompt")
     parser.add_argument("--output-len", type=int, default=64, help="tokens of an answer")

@@ -221,6 +221,8 @@ JOB_PARTS = (
 
 def draw_jobs(axes, values, link, variants):
     for place, variant in enumerate(variants):
+        if f"job_{link}_{variant}_total" not in values:
+            continue
         left = 0
         for label, names, colour in JOB_PARTS:
             width = sum(values[f"job_{link}_{variant}_{name}"] for name in names)
@@ -230,7 +232,7 @@ def draw_jobs(axes, values, link, variants):
         axes.annotate(f"{left:.0f} s", (left, place), color=OTHERS, **beside)
     axes.set_title(f"16-bit KV takes {link} % of a job", loc="left", color="#0f172a", fontsize=10)
     axes.set_xlabel("seconds of a job")
-    axes.set_xlim(0, 1.13 * max(values[f"job_{link}_{variant}_total"] for variant in variants))
+    axes.set_xlim(0, 1.13 * max(values.get(f"job_{link}_{variant}_total", 0) for variant in variants))
     axes.spines["left"].set_visible(False)
     axes.tick_params(length=0)
     axes.grid(axis="x", color=GRID, lw=0.8)
