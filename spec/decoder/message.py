@@ -104,7 +104,7 @@ def _worker(body):
         if not re.fullmatch("[0-9a-f]{16}", tables["tables"]):
             raise corrupt("tables is not 16 hexadecimal digits")
     return {"engine": _text(body, "engine", 1, 64), "host": _text(body, "host", 0, 255), "port": port, "model": model,
-            "format": _name(_member(body, "format"), "format", 96), "codecs": codecs} | tables  # fmt: skip
+            "format": _name(_member(body, "format"), "format", 128), "codecs": codecs} | tables  # fmt: skip
 
 
 def _error(body):
@@ -119,7 +119,7 @@ def _begin(body):
     layers = _integer(_member(body, "layers"), "layers", 1, 4096)
     if layers * -(-tokens // BLOCK_TOKENS) > SLABS_MAX:
         raise corrupt(f"{tokens} tokens in {layers} layers are too many slabs")
-    return {"tokens": tokens, "layers": layers, "format": _name(_member(body, "format"), "format", 96),
+    return {"tokens": tokens, "layers": layers, "format": _name(_member(body, "format"), "format", 128),
             "codec": _name(_member(body, "codec"), "codec", 24)}  # fmt: skip
 
 

@@ -218,7 +218,7 @@ TEST(Message, HelloMembersAreChecked) {
       {"model", "5c"},
       {"model", std::string(64, 'X')},
       {"format", "BF 16"},
-      {"format", std::string(97, 'f')},
+      {"format", std::string(129, 'f')},
       {"codecs", nlohmann::json::array()},
       {"codecs", {"none", ""}},
       {"codecs", {"none", 3}},

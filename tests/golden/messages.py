@@ -140,7 +140,7 @@ def make_refused_members(corrupt):
 
     wrong(HELLO, WORKER, NO_ID, [
         ("engine", ""), ("engine", "e" * 65), ("engine", 7), ("host", "h" * 256), ("port", -1), ("port", 65536),
-        ("port", 1.5), ("port", True), ("model", "5c"), ("model", "X" * 64), ("format", "BF 16"), ("format", "f" * 97),
+        ("port", 1.5), ("port", True), ("model", "5c"), ("model", "X" * 64), ("format", "BF 16"), ("format", "f" * 129),
         ("codecs", []), ("codecs", ["none", ""]), ("codecs", ["none", 3]), ("codecs", ["none"] * 33),
         ("capabilities", "all"), ("tables", "5c"), ("tables", "00C0FFEE00C0FFEE"), ("tables", 7),
     ])  # fmt: skip
