@@ -5,9 +5,8 @@
 A prefill worker in one network namespace, a decode worker in another, between them a link that `tc tbf` shapes. Its
 rates are those at which KV in 16 bits takes --shares of a job's completion, found from one job over an unshaped link.
 Every variant then does one job at each rate (--ablations: at the last), in turns, --repeats times; workers are started
-anew for each. KV leaves
-when the prompt is computed (--kv-push whole), so that intervals follow each other. Figures are medians, in seconds of
-the request's own time account.
+anew for each. KV leaves when the prompt is computed (--kv-push whole), so that intervals follow each other. Figures
+are medians, in seconds of the request's own time account.
 
     kvlane synth --config tests/fixtures/configs/llama-3.1-8b.json --layers 2 --out /tmp/llama
     bench/end_to_end.py /tmp/llama --json job.json
