@@ -72,14 +72,6 @@ KVLANE_DEVICE std::size_t first_row(const HackDecodeBatch& batch, const DecodeUn
   return std::size_t(unit.sequence) * batch.heads + unit.kv_head * group + unit.first_query;
 }
 
-// Four codes of queries as pairs of binary16.
-KVLANE_DEVICE std::uint32_t pair_of_codes(std::uint32_t codes, int first) {
-  const auto value = [&](int i) {
-    return static_cast<float>(static_cast<std::int8_t>(codes >> 8 * (first + i)));
-  };
-  return pack_fp16(value(0), value(1));
-}
-
 // By all threads of the block; columns without a head are 0. By token: terms.
 template <int kDim, class Thread>
 KVLANE_DEVICE void share_terms(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,

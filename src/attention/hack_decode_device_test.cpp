@@ -10,47 +10,18 @@
 #include <memory>
 
 #include "attention/decode_merge_device.h"
-#include "attention/hack_decode_fixture.h"
+#include "attention/hack_prepared_fixture.h"
 #include "gpu/emulated_block.h"
 
 namespace kvlane {
 namespace {
 
 using hack_fixture::Lines;
+using hack_fixture::poisoned;
+using hack_fixture::Prepared;
 using hack_fixture::Scene;
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
-
-// Poisoned memory for `bytes` bytes.
-Lines poisoned(std::size_t bytes) {
-  Lines lines((bytes + sizeof(hack_fixture::Line) - 1) / sizeof(hack_fixture::Line));
-  std::fill_n(reinterpret_cast<std::byte*>(lines.data()), lines.size() * sizeof(hack_fixture::Line),
-              std::byte{0xFF});
-  return lines;
-}
-
-// Queries of a scene as device code prepares them.
-struct Prepared {
-  explicit Prepared(const Scene& scene, std::uint64_t seed = 1)
-      : codes(poisoned(scene.rows() * scene.shape().head_dim)),
-        rests(poisoned(2 * scene.rows() * scene.shape().head_dim)),
-        scales(scene.rows(), kPoison),
-        terms(scene.rows() * kHackTerms, HackTerm{kPoison, kPoison}) {
-    HackPrepare prepare = scene.prepare();
-    prepare.to = pointers();
-    for (int row = 0; row < prepare.rows; ++row) {
-      gpu::run_block(gpu::kWarpThreads, seed++,
-                     [&](gpu::EmulatedThread& thread) { prepare_query(thread, prepare, row); });
-    }
-  }
-  HackPrepared pointers() {
-    return {reinterpret_cast<std::byte*>(codes.data()), reinterpret_cast<std::byte*>(rests.data()),
-            scales.data(), terms.data()};
-  }
-  Lines codes, rests;
-  std::vector<float> scales;
-  std::vector<HackTerm> terms;
-};
 
 void attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit& unit,
             std::uint64_t seed) {

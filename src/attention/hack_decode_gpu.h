@@ -71,6 +71,9 @@ void with_hack_decode_kernel(const HackKind& kind, int head_dim, const Body& bod
 // kernel.
 Result<HackKind> hack_kind(const HackShape& shape);
 
+// kInvalidArgument, with those that there are, for a kind without a kernel.
+Status check_hack_kind(const HackKind& kind);
+
 // For plan_decode(). kInvalidArgument for shapes that have no kernel.
 Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_heads, int head_dim,
                                       int multiprocessors);

@@ -26,6 +26,8 @@ Status no_kernel(const HackKind& kind) {
 
 }  // namespace
 
+Status check_hack_kind(const HackKind& kind) { return known(kind) ? Status() : no_kernel(kind); }
+
 Result<HackKind> hack_kind(const HackShape& shape) {
   const bool both = shape.k.axis == hack::Axis::kBoth;
   const HackKind kind{shape.k.bits, shape.v.bits, both ? 0 : shape.k.partition};
@@ -46,7 +48,7 @@ Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_he
                             std::to_string(kv_heads) + " KV heads on " +
                             std::to_string(multiprocessors) + " multiprocessors");
   }
-  if (!known(kind)) return no_kernel(kind);
+  KVLANE_TRY(check_hack_kind(kind));
   if (head_dim < hack::kHeadDimStep || head_dim > hack_head_dim_max(kind) ||
       head_dim % hack::kHeadDimStep != 0) {
     return invalid_argument("attention on codes on a GPU with " + text_of(kind) +

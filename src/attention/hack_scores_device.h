@@ -61,6 +61,14 @@ KVLANE_DEVICE std::uint32_t register_of(const Words4 (&words)[kBits / 2], int it
   return words[r / kRegisters].w[item] >> kBits * (r % kRegisters) & kMask;
 }
 
+// Four codes of queries as pairs of binary16.
+KVLANE_DEVICE std::uint32_t pair_of_codes(std::uint32_t codes, int first) {
+  const auto value = [&](int i) {
+    return static_cast<float>(static_cast<std::int8_t>(codes >> 8 * (first + i)));
+  };
+  return pack_fp16(value(0), value(1));
+}
+
 // Operand A for registers 2 step, + 1 of the items 2 e, + 1.
 template <int kBits>
 KVLANE_DEVICE void operand_of(const Words4 (&words)[kBits / 2], int e, int step,

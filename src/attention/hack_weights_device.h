@@ -7,6 +7,12 @@
 
 namespace kvlane::hack_decode {
 
+inline constexpr float kMostWeight = 255;  // in codes
+// Less makes no difference beside a state's other pages, and is no divisor.
+inline constexpr float kLeastWeight = 0x1p-100F;
+// Adding it rounds to a whole number, in the low bits.
+inline constexpr float kRound = 0x1.8p23F;
+
 // A warp's: of its pages so far. Entries of max and sum are for the heads 2 column, + 1.
 template <int kDim>
 struct WarpState {
@@ -44,9 +50,6 @@ KVLANE_DEVICE float sum_of_page(Thread& t, const Scores& x, int head) {
 template <int kDim, bool kBoth, class Thread>
 KVLANE_DEVICE void weigh(Thread& t, const Words2 (&scales)[kHalves], Scores& scores,
                          WarpState<kDim>& state, Weights& weights) {
-  constexpr float kMost = 255, kRound = 0x1.8p23F;
-  // Less makes no difference beside a state's other pages, and is no divisor.
-  constexpr float kLeast = 0x1p-100F;
   float keep[2], of_page[2];
   bool moved = false;
   KVLANE_UNROLL
@@ -63,18 +66,18 @@ KVLANE_DEVICE void weigh(Thread& t, const Words2 (&scales)[kHalves], Scores& sco
       x = power_of_two(x - page_max);
     }
   }
-  float inverse[2] = {kMost, kMost};
+  float inverse[2] = {kMostWeight, kMostWeight};
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) {
-    weights.unit[n] = of_page[n] * (1 / kMost);
+    weights.unit[n] = of_page[n] * (1 / kMostWeight);
     if (!kBoth) continue;
     weights.total[n] = sum_of_page(t, scores, n) * of_page[n];
     KVLANE_UNROLL
     for (int i = 0; i < 8; ++i) {
       scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n] *= number_of(scales[i / 4], i % 4);
     }
-    const float most = larger(max_of_page(t, scores, n), kLeast);
-    inverse[n] = about_one_over(most) * kMost;
+    const float most = larger(max_of_page(t, scores, n), kLeastWeight);
+    inverse[n] = about_one_over(most) * kMostWeight;
     weights.unit[n] *= most;
   }
   KVLANE_UNROLL

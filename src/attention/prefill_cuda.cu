@@ -52,16 +52,28 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   attend_tile<kDim, kTiles>(thread, batch, units[blockIdx.x], *reinterpret_cast<Shared*>(memory));
 }
 
-using Kernel = void (*)(const PrefillBatch, const PrefillUnit*);
+// The same behind sealed pages.
+template <int kDim, int kTiles, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    attend_window_tiles(const PrefillBatch batch, const SealedSeen seen, const PrefillUnit* units) {
+  static_assert(in_list<kDim, kTiles>(kBlocks));
+  using Shared = PrefillShared<kDim, kTiles>;
+  extern __shared__ __align__(alignof(Shared)) std::byte memory[];
+  gpu::CudaThread thread;
+  attend_tile<kDim, kTiles>(thread, batch, units[blockIdx.x], *reinterpret_cast<Shared*>(memory),
+                            seen);
+}
 
 struct Launch {
-  Kernel kernel;
+  void (*kernel)(const PrefillBatch, const PrefillUnit*);
+  void (*window)(const PrefillBatch, const SealedSeen, const PrefillUnit*);
   int shared_bytes;
 };
 
 template <int kDim, int kTiles, int kBlocks>
 Launch launch() {
-  return {attend_tiles<kDim, kTiles, kBlocks>, int{sizeof(PrefillShared<kDim, kTiles>)}};
+  return {attend_tiles<kDim, kTiles, kBlocks>, attend_window_tiles<kDim, kTiles, kBlocks>,
+          int{sizeof(PrefillShared<kDim, kTiles>)}};
 }
 
 Launch launch_of(const PrefillKernelShape& shape) {
@@ -74,24 +86,55 @@ Launch launch_of(const PrefillKernelShape& shape) {
 
 bool aligned(const void* address) { return reinterpret_cast<std::uintptr_t>(address) % 16 == 0; }
 
-}  // namespace
-
-Status attend_prefill_on_gpu(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count,
-                             const gpu::Stream& stream) {
+Status check(const PrefillBatch& batch) {
   KVLANE_TRY(prefill_shape(batch.heads, batch.kv_heads, batch.head_dim).status());
   if (!aligned(batch.slabs) || !aligned(batch.q) || !aligned(batch.out) ||
       batch.block_bytes % 16 != 0) {
     return invalid_argument("prefill attention on a GPU needs addresses that are multiples of 16");
   }
-  if (count == 0) return {};
-  const auto [kernel, shared_bytes] = launch_of(*prefill_kernel(batch.head_dim));
+  return {};
+}
+
+// Readies a kernel that takes so much shared memory.
+template <class Kernel>
+Status ready(Kernel* kernel, int shared_bytes, const gpu::Stream& stream) {
   KVLANE_TRY(gpu::use_device(stream.device()));
-  KVLANE_TRY(gpu::cuda_status(
+  return gpu::cuda_status(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-      "take " + std::to_string(shared_bytes) + " bytes of shared memory for prefill attention"));
-  kernel<<<static_cast<unsigned>(count), kThreads, static_cast<std::size_t>(shared_bytes),
-           static_cast<cudaStream_t>(stream.handle())>>>(batch, units);
+      "take " + std::to_string(shared_bytes) + " bytes of shared memory for prefill attention");
+}
+
+cudaStream_t handle_of(const gpu::Stream& stream) {
+  return static_cast<cudaStream_t>(stream.handle());
+}
+
+}  // namespace
+
+Status attend_prefill_on_gpu(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count,
+                             const gpu::Stream& stream) {
+  KVLANE_TRY(check(batch));
+  if (count == 0) return {};
+  const Launch launch = launch_of(*prefill_kernel(batch.head_dim));
+  KVLANE_TRY(ready(launch.kernel, launch.shared_bytes, stream));
+  launch.kernel<<<static_cast<unsigned>(count), kThreads,
+                  static_cast<std::size_t>(launch.shared_bytes), handle_of(stream)>>>(batch, units);
   return gpu::launched("prefill attention");
+}
+
+Status attend_window_on_gpu(const PrefillBatch& batch, const SealedSeen& seen,
+                            const PrefillUnit* units, std::size_t count,
+                            const gpu::Stream& stream) {
+  KVLANE_TRY(check(batch));
+  if (!aligned(seen.out)) {
+    return invalid_argument("prefill attention on a GPU needs addresses that are multiples of 16");
+  }
+  if (count == 0) return {};
+  const Launch launch = launch_of(*prefill_kernel(batch.head_dim));
+  KVLANE_TRY(ready(launch.window, launch.shared_bytes, stream));
+  launch.window<<<static_cast<unsigned>(count), kThreads,
+                  static_cast<std::size_t>(launch.shared_bytes), handle_of(stream)>>>(batch, seen,
+                                                                                      units);
+  return gpu::launched("prefill attention of a window");
 }
 
 }  // namespace kvlane

@@ -18,9 +18,14 @@
 // bits depend on its own sequence alone: not on the other pairs of the tile nor on how a prompt is
 // cut into spans. Warps without pairs work as others do: what all of a block decide alike costs
 // fewer registers.
+//
+// In a coded cache sealed pages come first, in a kernel of their own
+// (attention/hack_prefill_device.h): what it leaves is where a pair's state begins, and the pages
+// here are those of its window alone.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "format/kv_window.h"
 #include "format/shape.h"
 #include "gpu/device_float.h"
 #include "plan/prefill_units.h"
@@ -44,6 +49,20 @@ struct PrefillBatch {
   const std::byte* q;       // [rows][heads][head_dim], BF16, RoPE applied
   float scale;              // of scores: log2(e) / sqrt(head_dim)
   std::byte* out;           // [rows][heads][head_dim], BF16; not `q`
+};
+
+// What is known of the rows before: nothing, and all their tokens are in pages of rows.
+struct NothingSeen {
+  static constexpr bool kSome = false;
+};
+// The states of sealed pages, of all pairs (attention/partial_state.h). Tables name rows for blocks
+// of the window, and anything for others. Rows begin at multiples of 8 bytes.
+struct SealedSeen {
+  static constexpr bool kSome = true;
+  KvWindow window;
+  const float* max;  // [rows][heads]
+  const float* sum;
+  const float* out;  // [rows][heads][head_dim]
 };
 
 // kDim is head_dim rounded up to 64, 128 or 256, kTiles the tiles of the matrix unit that a warp
@@ -114,8 +133,8 @@ KVLANE_DEVICE unsigned lane_anew(Thread& t) {
 }
 
 // The number of pair `pair` of a unit among the rows of heads of `q` and `out`.
-KVLANE_DEVICE std::size_t row_of(const PrefillBatch& batch, const PrefillUnit& unit, int group,
-                                 int pair) {
+template <class Batch>
+KVLANE_DEVICE std::size_t row_of(const Batch& batch, const PrefillUnit& unit, int group, int pair) {
   return std::size_t(unit.first_row + pair / group) * batch.heads + unit.kv_head * group +
          pair % group;
 }
@@ -199,9 +218,29 @@ KVLANE_DEVICE void score(Thread& t, const PrefillShared<kDim, kTiles>& shared,
   }
 }
 
+// The pages of rows that a unit goes through: [0, sink), and [begin, end).
+struct Pages {
+  int sink, begin, end;
+  KVLANE_DEVICE int first() const { return sink > 0 ? 0 : begin; }
+  KVLANE_DEVICE int after(int page) const {
+    return page + 1 >= sink && page + 1 < begin ? begin : page + 1;
+  }
+};
+template <class Seen>
+KVLANE_DEVICE Pages pages_of(const Seen& seen, const PrefillUnit& unit, int group, int tokens) {
+  const int end = (tokens + kBlockTokens - 1) / kBlockTokens;
+  if constexpr (Seen::kSome) {
+    const int own = (unit.position + unit.first_pair / group) / kBlockTokens;
+    const int begin = own > seen.window.recent ? own - seen.window.recent : 0;
+    return {seen.window.sink < end ? seen.window.sink : end, begin, end};
+  } else {
+    return {0, 0, end};
+  }
+}
+
 // Takes out what pairs do not see of page `page`.
-template <class Thread, int kTiles>
-KVLANE_DEVICE void mask(Thread& t, const PrefillUnit& unit, int group, int page,
+template <class Thread, int kTiles, class Seen>
+KVLANE_DEVICE void mask(Thread& t, const Seen& seen, const PrefillUnit& unit, int group, int page,
                         Scores<kTiles>& scores) {
   const int position = unit.position - page * kBlockTokens - t.lane() % 4 * 2;
   const int pair = unit.first_pair + t.warp() * kTiles * kPrefillRows + t.lane() / 4;
@@ -209,7 +248,12 @@ KVLANE_DEVICE void mask(Thread& t, const PrefillUnit& unit, int group, int page,
   for (int tile = 0; tile < kTiles; ++tile) {
     KVLANE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int last = position + (pair + tile * kPrefillRows + half * 8) / group;
+      const int row = (pair + tile * kPrefillRows + half * 8) / group;
+      int last = position + row;
+      if constexpr (Seen::kSome) {
+        const int own = (unit.position + row) / kBlockTokens;
+        if (page >= seen.window.sink && page + seen.window.recent < own) last = -1;
+      }
       KVLANE_UNROLL
       for (int part = 0; part < kBlockTokens / 8; ++part) {
         KVLANE_UNROLL
@@ -249,7 +293,8 @@ KVLANE_DEVICE void weigh(Thread& t, Scores<kTiles>& scores, float scale,
         KVLANE_UNROLL
         for (int i = 0; i < 2; ++i) seen = larger(seen, of[part][2 * half + i]);
       }
-      // Every pair sees the first token, so after the first page there is a maximum.
+      // After the first page there is a maximum: every pair sees the first token, or began above
+      // minus infinity.
       seen = max_of_columns(t, seen) * scale;
       const float old = state.max[tile][half];
       const float max = larger(old, seen);
@@ -336,6 +381,38 @@ KVLANE_DEVICE void store_rows(Thread& t, const PrefillBatch& batch, const Prefil
   }
 }
 
+// A maximum of no tokens that differences can be taken of.
+KVLANE_DEVICE float lowest() { return float_of(0xFF7FFFFF); }
+
+// The states that pairs begin with.
+template <class Thread, int kDim, int kTiles>
+KVLANE_DEVICE void load_states(Thread& t, const SealedSeen& seen, const PrefillBatch& batch,
+                               const PrefillUnit& unit, int group, WarpState<kDim, kTiles>& state) {
+  KVLANE_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int pair = (t.warp() * kTiles + tile) * kPrefillRows + t.lane() / 4 + half * 8;
+      const bool there = pair < unit.pairs;
+      const std::size_t row = there ? row_of(batch, unit, group, unit.first_pair + pair) : 0;
+      state.max[tile][half] = there ? larger(seen.max[row], lowest()) : lowest();
+      const float sum = there ? seen.sum[row] : 0;
+      state.sum[tile][2 * half] = state.sum[tile][2 * half + 1] = sum;
+      const float* const out = seen.out + row * batch.head_dim;
+      KVLANE_UNROLL
+      for (int part = 0; part < kDim / 8; ++part) {
+        const int channel = part * 8 + t.lane() % 4 * 2;
+        Words2 pair_of_out{};
+        if (there && channel < batch.head_dim) {
+          pair_of_out = load_pair(reinterpret_cast<const std::byte*>(out + channel));
+        }
+        state.out[tile][part][2 * half] = float_of(pair_of_out.w[0]);
+        state.out[tile][part][2 * half + 1] = float_of(pair_of_out.w[1]);
+      }
+    }
+  }
+}
+
 template <int kDim, int kTiles>
 KVLANE_DEVICE void clear(WarpState<kDim, kTiles>& state) {
   KVLANE_UNROLL
@@ -356,9 +433,9 @@ KVLANE_DEVICE void clear(WarpState<kDim, kTiles>& state) {
 
 // By all threads of a block of kPrefillWarps warps. kDim is at least batch.head_dim, shared.kPairs
 // at least unit.pairs, which is at least 1.
-template <int kDim, int kTiles, class Thread>
+template <int kDim, int kTiles, class Thread, class Seen = NothingSeen>
 KVLANE_DEVICE void attend_tile(Thread& t, const PrefillBatch& batch, const PrefillUnit& unit,
-                               PrefillShared<kDim, kTiles>& shared) {
+                               PrefillShared<kDim, kTiles>& shared, const Seen& seen = {}) {
   using namespace prefill;
   const unsigned row_bytes = 2 * batch.head_dim;
   const unsigned head_at = unit.kv_head * 2 * kBlockTokens * row_bytes;
@@ -366,10 +443,14 @@ KVLANE_DEVICE void attend_tile(Thread& t, const PrefillBatch& batch, const Prefi
   const int tokens = prefill_tokens(unit, group);
   const std::int32_t* const ids = batch.tables + std::size_t(unit.sequence) * batch.table_stride;
   const int whole = (unit.position + unit.first_pair / group + 1) / kBlockTokens;
+  const Pages pages = pages_of(seen, unit, group, tokens);
 
-  std::int32_t id = ids[0], next = tokens > kBlockTokens ? ids[1] : 0;
+  int page = pages.first();
+  const int second = pages.after(page);
+  std::int32_t id = ids[page], next = second < pages.end ? ids[second] : 0;
   copy_queries(t, batch, unit, group, shared);
-  copy_tile(t, batch.slabs + id * batch.block_bytes + head_at, row_bytes, tokens, shared.keys);
+  copy_tile(t, batch.slabs + id * batch.block_bytes + head_at, row_bytes,
+            tokens - page * kBlockTokens, shared.keys);
   Queries<kDim, kTiles> queries;
   if (queries.kStay) {
     t.wait_copies();
@@ -380,9 +461,13 @@ KVLANE_DEVICE void attend_tile(Thread& t, const PrefillBatch& batch, const Prefi
     }
   }
   WarpState<kDim, kTiles> state;
-  clear(state);
+  if constexpr (Seen::kSome) {
+    load_states(t, seen, batch, unit, group, state);
+  } else {
+    clear(state);
+  }
   KVLANE_NO_UNROLL
-  for (int page = 0; page * kBlockTokens < tokens; ++page) {
+  while (page < pages.end) {
     const int left = tokens - page * kBlockTokens;
     t.wait_copies();
     t.sync_block();
@@ -392,16 +477,19 @@ KVLANE_DEVICE void attend_tile(Thread& t, const PrefillBatch& batch, const Prefi
     score(t, shared, queries, scores);  // cppcheck-suppress uninitvar ; this fills it
     t.wait_copies();
     t.sync_block();
-    if (left > kBlockTokens) {
+    const int following = pages.after(page);
+    if (following < pages.end) {
       id = next;
-      if (left > 2 * kBlockTokens) next = ids[page + 2];
-      copy_tile(t, batch.slabs + id * batch.block_bytes + head_at, row_bytes, left - kBlockTokens,
-                shared.keys);
+      const int later = pages.after(following);
+      if (later < pages.end) next = ids[later];
+      copy_tile(t, batch.slabs + id * batch.block_bytes + head_at, row_bytes,
+                tokens - following * kBlockTokens, shared.keys);
     }
-    if (page >= whole) mask(t, unit, group, page, scores);
+    if (Seen::kSome || page >= whole) mask(t, seen, unit, group, page, scores);
     Weights<kTiles> weights;
     weigh(t, scores, batch.scale, state, weights);
     add_values(t, shared, weights, state);
+    page = following;
   }
   store_rows(t, batch, unit, group, state, shared);
 }

@@ -39,4 +39,8 @@ Result<PrefillShape> prefill_shape(int heads, int kv_heads, int head_dim);
 Status attend_prefill_on_gpu(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count,
                              const gpu::Stream& stream);
 
+// The same behind sealed pages, whose states `seen` has: tables and slabs are of rows.
+Status attend_window_on_gpu(const PrefillBatch& batch, const SealedSeen& seen,
+                            const PrefillUnit* units, std::size_t count, const gpu::Stream& stream);
+
 }  // namespace kvlane

@@ -7,6 +7,7 @@
 //   mma_u8s8(d, a, b0, b1)    the same of 8-bit integers, with 32 products a sum; A is unsigned, B
 //                             signed, d four std::int32_t
 //   mma_u8u8(d, a, b0, b1)    the same, and B is unsigned
+//   mma_s8s8(d, a, b0, b1)    the same, and both are signed
 //   transposed(pair)          the warp's 8 x 8 matrix of 16-bit values, transposed
 //   load_matrices(own, m)     four 8 x 8 matrices of 16-bit values from shared memory: `own` is row
 //                             i % 8 of matrix i / 8 for lane i, and m[j] becomes its part of matrix

@@ -77,7 +77,7 @@ TEST(DeviceFloat, ProductsOfTilesOfBytes) {
     for (int i = 0; i < 16; ++i) a[i][k] = static_cast<std::uint8_t>(73 * (32 * i + k) + 5);
     for (int j = 0; j < 8; ++j) b[k][j] = static_cast<std::uint8_t>(151 * (8 * k + j) + 9);
   }
-  std::int32_t with_signed[16][8], with_unsigned[16][8];
+  std::int32_t with_signed[16][8], with_unsigned[16][8], both_signed[16][8];
   run_block(kWarpThreads, 10, [&](EmulatedThread& t) {
     const int row = t.lane() / 4, column = t.lane() % 4;
     const auto of_a = [&](int i, int first) {
@@ -92,23 +92,27 @@ TEST(DeviceFloat, ProductsOfTilesOfBytes) {
     };
     const std::uint32_t words[4] = {of_a(row, 4 * column), of_a(row + 8, 4 * column),
                                     of_a(row, 16 + 4 * column), of_a(row + 8, 16 + 4 * column)};
-    std::int32_t s[4] = {1, 2, 3, 4}, u[4] = {1, 2, 3, 4};
+    std::int32_t s[4] = {1, 2, 3, 4}, u[4] = {1, 2, 3, 4}, both[4] = {1, 2, 3, 4};
     t.mma_u8s8(s, words, of_b(4 * column), of_b(16 + 4 * column));
     t.mma_u8u8(u, words, of_b(4 * column), of_b(16 + 4 * column));
+    t.mma_s8s8(both, words, of_b(4 * column), of_b(16 + 4 * column));
     for (int i = 0; i < 4; ++i) {
       with_signed[row + i / 2 * 8][2 * column + i % 2] = s[i] - (i + 1);
       with_unsigned[row + i / 2 * 8][2 * column + i % 2] = u[i] - (i + 1);
+      both_signed[row + i / 2 * 8][2 * column + i % 2] = both[i] - (i + 1);
     }
   });
   for (int i = 0; i < 16; ++i) {
     for (int j = 0; j < 8; ++j) {
-      int s = 0, u = 0;
+      int s = 0, u = 0, both = 0;
       for (int k = 0; k < 32; ++k) {
         s += a[i][k] * static_cast<std::int8_t>(b[k][j]);
         u += a[i][k] * b[k][j];
+        both += static_cast<std::int8_t>(a[i][k]) * static_cast<std::int8_t>(b[k][j]);
       }
       EXPECT_EQ(with_signed[i][j], s) << i << ", " << j;
       EXPECT_EQ(with_unsigned[i][j], u) << i << ", " << j;
+      EXPECT_EQ(both_signed[i][j], both) << i << ", " << j;
     }
   }
 }

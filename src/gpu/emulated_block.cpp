@@ -279,6 +279,11 @@ void EmulatedThread::mma_u8u8(std::int32_t (&d)[4], const std::uint32_t (&a)[4],
   multiply<8>(d, a, b0, b1, unsigned_byte, unsigned_byte);
 }
 
+void EmulatedThread::mma_s8s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                              std::uint32_t b1) {
+  multiply<8>(d, a, b0, b1, signed_byte, signed_byte);
+}
+
 std::uint32_t EmulatedThread::transposed(std::uint32_t pair) {
   const Lanes& all = exchange(pair);
   std::uint32_t result = 0;

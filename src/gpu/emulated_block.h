@@ -46,6 +46,8 @@ class EmulatedThread {
                 std::uint32_t b1);
   void mma_u8u8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                 std::uint32_t b1);
+  void mma_s8s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                std::uint32_t b1);
   std::uint32_t transposed(std::uint32_t pair);
   void load_matrices(const Words4& own, std::uint32_t (&m)[4]);
   void load_transposed(const Words4& own, std::uint32_t (&m)[4]);

@@ -1,5 +1,6 @@
-// Decode attention on codes as tests see it: sealed sequences in blocks of a pool with everything
-// else poisoned, exact results in double precision, and how far a kernel may be from them.
+// Attention on codes as tests see it, in decode and in prefill: sealed sequences in blocks of a
+// pool with everything else poisoned, exact results in double precision, and how far a kernel may
+// be from them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <numbers>
 #include <numeric>
@@ -15,7 +17,9 @@
 #include <vector>
 
 #include "attention/hack_arithmetic.h"
-#include "attention/hack_decode_gpu.h"
+#include "attention/hack_prefill_gpu.h"
+#include "format/kv_window.h"
+#include "plan/prefill_units.h"
 #include "quant/hack_kernels.h"
 #include "quant/hadamard.h"
 
@@ -37,11 +41,25 @@ inline HackShape hack_shape(const HackKind& kind, int head_dim, bool mix) {
   return {k, v, hack::page_layout(k, v, head_dim), head_dim, mix};
 }
 
+// Rows [position, position + rows) of a sequence.
+struct SpanShape {
+  int position;
+  int rows;
+};
+
 struct SceneShape {
   HackKind kind;
   bool mix;
   int heads, kv_heads, head_dim;
-  std::vector<std::int32_t> blocks;  // of each sequence
+  std::vector<std::int32_t> blocks;  // of each sequence, sealed
+  // Of each sequence; without them each has one row, which sees all blocks.
+  std::vector<SpanShape> spans = {};
+  KvWindow window = {};  // the blocks that rows do not see sealed
+};
+
+// Sealed blocks that a row sees.
+struct Blocks {
+  int begin, end;
 };
 
 // One row of the result in the basis of codes.
@@ -74,6 +92,12 @@ class Scene {
   explicit Scene(SceneShape shape, unsigned seed = 1, float query_size = 1)
       : shape_(std::move(shape)), hack_(hack_shape(shape_.kind, shape_.head_dim, shape_.mix)) {
     const int sequences = static_cast<int>(shape_.blocks.size());
+    for (int i = 0; i < sequences; ++i) {
+      const SpanShape span =
+          shape_.spans.empty() ? SpanShape{shape_.blocks[i] * kBlockTokens, 1} : shape_.spans[i];
+      spans_.push_back({span.position, span.rows, static_cast<std::int32_t>(places_.size())});
+      for (int row = 0; row < span.rows; ++row) places_.push_back({i, span.position + row});
+    }
     const int blocks = std::accumulate(shape_.blocks.begin(), shape_.blocks.end(), 0);
     stride_ = 1 + *std::max_element(shape_.blocks.begin(), shape_.blocks.end());
     // In no order, with blocks of others between them.
@@ -100,7 +124,9 @@ class Scene {
   const Lines& pool() const { return pool_; }
   const Lines& q() const { return q_; }
   const std::vector<std::int32_t>& tables() const { return tables_; }
-  std::size_t rows() const { return shape_.blocks.size() * shape_.heads; }
+  // Of queries: (row, head) pairs.
+  std::size_t rows() const { return places_.size() * shape_.heads; }
+  const std::vector<PrefillSpan>& spans() const { return spans_; }
   ChannelMix mix() const { return shape_.mix ? channel_mix(shape_.head_dim) : kNoMix; }
   float scale() const {
     return static_cast<float>(1.4426950408889634 / std::sqrt(shape_.head_dim));
@@ -139,6 +165,25 @@ class Scene {
             .out = nullptr};
   }
 
+  HackPrefillBatch prefill_batch() const {
+    return {.tables = tables_.data(),
+            .table_stride = stride_,
+            .heads = shape_.heads,
+            .kv_heads = shape_.kv_heads,
+            .head_dim = shape_.head_dim,
+            .key_bits = shape_.kind.key_bits,
+            .value_bits = shape_.kind.value_bits,
+            .slabs = bytes(pool_) + layer_offset(),
+            .block_bytes = block_bytes(),
+            .layout = hack_.layout,
+            .window = shape_.window,
+            .queries = {},
+            .mix = mix(),
+            .max = nullptr,
+            .sum = nullptr,
+            .out = nullptr};
+  }
+
   // As the scalar kernel prepares it.
   std::unique_ptr<HackQuery> prepared(std::size_t row) const {
     auto query = std::make_unique<HackQuery>();
@@ -150,25 +195,33 @@ class Scene {
     return query;
   }
 
-  Row exact(int sequence, int head) const;
+  Blocks blocks_of(int row) const {
+    const int own = places_[row].position / kBlockTokens;
+    return {shape_.window.sink, std::max(shape_.window.sink, own - shape_.window.recent)};
+  }
+  Row exact(int row, int head) const;
 
-  // `result` is [sequences][heads][head_dim], `max` and `sum` [sequences][heads]: of all tokens.
+  // `result` is [rows()][head_dim], divided by the sum unless that is 0; `max` and `sum` are
+  // [rows()]: of all tokens.
   void expect_right(const std::vector<float>& result, const std::vector<float>& max,
                     const std::vector<float>& sum) const {
     const int d = shape_.head_dim;
     for (std::size_t at = 0; at < rows(); ++at) {
-      const int sequence = static_cast<int>(at) / shape_.heads;
+      const int query = static_cast<int>(at) / shape_.heads;
       const int head = static_cast<int>(at) % shape_.heads;
-      const Row row = exact(sequence, head);
+      const Row row = exact(query, head);
       std::vector<float> own(result.begin() + static_cast<std::ptrdiff_t>(at * d),
                              result.begin() + static_cast<std::ptrdiff_t>((at + 1) * d));
       if (shape_.mix)
         mix_channels_scalar(own.data(), 1, d);  // once more: back in the basis of codes
-      const auto where = testing::Message() << "sequence " << sequence << " of "
-                                            << shape_.blocks[sequence] << " blocks, head " << head
-                                            << " of " << shape_.heads << ", head_dim " << d;
-      if (shape_.blocks[sequence] > 0) {
+      const Blocks blocks = blocks_of(query);
+      const auto where = testing::Message()
+                         << "row " << query << " of blocks " << blocks.begin << " to " << blocks.end
+                         << ", head " << head << " of " << shape_.heads << ", head_dim " << d;
+      if (blocks.end > blocks.begin) {
         ASSERT_NEAR(max[at], row.max, row.max_allowed) << where;
+      } else {
+        ASSERT_EQ(max[at], -std::numeric_limits<float>::infinity()) << where;
       }
       ASSERT_NEAR(sum[at], row.sum, row.sum_allowed) << where;
       for (int i = 0; i < d; ++i) {
@@ -185,7 +238,7 @@ class Scene {
  private:
   static constexpr double kU = 0x1p-23;
 
-  Scores scores(int sequence, int head) const;
+  Scores scores(int row, int head) const;
   CodedValue value(int sequence, int kv_head, int token, int channel) const;
   static std::byte* bytes(Lines& lines) { return reinterpret_cast<std::byte*>(lines.data()); }
   static const std::byte* bytes(const Lines& lines) {
@@ -198,8 +251,8 @@ class Scene {
     std::normal_distribution<float> normal;
     auto* const q = reinterpret_cast<std::uint16_t*>(bytes(q_));
     const std::size_t row = std::size_t(shape_.heads) * d;
-    for (std::size_t i = 0; i < row; ++i) {
-      q[sequence * row + i] = to_bf16(query_size * normal(random)).bits;
+    for (std::size_t i = 0; i < spans_[sequence].rows * row; ++i) {
+      q[spans_[sequence].first_row * row + i] = to_bf16(query_size * normal(random)).bits;
     }
     std::vector<float> means(2 * std::size_t(shape_.kv_heads) * d);
     for (float& x : means) x = 3 * normal(random);
@@ -229,8 +282,14 @@ class Scene {
     }
   }
 
+  struct Place {
+    int sequence, position;
+  };
+
   const SceneShape shape_;
   const HackShape hack_;
+  std::vector<PrefillSpan> spans_;
+  std::vector<Place> places_;  // of rows
   std::int32_t stride_ = 0;
   std::vector<std::int32_t> tables_;
   Lines pool_, q_;
@@ -274,15 +333,17 @@ struct ExactQuery {
 //    is the same number, but where the weight's and the unit's error reach the middle between two:
 //    there it may be one unit off. By both the state's sum has no part in that. Else it has the
 //    same weights, so what counts is a value's distance from the result.
-inline Scores Scene::scores(int sequence, int head) const {
+inline Scores Scene::scores(int query_row, int head) const {
   const int d = shape_.head_dim, kv_head = head / (shape_.heads / shape_.kv_heads);
+  const int sequence = places_[query_row].sequence;
+  const Blocks blocks = blocks_of(query_row);
   const bool both = shape_.kind.partition == 0;
-  const auto prepared_row = prepared(std::size_t(sequence) * shape_.heads + head);
+  const auto prepared_row = prepared(std::size_t(query_row) * shape_.heads + head);
   const ExactQuery query(hack_, *prepared_row);
   const double middle = hack::middle_code(hack_.k);
   const double terms = both ? 24 : 20 + 4 * (d / hack_.key_partition() + 1);
   Scores scores;
-  for (int token = 0; token < shape_.blocks[sequence] * kBlockTokens; ++token) {
+  for (int token = blocks.begin * kBlockTokens; token < blocks.end * kBlockTokens; ++token) {
     const std::byte* const at = page(sequence, token / kBlockTokens, kv_head);
     const int row = token % kBlockTokens;
     const double base = hack_arithmetic::base_score(hack_, query.query(), at);
@@ -314,13 +375,16 @@ inline CodedValue Scene::value(int sequence, int kv_head, int token, int channel
   return {code - (both ? double{hack::middle_code(hack_.v)} : 0), affine.m, affine.s};
 }
 
-inline Row Scene::exact(int sequence, int head) const {
-  const int d = shape_.head_dim, pages = shape_.blocks[sequence], tokens = pages * kBlockTokens;
+inline Row Scene::exact(int query_row, int head) const {
+  const int sequence = places_[query_row].sequence;
+  const Blocks blocks = blocks_of(query_row);
+  const int first = blocks.begin * kBlockTokens;
+  const int d = shape_.head_dim, pages = blocks.end - blocks.begin, tokens = pages * kBlockTokens;
   const int kv_head = head / (shape_.heads / shape_.kv_heads);
   const bool both = shape_.kind.partition == 0;
   Row row{std::vector<double>(d), std::vector<double>(d)};
   if (pages == 0) return row;
-  const Scores scores = this->scores(sequence, head);
+  const Scores scores = this->scores(query_row, head);
   row.max = *std::max_element(scores.of.begin(), scores.of.end());
   row.max_allowed = scores.off;
   const double share =
@@ -329,7 +393,7 @@ inline Row Scene::exact(int sequence, int head) const {
   std::vector<double> weights(tokens), coded(tokens), unit(pages), off(tokens);
   for (int token = 0; token < tokens; ++token) {
     weights[token] = std::exp2(scores.of[token] - row.max);
-    coded[token] = weights[token] * (both ? value(sequence, kv_head, token, 0).s : 1);
+    coded[token] = weights[token] * (both ? value(sequence, kv_head, first + token, 0).s : 1);
     double& of_page = unit[token / kBlockTokens];
     of_page = std::max(of_page, coded[token] / 255);
   }
@@ -347,7 +411,7 @@ inline Row Scene::exact(int sequence, int head) const {
   for (int i = 0; i < d; ++i) {
     double magnitudes = 0, roundings = 0;
     for (int token = 0; token < tokens; ++token) {
-      const CodedValue v = value(sequence, kv_head, token, i);
+      const CodedValue v = value(sequence, kv_head, first + token, i);
       const double s = both ? 1 : v.s;  // that is not in the weight
       const double of_mean = (both ? weights[token] : coded[token]) * v.m;
       row.exact[i] += (coded[token] * s * v.code + of_mean) / row.sum;
@@ -355,7 +419,7 @@ inline Row Scene::exact(int sequence, int head) const {
       magnitudes += std::abs(of_mean) / row.sum;
     }
     for (int token = 0; token < tokens; ++token) {
-      const CodedValue v = value(sequence, kv_head, token, i);
+      const CodedValue v = value(sequence, kv_head, first + token, i);
       roundings += off[token] * std::abs(both ? v.code : v.m + v.s * v.code - row.exact[i]);
     }
     row.allowed[i] = 1.02 * (roundings / (row.sum - lost) + 2 * share * magnitudes) + 1e-30;
