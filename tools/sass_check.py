@@ -58,6 +58,12 @@ def coded_attention(dim, key_bits, value_bits, partition):
     return least if partition else {**least, "mma_fp16": dim // 8}
 
 
+def coded_prefill_attention(dim, tiles, partition):
+    """A warp's page of 64 tokens: codes as bytes come from shared memory, for scores and for V; by both, means."""
+    least = {"ldmatrix": 3 * dim // 16, "mma_bytes": tiles * dim // 2, "async16": 3}
+    return least if partition else {**least, "mma_fp16": 4}
+
+
 # At least so many, on every architecture; kernels by the names of tools/kernel_registers.py.
 EXPECTED = {
     "encode_planes<bf16>": {"load16": 4, "store16": 3},  # splitzip: 32 values of 2 bytes to 1.5
@@ -69,6 +75,15 @@ EXPECTED = {
     "attend_tiles<64, 2, 2>": prefill_attention(64, 2),
     "attend_tiles<128, 2, 2>": prefill_attention(128, 2),
     "attend_tiles<256, 1, 2>": prefill_attention(256, 1),
+    **{
+        f"attend_window_tiles<{dim}, {tiles}, 2>": prefill_attention(dim, tiles)
+        for dim, tiles in ((64, 2), (128, 2), (256, 1))
+    },
+    **{
+        f"attend_coded_tiles<{dim}, {tiles}, 2, {partition}>": coded_prefill_attention(dim, tiles, partition)
+        for dim, tiles in ((64, 2), (128, 2), (256, 1))
+        for partition in (0, 32, 64, 128)
+    },
     **{
         f"attend_coded_units<{dim}, {bits}, {bits}, {partition}>": coded_attention(dim, bits, bits, partition)
         for bits, partition in ((2, 0), (4, 0), (2, 32), (2, 64), (2, 128), (4, 64))

@@ -7,8 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/decode_gpu.h"
-#include "attention/hack_attention_fixture.h"
-#include "gpu/gpu_fixture.h"
+#include "attention/hack_gpu_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -22,42 +21,8 @@ using hack_fixture::Scene;
 
 constexpr int kMultiprocessors = 16;  // that plans are for: more cuts than one device would have
 
-class HackDecodeGpuTest : public gpu_fixture::GpuTest {
+class HackDecodeGpuTest : public hack_fixture::HackGpuTest {
  protected:
-  using Around = DeviceBytes::Around;
-
-  // Queries on the device, with codes and scales as the scalar code has them.
-  struct Queries {
-    DeviceBytes codes, rests, scales, terms;
-    HackPrepared pointers() const {
-      return {codes.data(), rests.data(), reinterpret_cast<float*>(scales.data()),
-              reinterpret_cast<HackTerm*>(terms.data())};
-    }
-  };
-  Queries prepare(const Scene& scene, Around around) {
-    const std::size_t rows = scene.rows(), d = scene.shape().head_dim;
-    const auto poisoned = [&](std::size_t bytes) {
-      return DeviceBytes(stream(), Bytes(bytes, DeviceBytes::kPoison), 0, around);
-    };
-    const DeviceBytes q(stream(), view(scene.q()), 0, around);
-    Queries queries{poisoned(rows * d), poisoned(2 * rows * d), poisoned(rows * sizeof(float)),
-                    poisoned(rows * kHackTerms * sizeof(HackTerm))};
-    HackPrepare prepare = scene.prepare();
-    prepare.q = q.data();
-    prepare.to = queries.pointers();
-    check(prepare_hack_on_gpu(prepare, stream()));
-    check(stream().synchronize());
-    const auto scales = values_of<float>(queries.scales.read());
-    const auto codes = values_of<std::int8_t>(queries.codes.read());
-    for (const DeviceBytes* const other : {&queries.rests, &queries.terms}) other->read();
-    for (std::size_t row = 0; row < rows; ++row) {
-      const auto expected = scene.prepared(row);
-      EXPECT_EQ(scales[row], expected->scale[0]) << "row " << row;
-      EXPECT_EQ(0, std::memcmp(codes.data() + row * d, expected->codes[0], d)) << "row " << row;
-    }
-    return queries;
-  }
-
   void expect_right(const Scene& scene, Around around = Around::kPoison) {
     const auto& shape = scene.shape();
     const DecodePlan plan =

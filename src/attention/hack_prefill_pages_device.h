@@ -206,9 +206,7 @@ KVLANE_DEVICE void share_pairs(Thread& t, const HackPrefillBatch& batch, const P
     shared.scales[pair] = there ? batch.queries.scales[row] * 0.5F : 0;
     const int own = (unit.position + (unit.first_pair + pair) / group) / kBlockTokens;
     shared.end[pair] = own - batch.window.recent;
-    if (kPartition == 0) continue;
-    KVLANE_UNROLL
-    for (int i = 0; i < kDim / 32; ++i) {
+    for (int i = 0; i < kDim / 32 && kPartition != 0; ++i) {
       shared.common[pair][i] = there ? batch.queries.terms[row * kHackTerms + i].sum : 0;
     }
   }

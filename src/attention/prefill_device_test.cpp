@@ -13,25 +13,31 @@ namespace kvlane {
 namespace {
 
 using prefill_fixture::Scene;
+using prefill_fixture::SceneShape;
 using Rows = std::vector<std::uint16_t>;
 
 constexpr std::uint16_t kPoison = 0xFFFF;
 
 template <int kDim, int kTiles>
-void attend(const PrefillBatch& batch, const PrefillUnit& unit, std::uint64_t seed) {
+void attend(const Scene& scene, const PrefillBatch& batch, const PrefillUnit& unit,
+            std::uint64_t seed) {
   const auto shared = std::make_unique<PrefillShared<kDim, kTiles>>();
   std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(*shared));
   gpu::run_block(kPrefillWarps * gpu::kWarpThreads, seed, [&](gpu::EmulatedThread& thread) {
-    attend_tile<kDim, kTiles>(thread, batch, unit, *shared);
+    if (scene.shape().window) {
+      attend_tile<kDim, kTiles>(thread, batch, unit, *shared, scene.seen());
+    } else {
+      attend_tile<kDim, kTiles>(thread, batch, unit, *shared);
+    }
   });
 }
 
-void attend(const PrefillKernelShape& kernel, const PrefillBatch& batch, const PrefillUnit& unit,
-            std::uint64_t seed) {
+void attend(const PrefillKernelShape& kernel, const Scene& scene, const PrefillBatch& batch,
+            const PrefillUnit& unit, std::uint64_t seed) {
   switch (kernel.dim * 8 + kernel.tiles) {
-    case 64 * 8 + 2: return attend<64, 2>(batch, unit, seed);
-    case 128 * 8 + 2: return attend<128, 2>(batch, unit, seed);
-    case 256 * 8 + 1: return attend<256, 1>(batch, unit, seed);
+    case 64 * 8 + 2: return attend<64, 2>(scene, batch, unit, seed);
+    case 128 * 8 + 2: return attend<128, 2>(scene, batch, unit, seed);
+    case 256 * 8 + 1: return attend<256, 1>(scene, batch, unit, seed);
     default: FAIL() << "a kernel without a test";
   }
 }
@@ -42,7 +48,7 @@ Rows run(const Scene& scene, const std::vector<PrefillUnit>& units, std::uint64_
   std::vector<gpu::Words4> out(scene.rows() * scene.row_values() / 8, {{~0U, ~0U, ~0U, ~0U}});
   PrefillBatch batch = scene.batch();
   batch.out = reinterpret_cast<std::byte*>(out.data());
-  for (const PrefillUnit& unit : units) attend(kernel, batch, unit, seed++);
+  for (const PrefillUnit& unit : units) attend(kernel, scene, batch, unit, seed++);
   const auto* const halves = reinterpret_cast<const std::uint16_t*>(out.data());
   return {halves, halves + out.size() * 8};
 }
@@ -83,6 +89,32 @@ TEST(PrefillDevice, EveryPlaceInASequence) {
     scene.expect_right(run(scene), kPoison);
     if (HasFatalFailure()) return;
   }
+}
+
+// Rows that go on from states; blocks that they do not see as rows have none.
+TEST(PrefillDevice, BehindSealedPages) {
+  for (const KvWindow window :
+       {KvWindow{0, 0}, KvWindow{1, 0}, KvWindow{0, 1}, KvWindow{2, 1}, KvWindow{7, 7}}) {
+    for (const int head_dim : {64, 80, 256}) {
+      const Scene scene(
+          {3, 1, head_dim, {{0, 0, 70}, {1, 250, 80}, {2, 320, 1}, {3, 64, 2}}, window});
+      scene.expect_right(run(scene), kPoison, 5);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(PrefillDevice, NoChunkingOfAWindowChangesABit) {
+  const SceneShape whole{5, 1, 64, {{0, 130, 200}}, KvWindow{1, 1}};
+  const Scene scene(whole);
+  const Rows all = run(scene);
+  const PrefillShape shape = *prefill_shape(5, 1, 64);
+  std::vector<PrefillUnit> units;
+  for (const PrefillSpan& span : {PrefillSpan{130, 67, 0}, PrefillSpan{197, 133, 67}}) {
+    const auto of_span = plan_prefill({&span, 1}, shape);
+    units.insert(units.end(), of_span.begin(), of_span.end());
+  }
+  EXPECT_EQ(run(scene, units), all);
 }
 
 // More pairs than a unit has, with tokens of which some heads are in one and some in the next.

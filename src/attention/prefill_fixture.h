@@ -11,6 +11,7 @@
 #include <limits>
 #include <numbers>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct SpanShape {
 struct SceneShape {
   int heads, kv_heads, head_dim;
   std::vector<SpanShape> spans;
+  // Of a coded cache: rows see what it names, and states of something else before.
+  std::optional<KvWindow> window = {};
 };
 
 // One row of one head.
@@ -71,10 +74,11 @@ class Scene {
     for (std::size_t i = 0; i < spans_.size(); ++i) {
       const int tokens = spans_[i].position + spans_[i].rows;
       for (int block = 0; block < blocks_for(tokens); ++block) {
-        tables_[i * stride_ + block] = ids[used++];
+        if (sees_block(i, block)) tables_[i * stride_ + block] = ids[used++];
       }
       for (int token = 0; token < tokens; ++token) fill(i, token);
     }
+    fill_states();
   }
 
   const SceneShape& shape() const { return shape_; }
@@ -103,6 +107,12 @@ class Scene {
     return plan_prefill(spans_, *prefill_shape(shape_.heads, shape_.kv_heads, shape_.head_dim));
   }
 
+  // Of a coded cache.
+  SealedSeen seen() const { return {*shape_.window, max_.data(), sum_.data(), floats(out_)}; }
+  const std::vector<float>& seen_max() const { return max_; }
+  const std::vector<float>& seen_sum() const { return sum_; }
+  const Aligned& seen_out() const { return out_; }
+
   // With U = 2^-23, twice the rounding of a float (matrix units cut off instead of rounding), D =
   // head_dim, T tokens, and M the largest sum of |q k| of a token:
   //  - Products of bfloat16 are exact, and a sum of D of them is off by at most D U M; scale (which
@@ -116,7 +126,7 @@ class Scene {
   //  - Sums over tokens, of outputs and of weights, add T U each; the reciprocal and its product U.
   // All of these come once in the output and once in the sum, so a result is off by at most twice
   // their share of the sum of |weight V|, and its own rounding to bfloat16 adds 2^-9 of it. What is
-  // below 2^-126 may be lost: 1e-30.
+  // below 2^-126 may be lost: 1e-30. The state of a coded cache is exact, and counts as a token.
   Row exact(std::size_t span, int row, int head) const {
     const int dim = shape_.head_dim, tokens = spans_[span].position + row + 1;
     const int kv_head = head / (shape_.heads / shape_.kv_heads);
@@ -125,6 +135,10 @@ class Scene {
     std::vector<double> score(tokens);
     double products_max = 0;
     for (int t = 0; t < tokens; ++t) {
+      if (!sees(span, row, t)) {
+        score[t] = -std::numeric_limits<double>::infinity();
+        continue;
+      }
       const std::uint16_t* key = k(span, t, kv_head);
       double products = 0;
       for (int i = 0; i < dim; ++i) {
@@ -135,11 +149,21 @@ class Scene {
       products_max = std::max(products_max, products);
     }
     const double scale = 1.4426950408889634 / std::sqrt(dim);
-    const double max = *std::max_element(score.begin(), score.end());
+    double max = scale * *std::max_element(score.begin(), score.end());
+    const std::size_t state = std::size_t(spans_[span].first_row + row) * shape_.heads + head;
+    if (shape_.window) max = std::max(max, double{max_[state]});
     double sum = 0;
-    for (double& s : score) sum += s = std::exp2((s - max) * scale);
+    for (double& s : score) sum += s = std::exp2(s * scale - max);
     Row result{std::vector<double>(dim), std::vector<double>(dim)};
+    const double before = shape_.window ? std::exp2(max_[state] - max) : 0;
+    if (shape_.window) sum += before * sum_[state];
+    for (int i = 0; i < dim && shape_.window; ++i) {
+      const double term = before * floats(out_)[state * dim + i] / sum;
+      result.exact[i] += term;
+      result.allowed[i] += std::abs(term);
+    }
     for (int t = 0; t < tokens; ++t) {
+      if (!sees(span, row, t)) continue;
       const std::uint16_t* v = k(span, t, kv_head) + page_values() / 2;
       for (int i = 0; i < dim; ++i) {
         const double term = score[t] / sum * value(v[i]);
@@ -151,7 +175,7 @@ class Scene {
     const double moves = blocks_for(tokens);
     const double weight =
         std::numbers::ln2 * scale * products_max * (dim + 4) * kU + 2 * kU + 3 * moves * kU;
-    const double share = 2 * (0x1p-9 + weight + tokens * kU) + 2 * kU;
+    const double share = 2 * (0x1p-9 + weight + (tokens + 1) * kU) + 2 * kU;
     for (int i = 0; i < dim; ++i) {
       result.allowed[i] = 1.01 * (share * result.allowed[i] + 0x1p-9 * std::abs(result.exact[i]));
       result.allowed[i] += 1e-30;
@@ -223,12 +247,50 @@ class Scene {
     }
   }
 
+  // Whether any row of the span does.
+  bool sees_block(std::size_t span, int block) const {
+    if (!shape_.window) return true;
+    return shape_.window->reads_rows(block, spans_[span].position / kBlockTokens);
+  }
+  bool sees(std::size_t span, int row, int token) const {
+    if (!shape_.window) return true;
+    const int own = (spans_[span].position + row) / kBlockTokens;
+    return shape_.window->reads_rows(token / kBlockTokens, own);
+  }
+  static const float* floats(const Aligned& bytes) {
+    return reinterpret_cast<const float*>(bytes.data());
+  }
+  // Of a few tokens each, of none where there are no blocks for them.
+  void fill_states() {
+    if (!shape_.window) return;
+    const std::size_t states = std::size_t(rows_) * shape_.heads;
+    max_.assign(states, std::numeric_limits<float>::quiet_NaN());
+    sum_ = max_;
+    out_.assign(states * shape_.head_dim / 4, {{~0U, ~0U, ~0U, ~0U}});
+    auto* const out = reinterpret_cast<float*>(out_.data());
+    std::mt19937 random(seed_);
+    std::normal_distribution<float> normal;
+    for (const PrefillSpan& span : spans_) {
+      for (int i = 0; i < span.rows * shape_.heads; ++i) {
+        const std::size_t at = std::size_t(span.first_row) * shape_.heads + i;
+        const int own = (span.position + i / shape_.heads) / kBlockTokens;
+        const bool some = own - shape_.window->recent > shape_.window->sink;
+        max_[at] = some ? 4 * normal(random) : -std::numeric_limits<float>::infinity();
+        sum_[at] = some ? 1 + std::abs(normal(random)) : 0;
+        for (int j = 0; j < shape_.head_dim; ++j) {
+          out[at * shape_.head_dim + j] = some ? normal(random) : 0;
+        }
+      }
+    }
+  }
+
   // Standard normal values; queries four times as large, so that some tokens weigh more than
   // others.
   void fill(std::size_t span, int token) {
+    const bool there = sees_block(span, token / kBlockTokens);
     std::mt19937 random(seed_ * 7919 + shape_.spans[span].sequence * 104729 + token);
     std::normal_distribution<float> normal;
-    for (int kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
+    for (int kv_head = 0; there && kv_head < shape_.kv_heads; ++kv_head) {
       auto* const key = const_cast<std::uint16_t*>(k(span, token, kv_head));
       for (int i = 0; i < shape_.head_dim; ++i) {
         key[i] = to_bf16(normal(random)).bits;
@@ -253,6 +315,8 @@ class Scene {
   std::int32_t stride_ = 0;
   std::vector<std::int32_t> tables_;
   Aligned pool_, q_;
+  std::vector<float> max_, sum_;  // states of a coded cache
+  Aligned out_;
 };
 
 }  // namespace kvlane::prefill_fixture

@@ -43,9 +43,20 @@ class PrefillGpuTest : public gpu_fixture::GpuTest {
     batch.slabs = pool.data() + scene.layer_offset();
     batch.q = q.data();
     batch.out = out.data();
-    check(attend_prefill_on_gpu(batch, reinterpret_cast<const PrefillUnit*>(units.data()),
-                                plan.size(), stream()));
-    check(stream().synchronize());
+    const auto* const units_there = reinterpret_cast<const PrefillUnit*>(units.data());
+    if (scene.shape().window) {
+      const DeviceBytes max = on_device(view(scene.seen_max())),
+                        sum = on_device(view(scene.seen_sum()));
+      const DeviceBytes seen_out = on_device(view(scene.seen_out()));
+      const SealedSeen seen{*scene.shape().window, reinterpret_cast<const float*>(max.data()),
+                            reinterpret_cast<const float*>(sum.data()),
+                            reinterpret_cast<const float*>(seen_out.data())};
+      check(attend_window_on_gpu(batch, seen, units_there, plan.size(), stream()));
+      check(stream().synchronize());
+    } else {
+      check(attend_prefill_on_gpu(batch, units_there, plan.size(), stream()));
+      check(stream().synchronize());
+    }
     const Bytes bytes = out.read();
     Rows rows(bytes.size() / 2);
     std::memcpy(static_cast<void*>(rows.data()), bytes.data(), bytes.size());
@@ -63,6 +74,29 @@ TEST_F(PrefillGpuTest, SmallOneOfEachKernel) {
       const Scene scene({2 * group, 2, head_dim, {{0, 0, 1}, {1, 0, 0}, {2, 70, 100}}});
       scene.expect_right(run(scene, DeviceBytes::Around::kNothing), kPoison, 9);
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(PrefillGpuTest, SmallBehindSealedPages) {
+  for (const KvWindow window : {KvWindow{0, 0}, KvWindow{1, 1}}) {
+    for (const int head_dim : {64, 128, 256}) {
+      const Scene scene({6, 2, head_dim, {{0, 0, 1}, {1, 0, 0}, {2, 150, 100}}, window});
+      scene.expect_right(run(scene, DeviceBytes::Around::kNothing), kPoison, 9);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(PrefillGpuTest, BehindSealedPages) {
+  for (const KvWindow window :
+       {KvWindow{0, 0}, KvWindow{1, 0}, KvWindow{0, 2}, KvWindow{2, 1}, KvWindow{9, 9}}) {
+    for (const int head_dim : {64, 80, 128, 192, 256}) {
+      for (const int group : {1, 4, 7}) {
+        expect_right(Scene({group, 1, head_dim, {{0, 0, 200}, {1, 500, 90}, {2, 640, 1}}, window}),
+                     7);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }

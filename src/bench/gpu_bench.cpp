@@ -9,6 +9,7 @@
 
 #include "bench/gpu_attention.h"
 #include "bench/gpu_copy.h"
+#include "bench/gpu_hack.h"
 #include "bench/gpu_planes.h"
 #include "bench/gpu_prefill.h"
 #include "bench/gpu_rows.h"
@@ -298,6 +299,8 @@ Result<std::vector<Figure>> bench_gpu(const GpuBenchOptions& options,
   KVLANE_TRY(bench_gpu_attention(stream, options.rounds, values, figures));
   on_progress("prefill attention");
   KVLANE_TRY(bench_gpu_prefill(stream, options.rounds, values.front(), figures));
+  on_progress("attention on codes");
+  KVLANE_TRY(bench_gpu_hack(stream, options.rounds, values, figures));
   on_progress("row operations");
   KVLANE_TRY(bench_gpu_rows(stream, options.rounds, values, figures));
   on_progress("decode step");

@@ -1,0 +1,312 @@
+// Bare `hack` at head_dim 128. Every sequence has the same GiB of rows in 16 bits at most, sealed
+// on the device; in a round each case is timed behind the same case over these rows, which pushes
+// its codes out of the second-level cache.
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/gpu_hack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "attention/decode_gpu.h"
+#include "attention/hack_prefill_gpu.h"
+#include "bench/gpu_memory.h"
+#include "bench/gpu_timer.h"
+#include "quant/hack_seal_gpu.h"
+
+namespace kvlane {
+
+namespace {
+
+constexpr int kHeadDim = 128, kKvHeads = 8, kBatch = 8;
+constexpr int kTokensMax = 32768;
+constexpr int kBlocks = kBatch * kTokensMax / kBlockTokens;
+constexpr int kPrefillHeads = 32, kPrefillTokens = 16384;
+constexpr HackKind kKind{2, 2, 0};
+constexpr hack::Plane kPlane{2, hack::Axis::kBoth, 0, hack::Meta::kFp16};
+constexpr hack::PageLayout kLayout = hack::page_layout(kPlane, kPlane, kHeadDim);
+constexpr std::size_t kSealedBytes = kKvHeads * kLayout.bytes;  // of a block
+constexpr std::size_t kRowsBytes = std::size_t{2} * 2 * kBlockTokens * kKvHeads * kHeadDim;
+// Most queries of a case.
+constexpr std::size_t kQueries = std::size_t{kPrefillTokens} * kPrefillHeads;
+
+struct Case {
+  int group;    // query heads a KV head
+  int tokens;   // of each of kBatch sequences
+  double goal;  // times attention over rows
+
+  int heads() const { return kKvHeads * group; }
+  std::string name() const {
+    return "gpu_hack_attention_128x" + std::to_string(group) + "_" + std::to_string(tokens);
+  }
+};
+constexpr Case kCases[] = {{1, 4096, 0},  {4, 4096, 0},  {8, 4096, 0},
+                           {1, 32768, 5}, {4, 32768, 5}, {8, 32768, 5}};
+
+float score_scale() {
+  return static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
+}
+
+// What all cases share: K and V as rows and sealed, ids in no order, queries as they come and
+// prepared, and results.
+struct Memory {
+  gpu::DeviceBuffer rows, sealed, ids, places, beyond;
+  gpu::DeviceBuffer q, codes, rests, scales, terms;
+  gpu::DeviceBuffer max, sum, out, result;
+
+  HackPrepared prepared() const {
+    return {codes.data(), rests.data(), scales.as<float>(), terms.as<HackTerm>()};
+  }
+};
+
+Result<Memory> allocate(const gpu::Stream& stream, const std::vector<Bytes>& values) {
+  std::vector<std::int32_t> order(kBlocks);
+  std::iota(order.begin(), order.end(), 0);
+  std::vector<HackSealPlace> where(kBlocks);
+  for (std::int32_t i = 0; i < kBlocks; ++i) where[i] = {i, i};
+  std::shuffle(order.begin(), order.end(), std::mt19937(1));
+  const auto take = [&](std::size_t bytes) {
+    return gpu::DeviceBuffer::allocate(stream.device(), bytes);
+  };
+  KVLANE_ASSIGN(auto rows, take(kBlocks * kRowsBytes));
+  KVLANE_ASSIGN(auto sealed, take(kBlocks * kSealedBytes));
+  KVLANE_ASSIGN(auto ids, on_device(stream, order));
+  KVLANE_ASSIGN(auto places, on_device(stream, where));
+  KVLANE_ASSIGN(auto beyond, take(std::size_t{2} * kBlocks * kKvHeads * sizeof(std::uint32_t)));
+  KVLANE_ASSIGN(auto q, take(kQueries * kHeadDim * 2));
+  KVLANE_ASSIGN(auto codes, take(kQueries * kHeadDim));
+  KVLANE_ASSIGN(auto rests, take(kQueries * kHeadDim * 2));
+  KVLANE_ASSIGN(auto scales, take(kQueries * sizeof(float)));
+  KVLANE_ASSIGN(auto terms, take(kQueries * kHackTerms * sizeof(HackTerm)));
+  KVLANE_ASSIGN(auto max, take(kQueries * sizeof(float)));
+  KVLANE_ASSIGN(auto sum, take(kQueries * sizeof(float)));
+  KVLANE_ASSIGN(auto out, take(kQueries * kHeadDim * sizeof(float)));
+  KVLANE_ASSIGN(auto result, take(kQueries * kHeadDim * 2));
+  KVLANE_TRY(fill_with(stream, values, rows.data(), rows.bytes()));
+  KVLANE_TRY(fill_with(stream, values, q.data(), q.bytes()));
+  return Memory{std::move(rows),   std::move(sealed), std::move(ids),   std::move(places),
+                std::move(beyond), std::move(q),      std::move(codes), std::move(rests),
+                std::move(scales), std::move(terms),  std::move(max),   std::move(sum),
+                std::move(out),    std::move(result)};
+}
+
+Status seal(const gpu::Stream& stream, const Memory& memory) {
+  return seal_hack_on_gpu({.places = memory.places.as<HackSealPlace>(),
+                           .rows = memory.rows.data(),
+                           .rows_block_bytes = kRowsBytes,
+                           .slabs = memory.sealed.data(),
+                           .block_bytes = kSealedBytes,
+                           .kv_heads = kKvHeads,
+                           .head_dim = kHeadDim,
+                           .k = kPlane,
+                           .v = kPlane,
+                           .layout = kLayout,
+                           .mix = channel_mix(kHeadDim),
+                           .beyond = memory.beyond.as<std::uint32_t>()},
+                          kBlocks, stream);
+}
+
+Status prepare(const gpu::Stream& stream, const Memory& memory, std::size_t rows) {
+  return prepare_hack_on_gpu({.q = memory.q.data(),
+                              .rows = static_cast<std::int32_t>(rows),
+                              .head_dim = kHeadDim,
+                              .scale = score_scale(),
+                              .mix = channel_mix(kHeadDim),
+                              .middle = hack::middle_code(kPlane),
+                              .partition = 0,
+                              .to = memory.prepared()},
+                             stream);
+}
+
+// Decode: units of both kinds of attention, which have states in common.
+struct Units {
+  gpu::DeviceBuffer units, first_state;
+  std::size_t count;
+};
+Result<Units> plan(const gpu::Stream& stream, const Case& one, const DecodeShape& shape) {
+  const std::vector<std::int32_t> tokens(kBatch, one.tokens);
+  const DecodePlan plan = plan_decode(tokens, shape);
+  if (std::size_t(plan.first_state.back()) > kQueries) return internal_error("too many states");
+  KVLANE_ASSIGN(auto units, on_device(stream, plan.units));
+  KVLANE_ASSIGN(auto first_state, on_device(stream, plan.first_state));
+  return Units{std::move(units), std::move(first_state), plan.units.size()};
+}
+
+Status merge(const gpu::Stream& stream, const Case& one, const Memory& memory, const Units& units) {
+  return merge_on_gpu({.first_state = units.first_state.as<std::int32_t>(),
+                       .sequences = kBatch,
+                       .heads = one.heads(),
+                       .head_dim = kHeadDim,
+                       .max = memory.max.as<float>(),
+                       .sum = memory.sum.as<float>(),
+                       .out = memory.out.as<float>(),
+                       .result_f32 = nullptr,
+                       .result_bf16 = memory.result.data(),
+                       .total_max = nullptr,
+                       .total_sum = nullptr,
+                       .total_out = nullptr},
+                      stream);
+}
+
+Status attend_rows(const gpu::Stream& stream, const Case& one, const Memory& memory,
+                   const Units& units) {
+  const DecodeBatch batch{.tables = memory.ids.as<std::int32_t>(),
+                          .table_stride = one.tokens / kBlockTokens,
+                          .heads = one.heads(),
+                          .kv_heads = kKvHeads,
+                          .head_dim = kHeadDim,
+                          .slabs = memory.rows.data(),
+                          .block_bytes = kRowsBytes,
+                          .q = memory.q.data(),
+                          .scale = score_scale(),
+                          .max = memory.max.as<float>(),
+                          .sum = memory.sum.as<float>(),
+                          .out = memory.out.as<float>()};
+  KVLANE_TRY(attend_on_gpu(batch, units.units.as<DecodeUnit>(), units.count, stream));
+  return merge(stream, one, memory, units);
+}
+
+Status attend_codes(const gpu::Stream& stream, const Case& one, const Memory& memory,
+                    const Units& units) {
+  KVLANE_TRY(prepare(stream, memory, std::size_t{kBatch} * one.heads()));
+  const HackDecodeBatch batch{.tables = memory.ids.as<std::int32_t>(),
+                              .table_stride = one.tokens / kBlockTokens,
+                              .heads = one.heads(),
+                              .kv_heads = kKvHeads,
+                              .head_dim = kHeadDim,
+                              .slabs = memory.sealed.data(),
+                              .block_bytes = kSealedBytes,
+                              .layout = kLayout,
+                              .queries = memory.prepared(),
+                              .mix = channel_mix(kHeadDim),
+                              .max = memory.max.as<float>(),
+                              .sum = memory.sum.as<float>(),
+                              .out = memory.out.as<float>()};
+  KVLANE_TRY(attend_hack_on_gpu(kKind, batch, units.units.as<DecodeUnit>(), units.count, stream));
+  return merge(stream, one, memory, units);
+}
+
+// A whole prompt: rows alone, or sealed pages and own blocks.
+Status prefill(const gpu::Stream& stream, const Memory& memory, const gpu::DeviceBuffer& units,
+               std::size_t count, bool coded) {
+  const PrefillBatch batch{.tables = memory.ids.as<std::int32_t>(),
+                           .table_stride = kPrefillTokens / kBlockTokens,
+                           .heads = kPrefillHeads,
+                           .kv_heads = kKvHeads,
+                           .head_dim = kHeadDim,
+                           .slabs = memory.rows.data(),
+                           .block_bytes = kRowsBytes,
+                           .q = memory.q.data(),
+                           .scale = score_scale(),
+                           .out = memory.result.data()};
+  if (!coded) return attend_prefill_on_gpu(batch, units.as<PrefillUnit>(), count, stream);
+  KVLANE_TRY(prepare(stream, memory, kQueries));
+  const HackPrefillBatch sealed{.tables = batch.tables,
+                                .table_stride = batch.table_stride,
+                                .heads = kPrefillHeads,
+                                .kv_heads = kKvHeads,
+                                .head_dim = kHeadDim,
+                                .key_bits = kKind.key_bits,
+                                .value_bits = kKind.value_bits,
+                                .slabs = memory.sealed.data(),
+                                .block_bytes = kSealedBytes,
+                                .layout = kLayout,
+                                .window = {},
+                                .queries = memory.prepared(),
+                                .mix = channel_mix(kHeadDim),
+                                .max = memory.max.as<float>(),
+                                .sum = memory.sum.as<float>(),
+                                .out = memory.out.as<float>()};
+  KVLANE_TRY(attend_hack_prefill_on_gpu(kKind, sealed, units.as<PrefillUnit>(), count, stream));
+  return attend_window_on_gpu(batch, {{}, sealed.max, sealed.sum, sealed.out},
+                              units.as<PrefillUnit>(), count, stream);
+}
+
+Status check_finite(const gpu::Stream& stream, const Memory& memory) {
+  std::vector<std::uint16_t> result(memory.result.bytes() / 2);
+  std::vector<std::uint32_t> beyond(memory.beyond.bytes() / 4);
+  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(result.data()), memory.result.data(),
+                       memory.result.bytes()));
+  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(beyond.data()), memory.beyond.data(),
+                       memory.beyond.bytes()));
+  KVLANE_TRY(stream.synchronize());
+  if (!std::all_of(result.begin(), result.end(),
+                   [](std::uint16_t bits) { return (bits & 0x7F80) != 0x7F80; })) {
+    return internal_error("attention on codes has a result that is not finite");
+  }
+  if (std::any_of(beyond.begin(), beyond.end(), [](std::uint32_t wrong) { return wrong != 0; })) {
+    return internal_error("a value of the benchmark is too large to be sealed");
+  }
+  return {};
+}
+
+// The last to run writes all results: the prompt.
+constexpr double prefill_operations() {
+  return 2.0 * kPrefillTokens * (kPrefillTokens + 1.0) * kPrefillHeads * kHeadDim;
+}
+
+}  // namespace
+
+Status bench_gpu_hack(const gpu::Stream& stream, int rounds, const std::vector<Bytes>& values,
+                      std::vector<Figure>& figures) {
+  KVLANE_ASSIGN(const std::vector<gpu::Device> devices, gpu::devices());
+  const int multiprocessors = devices[std::size_t(stream.device())].multiprocessors;
+  KVLANE_ASSIGN(const Memory memory, allocate(stream, values));
+  GpuTimer timer(stream);
+  // Rows that are read, and what is written of them.
+  KVLANE_TRY(timer.add("gpu_hack_seal_128", double{kBlocks} * (kRowsBytes + kSealedBytes),
+                       [&] { return seal(stream, memory); }));
+  std::vector<Units> of_rows, of_codes;
+  for (const Case& one : kCases) {
+    KVLANE_ASSIGN(const DecodeShape rows,
+                  decode_shape(one.heads(), kKvHeads, kHeadDim, multiprocessors));
+    KVLANE_ASSIGN(const DecodeShape codes,
+                  hack_decode_shape(kKind, one.heads(), kKvHeads, kHeadDim, multiprocessors));
+    KVLANE_ASSIGN(Units units, plan(stream, one, rows));
+    of_rows.push_back(std::move(units));
+    KVLANE_ASSIGN(units, plan(stream, one, codes));
+    of_codes.push_back(std::move(units));
+  }
+  // What the timer takes for bytes are tokens, or operations.
+  for (std::size_t i = 0; i < std::size(kCases); ++i) {
+    const Case& one = kCases[i];
+    const double tokens = double{kBatch} * one.tokens;
+    KVLANE_TRY(timer.add("rows" + one.name(), tokens,
+                         [&, i] { return attend_rows(stream, kCases[i], memory, of_rows[i]); }));
+    KVLANE_TRY(timer.add(one.name(), tokens,
+                         [&, i] { return attend_codes(stream, kCases[i], memory, of_codes[i]); }));
+  }
+  KVLANE_ASSIGN(const PrefillShape shape,
+                hack_prefill_shape(kKind, kPrefillHeads, kKvHeads, kHeadDim));
+  const PrefillSpan span{0, kPrefillTokens, 0};
+  const std::vector<PrefillUnit> units = plan_prefill({&span, 1}, shape);
+  KVLANE_ASSIGN(const auto prefill_units, on_device(stream, units));
+  for (const bool coded : {false, true}) {
+    KVLANE_TRY(timer.add(
+        coded ? "gpu_hack_prefill_128_16384" : "rows_prefill", prefill_operations(),
+        [&, coded] { return prefill(stream, memory, prefill_units, units.size(), coded); }));
+  }
+  KVLANE_TRY(timer.time(rounds));
+  KVLANE_TRY(check_finite(stream, memory));
+
+  figures.push_back(
+      {.name = "gpu_hack_seal_128", .value = timer.speed_of("gpu_hack_seal_128"), .unit = "GB/s"});
+  for (const Case& one : kCases) {
+    const auto speed = [&](const std::string& name) { return timer.speed_of(name) * 1e9; };
+    Figure figure{.name = one.name(),
+                  .value = speed(one.name()),
+                  .unit = "tokens/s",
+                  .baseline = speed("rows" + one.name())};
+    if (one.goal > 0) figure.goal = one.goal * *figure.baseline;
+    figures.push_back(figure);
+  }
+  figures.push_back({.name = "gpu_hack_prefill_128_16384",
+                     .value = timer.speed_of("gpu_hack_prefill_128_16384") * 1e-3,
+                     .unit = "TFLOP/s",
+                     .baseline = timer.speed_of("rows_prefill") * 1e-3});
+  return {};
+}
+
+}  // namespace kvlane
