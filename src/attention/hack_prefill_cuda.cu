@@ -1,7 +1,25 @@
 // Kernels of prefill attention on codes, one a width of heads and a partition of pages.
 //
 // Block i has unit i: four warps with 32 pairs each (16 where head_dim is over 128) over a sealed
-// page at a time.
+// page at a time. What a page of 2-bit codes by both axes costs a block, from the machine code for
+// sm_90 (instructions are those of a warp behind the unpacking, where no maximum moves):
+//   head_dim                             64       128      256
+//   pairs                                128      128      64
+//   KB from the second-level cache       2.5      4.75     9.25
+//   KB unpacked to shared memory         8        16       32
+//   KB from shared memory                40       80       144
+//   products of 16 x 8 x 32              256      512      512
+//   powers of two                        8192     8192     4096
+//   instructions                         1180     1630     1320
+// The matrix unit, at a product a cycle at best, has less to do than issuing: 64 scores and half of
+// head_dim outputs a lane take 8 and 3 instructions each besides the products. So it is these that
+// bound it, where attention over rows is bound by shared memory (attention/prefill_cuda.cu): at
+// head_dim 128 about 1,800 cycles of a multiprocessor's four schedulers with the unpacking, a page
+// and 128 pairs; at head_dim 64 rows are cheaper. Less would take the rank-one products (means
+// times weights) on the matrix unit, and wgmma, which leaves issue slots free.
+//
+// Two blocks a multiprocessor, as registers allow: 41, 50 and 73 KB of shared memory each, with
+// 2-bit pages (one where there is less, at head_dim 256 on sm_89). No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 

@@ -189,8 +189,8 @@ Status attend_codes(const gpu::Stream& stream, const Case& one, const Memory& me
 }
 
 // A whole prompt: rows alone, or sealed pages and own blocks.
-Status prefill(const gpu::Stream& stream, const Memory& memory, const gpu::DeviceBuffer& units,
-               std::size_t count, bool coded) {
+Status attend_prompt(const gpu::Stream& stream, const Memory& memory,
+                     const gpu::DeviceBuffer& units, std::size_t count, bool coded) {
   const PrefillBatch batch{.tables = memory.ids.as<std::int32_t>(),
                            .table_stride = kPrefillTokens / kBlockTokens,
                            .heads = kPrefillHeads,
@@ -286,7 +286,7 @@ Status bench_gpu_hack(const gpu::Stream& stream, int rounds, const std::vector<B
   for (const bool coded : {false, true}) {
     KVLANE_TRY(timer.add(
         coded ? "gpu_hack_prefill_128_16384" : "rows_prefill", prefill_operations(),
-        [&, coded] { return prefill(stream, memory, prefill_units, units.size(), coded); }));
+        [&, coded] { return attend_prompt(stream, memory, prefill_units, units.size(), coded); }));
   }
   KVLANE_TRY(timer.time(rounds));
   KVLANE_TRY(check_finite(stream, memory));
