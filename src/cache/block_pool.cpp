@@ -45,8 +45,13 @@ Result<BlockPool> BlockPool::allocate_on_host(const KvShape& shape, std::size_t 
 
 Result<BlockPool> BlockPool::over(const KvShape& shape, std::span<std::byte> memory,
                                   MemoryCopy copy) {
-  KVLANE_ASSIGN(const int blocks, blocks_in(shape.block_bytes(), memory.size()));
-  return BlockPool(shape, shape.slab_bytes(), memory.data(), blocks, std::move(copy));
+  return over_sealed(shape, shape.slab_bytes(), memory, std::move(copy));
+}
+
+Result<BlockPool> BlockPool::over_sealed(const KvShape& shape, std::size_t slab_bytes,
+                                         std::span<std::byte> memory, MemoryCopy copy) {
+  KVLANE_ASSIGN(const int blocks, blocks_in(slab_bytes * shape.layers, memory.size()));
+  return BlockPool(shape, slab_bytes, memory.data(), blocks, std::move(copy));
 }
 
 BlockPool::BlockPool(const KvShape& shape, std::size_t slab_bytes, std::byte* memory, int blocks,

@@ -47,6 +47,9 @@ class BlockPool {
 
   // The same over memory of a device, which outlives the pool: the pool itself never looks at it.
   static Result<BlockPool> over(const KvShape& shape, std::span<std::byte> memory, MemoryCopy copy);
+  // Likewise create_sealed().
+  static Result<BlockPool> over_sealed(const KvShape& shape, std::size_t slab_bytes,
+                                       std::span<std::byte> memory, MemoryCopy copy);
 
   // Whether blocks lie where a CPU may touch them.
   bool on_host() const { return own_memory_.data() != nullptr; }
@@ -186,6 +189,9 @@ class BlockTable {
   BlockId id(int index) const { return ids_[index]; }
   BlockPool& pool() const { return *pool_; }
   bool coded() const { return rows_pool_ != nullptr; }
+  // Where rows are, and which block of that has those of block `index`: negative where it has none.
+  BlockPool& rows_pool() const { return coded() ? *rows_pool_ : *pool_; }
+  BlockId rows_id(int index) const { return coded() ? rows_[index] : ids_[index]; }
 
   // Rows of block `index`, which has them: [kv_heads] pages of this layer, and one page.
   std::uint16_t* rows(int index, int layer) const;

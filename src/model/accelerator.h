@@ -10,12 +10,14 @@
 #include <span>
 
 #include "attention/decode_gpu.h"
+#include "attention/hack_prefill_gpu.h"
 #include "attention/prefill_gpu.h"
 #include "cache/memory_copy.h"
 #include "codec/gpu_codecs.h"
 #include "ops/greedy_gpu.h"
 #include "ops/products_gpu.h"
 #include "ops/rows_gpu.h"
+#include "quant/hack_seal_gpu.h"
 
 namespace kvlane {
 
@@ -107,6 +109,17 @@ class Accelerator {
   virtual Status attend(const DecodeBatch& batch, const DecodeUnit* units, std::size_t count) = 0;
   virtual Status merge(const DecodeMerge& merge) = 0;
   virtual Status attend(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count) = 0;
+
+  // Of coded caches: see quant/hack_seal_gpu.h, attention/hack_decode_gpu.h,
+  // attention/hack_prefill_gpu.h and attention/prefill_gpu.h.
+  virtual Status seal(const HackSealBatch& batch, std::size_t count) = 0;
+  virtual Status prepare(const HackPrepare& prepare) = 0;
+  virtual Status attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit* units,
+                        std::size_t count) = 0;
+  virtual Status attend(const HackKind& kind, const HackPrefillBatch& batch,
+                        const PrefillUnit* units, std::size_t count) = 0;
+  virtual Status attend(const PrefillBatch& batch, const SealedSeen& seen, const PrefillUnit* units,
+                        std::size_t count) = 0;
 };
 
 }  // namespace kvlane

@@ -42,18 +42,22 @@ class Cutter {
 
 Result<std::unique_ptr<DeviceForward>> DeviceForward::create(const DeviceModel& model,
                                                              Accelerator& device, int rows_max,
-                                                             int logits_max, bool replays) {
+                                                             int logits_max, bool replays,
+                                                             std::optional<DeviceCodes> codes) {
   std::unique_ptr<DeviceForward> forward(
       new DeviceForward(model, device, rows_max, logits_max, replays));
-  KVLANE_TRY(forward->allocate());
+  KVLANE_TRY(forward->allocate(std::move(codes)));
   return forward;
 }
 
-Status DeviceForward::allocate() {
+Status DeviceForward::allocate(std::optional<DeviceCodes> codes) {
   const ModelConfig& c = model_.config();
   KVLANE_ASSIGN(decode_shape_,
                 decode_shape(c.heads, c.kv_heads, c.head_dim, device_.multiprocessors()));
   KVLANE_ASSIGN(prefill_shape_, prefill_shape(c.heads, c.kv_heads, c.head_dim));
+  if (codes) {
+    KVLANE_ASSIGN(coded_, DeviceCodedPass::create(*codes, c, device_, rows_max_));
+  }
   scale_ = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(c.head_dim)));
 
   const std::size_t rows = rows_max_, logits = logits_max_, hidden = c.hidden, ffn = c.ffn;
@@ -102,10 +106,11 @@ Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_
   times_ = {};
   const bool may_replay = replays_ && !on_layer;
   KVLANE_TRY(arrange(spans, may_replay));
-  const BlockPool& pool = spans[0].table->pool();
+  const BlockTable& table = *spans[0].table;
+  const Pools pools{&table.rows_pool(), &table.pool()};
   Status done = upload();
   if (done.ok()) {
-    done = may_replay && pass_.decodes_only() ? compute_or_replay(pool) : compute(pool, on_layer);
+    done = may_replay && pass_.decodes_only() ? compute_or_replay(pools) : compute(pools, on_layer);
   }
   if (done.ok()) done = fetch_results();
   // Also after an error: what is in line reads our buffers.
@@ -113,6 +118,7 @@ Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_
   times_.total = seconds_since(start);
   KVLANE_TRY(done);
   KVLANE_TRY(finished);
+  if (coded_) KVLANE_TRY(coded_->check(pass_.sealed_blocks()));
   for (const ForwardSpan& span : spans) {
     span.table->set_tokens(span.table->tokens() + static_cast<int>(span.tokens.size()));
   }
@@ -120,7 +126,16 @@ Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_
 }
 
 Status DeviceForward::arrange(std::span<const ForwardSpan> spans, bool may_replay) {
-  pass_.arrange(spans, decode_shape_, prefill_shape_);
+  if (coded_) {
+    for (const ForwardSpan& span : spans) {
+      KVLANE_TRY(
+          span.table->open_rows(span.table->tokens() + static_cast<int>(span.tokens.size())));
+    }
+    const DevicePass::Coded coded{coded_->codes().window, coded_->decode_shape()};
+    pass_.arrange(spans, decode_shape_, prefill_shape_, &coded);
+  } else {
+    pass_.arrange(spans, decode_shape_, prefill_shape_);
+  }
   const int rows = pass_.shape().rows;
   if (rows == 0 || rows > rows_max_ || pass_.taken() > logits_max_) {
     return internal_error("a pass of " + std::to_string(rows) + " rows does not fit its buffers");
@@ -128,6 +143,7 @@ Status DeviceForward::arrange(std::span<const ForwardSpan> spans, bool may_repla
   if (may_replay && pass_.decodes_only()) {
     pass_.pad(rows_max_, logits_max_, model_.config().heads);
   }
+  if (coded_) coded_->begin(pass_.shape().seals);
   return {};
 }
 
@@ -146,27 +162,27 @@ Status DeviceForward::upload() {
 
 // The first pass of a shape is given kernel by kernel, and so finds what cuBLASLt chooses and
 // loads; the second is captured.
-Status DeviceForward::compute_or_replay(const BlockPool& pool) {
-  if (graphs_pool_ != pool.block(0)) graphs_.clear();
-  graphs_pool_ = pool.block(0);
+Status DeviceForward::compute_or_replay(const Pools& pools) {
+  if (graphs_pool_ != pools.rows->block(0)) graphs_.clear();
+  graphs_pool_ = pools.rows->block(0);
   const auto known = graphs_.find(pass_.shape());
   if (known == graphs_.end()) {
     if (graphs_.size() == kGraphsMax) graphs_.clear();
     graphs_.emplace(pass_.shape(), nullptr);
-    return compute(pool, {});
+    return compute(pools, {});
   }
   if (known->second == nullptr) {
-    auto captured = device_.capture([&] { return compute(pool, {}); });
+    auto captured = device_.capture([&] { return compute(pools, {}); });
     if (!captured.ok()) {
       replays_ = false;
-      return compute(pool, {});
+      return compute(pools, {});
     }
     known->second = std::move(*captured);
   }
   return device_.replay(*known->second);
 }
 
-Status DeviceForward::compute(const BlockPool& pool, const OnLayer& on_layer) {
+Status DeviceForward::compute(const Pools& pools, const OnLayer& on_layer) {
   const ModelConfig& c = model_.config();
   KVLANE_TRY(device_.embed({.table = model_.embedding(),
                             .tokens = inputs_.tokens,
@@ -174,7 +190,7 @@ Status DeviceForward::compute(const BlockPool& pool, const OnLayer& on_layer) {
                             .hidden = c.hidden,
                             .residual = residual_}));
   for (int layer = 0; layer < c.layers; ++layer) {
-    KVLANE_TRY(attention(pool, layer, on_layer));
+    KVLANE_TRY(attention(pools, layer, on_layer));
     KVLANE_TRY(ffn(model_.layers()[layer]));
   }
   return pass_.shape().take == 0 ? Status() : project_logits();
@@ -192,7 +208,7 @@ NormRows DeviceForward::norm_of(const float* weight, int rows) const {
           .out = normed_};
 }
 
-Status DeviceForward::attention(const BlockPool& pool, int index, const OnLayer& on_layer) {
+Status DeviceForward::attention(const Pools& pools, int index, const OnLayer& on_layer) {
   const ModelConfig& c = model_.config();
   const DeviceLayer& layer = model_.layers()[index];
   const int q_width = c.heads * c.head_dim;
@@ -204,28 +220,16 @@ Status DeviceForward::attention(const BlockPool& pool, int index, const OnLayer&
                                .n = q_width + 2 * c.kv_heads * c.head_dim,
                                .k = c.hidden,
                                .add = false}));
-  KVLANE_TRY(device_.write_qkv({.product = product_,
-                                .q_norm = layer.q_norm,
-                                .k_norm = layer.k_norm,
-                                .eps = c.norm_eps,
-                                .angles = model_.angles(),
-                                .positions = inputs_.positions,
-                                .sequences = inputs_.sequences,
-                                .tables = inputs_.tables,
-                                .table_stride = pass_.shape().table_stride,
-                                .rows = pass_.shape().rows,
-                                .heads = c.heads,
-                                .kv_heads = c.kv_heads,
-                                .head_dim = c.head_dim,
-                                .q = q_,
-                                .slabs = reinterpret_cast<std::byte*>(pool.slab(0, index)),
-                                .block_bytes = pool.shape().block_bytes()}));
+  KVLANE_TRY(write_rows(pools, index));
+  // Later rows of this very pass read what is sealed here.
+  if (coded_) KVLANE_TRY(coded_->seal(layer_of(pools, index), inputs_.seals));
   if (on_layer) {
     KVLANE_ASSIGN(const std::shared_ptr<const DeviceMark> written, device_.mark());
     on_layer(index, written);
   }
-  if (pass_.shape().decoding > 0) KVLANE_TRY(decode(pool, index));
-  if (!pass_.decodes_only()) KVLANE_TRY(prefill(pool, index));
+  if (coded_) KVLANE_TRY(coded_->prepare(q_, pass_.shape().rows, scale_));
+  if (pass_.shape().decoding > 0) KVLANE_TRY(decode(pools, index));
+  if (!pass_.decodes_only()) KVLANE_TRY(prefill(pools, index));
   // Into the residual stream.
   return device_.multiply({.weights = layer.attention_out,
                            .x = wide_,
@@ -236,7 +240,36 @@ Status DeviceForward::attention(const BlockPool& pool, int index, const OnLayer&
                            .add = true});
 }
 
-Status DeviceForward::decode(const BlockPool& pool, int index) {
+Status DeviceForward::write_rows(const Pools& pools, int index) {
+  const ModelConfig& c = model_.config();
+  const DeviceLayer& layer = model_.layers()[index];
+  return device_.write_qkv({.product = product_,
+                            .q_norm = layer.q_norm,
+                            .k_norm = layer.k_norm,
+                            .eps = c.norm_eps,
+                            .angles = model_.angles(),
+                            .positions = inputs_.positions,
+                            .sequences = inputs_.sequences,
+                            .tables = inputs_.tables,
+                            .table_stride = pass_.shape().table_stride,
+                            .rows = pass_.shape().rows,
+                            .heads = c.heads,
+                            .kv_heads = c.kv_heads,
+                            .head_dim = c.head_dim,
+                            .q = q_,
+                            .slabs = pools.rows->slab_memory(0, index),
+                            .block_bytes = pools.rows->block_bytes()});
+}
+
+DeviceCodedPass::Layer DeviceForward::layer_of(const Pools& pools, int index) const {
+  return {.index = index,
+          .rows = pools.rows->slab_memory(0, index),
+          .rows_block_bytes = pools.rows->block_bytes(),
+          .sealed = pools.sealed->slab_memory(0, index),
+          .sealed_block_bytes = pools.sealed->block_bytes()};
+}
+
+Status DeviceForward::decode(const Pools& pools, int index) {
   const ModelConfig& c = model_.config();
   const std::size_t states = pass_.shape().states;
   Cutter cutter(states_.memory.get());
@@ -245,13 +278,17 @@ Status DeviceForward::decode(const BlockPool& pool, int index) {
                           .heads = c.heads,
                           .kv_heads = c.kv_heads,
                           .head_dim = c.head_dim,
-                          .slabs = reinterpret_cast<const std::byte*>(pool.slab(0, index)),
-                          .block_bytes = pool.shape().block_bytes(),
+                          .slabs = pools.rows->slab_memory(0, index),
+                          .block_bytes = pools.rows->block_bytes(),
                           .q = q_,
                           .scale = scale_,
                           .max = cutter.take<float>(states),
                           .sum = cutter.take<float>(states),
                           .out = cutter.take<float>(states * c.head_dim)};
+  if (coded_) {
+    KVLANE_TRY(coded_->attend(layer_of(pools, index), batch, inputs_.sealed_tables,
+                              inputs_.sealed_units, pass_.shape().sealed_units));
+  }
   KVLANE_TRY(device_.attend(batch, inputs_.decode_units, pass_.shape().decode_units));
   return device_.merge({.first_state = inputs_.first_state,
                         .sequences = pass_.shape().decoding,
@@ -267,19 +304,24 @@ Status DeviceForward::decode(const BlockPool& pool, int index) {
                         .total_out = nullptr});
 }
 
-Status DeviceForward::prefill(const BlockPool& pool, int index) {
+Status DeviceForward::prefill(const Pools& pools, int index) {
   const ModelConfig& c = model_.config();
-  const PrefillBatch batch{
-      .tables = inputs_.tables + std::size_t(pass_.shape().decoding) * pass_.shape().table_stride,
-      .table_stride = pass_.shape().table_stride,
-      .heads = c.heads,
-      .kv_heads = c.kv_heads,
-      .head_dim = c.head_dim,
-      .slabs = reinterpret_cast<const std::byte*>(pool.slab(0, index)),
-      .block_bytes = pool.shape().block_bytes(),
-      .q = q_,
-      .scale = scale_,
-      .out = wide_};
+  // Of the sequences behind those that decode.
+  const std::size_t first = std::size_t(pass_.shape().decoding) * pass_.shape().table_stride;
+  const PrefillBatch batch{.tables = inputs_.tables + first,
+                           .table_stride = pass_.shape().table_stride,
+                           .heads = c.heads,
+                           .kv_heads = c.kv_heads,
+                           .head_dim = c.head_dim,
+                           .slabs = pools.rows->slab_memory(0, index),
+                           .block_bytes = pools.rows->block_bytes(),
+                           .q = q_,
+                           .scale = scale_,
+                           .out = wide_};
+  if (coded_) {
+    return coded_->attend(layer_of(pools, index), batch, inputs_.sealed_tables + first,
+                          inputs_.prefill_units, pass_.shape().prefill_units);
+  }
   return device_.attend(batch, inputs_.prefill_units, pass_.shape().prefill_units);
 }
 
@@ -326,8 +368,9 @@ Status DeviceForward::project_logits() {
                          .logprobs = nullptr});
 }
 
-// Logits of those who want them; of the others a token each.
+// Logits of those who want them; of the others a token each; and whether all could be sealed.
 Status DeviceForward::fetch_results() {
+  if (coded_) KVLANE_TRY(coded_->fetch_verdicts());
   if (pass_.logits() > 0) {
     KVLANE_TRY(device_.copy(host_logits_.get(), reinterpret_cast<const std::byte*>(logits_),
                             std::size_t(pass_.logits()) * model_.config().vocab * sizeof(float)));

@@ -5,6 +5,9 @@
 // BF16, as on the CPU. The same pass gives the same bits every time. But products may choose other
 // kernels for other numbers of rows, and decode and prefill attention add in different orders: a
 // row's last bits depend on how many tokens are in the pass.
+//
+// Of a coded cache whose format has kernels, blocks are sealed on the device as they are completed,
+// and attention computes on codes (model/device_codes.h).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,6 +17,7 @@
 #include <optional>
 #include <span>
 
+#include "model/device_codes.h"
 #include "model/device_model.h"
 #include "model/device_pass.h"
 
@@ -29,9 +33,10 @@ class DeviceForward final : public ForwardPass {
  public:
   static Result<std::unique_ptr<DeviceForward>> create(const DeviceModel& model,
                                                        Accelerator& device, int rows_max,
-                                                       int logits_max, bool replays = true);
+                                                       int logits_max, bool replays = true,
+                                                       std::optional<DeviceCodes> codes = {});
 
-  // Blocks are in memory of the device, all of one pool.
+  // Blocks are in memory of the device, all of one pool, or two with `codes`.
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override;
 
   std::span<float> logits(int index) const override;
@@ -54,15 +59,23 @@ class DeviceForward final : public ForwardPass {
         logits_max_(logits_max),
         replays_(replays) {}
 
-  Status allocate();
+  // Blocks of rows, and sealed ones of a coded cache.
+  struct Pools {
+    const BlockPool* rows;
+    const BlockPool* sealed;
+  };
+
+  Status allocate(std::optional<DeviceCodes> codes);
   Status grow(Growing& memory, std::size_t bytes, bool on_host);
   Status arrange(std::span<const ForwardSpan> spans, bool may_replay);
   Status upload();
-  Status compute(const BlockPool& pool, const OnLayer& on_layer);
-  Status compute_or_replay(const BlockPool& pool);
-  Status attention(const BlockPool& pool, int index, const OnLayer& on_layer);
-  Status decode(const BlockPool& pool, int index);
-  Status prefill(const BlockPool& pool, int index);
+  Status compute(const Pools& pools, const OnLayer& on_layer);
+  Status compute_or_replay(const Pools& pools);
+  Status attention(const Pools& pools, int index, const OnLayer& on_layer);
+  Status write_rows(const Pools& pools, int index);
+  Status decode(const Pools& pools, int index);
+  Status prefill(const Pools& pools, int index);
+  DeviceCodedPass::Layer layer_of(const Pools& pools, int index) const;
   Status ffn(const DeviceLayer& layer);
   Status project_logits();
   Status fetch_results();
@@ -74,7 +87,8 @@ class DeviceForward final : public ForwardPass {
   const int logits_max_;
   DecodeShape decode_shape_{};
   PrefillShape prefill_shape_{};
-  float scale_ = 0;  // of scores
+  float scale_ = 0;                         // of scores
+  std::unique_ptr<DeviceCodedPass> coded_;  // null for a cache in 16 bits
 
   // The pass that is under way.
   DevicePass pass_;

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
+
+#include "plan/coded_decode_units.h"
 
 namespace kvlane {
 namespace {
@@ -29,11 +32,15 @@ int padded_count(int count) {
 }
 
 void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& decode,
-                         const PrefillShape& prefill) {
+                         const PrefillShape& prefill, const Coded* coded) {
   std::vector<int> last_rows(spans.size());
   std::vector<std::int32_t> decode_tokens;
   std::vector<PrefillSpan> prefill_spans;
-  for (auto* list : {&tokens_, &positions_, &sequences_, &tables_, &take_}) list->clear();
+  for (auto* list : {&tokens_, &positions_, &sequences_, &tables_, &take_, &sealed_tables_}) {
+    list->clear();
+  }
+  seals_.clear();
+  sealed_units_.clear();
   shape_ = {};
   for (const ForwardSpan& span : spans) {
     const int tokens = span.table->tokens() + static_cast<int>(span.tokens.size());
@@ -50,13 +57,21 @@ void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& 
       } else {
         prefill_spans.push_back({span.table->tokens(), count, shape_.rows});
       }
-      append_rows(span, sequence++);
+      append_rows(span, sequence++, coded != nullptr);
+      if (coded != nullptr) append_seals(span);
       shape_.rows += count;
       last_rows[i] = shape_.rows - 1;
     }
   }
   take(spans, last_rows);
-  decode_plan_ = plan_decode(decode_tokens, decode);
+  if (coded == nullptr) {
+    decode_plan_ = plan_decode(decode_tokens, decode);
+  } else {
+    CodedDecodePlan plan = plan_coded_decode(decode_tokens, coded->window, coded->sealed, decode);
+    decode_plan_ = {std::move(plan.rows), std::move(plan.first_state)};
+    sealed_units_ = std::move(plan.sealed);
+  }
+  sealed_blocks_ = count_of(seals_);
   prefill_units_ = plan_prefill(prefill_spans, prefill);
   shape_.decoding = count_of(decode_tokens);
   shape_.take = taken();
@@ -64,6 +79,8 @@ void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& 
   shape_.decode_units = count_of(decode_plan_.units);
   shape_.states = decode_plan_.first_state.back();
   shape_.prefill_units = count_of(prefill_units_);
+  shape_.sealed_units = count_of(sealed_units_);
+  shape_.seals = sealed_blocks_;
 }
 
 // Rows whose logits are wanted, then those of which a token will do: so one copy fetches logits.
@@ -84,7 +101,7 @@ void DevicePass::take(std::span<const ForwardSpan> spans, const std::vector<int>
   }
 }
 
-void DevicePass::append_rows(const ForwardSpan& span, int sequence) {
+void DevicePass::append_rows(const ForwardSpan& span, int sequence, bool coded) {
   const int position = span.table->tokens();
   const int count = static_cast<int>(span.tokens.size());
   tokens_.insert(tokens_.end(), span.tokens.begin(), span.tokens.end());
@@ -92,8 +109,26 @@ void DevicePass::append_rows(const ForwardSpan& span, int sequence) {
   sequences_.insert(sequences_.end(), count, sequence);
   const int blocks = blocks_for(position + count);
   for (int i = 0; i < shape_.table_stride; ++i) {
-    tables_.push_back(i < blocks ? span.table->id(i) : 0);
+    tables_.push_back(i < blocks ? std::max(0, span.table->rows_id(i)) : 0);
+    if (coded) sealed_tables_.push_back(i < blocks ? span.table->id(i) : 0);
   }
+}
+
+void DevicePass::append_seals(const ForwardSpan& span) {
+  const int position = span.table->tokens();
+  const int end = (position + static_cast<int>(span.tokens.size())) / kBlockTokens;
+  for (int block = position / kBlockTokens; block < end; ++block) {
+    seals_.push_back({span.table->rows_id(block), span.table->id(block)});
+  }
+}
+
+void DevicePass::pad_tables(std::vector<std::int32_t>& tables, int sequences, int stride) const {
+  std::vector<std::int32_t> padded(std::size_t(shape_.rows) * shape_.table_stride, 0);
+  for (int i = 0; i < sequences; ++i) {
+    std::copy_n(tables.begin() + std::ptrdiff_t(i) * stride, stride,
+                padded.begin() + std::ptrdiff_t(i) * shape_.table_stride);
+  }
+  tables = std::move(padded);
 }
 
 void DevicePass::pad(int rows_max, int logits_max, int heads) {
@@ -103,18 +138,18 @@ void DevicePass::pad(int rows_max, int logits_max, int heads) {
   shape_.take = std::min(padded_count(shape_.take), logits_max);
   shape_.decode_units = padded_count(shape_.decode_units);
   shape_.states = padded_count(shape_.states / heads) * heads;
+  shape_.sealed_units = padded_count(shape_.sealed_units);
+  shape_.seals = std::min(padded_count(shape_.seals), rows_max);
   tokens_.resize(shape_.rows, -1);
   positions_.resize(shape_.rows, -1);
   sequences_.resize(shape_.rows, 0);
   take_.resize(shape_.take, -1);
-  std::vector<std::int32_t> tables(std::size_t(shape_.rows) * shape_.table_stride, 0);
-  for (int i = 0; i < sequences; ++i) {
-    std::copy_n(tables_.begin() + std::ptrdiff_t(i) * stride, stride,
-                tables.begin() + std::ptrdiff_t(i) * shape_.table_stride);
-  }
-  tables_ = std::move(tables);
+  pad_tables(tables_, sequences, stride);
+  if (!sealed_tables_.empty()) pad_tables(sealed_tables_, sequences, stride);
   // Without tokens and queries: such a unit reads and writes nothing.
   decode_plan_.units.resize(shape_.decode_units, {});
+  sealed_units_.resize(shape_.sealed_units, {});
+  seals_.resize(shape_.seals, {-1, -1});
   decode_plan_.first_state.resize(shape_.decoding + 1, decode_plan_.first_state.back());
 }
 
@@ -124,7 +159,7 @@ std::size_t DevicePass::bytes() const {
     ((bytes += aligned(lists.size() * sizeof(lists[0]))), ...);
   };
   add(tokens_, positions_, sequences_, tables_, take_, decode_plan_.units, decode_plan_.first_state,
-      prefill_units_);
+      prefill_units_, sealed_tables_, sealed_units_, seals_);
   return bytes;
 }
 
@@ -146,7 +181,10 @@ DevicePass::Inputs DevicePass::write(std::byte* host, const std::byte* device) c
           .take = put(take_),
           .decode_units = put(decode_plan_.units),
           .first_state = put(decode_plan_.first_state),
-          .prefill_units = put(prefill_units_)};
+          .prefill_units = put(prefill_units_),
+          .sealed_tables = put(sealed_tables_),
+          .sealed_units = put(sealed_units_),
+          .seals = put(seals_)};
 }
 
 }  // namespace kvlane

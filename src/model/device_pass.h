@@ -10,9 +10,11 @@
 #include <span>
 #include <vector>
 
+#include "format/kv_window.h"
 #include "model/forward_pass.h"
 #include "plan/decode_units.h"
 #include "plan/prefill_units.h"
+#include "quant/hack_seal_device.h"
 
 namespace kvlane {
 
@@ -26,7 +28,10 @@ struct DevicePassShape {
   int decode_units;
   int states;  // of decode attention, one a query head
   int prefill_units;
-  bool chooses;  // the most likely tokens of all that are taken
+  // Of a coded cache.
+  int sealed_units;  // of decode attention, of sealed pages; decode_units are of rows then
+  int seals;         // blocks that the pass completes
+  bool chooses;      // the most likely tokens of all that are taken
 
   friend auto operator<=>(const DevicePassShape&, const DevicePassShape&) = default;
 };
@@ -44,11 +49,22 @@ class DevicePass {
     const DecodeUnit* decode_units;
     const std::int32_t* first_state;  // [decoding + 1]
     const PrefillUnit* prefill_units;
+    // Of a coded cache; `tables` names blocks of rows then, or 0 where there are none.
+    const std::int32_t* sealed_tables;  // [sequences][table_stride]
+    const DecodeUnit* sealed_units;
+    const HackSealPlace* seals;  // negative: none
   };
 
-  // Replaces what was there.
+  // How a coded cache is read.
+  struct Coded {
+    KvWindow window;
+    DecodeShape sealed;  // that sealed pages are cut by
+  };
+
+  // Replaces what was there. With `coded`, tables are of a coded cache and have rows for the
+  // tokens.
   void arrange(std::span<const ForwardSpan> spans, const DecodeShape& decode,
-               const PrefillShape& prefill);
+               const PrefillShape& prefill, const Coded* coded = nullptr);
   // Rounds the shape up; for passes without units of prefill attention.
   void pad(int rows_max, int logits_max, int heads);
 
@@ -59,6 +75,8 @@ class DevicePass {
   // Where the i-th row that is wanted is among those that are taken.
   int place(int index) const { return places_[index]; }
   bool decodes_only() const { return shape_.prefill_units == 0; }
+  // Blocks that it completes, without padding.
+  int sealed_blocks() const { return sealed_blocks_; }
 
   std::size_t bytes() const;
   // Writes bytes() to `host`, and says where each array will be in a copy at `device`.
@@ -66,7 +84,9 @@ class DevicePass {
 
  private:
   void take(std::span<const ForwardSpan> spans, const std::vector<int>& last_rows);
-  void append_rows(const ForwardSpan& span, int sequence);
+  void append_rows(const ForwardSpan& span, int sequence, bool coded);
+  void append_seals(const ForwardSpan& span);
+  void pad_tables(std::vector<std::int32_t>& tables, int sequences, int stride) const;
 
   DevicePassShape shape_{};
   int logits_ = 0;
@@ -74,6 +94,10 @@ class DevicePass {
   std::vector<std::int32_t> tokens_, positions_, sequences_, tables_, take_;
   DecodePlan decode_plan_;
   std::vector<PrefillUnit> prefill_units_;
+  std::vector<std::int32_t> sealed_tables_;
+  std::vector<DecodeUnit> sealed_units_;
+  std::vector<HackSealPlace> seals_;
+  int sealed_blocks_ = 0;
 };
 
 // The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 ...: few shapes, and at most half of a pass is padding.

@@ -46,8 +46,12 @@ class EmulatedAccelerator final : public Accelerator {
   }
   Result<Memory> allocate_host(std::size_t bytes) override {
     KVLANE_TRY(count_call());
-    auto owner = std::make_shared<std::vector<std::byte>>(bytes, std::byte{0xFF});
-    return Memory(owner->data(), [owner](std::byte*) mutable { owner.reset(); });
+    struct alignas(256) Line {
+      std::byte bytes[256];
+    };
+    auto owner = std::make_shared<std::vector<Line>>(bytes / sizeof(Line) + 1);
+    std::memset(static_cast<void*>(owner->data()), 0xFF, owner->size() * sizeof(Line));
+    return Memory(owner->data()->bytes, [owner](std::byte*) mutable { owner.reset(); });
   }
   Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     KVLANE_TRY(not_captured("a copy"));
@@ -196,16 +200,70 @@ class EmulatedAccelerator final : public Accelerator {
     });
   }
   Status attend(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count) override {
-    return give([this, batch, units, count]() -> Status {
-      const PrefillKernelShape* kernel = prefill_kernel(batch.head_dim);
+    return prefill_units(batch, units, count, NothingSeen{});
+  }
+  Status attend(const PrefillBatch& batch, const SealedSeen& seen, const PrefillUnit* units,
+                std::size_t count) override {
+    return prefill_units(batch, units, count, seen);
+  }
+
+  Status seal(const HackSealBatch& batch, std::size_t count) override {
+    return give([this, batch, count]() -> Status {
       for (std::size_t i = 0; i < count; ++i) {
-        switch (kernel->dim * 8 + kernel->tiles) {
-          case 64 * 8 + 2: prefill<64, 2>(batch, units[i]); break;
-          case 128 * 8 + 2: prefill<128, 2>(batch, units[i]); break;
-          case 256 * 8 + 1: prefill<256, 1>(batch, units[i]); break;
-          default: return internal_error("a kernel that is not emulated");
+        if (batch.places[i].rows < 0) continue;
+        for (int head = 0; head < batch.kv_heads; ++head) {
+          const int place = static_cast<int>(i);
+          seal_one<true>(batch.k.axis, seal_part_of<true>(batch, place, head));
+          seal_one<false>(batch.v.axis, seal_part_of<false>(batch, place, head));
         }
       }
+      return {};
+    });
+  }
+  Status prepare(const HackPrepare& prepare) override {
+    return give([this, prepare]() -> Status {
+      for (int row = 0; row < prepare.rows; ++row) {
+        gpu::run_block(gpu::kWarpThreads, seed_++,
+                       [&](gpu::EmulatedThread& thread) { prepare_query(thread, prepare, row); });
+      }
+      return {};
+    });
+  }
+  Status attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit* units,
+                std::size_t count) override {
+    KVLANE_TRY(hack_decode_shape(kind, batch.heads, batch.kv_heads, batch.head_dim, 1).status());
+    return give([this, kind, batch, units, count]() -> Status {
+      with_hack_decode_kernel(kind, batch.head_dim, [&](auto known) {
+        using Known = decltype(known);
+        for (std::size_t i = 0; i < count; ++i) {
+          const auto shared = poisoned<HackDecodeShared<Known::kDim>>();
+          gpu::run_block(kDecodeWarps * gpu::kWarpThreads, seed_++,
+                         [&](gpu::EmulatedThread& thread) {
+                           attend_coded_unit<Known::kDim, Known::kKeyBits, Known::kValueBits,
+                                             Known::kPartition>(thread, batch, units[i], *shared);
+                         });
+        }
+      });
+      return {};
+    });
+  }
+  Status attend(const HackKind& kind, const HackPrefillBatch& batch, const PrefillUnit* units,
+                std::size_t count) override {
+    KVLANE_TRY(hack_prefill_shape(kind, batch.heads, batch.kv_heads, batch.head_dim).status());
+    return give([this, kind, batch, units, count]() -> Status {
+      with_hack_prefill_kernel(kind.partition, batch.head_dim, [&](auto known) {
+        using Known = decltype(known);
+        const std::size_t bytes = hack_prefill_pages_bytes(batch.layout, Known::kDim);
+        for (std::size_t i = 0; i < count; ++i) {
+          const auto shared = poisoned<HackPrefillShared<Known::kDim, Known::kTiles>>();
+          std::vector<gpu::Words4> pages(bytes / sizeof(gpu::Words4), {{~0U, ~0U, ~0U, ~0U}});
+          gpu::run_block(kPrefillWarps * gpu::kWarpThreads, seed_++,
+                         [&](gpu::EmulatedThread& thread) {
+                           attend_coded_tile<Known::kDim, Known::kTiles, Known::kPartition>(
+                               thread, batch, units[i], *shared, pages.data());
+                         });
+        }
+      });
       return {};
     });
   }
@@ -348,11 +406,46 @@ class EmulatedAccelerator final : public Accelerator {
       attend_unit<kDim, kTiles>(thread, batch, unit, *shared);
     });
   }
-  template <int kDim, int kTiles>
-  void prefill(const PrefillBatch& batch, const PrefillUnit& unit) {
+  template <class Seen>
+  Status prefill_units(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count,
+                       const Seen& seen) {
+    return give([this, batch, units, count, seen]() -> Status {
+      const PrefillKernelShape* kernel = prefill_kernel(batch.head_dim);
+      for (std::size_t i = 0; i < count; ++i) {
+        switch (kernel->dim * 8 + kernel->tiles) {
+          case 64 * 8 + 2: prefill<64, 2>(batch, units[i], seen); break;
+          case 128 * 8 + 2: prefill<128, 2>(batch, units[i], seen); break;
+          case 256 * 8 + 1: prefill<256, 1>(batch, units[i], seen); break;
+          default: return internal_error("a kernel that is not emulated");
+        }
+      }
+      return {};
+    });
+  }
+  template <int kDim, int kTiles, class Seen>
+  void prefill(const PrefillBatch& batch, const PrefillUnit& unit, const Seen& seen) {
     const auto shared = poisoned<PrefillShared<kDim, kTiles>>();
     gpu::run_block(kPrefillWarps * gpu::kWarpThreads, seed_++, [&](gpu::EmulatedThread& thread) {
-      attend_tile<kDim, kTiles>(thread, batch, unit, *shared);
+      attend_tile<kDim, kTiles>(thread, batch, unit, *shared, seen);
+    });
+  }
+  // K or V of a page.
+  template <bool kKeys>
+  void seal_one(hack::Axis axis, const HackSealPart& part) {
+    const bool both = axis == hack::Axis::kBoth;
+    if (part.head_dim <= 64) {
+      both ? seal_in<64, kKeys, true>(part) : seal_in<64, kKeys, false>(part);
+    } else if (part.head_dim <= 128) {
+      both ? seal_in<128, kKeys, true>(part) : seal_in<128, kKeys, false>(part);
+    } else {
+      both ? seal_in<256, kKeys, true>(part) : seal_in<256, kKeys, false>(part);
+    }
+  }
+  template <int kDim, bool kKeys, bool kBoth>
+  void seal_in(const HackSealPart& part) {
+    const auto shared = poisoned<HackSealShared<kDim>>();
+    gpu::run_block(kHackSealWarps * gpu::kWarpThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+      seal_part<kKeys, kBoth>(thread, part, *shared);
     });
   }
   template <class Shared>

@@ -119,6 +119,24 @@ class GpuAccelerator final : public Accelerator {
   Status attend(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count) override {
     return attend_prefill_on_gpu(batch, units, count, stream_);
   }
+  Status seal(const HackSealBatch& batch, std::size_t count) override {
+    return seal_hack_on_gpu(batch, count, stream_);
+  }
+  Status prepare(const HackPrepare& prepare) override {
+    return prepare_hack_on_gpu(prepare, stream_);
+  }
+  Status attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit* units,
+                std::size_t count) override {
+    return attend_hack_on_gpu(kind, batch, units, count, stream_);
+  }
+  Status attend(const HackKind& kind, const HackPrefillBatch& batch, const PrefillUnit* units,
+                std::size_t count) override {
+    return attend_hack_prefill_on_gpu(kind, batch, units, count, stream_);
+  }
+  Status attend(const PrefillBatch& batch, const SealedSeen& seen, const PrefillUnit* units,
+                std::size_t count) override {
+    return attend_window_on_gpu(batch, seen, units, count, stream_);
+  }
 
  private:
   const gpu::Device device_;

@@ -19,6 +19,7 @@ constexpr int kThreads = kHackSealWarps * gpu::kWarpThreads;
 template <int kDim, bool kKeys, bool kBoth>
 __global__ void __launch_bounds__(kThreads, 1) seal_pages(const HackSealBatch batch) {
   __shared__ HackSealShared<kDim> shared;
+  if (batch.places[blockIdx.x].rows < 0) return;
   gpu::CudaThread thread;
   const auto part =
       seal_part_of<kKeys>(batch, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));

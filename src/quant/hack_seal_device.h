@@ -32,7 +32,8 @@ struct HackSealPart {
   std::uint32_t* beyond;
 };
 
-// Where rows of a block come from, and where it is sealed.
+// Where rows of a block come from, and where it is sealed; nothing happens where `rows` is
+// negative.
 struct HackSealPlace {
   std::int32_t rows, sealed;
 };

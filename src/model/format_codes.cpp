@@ -1,0 +1,27 @@
+// Formats that attention on devices computes on, and why others are none.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/format_codes.h"
+
+#include <string>
+
+#include "quant/hack_format.h"
+
+namespace kvlane {
+
+Result<DeviceCodes> device_codes(const KvFormat& format) {
+  const std::string none = "KV format '" + format.name() + "' has no kernels for devices";
+  const auto* const hack = dynamic_cast<const HackFormat*>(&format);
+  if (hack == nullptr) return unsupported(none + ": use --device cpu, or --kv-format hack");
+  const HackFormat::Options& options = hack->options();
+  if (options.compute != HackFormat::Compute::kInt8 ||
+      options.rounding != hack::Rounding::kNearest) {
+    return unsupported(none +
+                       ", which compute on codes and round to the nearest: use --device cpu");
+  }
+  const HackShape shape{options.k, options.v, hack->layout(), format.shape().head_dim, options.mix};
+  const Result<HackKind> kind = hack_kind(shape);
+  if (!kind.ok()) return unsupported(none + ": " + kind.status().message());
+  return DeviceCodes{*kind, shape, format.window()};
+}
+
+}  // namespace kvlane

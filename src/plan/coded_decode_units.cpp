@@ -1,0 +1,63 @@
+// Cuts what a query sees into runs of sealed pages and of rows, and these into units.
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/coded_decode_units.h"
+
+#include <algorithm>
+
+#include "format/shape.h"
+
+namespace kvlane {
+namespace {
+
+// Tokens [begin, end) of sequence `sequence`: appends their units, whose states begin at `state`.
+// Gives where the next ones begin.
+int append(std::vector<DecodeUnit>& units, const DecodeShape& shape, int sequence, int begin,
+           int end, int state) {
+  if (begin >= end) return state;
+  const int step = kBlockTokens * decode_unit_blocks(end - begin, shape);
+  const int group = shape.heads / shape.kv_heads;
+  for (int first = begin; first < end; first += step, state += shape.heads) {
+    for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+      for (int query = 0; query < group; query += shape.queries) {
+        units.push_back({sequence, kv_head, query, std::min(shape.queries, group - query), first,
+                         std::min(end, first + step), state + kv_head * group + query});
+      }
+    }
+  }
+  return state;
+}
+
+void sort_longest_first(std::vector<DecodeUnit>& units) {
+  std::stable_sort(units.begin(), units.end(), [](const DecodeUnit& a, const DecodeUnit& b) {
+    return a.end_token - a.first_token > b.end_token - b.first_token;
+  });
+}
+
+}  // namespace
+
+CodedDecodePlan plan_coded_decode(std::span<const std::int32_t> tokens, const KvWindow& window,
+                                  const DecodeShape& sealed, const DecodeShape& rows) {
+  CodedDecodePlan plan;
+  int state = 0;
+  for (int sequence = 0; sequence < static_cast<int>(tokens.size()); ++sequence) {
+    plan.first_state.push_back(state);
+    const int count = tokens[sequence];
+    if (count == 0) continue;
+    const int own = (count - 1) / kBlockTokens;
+    const int sink = std::min(window.sink, own) * kBlockTokens;
+    const int recent = std::max(sink, (own - window.recent) * kBlockTokens);
+    state = append(plan.sealed, sealed, sequence, sink, recent, state);
+    if (sink < recent) {
+      state = append(plan.rows, rows, sequence, 0, sink, state);
+      state = append(plan.rows, rows, sequence, recent, count, state);
+    } else {
+      state = append(plan.rows, rows, sequence, 0, count, state);
+    }
+  }
+  plan.first_state.push_back(state);
+  sort_longest_first(plan.sealed);
+  sort_longest_first(plan.rows);
+  return plan;
+}
+
+}  // namespace kvlane
