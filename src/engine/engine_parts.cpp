@@ -4,9 +4,12 @@
 #include "engine/engine_parts.h"
 
 #include <algorithm>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "model/device_forward.h"
+#include "model/format_codes.h"
 #include "model/forward.h"
 
 namespace kvlane {
@@ -70,25 +73,47 @@ Result<EngineParts> parts_on_host(const Model& model, const EngineOptions& optio
   return parts;
 }
 
+// Over memory of a device: first rows, which end at a multiple of what slabs want to begin at.
+Result<Pools> make_pools_over(std::span<std::byte> memory, const EngineOptions& options,
+                              const KvShape& shape, const MemoryCopy& copy) {
+  if (!options.kv_format) {
+    KVLANE_ASSIGN(BlockPool blocks, BlockPool::over(shape, memory, copy));
+    return Pools{std::move(blocks), nullptr};
+  }
+  KVLANE_ASSIGN(const int count, row_blocks(options, shape));
+  const std::size_t row_bytes = count * shape.block_bytes();
+  KVLANE_ASSIGN(BlockPool rows, BlockPool::over(shape, memory.first(row_bytes), copy));
+  KVLANE_ASSIGN(BlockPool sealed, BlockPool::over_sealed(shape, options.kv_format->slab_bytes(),
+                                                         memory.subspan(row_bytes), copy));
+  return Pools{std::move(sealed), std::make_unique<BlockPool>(std::move(rows))};
+}
+
 Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
                                     const EngineOptions& options,
                                     std::unique_ptr<CodecChoice> codecs) {
   const KvShape shape = model.config().kv_shape();
+  std::optional<DeviceCodes> codes;
+  if (options.kv_format) {
+    KVLANE_ASSIGN(codes, device_codes(*options.kv_format));
+  }
   KVLANE_ASSIGN(
       std::unique_ptr<ForwardPass> forward,
       DeviceForward::create(model.on_device(), device, options.chunk_tokens + options.sequences_max,
-                            options.sequences_max));
+                            options.sequences_max, true, codes));
   KVLANE_ASSIGN(Accelerator::Memory memory, device.allocate(options.kv_bytes));
   KVLANE_ASSIGN(const MemoryCopy copy, device.copies());
-  KVLANE_ASSIGN(BlockPool pool, BlockPool::over(shape, {memory.get(), options.kv_bytes}, copy));
+  KVLANE_ASSIGN(Pools pools,
+                make_pools_over({memory.get(), options.kv_bytes}, options, shape, copy));
   KVLANE_ASSIGN(Accelerator::Memory host_memory, device.allocate_host(options.host_bytes));
   BlockArena arena =
-      BlockArena::over(shape.block_bytes(), {host_memory.get(), options.host_bytes}, copy);
-  KVLANE_ASSIGN(SlabLane sending, SlabLane::open(device, shape, kCodedSlabs));
-  KVLANE_ASSIGN(SlabLane receiving, SlabLane::open(device, shape, 1));
+      BlockArena::over(pools.blocks.block_bytes(), {host_memory.get(), options.host_bytes}, copy);
+  const std::size_t slab_bytes = pools.blocks.slab_bytes();
+  KVLANE_ASSIGN(SlabLane sending, SlabLane::open(device, shape, kCodedSlabs, slab_bytes));
+  KVLANE_ASSIGN(SlabLane receiving, SlabLane::open(device, shape, 1, slab_bytes));
   EngineParts parts{.codecs = std::move(codecs),
                     .device_memory = std::move(memory),
-                    .pool = std::move(pool),
+                    .pool = std::move(pools.blocks),
+                    .rows = std::move(pools.rows),
                     .host_memory = std::move(host_memory),
                     .arena = std::move(arena),
                     .sending = std::move(sending),
@@ -104,10 +129,6 @@ Result<EngineParts> make_parts(const Model& model, const EngineOptions& options)
   KVLANE_ASSIGN(std::unique_ptr<CodecChoice> codecs,
                 CodecChoice::create(options.kv_codec, model.isa(), plane));
   Accelerator* const device = model.device();
-  if (device != nullptr && options.kv_format) {
-    return unsupported("KV format '" + options.kv_format->name() +
-                       "' has no kernels for devices yet: use --device cpu");
-  }
   return device == nullptr ? parts_on_host(model, options, std::move(codecs))
                            : parts_on_device(model, *device, options, std::move(codecs));
 }

@@ -53,8 +53,7 @@ Status KvReceiver::on_slab(const Frame& frame) {
   KVLANE_ASSIGN(const Codec* codec, find_codec(header.codec, isa_));
   const TimePoint start = SteadyClock::now();
   if (header.sealed) {
-    KVLANE_TRY(format_->unpack({header.layer, block * kBlockTokens}, frame.k,
-                               table_.sealed(block, header.layer)));
+    KVLANE_TRY(unpack(frame, block));
   } else {
     KVLANE_TRY(format_ ? decode_and_seal(*codec, frame, block) : decode(*codec, frame, block));
   }
@@ -104,19 +103,34 @@ Status KvReceiver::decode(const Codec& codec, const Frame& frame, int block) {
   return lane_.store(table_.pool(), id, header.layer);
 }
 
-// Rows of a coded cache. A complete block has its sealed slab, too, which has the same bytes
-// wherever it is made.
+Status KvReceiver::unpack(const Frame& frame, int block) {
+  const int layer = frame.header.layer;
+  const BlockId id = table_.id(block);
+  std::byte* const slab = lane_.room(table_.pool(), id, layer);
+  KVLANE_TRY(format_->unpack({layer, block * kBlockTokens}, frame.k, slab));
+  return lane_.store(table_.pool(), id, layer);
+}
+
+// Rows of a coded cache, by the host's codecs. A complete block has its sealed slab, too, which has
+// the same bytes wherever it is made.
 Status KvReceiver::decode_and_seal(const Codec& codec, const Frame& frame, int block) {
+  using Room = SlabLane::Room;
   const FrameHeader& header = frame.header;
   const PlaneShape plane = plane_shape(table_.pool().shape(), header.tokens);
   const std::size_t stride = table_.pool().shape().page_bytes();
-  std::uint16_t* const rows = table_.rows(block, header.layer);
-  auto* const slab = reinterpret_cast<std::byte*>(rows);
-  KVLANE_TRY(codec.decode(plane, frame.k, PlaneSpan{slab, stride, false}));
-  KVLANE_TRY(codec.decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, false}));
+  const BlockPool& pool = table_.rows_pool();
+  const BlockId id = table_.rows_id(block);
+  std::byte* const rows = lane_.room(pool, id, header.layer, header.tokens);
+  KVLANE_TRY(codec.decode(plane, frame.k, PlaneSpan{rows, stride, false}));
+  KVLANE_TRY(codec.decode(plane, frame.v, PlaneSpan{rows + stride / 2, stride, false}));
+  KVLANE_TRY(lane_.store(pool, id, header.layer));
   if (header.tokens < kBlockTokens) return {};
-  return format_->seal({header.layer, block * kBlockTokens}, rows,
-                       table_.sealed(block, header.layer));
+  const BlockId sealed = table_.id(block);
+  std::byte* const slab =
+      lane_.room(table_.pool(), sealed, header.layer, kBlockTokens, Room::kSecond);
+  KVLANE_TRY(format_->seal({header.layer, block * kBlockTokens},
+                           reinterpret_cast<const std::uint16_t*>(rows), slab));
+  return lane_.store(table_.pool(), sealed, header.layer, Room::kSecond);
 }
 
 Durations KvReceiver::on_end(const TransferEnd& end) {

@@ -53,6 +53,7 @@ class KvReceiver final : public TransferSink {
 
   Status check(const FrameHeader& header, int block) const;
   Status decode(const Codec& codec, const Frame& frame, int block);
+  Status unpack(const Frame& frame, int block);
   Status decode_and_seal(const Codec& codec, const Frame& frame, int block);
 
   const BlockTable& table_;

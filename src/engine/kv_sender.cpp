@@ -114,17 +114,31 @@ Status KvSender::send_all(Job& job, int layer, int first_block, int last_block,
   return {};
 }
 
-// One block: on the host slabs are at hand, and so are the rows that the sequence keeps.
+// Runs of blocks that travel in one way: sealed slabs, or the rows that the sequence keeps.
 Status KvSender::send_from_coded_cache(const Run& run) {
-  const int block = run.first_block;
   const BlockTable& table = run.job.table_;
-  if (!table.arrives_as_rows(block, run.job.tokens_)) return send_sealed(run, block);
-  const auto* const rows = reinterpret_cast<const std::byte*>(table.rows(block, run.layer));
-  return send_slab(run, block, rows, Seconds(0));
+  const auto as_rows = [&](int block) { return table.arrives_as_rows(block, run.job.tokens_); };
+  for (int block = run.first_block; block < run.last_block;) {
+    const bool rows = as_rows(block);
+    std::vector<BlockId> blocks;
+    for (int i = block; i < run.last_block && as_rows(i) == rows; ++i) {
+      blocks.push_back(rows ? table.rows_id(i) : table.id(i));
+    }
+    TimePoint start = SteadyClock::now();
+    KVLANE_TRY(lane_.begin(rows ? table.rows_pool() : pool_, blocks, run.layer, run.done));
+    for (const int end = block + static_cast<int>(blocks.size());
+         block < end && !run.job.cancelled_; ++block) {
+      KVLANE_ASSIGN(const std::byte* const slab, lane_.next());
+      const Seconds fetched = lane_.on_host() ? Seconds(0) : SteadyClock::now() - start;
+      KVLANE_TRY(rows ? send_slab(run, block, slab, fetched) : send_sealed(run, block, slab));
+      start = SteadyClock::now();
+    }
+    if (run.job.cancelled_) return {};
+  }
+  return {};
 }
 
-Status KvSender::send_sealed(const Run& run, int block) {
-  const std::byte* const slab = run.job.table_.sealed(block, run.layer);
+Status KvSender::send_sealed(const Run& run, int block, const std::byte* slab) {
   format_->pack(slab, packed_.data());
   FrameHeader header = header_of(run, block);
   header.format = format_->slab_name();

@@ -107,7 +107,7 @@ class KvSender {
   std::vector<DeviceSlab> slabs_of(const Run& run) const;
   Status send_all(Job& job, int layer, int first_block, int last_block, const DeviceMark* done);
   Status send_from_coded_cache(const Run& run);
-  Status send_sealed(const Run& run, int block);
+  Status send_sealed(const Run& run, int block, const std::byte* slab);
   Status send_from_host(const Run& run);
   Status send_slab(const Run& run, int block, const std::byte* slab, Seconds fetched);
   Status send_from_device(Run run, SlabCoder& coder);

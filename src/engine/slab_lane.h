@@ -22,8 +22,10 @@ class SlabLane {
  public:
   // To blocks in memory of the host.
   SlabLane() = default;
-  // To those of a device, which outlives it; up to `coded_max` slabs at once go through its codecs.
-  static Result<SlabLane> open(Accelerator& device, const KvShape& shape, int coded_max);
+  // To those of a device, which outlives it: slabs of rows, or others of up to `slab_bytes_max`. Up
+  // to `coded_max` slabs of rows at once go through its codecs.
+  static Result<SlabLane> open(Accelerator& device, const KvShape& shape, int coded_max,
+                               std::size_t slab_bytes_max = 0);
 
   bool on_host() const { return lane_ == nullptr; }
   // The codecs of the device; null on the host.
@@ -39,10 +41,13 @@ class SlabLane {
   // after it.
   Result<const std::byte*> next();
 
+  // There are two of them, so that one slab can be made of another one.
+  enum class Room : std::uint8_t { kFirst, kSecond };
   // Where the slab's first `rows` rows are to be written, then store(): the pool's own memory, or
-  // a buffer, and then the slab's other rows become zeros.
-  std::byte* room(const BlockPool& pool, BlockId block, int layer, int rows);
-  Status store(const BlockPool& pool, BlockId block, int layer);
+  // a buffer, and then the slab's other rows become zeros. Aligned to 64.
+  std::byte* room(const BlockPool& pool, BlockId block, int layer, int rows = kBlockTokens,
+                  Room which = Room::kFirst);
+  Status store(const BlockPool& pool, BlockId block, int layer, Room which = Room::kFirst);
 
  private:
   Status copy_ahead();
@@ -50,9 +55,9 @@ class SlabLane {
   std::optional<SlabCoder> coder_;
   std::unique_ptr<DeviceLane> lane_;            // null for the host
   std::array<Accelerator::Memory, 2> buffers_;  // a slab each
-  std::size_t slab_bytes_ = 0;
-  std::vector<const std::byte*> slabs_;  // of begin()
-  std::size_t at_ = 0;                   // the next one
+  std::size_t slab_bytes_ = 0;                  // of begin()'s
+  std::vector<const std::byte*> slabs_;         // of begin()
+  std::size_t at_ = 0;                          // the next one
 };
 
 }  // namespace kvlane
