@@ -19,7 +19,8 @@
 // times weights) on the matrix unit, and wgmma, which leaves issue slots free.
 //
 // Two blocks a multiprocessor, as registers allow: 41, 50 and 73 KB of shared memory each, with
-// 2-bit pages; at head_dim 256 on sm_89, which has less, one. No spills, which the build insists on.
+// 2-bit pages; at head_dim 256 on sm_89, which has less, one. No spills, which the build insists
+// on.
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 

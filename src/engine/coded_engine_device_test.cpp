@@ -71,7 +71,7 @@ TEST(CodedEngineOnDevice, PushedAnswersEqualOneProcess) {
     options.kv_codec = "splitzip";
     Worker prefill(*network, model_on_device(), options);
     Worker decode(*network, model_on_device(), options_with(format));
-    for (const int prompt : {64, 150}) {
+    for (const int prompt : {64, 135}) {
       const GenerationRequest request =
           make_mixed_request(prompt, 3, static_cast<std::uint32_t>(prompt));
       EXPECT_EQ(push(prefill, decode, request), alone_with(format, request))
@@ -120,7 +120,9 @@ TEST(CodedEngineOnDevice, BlocksThatMoveKeepTheirCodes) {
   EXPECT_EQ(answers_of(*tight, request), expected);
   // Others take all the blocks; then the first one comes back from the host's memory.
   EXPECT_EQ(tight->load().blocks_total, 9);
-  for (const std::uint32_t seed : {7, 9, 11}) answers_of(*tight, make_request(250, 1, seed));
+  for (const std::uint32_t seed : {7, 9, 11, 13}) {
+    answers_of(*tight, make_request(130, 1, seed));
+  }
   EXPECT_EQ(answers_of(*tight, request), expected);
   tight->wait_idle();
   EXPECT_GT(tight->load().host_hit_tokens, 0);
@@ -135,7 +137,7 @@ TEST(CodedEngineOnDevice, AnyCallOfTheDeviceMayFail) {
       take(Engine::create(model, fixture_tokenizer(), nullptr, options_with("hack:recent=1")));
   const auto expected = answers_of(*engine, request);
   int refused = 0;
-  constexpr int kStep = 7;
+  constexpr int kStep = 9;
   for (int n = 1; n == 1 || device().calls() >= n - kStep; n += kStep) {
     device().fail_call(n);
     Answer answer;

@@ -232,7 +232,8 @@ TEST(DeviceCodes, SaysWhichLayerCannotBeSealed) {
 TEST(DeviceCodes, FormatsWithoutKernels) {
   for (const char* const text :
        {"int8", "kivi:bits=2,group=32", "hack:k=8,v=8", "hack:k=4,v=2", "hack:p=64,round=sr",
-        "hack:compute=dequantise", "hack:meta=bf16", "hack:k=2,v=2,p=64,meta=bf16"}) {
+        "hack:compute=dequantise", "hack:p=64,diag=int8", "hack:p=64,ktail=code",
+        "hack:k=2,v=2,p=64,meta=bf16"}) {
     const auto codes = device_codes(*make_format(text));
     ASSERT_EQ(codes.status().code(), Code::kUnsupported) << text;
     EXPECT_THAT(codes.status().message(), HasSubstr("has no kernels for devices")) << text;

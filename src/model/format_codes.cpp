@@ -13,10 +13,12 @@ Result<DeviceCodes> device_codes(const KvFormat& format) {
   const auto* const hack = dynamic_cast<const HackFormat*>(&format);
   if (hack == nullptr) return unsupported(none + ": use --device cpu, or --kv-format hack");
   const HackFormat::Options& options = hack->options();
+  const OwnBlock own = format.own_block();
   if (options.compute != HackFormat::Compute::kInt8 ||
-      options.rounding != hack::Rounding::kNearest) {
+      options.rounding != hack::Rounding::kNearest || own.coded || own.sealed) {
     return unsupported(none +
-                       ", which compute on codes and round to the nearest: use --device cpu");
+                       ", which compute on codes, round to the nearest and read a query's own "
+                       "block in 16 bits: use --device cpu");
   }
   const HackShape shape{options.k, options.v, hack->layout(), format.shape().head_dim, options.mix};
   const Result<HackKind> kind = hack_kind(shape);
