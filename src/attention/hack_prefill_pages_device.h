@@ -134,6 +134,7 @@ KVLANE_DEVICE void unpack_keys(Thread& t, const Page& page, Words4 (&keys)[kBloc
       KVLANE_UNROLL
       for (int r = 0; r < 8 / kBits; ++r) codes.w[j * (8 / kBits) + r] = registers[r];
     }
+    // cppcheck-suppress uninitvar ; the loops fill it
     keys[0][place_of_key<kPieces>(token, piece)] = codes;
   }
 }
@@ -156,6 +157,7 @@ KVLANE_DEVICE void unpack_values(Thread& t, const Page& page, unsigned codes,
     }
     KVLANE_UNROLL
     for (int r = 0; r < kRegisters; ++r) {
+      // cppcheck-suppress uninitvar ; the loops fill it
       values[0][place_of_value(channel, first + r)] = pieces[r];
     }
   }

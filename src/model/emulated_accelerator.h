@@ -5,9 +5,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,7 +52,8 @@ class EmulatedAccelerator final : public Accelerator {
       std::byte bytes[256];
     };
     auto owner = std::make_shared<std::vector<Line>>(bytes / sizeof(Line) + 1);
-    std::memset(static_cast<void*>(owner->data()), 0xFF, owner->size() * sizeof(Line));
+    for (Line& line : *owner)
+      std::fill(std::begin(line.bytes), std::end(line.bytes), std::byte{0xFF});
     return Memory(owner->data()->bytes, [owner](std::byte*) mutable { owner.reset(); });
   }
   Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
