@@ -80,7 +80,7 @@ void expect_right(const Scene& scene, Outcome outcome) {
 
 TEST(HackPrefillDevice, EveryKindAndHeadDim) {
   for (const HackKind& kind : kHackKinds) {
-    for (const int head_dim : {16, 32, 64, 80, 96, 112, 128, 144, 192, 256}) {
+    for (const int head_dim : {16, 64, 80, 128, 144, 256}) {
       const Scene scene({kind, kind.partition == 0, 2, 1, head_dim, {3}, {{3 * 64 + 5, 3}}},
                         head_dim);
       expect_right(scene, run(scene));
