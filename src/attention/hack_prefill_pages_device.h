@@ -134,8 +134,8 @@ KVLANE_DEVICE void unpack_keys(Thread& t, const Page& page, Words4 (&keys)[kBloc
       KVLANE_UNROLL
       for (int r = 0; r < 8 / kBits; ++r) codes.w[j * (8 / kBits) + r] = registers[r];
     }
-    // cppcheck-suppress uninitvar ; the loops fill it
-    keys[0][place_of_key<kPieces>(token, piece)] = codes;
+    Words4* const to = keys[0];
+    to[place_of_key<kPieces>(token, piece)] = codes;  // cppcheck-suppress uninitvar ; loops fill it
   }
 }
 template <int kBits, class Thread, int kDim>
@@ -157,8 +157,8 @@ KVLANE_DEVICE void unpack_values(Thread& t, const Page& page, unsigned codes,
     }
     KVLANE_UNROLL
     for (int r = 0; r < kRegisters; ++r) {
-      // cppcheck-suppress uninitvar ; the loops fill it
-      values[0][place_of_value(channel, first + r)] = pieces[r];
+      Words4* const to = values[0];
+      to[place_of_value(channel, first + r)] = pieces[r];  // cppcheck-suppress uninitvar ; as above
     }
   }
 }
