@@ -178,6 +178,8 @@ def measure(options):
     print_table(variants, links)
     if options.json:
         report = {name: variants[0].report[name] for name in ("machine", "commit")}
+        # What sends requests uses one core.
+        report["machine"] = re.sub(r"\d+ of", f"{options.threads} of", report["machine"], count=1)
         rates = ", ".join(f"{link} {mbit:.1f} Mbit/s" for link, mbit in links.items())
         model = pathlib.Path(options.model).name
         by = f"bench/end_to_end.py --repeats {options.repeats} --threads {options.threads} {model}"

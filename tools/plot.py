@@ -245,15 +245,15 @@ def jobs(reports):
     names = [name.removeprefix("job_").removesuffix("_bytes_ratio") for name in report.values if "bytes_ratio" in name]
     links = sorted({name.split("_")[1] for name in report.values if name.endswith("_total")})
     figure = Figure(figsize=(9.6, 1.5 + 0.34 * len(names)), layout="none")
-    figure.subplots_adjust(left=0.2, right=0.985, top=0.85, bottom=0.24, wspace=0.05)
+    figure.subplots_adjust(left=0.345, right=0.985, top=0.8, bottom=0.2, wspace=0.05)
     all_axes = figure.subplots(1, len(links), sharey=True, squeeze=False)[0]
     for axes, link in zip(all_axes, links, strict=True):
         draw_jobs(axes, report.values, link, names)
     labels = [f"{name} ({report.values[f'job_{name}_bytes_ratio']:.1f}x)" for name in names]
-    all_axes[0].set_yticks(range(len(names)), labels)
+    all_axes[0].set_yticks(range(len(names)), labels, fontsize=9)
     all_axes[0].invert_yaxis()
     handles, labels = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, ncols=len(labels), loc="upper left", fontsize=8, labelcolor=OTHERS)
+    figure.legend(handles, labels, frameon=False, ncols=4, loc="upper left", fontsize=8, labelcolor=OTHERS)
     footnote(figure, f"In brackets: how much less is sent. One job at a time. {report.machine}.")
     return figure
 
