@@ -104,8 +104,8 @@ std::span<const std::byte> Attention::memory(const Tile& tile, int layer, int bl
     return {reinterpret_cast<const std::byte*>(table.page(block, layer, tile.kv_head)),
             shape.page_bytes()};
   }
-  const std::size_t bytes = format_->slab_bytes() / shape.kv_heads;
-  return {table.sealed(block, layer) + bytes * tile.kv_head, bytes};
+  const PagePlace page = format_->page_place(layer, tile.kv_head);
+  return {table.sealed(block, layer) + page.offset, page.bytes};
 }
 
 PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) const {
@@ -122,6 +122,7 @@ PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) c
     query.tokens = std::max(query.tokens, query.visible[i]);
   }
   query.parts = batch.q_parts;
+  query.part_stride = query.key_dim = shape.head_dim;
   query.scale = static_cast<float>(1.4426950408889634 / std::sqrt(shape.head_dim));
   return query;
 }
@@ -170,7 +171,12 @@ class Attention::Reading {
     for (int block = begin; block < end; ++block) {
       const bool rows = attention_.reads_rows(*tiles_, block);
       if (which != Which::kAll && rows != (which == Which::kRows)) continue;
-      for (int i = 0; i < task_.tiles && !some; ++i) states_[i].reset(tiles_[i].pairs, head_dim);
+      for (int i = 0; i < task_.tiles && !some; ++i) {
+        const int dim = which == Which::kSealed
+                            ? attention_.sealed_kernel_->value_dim(layer_, tiles_[i].kv_head)
+                            : head_dim;
+        states_[i].reset(tiles_[i].pairs, dim);
+      }
       some = true;
       rows ? read_rows(block) : gather_sealed(block);
     }

@@ -190,6 +190,7 @@ class Scene {
     PageQuery rows{};
     rows.q[0] = reinterpret_cast<const std::uint16_t*>(bytes(q_)) + row * shape_.head_dim;
     rows.parts = 1;
+    rows.part_stride = rows.key_dim = shape_.head_dim;
     rows.scale = scale();
     hack_kernel_scalar().prepare(hack_, rows, 1, *query);
     return query;

@@ -38,7 +38,8 @@ float load_query(const HackShape& shape, const PageQuery& query, int row, float*
   for (int i = 0; i < d; i += kLanes) {
     __m256 sum = _mm256_setzero_ps();
     for (int part = 0; part < query.parts; ++part) {
-      const auto* at = reinterpret_cast<const __m128i*>(query.q[row] + part * d + i);
+      const auto* at =
+          reinterpret_cast<const __m128i*>(query.q[row] + part * query.part_stride + i);
       const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16);
       sum = _mm256_add_ps(sum, _mm256_castsi256_ps(bits));
     }

@@ -393,7 +393,8 @@ void load_hack_query_avx512(const HackShape& shape, const PageQuery& query, int 
   for (int i = 0; i < d; i += kLanes) {
     __m512 sum = _mm512_setzero_ps();
     for (int part = 0; part < query.parts; ++part) {
-      const auto* at = reinterpret_cast<const __m256i*>(query.q[row] + part * d + i);
+      const auto* at =
+          reinterpret_cast<const __m256i*>(query.q[row] + part * query.part_stride + i);
       const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
       sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
     }

@@ -83,6 +83,7 @@ class Scene {
       query.q[row - first_row] = queries_.data() + std::size_t(row) * shape_.head_dim;
     }
     query.parts = 1;
+    query.part_stride = query.key_dim = shape_.head_dim;
     query.scale = static_cast<float>(1.4426950408889634 / std::sqrt(shape_.head_dim));
     return query;
   }

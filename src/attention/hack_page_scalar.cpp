@@ -13,7 +13,7 @@ void load_hack_query_scalar(const HackShape& shape, const PageQuery& query, int 
   for (int i = 0; i < d; ++i) {
     float x = to_float(bf16{query.q[row][i]});
     for (int part = 1; part < query.parts; ++part) {
-      x += to_float(bf16{query.q[row][part * d + i]});
+      x += to_float(bf16{query.q[row][part * query.part_stride + i]});
     }
     q[i] = x * query.scale;
   }

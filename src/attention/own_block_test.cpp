@@ -48,7 +48,7 @@ class Scene {
       : format_(make(format, isa)),
         isa_(isa),
         rows_(take(BlockPool::create(kShape, 1 << 20))),
-        sealed_(take(BlockPool::create_sealed(kShape, format_->slab_bytes(), 1 << 20))),
+        sealed_(take(BlockPool::create_sealed(kShape, format_->slab_sizes(), 1 << 20))),
         table_(sealed_, rows_, {}),
         q_(std::size_t(tokens) * kHeads * kHeadDim) {
     std::mt19937 engine(5);

@@ -14,11 +14,13 @@ namespace kvlane {
 
 // What a page kernel reads.
 struct PageQuery {
-  // One row each, [parts][head_dim] in BF16; the query is the sum of its parts. One part is what
+  // One row each, [parts][part_stride] in BF16; the query is the sum of its parts. One part is what
   // BF16 models compute with; F32 models need two, or rounding the query would double the error
   // that rounding K makes.
   const std::uint16_t* q[kTileRows];
-  int parts;               // 1 or 2
+  int parts;  // 1 or 2
+  int part_stride;
+  int key_dim;             // channels of the page's K rows: as many of a query's first
   int visible[kTileRows];  // each row sees the page's tokens [0, visible): 1 ... 64
   int tokens;              // largest `visible`: rows of the page beyond it are not read
   float scale;             // of scores: log2(e) / sqrt(head_dim)
@@ -26,7 +28,7 @@ struct PageQuery {
   std::span<const std::byte> next = {};
 };
 
-// Adds one page, K[64][head_dim] then V[64][head_dim] in BF16, to the states of `tile`.
+// Adds one page, K[64][key_dim] then V[64][tile.head_dim] in BF16, to the states of `tile`.
 //
 // The arithmetic of a row (order of every sum, every rounding) is the same whatever else is in the
 // tile: that makes prefill in any chunking and decoding step by step agree in every bit.

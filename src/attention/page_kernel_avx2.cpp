@@ -55,13 +55,14 @@ struct Queries {
 };
 
 // A query's parts add up without rounding: they are those of a value in FP32.
-inline void widen_queries(const PageQuery& query, int rows, int head_dim, Queries& queries) {
+inline void widen_queries(const PageQuery& query, int rows, Queries& queries) {
+  const int key_dim = query.key_dim;
   for (int row = 0; row < rows; ++row) {
-    for_steps(head_dim, [&](int i, auto whole) {
-      Pair sum = widen<decltype(whole)::kValue>(query.q[row] + i, head_dim - i);
+    for_steps(key_dim, [&](int i, auto whole) {
+      Pair sum = widen<decltype(whole)::kValue>(query.q[row] + i, key_dim - i);
       if (query.parts == 2) {
-        const std::uint16_t* const second = query.q[row] + head_dim + i;
-        const Pair rest = widen<decltype(whole)::kValue>(second, head_dim - i);
+        const std::uint16_t* const second = query.q[row] + query.part_stride + i;
+        const Pair rest = widen<decltype(whole)::kValue>(second, key_dim - i);
         sum.even = _mm256_add_ps(sum.even, rest.even);
         sum.odd = _mm256_add_ps(sum.odd, rest.odd);
       }
@@ -218,13 +219,14 @@ inline void accumulate_rows(const std::uint16_t* values, int head_dim, int token
 void attend_page_avx2(const PageQuery& query, const std::uint16_t* page, StateTile& tile) {
   const int head_dim = tile.head_dim;
   // Masks are of pairs of values. No model has such heads.
-  if (head_dim % 2 != 0) return attend_page_scalar(query, page, tile);
+  const int key_dim = query.key_dim;
+  if (key_dim % 2 != 0 || head_dim % 2 != 0) return attend_page_scalar(query, page, tile);
   const std::uint16_t* keys = page;
-  const std::uint16_t* values = page + kBlockTokens * head_dim;
+  const std::uint16_t* values = page + kBlockTokens * key_dim;
   alignas(32) float scores[kTileRows][kBlockTokens];  // then probabilities
   float keep[kTileRows];
   Queries queries;
-  widen_queries(query, tile.rows, head_dim, queries);
+  widen_queries(query, tile.rows, queries);
   Prefetch prefetch(query.next);
 
   // Rows of the page beyond query.tokens were never written: steps are rounded up, but what they
@@ -232,12 +234,12 @@ void attend_page_avx2(const PageQuery& query, const std::uint16_t* page, StateTi
   const int whole_rows = tile.rows / 4 * 4;
   for (int token = 0; token < query.tokens; token += 2) {
     for (int row = 0; row < whole_rows; row += 4) {
-      score<4, 2>(queries, row, keys + token * head_dim, head_dim, prefetch, &scores[row][token]);
+      score<4, 2>(queries, row, keys + token * key_dim, key_dim, prefetch, &scores[row][token]);
     }
   }
   for (int row = whole_rows; row < tile.rows; ++row) {
     for (int token = 0; token < query.tokens; token += kLanes) {
-      score<1, 8>(queries, row, keys + token * head_dim, head_dim, prefetch, &scores[row][token]);
+      score<1, 8>(queries, row, keys + token * key_dim, key_dim, prefetch, &scores[row][token]);
     }
   }
   for (int row = 0; row < tile.rows; ++row) {

@@ -44,13 +44,13 @@ struct Queries {
 };
 
 // A query's parts add up without rounding: they are those of a value in FP32.
-inline void widen_queries(const PageQuery& query, int rows, int head_dim, Queries& queries) {
+inline void widen_queries(const PageQuery& query, int rows, Queries& queries) {
   for (int row = 0; row < rows; ++row) {
-    for (int i = 0; i < head_dim; i += 32) {
-      const __mmask32 mask = step_mask(head_dim, i);
+    for (int i = 0; i < query.key_dim; i += 32) {
+      const __mmask32 mask = step_mask(query.key_dim, i);
       Pair sum = widen(query.q[row] + i, mask);
       if (query.parts == 2) {
-        const Pair rest = widen(query.q[row] + head_dim + i, mask);
+        const Pair rest = widen(query.q[row] + query.part_stride + i, mask);
         sum.even = _mm512_add_ps(sum.even, rest.even);
         sum.odd = _mm512_add_ps(sum.odd, rest.odd);
       }
@@ -231,13 +231,14 @@ inline void accumulate_rows(const std::uint16_t* values, int head_dim, int token
 }  // namespace
 
 void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, StateTile& tile) {
+  const int key_dim = query.key_dim;
   const int head_dim = tile.head_dim;
   const std::uint16_t* keys = page;
-  const std::uint16_t* values = page + kBlockTokens * head_dim;
+  const std::uint16_t* values = page + kBlockTokens * key_dim;
   alignas(64) float scores[kTileRows][kBlockTokens];  // then probabilities
   float keep[kTileRows];
   Queries queries;
-  widen_queries(query, tile.rows, head_dim, queries);
+  widen_queries(query, tile.rows, queries);
   Prefetch prefetch(query.next);
 
   // Rows of the page beyond query.tokens were never written: steps are rounded up, but what they
@@ -245,12 +246,12 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
   const int whole_rows = tile.rows / 4 * 4;
   for (int token = 0; token < query.tokens; token += 4) {
     for (int row = 0; row < whole_rows; row += 4) {
-      scores_4x4(queries, row, keys + token * head_dim, head_dim, prefetch, &scores[row][token]);
+      scores_4x4(queries, row, keys + token * key_dim, key_dim, prefetch, &scores[row][token]);
     }
   }
   for (int row = whole_rows; row < tile.rows; ++row) {
     for (int token = 0; token < query.tokens; token += 16) {
-      scores_1x16(queries, row, keys + token * head_dim, head_dim, prefetch, &scores[row][token]);
+      scores_1x16(queries, row, keys + token * key_dim, key_dim, prefetch, &scores[row][token]);
     }
   }
   for (int row = 0; row < tile.rows; ++row) {

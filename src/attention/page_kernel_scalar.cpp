@@ -25,9 +25,10 @@ float dot(const std::uint16_t* a, const std::uint16_t* b, int n) {
 }  // namespace
 
 void attend_page_scalar(const PageQuery& query, const std::uint16_t* page, StateTile& tile) {
+  const int key_dim = query.key_dim;
   const int head_dim = tile.head_dim;
   const std::uint16_t* keys = page;
-  const std::uint16_t* values = page + kBlockTokens * head_dim;
+  const std::uint16_t* values = page + kBlockTokens * key_dim;
   for (int row = 0; row < tile.rows; ++row) {
     const int visible = query.visible[row];
     float weight[kBlockTokens];
@@ -35,7 +36,7 @@ void attend_page_scalar(const PageQuery& query, const std::uint16_t* page, State
     for (int token = 0; token < visible; ++token) {
       float score = 0;
       for (int part = 0; part < query.parts; ++part) {
-        score += dot(query.q[row] + part * head_dim, keys + token * head_dim, head_dim);
+        score += dot(query.q[row] + part * query.part_stride, keys + token * key_dim, key_dim);
       }
       weight[token] = score * query.scale;
       if (weight[token] > max) max = weight[token];

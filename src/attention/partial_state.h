@@ -17,7 +17,7 @@ inline constexpr int kTileRows = 16;
 
 // The states of one tile. Scores are in units of log2: exp2(score - max) is a token's weight.
 // Row i of `out` is at out + i * head_dim; it is the weighted sum of V rows, not yet divided by
-// `sum`.
+// `sum`. head_dim is that of the V rows there are.
 struct StateTile {
   int rows = 0;
   int head_dim = 0;

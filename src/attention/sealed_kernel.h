@@ -12,7 +12,7 @@ namespace kvlane {
 
 // A tile's rows, and what a kernel has made of them.
 struct SealedQuery {
-  PageQuery rows;
+  PageQuery rows;  // of head_dim channels
   HackQuery hack;
 };
 
@@ -48,6 +48,9 @@ class SealedKernel {
   // Whether attend() gives outputs in a basis of its own, which must not meet those of rows before
   // leave_own_basis() was called.
   virtual bool in_own_basis() const { return false; }
+  // Channels of outputs in that basis.
+  virtual int value_dim(int layer, int kv_head) const = 0;
+  // To outputs of head_dim channels.
   virtual void leave_own_basis(StateTile& /*tile*/) const {}
 };
 

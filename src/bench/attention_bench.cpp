@@ -60,9 +60,9 @@ class Cache {
     KVLANE_ASSIGN(cache->rows_,
                   BlockPool::create(shape, row_blocks * shape.block_bytes() + kPoolSlack));
     if (cache->format_) {
-      const std::size_t slab = cache->format_->slab_bytes();
+      const SlabSizes& sizes = cache->format_->slab_sizes();
       KVLANE_ASSIGN(cache->sealed_, BlockPool::create_sealed(
-                                        shape, slab, blocks * slab * shape.layers + kPoolSlack));
+                                        shape, sizes, blocks * sizes.block_bytes() + kPoolSlack));
       cache->table_.emplace(*cache->sealed_, *cache->rows_, cache->format_->window());
     } else {
       cache->table_.emplace(*cache->rows_);
@@ -83,8 +83,8 @@ class Cache {
   double bytes_per_token(const KvShape& shape) const {
     double bytes = 0;
     for (int layer = 0; layer < shape.layers; ++layer) {
-      bytes += static_cast<double>(format_ ? format_->used_bytes(table_->sealed(0, layer))
-                                           : shape.slab_bytes());
+      bytes += static_cast<double>(
+          format_ ? format_->used_bytes({layer, 0}, table_->sealed(0, layer)) : shape.slab_bytes());
     }
     return bytes / (double(shape.layers) * kBlockTokens * shape.kv_heads);
   }
@@ -123,7 +123,7 @@ class Cache {
         if (!format_) continue;
         const std::size_t slab = format_->slab_bytes();
         std::memcpy(table_->sealed(block, layer), &slabs[slab * (kSampleSlabs * layer + sample)],
-                    slab);
+                    format_->slab_bytes(layer));
       }
       // The tokens of the pass are written, and not yet there.
       table_->set_tokens(std::min(end, tokens - query_tokens_));

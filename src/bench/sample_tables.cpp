@@ -19,6 +19,32 @@ RopeTable sample_rope(int head_dim, int positions) {
   return {inverse, positions};
 }
 
+namespace {
+
+// Spectra that fall as fast as those of models do, of each head at its own pace, K faster than V;
+// rotations that leave rows as they are: what attention costs depends on widths alone.
+void add_zack_tables(const KvShape& shape, KvTables& tables) {
+  const std::size_t d = shape.head_dim;
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    for (const bool is_key : {true, false}) {
+      const std::string prefix = "zack.layers." + std::to_string(layer) + (is_key ? ".k." : ".v.");
+      std::vector<float>& rotation = tables.values[prefix + "rotation"];
+      std::vector<float>& singular_values = tables.values[prefix + "singular_values"];
+      rotation.assign(d * d * shape.kv_heads, 0);
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        const auto pace = static_cast<float>((is_key ? 4 : 2) + (layer + 3 * head) % 5);
+        for (std::size_t i = 0; i < d; ++i) {
+          rotation[(head * d + i) * d + i] = 1;
+          singular_values.push_back(
+              std::exp(-pace * static_cast<float>(i) / static_cast<float>(d)));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
 Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
                                const std::vector<std::uint16_t>& rows) {
   KvShape layer = shape;
@@ -44,6 +70,7 @@ Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
       tables.values[std::string(name).replace(at, first.size(), of_layer)] = values;
     }
   }
+  add_zack_tables(shape, tables);
   return tables;
 }
 

@@ -25,39 +25,33 @@ Result<int> blocks_in(std::size_t block_bytes, std::size_t bytes) {
 }  // namespace
 
 Result<BlockPool> BlockPool::create(const KvShape& shape, std::size_t bytes) {
-  return allocate_on_host(shape, shape.slab_bytes(), bytes);
+  return create_sealed(shape, {shape.layers, shape.slab_bytes()}, bytes);
 }
 
-Result<BlockPool> BlockPool::create_sealed(const KvShape& shape, std::size_t slab_bytes,
+Result<BlockPool> BlockPool::create_sealed(const KvShape& shape, const SlabSizes& sizes,
                                            std::size_t bytes) {
-  assert(slab_bytes % 64 == 0);
-  return allocate_on_host(shape, slab_bytes, bytes);
-}
-
-Result<BlockPool> BlockPool::allocate_on_host(const KvShape& shape, std::size_t slab_bytes,
-                                              std::size_t bytes) {
-  KVLANE_ASSIGN(const int blocks, blocks_in(slab_bytes * shape.layers, bytes));
-  KVLANE_ASSIGN(PageBuffer memory, PageBuffer::allocate(blocks * slab_bytes * shape.layers));
-  BlockPool pool(shape, slab_bytes, memory.data(), blocks, copy_on_host);
+  KVLANE_ASSIGN(const int blocks, blocks_in(sizes.block_bytes(), bytes));
+  KVLANE_ASSIGN(PageBuffer memory, PageBuffer::allocate(blocks * sizes.block_bytes()));
+  BlockPool pool(shape, sizes, memory.data(), blocks, copy_on_host);
   pool.own_memory_ = std::move(memory);
   return pool;
 }
 
 Result<BlockPool> BlockPool::over(const KvShape& shape, std::span<std::byte> memory,
                                   MemoryCopy copy) {
-  return over_sealed(shape, shape.slab_bytes(), memory, std::move(copy));
+  return over_sealed(shape, {shape.layers, shape.slab_bytes()}, memory, std::move(copy));
 }
 
-Result<BlockPool> BlockPool::over_sealed(const KvShape& shape, std::size_t slab_bytes,
+Result<BlockPool> BlockPool::over_sealed(const KvShape& shape, const SlabSizes& sizes,
                                          std::span<std::byte> memory, MemoryCopy copy) {
-  KVLANE_ASSIGN(const int blocks, blocks_in(slab_bytes * shape.layers, memory.size()));
-  return BlockPool(shape, slab_bytes, memory.data(), blocks, std::move(copy));
+  KVLANE_ASSIGN(const int blocks, blocks_in(sizes.block_bytes(), memory.size()));
+  return BlockPool(shape, sizes, memory.data(), blocks, std::move(copy));
 }
 
-BlockPool::BlockPool(const KvShape& shape, std::size_t slab_bytes, std::byte* memory, int blocks,
+BlockPool::BlockPool(const KvShape& shape, const SlabSizes& sizes, std::byte* memory, int blocks,
                      MemoryCopy copy)
     : shape_(shape),
-      slab_bytes_(slab_bytes),
+      sizes_(sizes),
       memory_(memory),
       copy_(std::move(copy)),
       blocks_(blocks),
@@ -145,7 +139,7 @@ void BlockPool::set_state(BlockId id, BlockState next) {
 
 std::byte* BlockPool::slab_memory(BlockId id, int layer) const {
   assert(layer >= 0 && layer < shape_.layers);
-  return block(id) + layer * slab_bytes_;
+  return block(id) + sizes_.offset(layer);
 }
 
 std::uint16_t* BlockPool::page(BlockId id, int layer, int kv_head) const {

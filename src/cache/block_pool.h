@@ -20,6 +20,7 @@
 #include "format/block_name.h"
 #include "format/kv_window.h"
 #include "format/shape.h"
+#include "format/slab_sizes.h"
 #include "kvlane/status.h"
 
 namespace kvlane {
@@ -41,14 +42,14 @@ class BlockPool {
   // As many blocks of rows as fit into `bytes`; kInvalidArgument when not even one does.
   static Result<BlockPool> create(const KvShape& shape, std::size_t bytes);
 
-  // The same for sealed blocks of a coded format, whose slabs have `slab_bytes`, a multiple of 64.
-  static Result<BlockPool> create_sealed(const KvShape& shape, std::size_t slab_bytes,
+  // The same for sealed blocks of a coded format, whose slabs are as large as `sizes` says.
+  static Result<BlockPool> create_sealed(const KvShape& shape, const SlabSizes& sizes,
                                          std::size_t bytes);
 
   // The same over memory of a device, which outlives the pool: the pool itself never looks at it.
   static Result<BlockPool> over(const KvShape& shape, std::span<std::byte> memory, MemoryCopy copy);
   // Likewise create_sealed().
-  static Result<BlockPool> over_sealed(const KvShape& shape, std::size_t slab_bytes,
+  static Result<BlockPool> over_sealed(const KvShape& shape, const SlabSizes& sizes,
                                        std::span<std::byte> memory, MemoryCopy copy);
 
   // Whether blocks lie where a CPU may touch them.
@@ -82,8 +83,9 @@ class BlockPool {
   using OnEvict = std::function<void(BlockId id, const BlockName& name)>;
   void set_on_evict(OnEvict on_evict) { on_evict_ = std::move(on_evict); }
 
-  std::size_t slab_bytes() const { return slab_bytes_; }
-  std::size_t block_bytes() const { return slab_bytes_ * shape_.layers; }
+  const SlabSizes& slab_sizes() const { return sizes_; }
+  std::size_t slab_bytes(int layer) const { return sizes_.bytes(layer); }
+  std::size_t block_bytes() const { return sizes_.block_bytes(); }
   // All slabs of a block.
   std::byte* block(BlockId id) const { return memory_ + id * block_bytes(); }
   // One layer of a block. Writing is allowed while the block is open.
@@ -110,16 +112,14 @@ class BlockPool {
     BlockId newer = kNone;
   };
 
-  static Result<BlockPool> allocate_on_host(const KvShape& shape, std::size_t slab_bytes,
-                                            std::size_t bytes);
-  BlockPool(const KvShape& shape, std::size_t slab_bytes, std::byte* memory, int blocks,
+  BlockPool(const KvShape& shape, const SlabSizes& sizes, std::byte* memory, int blocks,
             MemoryCopy copy);
   void enter_cached(BlockId id);
   void leave_cached(BlockId id);
   void evict_oldest();
 
   KvShape shape_;
-  std::size_t slab_bytes_;
+  SlabSizes sizes_;
   PageBuffer own_memory_;  // empty over that of a device
   std::byte* memory_;
   MemoryCopy copy_;

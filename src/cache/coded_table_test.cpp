@@ -16,7 +16,8 @@ constexpr std::size_t kSlabBytes = 192;
 
 struct Cache {
   Cache(int sealed_blocks, int row_blocks)
-      : sealed(take(BlockPool::create_sealed(kShape, kSlabBytes, sealed_blocks * 2 * kSlabBytes))),
+      : sealed(take(BlockPool::create_sealed(kShape, {kShape.layers, kSlabBytes},
+                                             sealed_blocks * 2 * kSlabBytes))),
         rows(take(BlockPool::create(kShape, row_blocks * kShape.block_bytes()))) {}
 
   static BlockPool take(Result<BlockPool> pool) {

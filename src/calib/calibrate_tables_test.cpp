@@ -137,7 +137,7 @@ TEST_F(CalibrateTables, ServeTheFormats) {
     for (int layer = 0; layer < shape_.layers; ++layer) {
       const SlabPlace place{layer, 64};
       EXPECT_TRUE((*format)->seal(place, slab(layer, 1), sealed.data()->bytes).ok());
-      EXPECT_LT((*format)->used_bytes(sealed.data()->bytes), shape_.slab_bytes() / 2);
+      EXPECT_LT((*format)->used_bytes({0, 0}, sealed.data()->bytes), shape_.slab_bytes() / 2);
       for (int head = 0; head < shape_.kv_heads; ++head) {
         auto* const opened = reinterpret_cast<std::uint16_t*>(page.data());
         (*format)->open_page(place, sealed.data()->bytes, head, opened);

@@ -85,6 +85,27 @@ Result<KvTables> parse_kv_tables(ByteView file, const ModelIdentity& model) {
   return tables;
 }
 
+std::vector<std::filesystem::path> kv_tables_files(const std::filesystem::path& directory,
+                                                   const std::string& file) {
+  std::vector<std::filesystem::path> files;
+  std::error_code error;
+  if (std::filesystem::exists(directory / kZackTables, error)) {
+    files.push_back(directory / kZackTables);
+  }
+  if (!file.empty()) files.emplace_back(file);
+  return files;
+}
+
+Result<KvTables> load_kv_tables(std::span<const std::filesystem::path> files,
+                                const ModelIdentity& model) {
+  KvTables all;
+  for (const std::filesystem::path& file : files) {
+    KVLANE_ASSIGN(KvTables tables, load_kv_tables(file, model));
+    all.values.merge(tables.values);
+  }
+  return all;
+}
+
 Result<KvTables> load_kv_tables(const std::filesystem::path& path, const ModelIdentity& model) {
   KVLANE_ASSIGN(const MappedFile file, MappedFile::open(path));
   auto tables = parse_kv_tables(file.bytes(), model);

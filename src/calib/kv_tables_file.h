@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "format/shape.h"
@@ -21,6 +24,18 @@ Bytes build_kv_tables(const KvTables& tables, const ModelIdentity& model, std::u
 // Untrusted bytes. kCorrupt when they are no file of tables, kUnsupported for another version,
 // kInvalidArgument when they belong to another model.
 Result<KvTables> parse_kv_tables(ByteView file, const ModelIdentity& model);
+
+// Where the directory of a model that `kvlane calibrate zack` made has its tables (spec/zack.md).
+inline constexpr const char* kZackTables = "kvlane/zack.safetensors";
+
+// The files of tables that formats of the model in `directory` read: its own, if it has some, and
+// `file`, unless that is empty.
+std::vector<std::filesystem::path> kv_tables_files(const std::filesystem::path& directory,
+                                                   const std::string& file);
+
+// All tables of these files; empty without any.
+Result<KvTables> load_kv_tables(std::span<const std::filesystem::path> files,
+                                const ModelIdentity& model);
 
 // The same for a file, whose name errors say.
 Result<KvTables> load_kv_tables(const std::filesystem::path& path, const ModelIdentity& model);

@@ -58,13 +58,13 @@ void check(const fs::path& about_path, const KvTables& tables, Isa isa) {
   std::vector<Line> slab((*format)->slab_bytes() / 64);
   std::byte* const bytes = slab.data()->bytes;
   ASSERT_TRUE((*format)->seal(place, reinterpret_cast<std::uint16_t*>(rows.data()), bytes).ok());
-  EXPECT_EQ((*format)->used_bytes(bytes), sealed.bytes) << about_path;
+  EXPECT_EQ((*format)->used_bytes({0, 0}, bytes), sealed.bytes) << about_path;
   EXPECT_TRUE(sealed.same(bytes)) << about_path;
   EXPECT_TRUE(std::all_of(bytes + sealed.bytes, bytes + (*format)->slab_bytes(),
                           [](std::byte byte) { return byte == std::byte{0}; }));
 
   std::vector<std::byte> packed(sealed.bytes);
-  (*format)->pack(bytes, packed.data());
+  (*format)->pack({0, 0}, bytes, packed.data());
   EXPECT_TRUE(sealed.same(packed.data())) << about_path;
   std::vector<Line> unpacked(slab.size());
   ASSERT_TRUE((*format)->unpack(place, packed, unpacked.data()->bytes).ok()) << about_path;
@@ -118,7 +118,7 @@ TEST(SlabGolden, FramesNameTheirTables) {
     EXPECT_EQ((*format)->rope_applied(), frame->header.rope_applied);
     std::vector<Line> slab((*format)->slab_bytes() / 64);
     EXPECT_TRUE((*format)->unpack({0, 128}, frame->k, slab.data()->bytes).ok());
-    EXPECT_EQ((*format)->used_bytes(slab.data()->bytes), frame->k.size());
+    EXPECT_EQ((*format)->used_bytes({0, 0}, slab.data()->bytes), frame->k.size());
   }
 }
 

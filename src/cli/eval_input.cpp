@@ -78,11 +78,12 @@ Result<EvalInput> load_eval_input(const EvalInputFlags& flags, bool reads_text) 
     input.facts.push_back({"text tokens", std::to_string(input.text.size())});
     input.facts.push_back({"text token ids, sha256", to_hex(digest)});
   }
-  if (!flags.tables.empty()) {
-    KVLANE_ASSIGN(KvTables tables, load_kv_tables(flags.tables, input.model->identity()));
-    KVLANE_ASSIGN(const MappedFile file, MappedFile::open(flags.tables));
+  const auto files = kv_tables_files(flags.directory, flags.tables);
+  KVLANE_ASSIGN(KvTables tables, load_kv_tables(files, input.model->identity()));
+  input.tables = std::make_unique<KvTables>(std::move(tables));
+  for (const std::filesystem::path& path : files) {
+    KVLANE_ASSIGN(const MappedFile file, MappedFile::open(path));
     KVLANE_ASSIGN(const Sha256Digest digest, sha256(file.bytes()));
-    input.tables = std::make_unique<KvTables>(std::move(tables));
     input.facts.push_back({"KV tables, sha256", to_hex(digest)});
   }
   return input;

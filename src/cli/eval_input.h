@@ -31,9 +31,9 @@ void add_eval_input_flags(CLI::App& command, EvalInputFlags& flags);
 struct EvalInput {
   std::unique_ptr<Model> model;
   Tokenizer tokenizer;
-  std::vector<std::int32_t> text;  // empty without one
-  std::unique_ptr<KvTables> tables;
-  std::vector<EvalFact> facts;  // everything of this that figures depend on
+  std::vector<std::int32_t> text;    // empty without one
+  std::unique_ptr<KvTables> tables;  // empty without any
+  std::vector<EvalFact> facts;       // everything of this that figures depend on
 
   // For formats of this model; refers to this.
   KvFormatContext format_context() const;

@@ -102,10 +102,9 @@ Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model
   options.chunk_tokens = flags.batch_tokens_max;
   options.sequences_max = flags.sequences_max;
   options.slowdown_max = flags.slowdown_max;
-  KvTables tables;
-  if (!flags.kv_tables.empty()) {
-    KVLANE_ASSIGN(tables, load_kv_tables(flags.kv_tables, model.identity()));
-  }
+  KVLANE_ASSIGN(
+      const KvTables tables,
+      load_kv_tables(kv_tables_files(flags.directory, flags.kv_tables), model.identity()));
   KVLANE_ASSIGN(options.kv_format,
                 make_kv_format(flags.kv_format, {.shape = model.config().kv_shape(),
                                                  .rope = &model.rope(),

@@ -29,7 +29,7 @@ std::vector<std::int32_t> plain_answer(const KvFormat& format, const GenerationR
   const int tokens = static_cast<int>(request.prompt.size()) + request.max_tokens;
   const std::size_t blocks = blocks_for(tokens);
   auto rows = take(BlockPool::create(shape, blocks * shape.block_bytes()));
-  auto sealed = take(BlockPool::create_sealed(shape, format.slab_bytes(),
+  auto sealed = take(BlockPool::create_sealed(shape, format.slab_sizes(),
                                               blocks * format.slab_bytes() * shape.layers));
   BlockTable table(sealed, rows, format.window());
   EXPECT_TRUE(table.grow(tokens).ok());

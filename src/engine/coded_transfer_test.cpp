@@ -154,7 +154,7 @@ TEST(CodedTransfer, SealedSlabsTravelInTheirUsedBytes) {
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
   Worker prefill(*network, fixture_model(), options_of(format));
   Worker decode(*network, fixture_model(), options_of(format));
-  const std::size_t used = format->used_bytes(nullptr);
+  const std::size_t used = format->used_bytes({0, 0}, nullptr);
   const Outcome whole = push(prefill, decode, make_mixed_request(256, 4, 1));
   EXPECT_EQ(whole.kv.shipped, shape.layers * 4 * (kFrameHeaderBytes + used));
   const Outcome more = push(prefill, decode, make_mixed_request(256 + 10, 4, 1));

@@ -36,7 +36,7 @@ std::size_t EngineImpl::messages_bytes_max(const TransferBegin& begin, const Blo
   }
   const std::size_t plane_bytes = codec.bound(plane_shape(pool_.shape(), kBlockTokens));
   return outgoing_bytes_needed(rows, kFrameHeaderBytes + 2 * plane_bytes) +
-         outgoing_bytes_needed(sealed, kFrameHeaderBytes + pool_.slab_bytes());
+         outgoing_bytes_needed(sealed, kFrameHeaderBytes + pool_.slab_sizes().largest());
 }
 
 Status EngineImpl::depart(Request& request) {

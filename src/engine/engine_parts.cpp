@@ -51,7 +51,7 @@ Result<Pools> make_pools(const EngineOptions& options, const KvShape& shape) {
   KVLANE_ASSIGN(const int count, row_blocks(options, shape));
   const std::size_t row_bytes = count * shape.block_bytes();
   KVLANE_ASSIGN(BlockPool rows, BlockPool::create(shape, row_bytes));
-  KVLANE_ASSIGN(BlockPool sealed, BlockPool::create_sealed(shape, options.kv_format->slab_bytes(),
+  KVLANE_ASSIGN(BlockPool sealed, BlockPool::create_sealed(shape, options.kv_format->slab_sizes(),
                                                            options.kv_bytes - row_bytes));
   return Pools{std::move(sealed), std::make_unique<BlockPool>(std::move(rows))};
 }
@@ -83,7 +83,7 @@ Result<Pools> make_pools_over(std::span<std::byte> memory, const EngineOptions& 
   KVLANE_ASSIGN(const int count, row_blocks(options, shape));
   const std::size_t row_bytes = count * shape.block_bytes();
   KVLANE_ASSIGN(BlockPool rows, BlockPool::over(shape, memory.first(row_bytes), copy));
-  KVLANE_ASSIGN(BlockPool sealed, BlockPool::over_sealed(shape, options.kv_format->slab_bytes(),
+  KVLANE_ASSIGN(BlockPool sealed, BlockPool::over_sealed(shape, options.kv_format->slab_sizes(),
                                                          memory.subspan(row_bytes), copy));
   return Pools{std::move(sealed), std::make_unique<BlockPool>(std::move(rows))};
 }
@@ -107,7 +107,7 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
   KVLANE_ASSIGN(Accelerator::Memory host_memory, device.allocate_host(options.host_bytes));
   BlockArena arena =
       BlockArena::over(pools.blocks.block_bytes(), {host_memory.get(), options.host_bytes}, copy);
-  const std::size_t slab_bytes = pools.blocks.slab_bytes();
+  const std::size_t slab_bytes = pools.blocks.slab_sizes().largest();
   KVLANE_ASSIGN(SlabLane sending, SlabLane::open(device, shape, kCodedSlabs, slab_bytes));
   KVLANE_ASSIGN(SlabLane receiving, SlabLane::open(device, shape, 1, slab_bytes));
   EngineParts parts{.codecs = std::move(codecs),

@@ -131,8 +131,8 @@ class ReceivedSealed : public testing::Test {
     slab_.resize(format_->slab_bytes());
     const std::vector<std::uint16_t> rows(kShape.slab_bytes() / 2, to_bf16(1.5F).bits);
     ASSERT_TRUE(format_->seal({0, 0}, rows.data(), slab_.data()).ok());
-    packed_.resize(format_->used_bytes(slab_.data()));
-    format_->pack(slab_.data(), packed_.data());
+    packed_.resize(format_->used_bytes({0, 0}, slab_.data()));
+    format_->pack({0, 0}, slab_.data(), packed_.data());
     ASSERT_TRUE(table_.grow(kTokens).ok());
     ASSERT_TRUE(table_.open_arriving_rows(kTokens).ok());
     receiver_ = std::make_unique<KvReceiver>(table_, lane_, kTokens, Isa::kScalar, format_,
@@ -155,7 +155,7 @@ class ReceivedSealed : public testing::Test {
   std::shared_ptr<const KvFormat> format_;
   Bytes slab_, packed_;
   BlockPool sealed_ = std::move(*BlockPool::create_sealed(
-      kShape, (*make_kv_format("int8", {.shape = kShape}))->slab_bytes(), std::size_t{1} << 20));
+      kShape, (*make_kv_format("int8", {.shape = kShape}))->slab_sizes(), std::size_t{1} << 20));
   BlockPool rows_ = std::move(*BlockPool::create(kShape, 3 * kShape.block_bytes()));
   BlockTable table_{sealed_, rows_, {}};
   SlabLane lane_;

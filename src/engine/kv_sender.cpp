@@ -139,13 +139,14 @@ Status KvSender::send_from_coded_cache(const Run& run) {
 }
 
 Status KvSender::send_sealed(const Run& run, int block, const std::byte* slab) {
-  format_->pack(slab, packed_.data());
+  const SlabPlace place{run.layer, block * kBlockTokens};
+  format_->pack(place, slab, packed_.data());
   FrameHeader header = header_of(run, block);
   header.format = format_->slab_name();
   header.sealed = true;
   header.tables = format_->tables();
   header.rope_applied = format_->rope_applied();
-  return send_frame(run, std::move(header), {packed_.data(), format_->used_bytes(slab)}, {});
+  return send_frame(run, std::move(header), {packed_.data(), format_->used_bytes(place, slab)}, {});
 }
 
 Status KvSender::send_from_host(const Run& run) {

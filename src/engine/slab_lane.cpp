@@ -21,7 +21,7 @@ Status SlabLane::begin(const BlockPool& pool, std::span<const BlockId> blocks, i
                        const DeviceMark* done) {
   slabs_.clear();
   for (const BlockId block : blocks) slabs_.push_back(pool.slab_memory(block, layer));
-  slab_bytes_ = pool.slab_bytes();
+  slab_bytes_ = pool.slab_bytes(layer);
   at_ = 0;
   if (on_host() || slabs_.empty()) return {};
   if (done != nullptr) KVLANE_TRY(lane_->wait(*done));
@@ -45,14 +45,14 @@ std::byte* SlabLane::room(const BlockPool& pool, BlockId block, int layer, int r
   if (on_host()) return pool.slab_memory(block, layer);
   std::byte* const buffer = buffers_[static_cast<int>(which)].get();
   // What is left there belongs to another sequence.
-  if (rows < kBlockTokens) std::memset(buffer, 0, pool.slab_bytes());
+  if (rows < kBlockTokens) std::memset(buffer, 0, pool.slab_bytes(layer));
   return buffer;
 }
 
 Status SlabLane::store(const BlockPool& pool, BlockId block, int layer, Room which) {
   if (on_host()) return {};
   KVLANE_TRY(lane_->copy(pool.slab_memory(block, layer), buffers_[static_cast<int>(which)].get(),
-                         pool.slab_bytes()));
+                         pool.slab_bytes(layer)));
   return lane_->finish();
 }
 

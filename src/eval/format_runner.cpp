@@ -33,9 +33,9 @@ Result<FormatRunner> FormatRunner::create(const Model& model,
     const KvWindow window = format->window();
     const int rows = std::min(blocks, kAppendMax / kBlockTokens + 1 + window.sink + window.recent);
     KVLANE_TRY(pool(BlockPool::create(shape, rows * shape.block_bytes()), runner.rows_));
-    KVLANE_TRY(pool(BlockPool::create_sealed(shape, format->slab_bytes(),
-                                             blocks * format->slab_bytes() * shape.layers),
-                    runner.sealed_));
+    const SlabSizes& sizes = format->slab_sizes();
+    KVLANE_TRY(
+        pool(BlockPool::create_sealed(shape, sizes, blocks * sizes.block_bytes()), runner.sealed_));
     runner.table_.emplace(*runner.sealed_, *runner.rows_, window);
   } else {
     KVLANE_TRY(pool(BlockPool::create(shape, blocks * shape.block_bytes()), runner.rows_));
@@ -64,7 +64,8 @@ CacheBytes FormatRunner::bytes() const {
     if (format_->window().reads_rows(block, own)) continue;
     ++sealed_blocks;
     for (int layer = 0; layer < shape.layers; ++layer) {
-      bytes.sealed += static_cast<double>(format_->used_bytes(table_->sealed(block, layer)));
+      bytes.sealed += static_cast<double>(
+          format_->used_bytes({layer, block * kBlockTokens}, table_->sealed(block, layer)));
     }
   }
   bytes.elements = sealed_blocks * static_cast<double>(shape.block_bytes()) / 2;

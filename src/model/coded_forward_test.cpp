@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <span>
 
@@ -13,6 +14,7 @@
 #include "model/forward.h"
 #include "model/model.h"
 #include "quant/format_fixture.h"
+#include "quant/tables_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -44,8 +46,8 @@ std::vector<std::int32_t> random_tokens(int vocab) {
 Logits run(const Model& model, const KvFormat* format, int chunk) {
   const KvShape shape = model.config().kv_shape();
   auto rows = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
-  auto sealed = take(
-      BlockPool::create_sealed(shape, format ? format->slab_bytes() : 64, kBlocks * 1024 * 1024));
+  auto sealed = take(BlockPool::create_sealed(
+      shape, format ? format->slab_sizes() : SlabSizes(shape.layers, 64), kBlocks * 1024 * 1024));
   BlockTable table = format ? BlockTable(sealed, rows, format->window()) : BlockTable(rows);
   auto forward = take(Forward::create(model, kRowsMax, 1, format));
   const auto tokens = random_tokens(model.config().vocab);
@@ -125,10 +127,14 @@ TEST(CodedForward, ChunksAndThreadsChangeNoBit) {
   for (const char* name :
        {"hack", "hack:sink=1,recent=1", "hack:k=4,v=4,mix=0", "hack:paper",
         "hack:p=32,round=sr,mix=1,recent=1", "hack:paper,ktail=code", "hack:compute=bf16",
-        "hack:paper,compute=dequantise", "hack:p=32,compute=complete", "kivi"}) {
+        "hack:paper,compute=dequantise", "hack:p=32,compute=complete", "kivi", "zack:keep=0.6",
+        "zack:keep=0.5,sink=1,recent=1"}) {
     KvFormatContext context;
+    KvTables tables;
     context.shape = model->config().kv_shape();
     context.isa = best_isa();
+    context.tables = &tables;
+    tables_fixture::add_zack_tables(context.shape, true, tables);
     const auto format = take(make_kv_format(name, context));
     const auto steps = run(*model, format.get(), 1);
     for (const int threads : {1, 3}) {
@@ -146,12 +152,41 @@ TEST(CodedForward, ChunksAndThreadsChangeNoBit) {
   }
 }
 
+// With all dimensions nothing is lost but what rounding in another basis loses.
+TEST(CodedForward, ZackWithAllDimensionsIsTheModel) {
+  for (const Isa isa : tiers()) {
+    const auto model = load("qwen3-gqa-bf16", isa);
+    const auto rows = run(*model, nullptr, 1);
+    for (const bool reflect : {false, true}) {
+      KvTables tables;
+      tables_fixture::add_zack_tables(model->config().kv_shape(), reflect, tables);
+      const auto format = take(make_kv_format(
+          "zack:keep=1", {.shape = model->config().kv_shape(), .tables = &tables, .isa = isa}));
+      const auto zack = run(*model, format.get(), 1);
+      double square = 0;
+      double off = 0;
+      for (int token = 0; token < kTokens; ++token) {
+        if (!reflect) {
+          ASSERT_TRUE(same_bits(zack[token], rows[token])) << isa_name(isa) << token;
+        }
+        for (std::size_t i = 0; i < rows[token].size(); ++i) {
+          square += double{rows[token][i]} * rows[token][i];
+          off += double{zack[token][i] - rows[token][i]} * (zack[token][i] - rows[token][i]);
+        }
+      }
+      // K and queries round to 8 bits in both bases.
+      EXPECT_LT(std::sqrt(off / square), 0x1p-6) << isa_name(isa);
+      EXPECT_EQ(off > 0, reflect);
+    }
+  }
+}
+
 TEST(CodedForward, ASlabThatCannotBeSealedFailsThePassAndLeavesTheTable) {
   const auto model = load(kModels[0], best_isa());
   const KvShape shape = model->config().kv_shape();
   const Failing format(shape, {1, 64});
   auto rows = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
-  auto sealed = take(BlockPool::create_sealed(shape, format.slab_bytes(), kBlocks << 20));
+  auto sealed = take(BlockPool::create_sealed(shape, format.slab_sizes(), kBlocks << 20));
   BlockTable table(sealed, rows, {});
   ASSERT_TRUE(table.grow(kTokens).ok());
   auto forward = take(Forward::create(*model, kRowsMax, 1, &format));
@@ -170,7 +205,7 @@ TEST(CodedForward, WithoutRoomForRowsThePassFailsAndLeavesTheTable) {
   const KvShape shape = model->config().kv_shape();
   const Identity format(shape);
   auto rows = take(BlockPool::create(shape, 2 * shape.block_bytes()));
-  auto sealed = take(BlockPool::create_sealed(shape, format.slab_bytes(), kBlocks << 20));
+  auto sealed = take(BlockPool::create_sealed(shape, format.slab_sizes(), kBlocks << 20));
   BlockTable table(sealed, rows, {});
   ASSERT_TRUE(table.grow(kTokens).ok());
   auto forward = take(Forward::create(*model, kRowsMax, 1, &format));

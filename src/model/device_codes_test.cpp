@@ -61,7 +61,7 @@ struct Runner {
         sealed_memory(take(device.allocate(sealed_bytes()))),
         rows(take(BlockPool::over(shape, {rows_memory.get(), kBlocks * shape.block_bytes()},
                                   take(device.copies())))),
-        sealed(take(BlockPool::over_sealed(shape, format->slab_bytes(),
+        sealed(take(BlockPool::over_sealed(shape, format->slab_sizes(),
                                            {sealed_memory.get(), sealed_bytes()},
                                            take(device.copies())))),
         forward(take(DeviceForward::create(model->on_device(), device, kRowsMax, 2, replays,
@@ -119,7 +119,7 @@ TEST(DeviceCodes, SlabsAreThoseThatTheCpuSeals) {
         const auto rows = runner.read(runner.rows.slab_memory(table.rows_id(block), layer),
                                       runner.shape.slab_bytes());
         const auto slab = runner.read(runner.sealed.slab_memory(table.id(block), layer),
-                                      runner.sealed.slab_bytes());
+                                      runner.sealed.slab_sizes().largest());
         auto from = take(PageBuffer::allocate(rows.size()));
         auto expected = take(PageBuffer::allocate(slab.size()));
         std::memcpy(from.data(), rows.data(), rows.size());
@@ -138,8 +138,8 @@ Logits on_cpu(const KvFormat* format, std::span<const std::int32_t> tokens) {
   const Model& model = cpu_model();
   const KvShape shape = model.config().kv_shape();
   auto rows = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
-  auto sealed = take(
-      BlockPool::create_sealed(shape, format ? format->slab_bytes() : 64, std::size_t{1} << 22));
+  auto sealed = take(BlockPool::create_sealed(
+      shape, format ? format->slab_sizes() : SlabSizes(shape.layers, 64), std::size_t{1} << 22));
   BlockTable table = format ? BlockTable(sealed, rows, format->window()) : BlockTable(rows);
   const auto forward = take(Forward::create(model, kRowsMax, 1, format));
   EXPECT_TRUE(table.grow(static_cast<int>(tokens.size())).ok());

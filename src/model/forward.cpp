@@ -195,6 +195,27 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
   return {};
 }
 
+// Where the format wants it: heads of a token, those of Q, then those of K.
+void Forward::rotate(float* heads, int layer) {
+  const ModelConfig& config = model_.config();
+  const int d = config.head_dim;
+  const int group = config.heads / config.kv_heads;
+  constexpr int kRows = 4;  // at a time
+  float rotated[kRows * kTileHeadDimMax];
+  const auto turn = [&](float* head, int rows, const float* rotation) {
+    rotate_rows_(head, rows, rotation, d, rotated);
+    std::copy_n(rotated, rows * d, head);
+  };
+  for (int kv_head = 0; kv_head < config.kv_heads; ++kv_head) {
+    const float* const rotation = format_ ? format_->key_rotation(layer, kv_head) : nullptr;
+    if (rotation == nullptr) return;
+    for (int i = 0; i < group; i += kRows) {
+      turn(heads + (kv_head * group + i) * d, std::min(kRows, group - i), rotation);
+    }
+    turn(heads + (config.heads + kv_head) * d, 1, rotation);
+  }
+}
+
 // Norms (where the model has them) and rotates Q and K, then Q goes to its buffer, K and V to the
 // blocks.
 void Forward::write_qkv(const LayerWeights& layer, int index) {
@@ -209,14 +230,16 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
       const int block = place.position / kBlockTokens;
       const std::size_t row_in_page = std::size_t(place.position % kBlockTokens) * d;
       const std::size_t values = std::size_t(kBlockTokens) * d;  // of a page, from its start
+      for (int h = 0; h < config.heads + config.kv_heads; ++h) {
+        const std::vector<float>& norm = h < config.heads ? layer.q_norm : layer.k_norm;
+        if (config.qk_norm) rms_norm(head + h * d, norm.data(), config.norm_eps, d, head + h * d);
+        rope(head + h * d, angles, d);
+      }
+      rotate(head, index);
       for (int h = 0; h < config.heads; ++h, head += d) {
-        if (config.qk_norm) rms_norm(head, layer.q_norm.data(), config.norm_eps, d, head);
-        rope(head, angles, d);
         store_query(head, q_ + (row * config.heads + h) * q_parts_ * d);
       }
       for (int h = 0; h < config.kv_heads; ++h, head += d) {
-        if (config.qk_norm) rms_norm(head, layer.k_norm.data(), config.norm_eps, d, head);
-        rope(head, angles, d);
         store_row(head, d, ElementType::kBf16, place.table->page(block, index, h) + row_in_page);
       }
       for (int h = 0; h < config.kv_heads; ++h, head += d) {

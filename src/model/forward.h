@@ -13,6 +13,7 @@
 #include "kvlane/status.h"
 #include "model/forward_pass.h"
 #include "model/model.h"
+#include "ops/rotation.h"
 
 namespace kvlane {
 
@@ -42,6 +43,7 @@ class Forward final : public ForwardPass {
       : model_(model),
         format_(format),
         attention_(model.isa(), format),
+        rotate_rows_(rotation_kernel(model.isa())),
         rows_max_(rows_max),
         logits_max_(logits_max) {}
 
@@ -53,12 +55,14 @@ class Forward final : public ForwardPass {
   Status ffn_block(const LayerWeights& layer);
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
+  void rotate(float* heads, int layer);
   void store_query(float* head, std::uint16_t* parts) const;
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
 
   const Model& model_;
   const KvFormat* const format_;
   Attention attention_;
+  const RotationKernel rotate_rows_;
   const int rows_max_;
   const int logits_max_;
   int q_parts_ = 1;          // see PageQuery

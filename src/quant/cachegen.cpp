@@ -93,7 +93,7 @@ class CachegenFormat final : public KvFormat {
         decode_page_(context.isa == Isa::kAvx512 ? decode_page_avx512 : decode_page_scalar),
         open_plane_(context.isa == Isa::kAvx512 ? open_plane_avx512 : open_plane_scalar) {}
 
-  std::size_t used_bytes(const std::byte* slab) const override {
+  std::size_t used_bytes(SlabPlace /*place*/, const std::byte* slab) const override {
     return std::clamp<std::size_t>(page_end(slab, shape().kv_heads - 1), header(), slab_bytes());
   }
 
@@ -118,7 +118,9 @@ class CachegenFormat final : public KvFormat {
     return {};
   }
 
-  void pack(const std::byte* slab, std::byte* packed) const override { pack_front(slab, packed); }
+  void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override {
+    pack_front(place, slab, packed);
+  }
   // Besides: pages one behind another, each a run of lanes or plain symbols.
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override {
     KVLANE_TRY(unpack_front(place, packed, slab));

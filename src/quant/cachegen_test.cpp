@@ -161,7 +161,7 @@ TEST(Cachegen, TakesTheEntropyOfItsModels) {
       }
     }
     Sealed sealed(*format, {0, 0}, rows);
-    const double bytes = static_cast<double>(format->used_bytes(sealed.slab.data()) -
+    const double bytes = static_cast<double>(format->used_bytes({0, 0}, sealed.slab.data()) -
                                              header_bytes(Form::kCode, shape.kv_heads));
     EXPECT_LE(bytes, 1.01 * bits / 8 + 4.0 * kCoderLanes * shape.kv_heads) << shape.head_dim;
     EXPECT_GE(bytes, bits / 8 - 1);
@@ -180,8 +180,9 @@ TEST(Cachegen, FallsBackToSymbolsAsTheyAre) {
     const auto format = made(text, world.context(Isa::kScalar));
     Sealed sealed(*format, {0, 0}, to_bits(rows));
     ASSERT_TRUE(sealed.status.ok());
-    EXPECT_LE(format->used_bytes(sealed.slab.data()), format->slab_bytes());
-    EXPECT_GT(format->used_bytes(sealed.slab.data()) + 64, format->slab_bytes() * 9 / 10) << text;
+    EXPECT_LE(format->used_bytes({0, 0}, sealed.slab.data()), format->slab_bytes());
+    EXPECT_GT(format->used_bytes({0, 0}, sealed.slab.data()) + 64, format->slab_bytes() * 9 / 10)
+        << text;
     if (std::string(text) != "cachegen:form=paper") {
       EXPECT_EQ(open(*format, {0, 0}, sealed.slab.data()), to_bits(rows)) << text;
     }
@@ -236,7 +237,7 @@ TEST(Cachegen, OpensAnyBytesInBounds) {
           const auto dice = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0});
           if (dice[0] % 5 == 0) slab.data()[i] = static_cast<std::byte>(dice[1]);
         }
-        EXPECT_LE(format->used_bytes(slab.data()), format->slab_bytes());
+        EXPECT_LE(format->used_bytes({0, 0}, slab.data()), format->slab_bytes());
         EXPECT_EQ(open(*format, {0, 0}, slab.data()), open(*vector, {0, 0}, slab.data())) << text;
       }
     }

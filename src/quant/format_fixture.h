@@ -17,8 +17,12 @@ class Identity : public KvFormat {
                     const std::string& name = "identity")
       : KvFormat(name, shape, window, shape.slab_bytes()) {}
 
-  std::size_t used_bytes(const std::byte*) const override { return shape().slab_bytes(); }
-  void pack(const std::byte* slab, std::byte* packed) const override { pack_front(slab, packed); }
+  std::size_t used_bytes(SlabPlace, const std::byte*) const override {
+    return shape().slab_bytes();
+  }
+  void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override {
+    pack_front(place, slab, packed);
+  }
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override {
     return unpack_front(place, packed, slab);
   }

@@ -3,6 +3,7 @@
 #include "quant/format_text.h"
 
 #include <charconv>
+#include <cmath>
 
 namespace kvlane {
 namespace {
@@ -92,6 +93,24 @@ Result<std::string> FormatText::word(const std::string& key,
   return wrong(name_, key, given.mapped(), listed(allowed));
 }
 
+Result<int> FormatText::share(const std::string& key) {
+  const auto given = parameters_.extract(key);
+  if (given.empty()) {
+    return invalid_argument("KV format '" + name_ + "' needs " + key + ", such as " + name_ + ":" +
+                            key + "=0.5");
+  }
+  const std::string& text = given.mapped();
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const double parts = value * kShareParts;
+  const bool whole =
+      parts > 0.5 && parts <= kShareParts && std::abs(parts - std::round(parts)) < 1e-6;
+  if (error == std::errc() && end == text.data() + text.size() && whole) {
+    return static_cast<int>(std::lround(parts));
+  }
+  return wrong(name_, key, text, "a share above 0 and up to 1, with at most four decimals");
+}
+
 Result<KvWindow> FormatText::window() {
   KvWindow window;
   KVLANE_ASSIGN(window.sink, within("sink", 0, kWindowBlocksMax, 0));
@@ -103,6 +122,14 @@ Status FormatText::finish() const {
   if (parameters_.empty()) return {};
   return invalid_argument("KV format '" + name_ + "' has no parameter '" +
                           parameters_.begin()->first + "'");
+}
+
+std::string share_text(int share) {
+  std::string text = std::to_string(share / kShareParts);
+  if (share % kShareParts == 0) return text;
+  std::string decimals = std::to_string(kShareParts + share % kShareParts).substr(1);
+  decimals.erase(decimals.find_last_not_of('0') + 1);
+  return text + "." + decimals;
 }
 
 std::string window_text(const KvWindow& window) {

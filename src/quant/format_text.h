@@ -12,6 +12,11 @@
 
 namespace kvlane {
 
+// Shares are told in so many parts of the whole.
+inline constexpr int kShareParts = 10000;
+// "0.5" of 5000.
+std::string share_text(int share);
+
 // A format's parameters while it is made. Each getter takes its parameter out; what is left in the
 // end nobody knew. Errors are sentences for whoever typed the text.
 class FormatText {
@@ -29,6 +34,8 @@ class FormatText {
   // The same for one of some words.
   Result<std::string> word(const std::string& key, std::span<const std::string_view> allowed,
                            std::string_view otherwise);
+  // A share in (0, 1] with at most four decimals, in parts of kShareParts. It must be given.
+  Result<int> share(const std::string& key);
   // "sink" and "recent", in blocks of 64 tokens: at most 1024 each.
   Result<KvWindow> window();
 

@@ -55,6 +55,29 @@ TEST(FormatText, SaysWhatWouldBeRight) {
   EXPECT_EQ(parsed("kivi:bit=2").finish().message(), "KV format 'kivi' has no parameter 'bit'");
 }
 
+TEST(FormatText, SharesHaveFourDecimals) {
+  const auto share = [](const char* text) { return parsed(text).share("keep"); };
+  EXPECT_EQ(*share("zack:keep=0.5"), 5000);
+  EXPECT_EQ(*share("zack:keep=1"), kShareParts);
+  EXPECT_EQ(*share("zack:keep=0.3125"), 3125);
+  EXPECT_EQ(*share("zack:keep=0.0001"), 1);
+  for (const char* text :
+       {"zack:keep=0", "zack:keep=1.0001", "zack:keep=0.00001", "zack:keep=-1", "zack:keep=0.12345",
+        "zack:keep=half", "zack:keep=0.5x", "zack:keep=nan", "zack:keep=inf"}) {
+    EXPECT_FALSE(share(text).ok()) << text;
+  }
+  EXPECT_EQ(share("zack:keep=2").status().message(),
+            "KV format 'zack': keep is a share above 0 and up to 1, with at most four decimals, "
+            "not '2'");
+  EXPECT_EQ(share("zack").status().message(), "KV format 'zack' needs keep, such as zack:keep=0.5");
+  for (const int parts : {1, 10, 3125, 5000, 9999, kShareParts}) {
+    const std::string text = "zack:keep=" + share_text(parts);
+    EXPECT_EQ(*share(text.c_str()), parts) << text;
+  }
+  EXPECT_EQ(share_text(5000), "0.5");
+  EXPECT_EQ(share_text(kShareParts), "1");
+}
+
 TEST(KvFormats, UnknownNamesAreRefusedWithTheKnownOnes) {
   const auto result = make_kv_format("nvfp3", {});
   ASSERT_FALSE(result.ok());

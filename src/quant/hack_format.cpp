@@ -129,7 +129,7 @@ void HackFormat::own_page(SlabPlace place, const std::uint16_t* rows, int kv_hea
   }
 }
 
-std::size_t HackFormat::used_bytes(const std::byte* /*slab*/) const {
+std::size_t HackFormat::used_bytes(SlabPlace /*place*/, const std::byte* /*slab*/) const {
   return layout_.used * shape().kv_heads;
 }
 
@@ -141,7 +141,7 @@ std::array<SlabSection, 4> HackFormat::sections() const {
           {layout_.v_metadata, hack::metadata_bytes(options_.v, d), layout_.bytes}};
 }
 
-void HackFormat::pack(const std::byte* slab, std::byte* packed) const {
+void HackFormat::pack(SlabPlace /*place*/, const std::byte* slab, std::byte* packed) const {
   pack_sections(sections(), shape().kv_heads, slab, packed);
 }
 

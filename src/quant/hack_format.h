@@ -66,10 +66,10 @@ class HackFormat final : public KvFormat {
   void open_page(SlabPlace place, const std::byte* slab, int kv_head,
                  std::uint16_t* page) const override;
   // The same for every slab.
-  std::size_t used_bytes(const std::byte* slab) const override;
+  std::size_t used_bytes(SlabPlace place, const std::byte* slab) const override;
   // The sections of a page without gaps, and without sums, page after page. Refuses any other
   // length.
-  void pack(const std::byte* slab, std::byte* packed) const override;
+  void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override;
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
 
   const Options& options() const { return options_; }

@@ -96,9 +96,9 @@ TEST_P(HackGoldenSlabs, TravelAsTheFrameSays) {
   EXPECT_EQ(frame->header.tables, format->tables());
   EXPECT_EQ(frame->header.rope_applied, format->rope_applied());
   const Slab slab = read("hack/" + file_name(format->slab_name()) + ".slab");
-  ASSERT_EQ(frame->k.size(), format->used_bytes(slab.data()));
+  ASSERT_EQ(frame->k.size(), format->used_bytes(kPlace, slab.data()));
   Slab packed(frame->k.size());
-  format->pack(slab.data(), packed.data());
+  format->pack(kPlace, slab.data(), packed.data());
   EXPECT_TRUE(std::equal(packed.begin(), packed.end(), frame->k.begin()));
   Slab unpacked(format->slab_bytes(), std::byte{0xA5});
   ASSERT_TRUE(format->unpack(kPlace, frame->k, unpacked.data()).ok());

@@ -97,11 +97,11 @@ TEST_P(HackSums, DoNotTravelAndAreTakenAnew) {
       RowMaker maker(3);
       const Rows rows = in_range(*plain, maker.slab(Kind::kModel, shape));
       const Slab slab = seal(*format, rows);
-      Slab packed(format->used_bytes(slab.data()));
-      ASSERT_EQ(packed.size(), plain->used_bytes(nullptr));
-      format->pack(slab.data(), packed.data());
+      Slab packed(format->used_bytes({0, 0}, slab.data()));
+      ASSERT_EQ(packed.size(), plain->used_bytes({0, 0}, nullptr));
+      format->pack({0, 0}, slab.data(), packed.data());
       Slab packed_plain(packed.size());
-      plain->pack(seal(*plain, rows).data(), packed_plain.data());
+      plain->pack({0, 0}, seal(*plain, rows).data(), packed_plain.data());
       EXPECT_EQ(packed, packed_plain) << name;
       Poisoned<std::byte> back(slab.size());
       ASSERT_TRUE(format->unpack({0, 0}, packed, back.data()).ok());
@@ -152,11 +152,11 @@ TEST(HackSumsBits, AreThoseOfThePaper) {
         (layout.k_metadata - layout.v_codes) + (layout.k_sums - layout.v_metadata);
     EXPECT_EQ(of_value(k, 1), bits.wire_k) << bits.name;
     EXPECT_EQ(of_value(v, 1), bits.wire_v) << bits.name;
-    EXPECT_EQ(format->used_bytes(nullptr), k + v) << bits.name;
+    EXPECT_EQ(format->used_bytes({0, 0}, nullptr), k + v) << bits.name;
     EXPECT_EQ(of_value(format->slab_bytes(), 2), bits.slab) << bits.name;
     const auto computed =
         format_of(complete(bits.name) + ",sums=computed", shape_of(1, 128), Isa::kScalar);
-    EXPECT_EQ(computed->slab_bytes(), format->used_bytes(nullptr)) << bits.name;
+    EXPECT_EQ(computed->slab_bytes(), format->used_bytes({0, 0}, nullptr)) << bits.name;
   }
 }
 

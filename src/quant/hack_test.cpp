@@ -81,8 +81,9 @@ TEST(HackFormat, BitsAValueAreThoseOfTheSpecification) {
   for (const auto& [name, bits] : expected) {
     const auto format = format_of(name, shape, Isa::kScalar);
     const double values = 2.0 * 3 * 64 * 128;
-    EXPECT_EQ(8.0 * static_cast<double>(format->used_bytes(nullptr)) / values, bits) << name;
-    EXPECT_EQ(format->slab_bytes(), format->used_bytes(nullptr)) << name;
+    EXPECT_EQ(8.0 * static_cast<double>(format->used_bytes({0, 0}, nullptr)) / values, bits)
+        << name;
+    EXPECT_EQ(format->slab_bytes(), format->used_bytes({0, 0}, nullptr)) << name;
   }
 }
 
@@ -90,7 +91,7 @@ TEST(HackFormat, BitsAValueAreThoseOfTheSpecification) {
 TEST(HackFormat, UsedBytesLeavePaddingOut) {
   const auto format = format_of("hack", shape_of(2, 48), Isa::kScalar);
   EXPECT_EQ(format->slab_bytes(), 2 * (2 * 8 * 2 * 48 + 2 * 256U));
-  EXPECT_EQ(format->used_bytes(nullptr), 2 * (2 * 8 * 2 * 48 + 2 * 224U));
+  EXPECT_EQ(format->used_bytes({0, 0}, nullptr), 2 * (2 * 8 * 2 * 48 + 2 * 224U));
 }
 
 TEST(HackFormat, EveryByteIsWrittenAndAlwaysTheSame) {

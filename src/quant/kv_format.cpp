@@ -11,18 +11,19 @@ void KvFormat::own_page(SlabPlace /*place*/, const std::uint16_t* rows, int kv_h
   std::memcpy(page, rows + kv_head * (shape_.page_bytes() / sizeof(*rows)), shape_.page_bytes());
 }
 
-void KvFormat::pack_front(const std::byte* slab, std::byte* packed) const {
-  std::memcpy(packed, slab, used_bytes(slab));
+void KvFormat::pack_front(SlabPlace place, const std::byte* slab, std::byte* packed) const {
+  std::memcpy(packed, slab, used_bytes(place, slab));
 }
 
 Status KvFormat::unpack_front(SlabPlace place, ByteView packed, std::byte* slab) const {
-  if (packed.empty() || packed.size() > slab_bytes_) {
+  const std::size_t bytes = slab_bytes(place.layer);
+  if (packed.empty() || packed.size() > bytes) {
     return refuse_packed(place, "has " + std::to_string(packed.size()) + " bytes, a slab takes " +
-                                    std::to_string(slab_bytes_) + " at most");
+                                    std::to_string(bytes) + " at most");
   }
   std::memcpy(slab, packed.data(), packed.size());
-  std::memset(slab + packed.size(), 0, slab_bytes_ - packed.size());
-  return check_packed_bytes(place, packed, used_bytes(slab));
+  std::memset(slab + packed.size(), 0, bytes - packed.size());
+  return check_packed_bytes(place, packed, used_bytes(place, slab));
 }
 
 Status KvFormat::check_packed_bytes(SlabPlace place, ByteView packed, std::size_t expected) const {

@@ -18,6 +18,7 @@
 #include "format/cache_format.h"
 #include "format/kv_window.h"
 #include "format/shape.h"
+#include "format/slab_sizes.h"
 #include "kvlane/status.h"
 #include "ops/rope_table.h"
 #include "quant/kv_tables.h"
@@ -39,6 +40,12 @@ struct OwnBlock {
   bool sees_ahead = false;
 };
 
+// Where the page of one KV head lies in a sealed slab.
+struct PagePlace {
+  std::size_t offset;
+  std::size_t bytes;
+};
+
 // Immutable, thread-safe. Sealed slabs may hold anything when they come from elsewhere:
 // open_page(), used_bytes() and pack() stay within the slab whatever its bytes are.
 class KvFormat {
@@ -57,15 +64,28 @@ class KvFormat {
   virtual bool rope_applied() const { return true; }
   const KvShape& shape() const { return shape_; }
   const KvWindow& window() const { return window_; }
-  // Memory that a sealed slab takes, a multiple of 64.
-  std::size_t slab_bytes() const { return slab_bytes_; }
+  // Memory that sealed slabs take.
+  const SlabSizes& slab_sizes() const { return slab_sizes_; }
+  // The same of a layer, and of the layer that takes the most.
+  std::size_t slab_bytes(int layer) const { return slab_sizes_.bytes(layer); }
+  std::size_t slab_bytes() const { return slab_sizes_.largest(); }
+  // What attention to one head reads of a slab, if only to ask for its memory.
+  virtual PagePlace page_place(int layer, int kv_head) const {
+    const std::size_t bytes = slab_bytes(layer) / shape_.kv_heads;
+    return {bytes * kv_head, bytes};
+  }
+
+  // What K and queries are multiplied by behind RoPE, x -> x R, before anybody else sees them:
+  // [head_dim][head_dim] of this KV head and its query heads. Null: they are left as they are.
+  virtual const float* key_rotation(int /*layer*/, int /*kv_head*/) const { return nullptr; }
 
   // Bytes of a sealed slab that carry something (codes, scales, outliers, lengths; not padding, and
   // not what follows from the rest): what quality is to be compared at, and what travels.
-  virtual std::size_t used_bytes(const std::byte* slab) const = 0;
+  virtual std::size_t used_bytes(SlabPlace place, const std::byte* slab) const = 0;
 
   // Encodes a slab. rows: [kv_heads] pages, K[64][head_dim] after RoPE, then V[64][head_dim], in
-  // shape().type. slab: slab_bytes(), all of them written, aligned to 64, not overlapping `rows`.
+  // shape().type. slab: slab_bytes(layer), all of them written, aligned to 64, not overlapping
+  // `rows`.
   // A value that is not finite is an error that names layer and token.
   virtual Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const = 0;
 
@@ -84,25 +104,31 @@ class KvFormat {
 
   // What travels of a slab that seal() made: used_bytes() of it, into as much room. `packed` does
   // not overlap `slab`.
-  virtual void pack(const std::byte* slab, std::byte* packed) const = 0;
+  virtual void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const = 0;
 
   // The reverse, of untrusted bytes: exactly what seal() made, if pack() made them; kCorrupt if
   // they cannot be what it makes, and the slab then holds garbage. Other bytes than pack()'s may
-  // pass, as far as the slab opens to something: all slab_bytes() are written, and nothing else.
+  // pass, as far as the slab opens to something: all slab_bytes(layer) are written, and nothing
+  // else.
   virtual Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const = 0;
 
  protected:
+  // slab_bytes: of every layer, to be rounded up; or each layer's own.
   KvFormat(std::string name, const KvShape& shape, const KvWindow& window, std::size_t slab_bytes,
+           std::uint64_t tables = 0)
+      : KvFormat(std::move(name), shape, window,
+                 SlabSizes(shape.layers, (slab_bytes + 63) / 64 * 64), tables) {}
+  KvFormat(std::string name, const KvShape& shape, const KvWindow& window, SlabSizes slab_sizes,
            std::uint64_t tables = 0)
       : name_(std::move(name)),
         slab_name_(slab_format(name_)),
         shape_(shape),
         window_(window),
-        slab_bytes_((slab_bytes + 63) / 64 * 64),
+        slab_sizes_(std::move(slab_sizes)),
         tables_(tables) {}
   // For formats whose used bytes come first: pack(), and unpack() which refuses what has another
   // length than used_bytes() then says.
-  void pack_front(const std::byte* slab, std::byte* packed) const;
+  void pack_front(SlabPlace place, const std::byte* slab, std::byte* packed) const;
   Status unpack_front(SlabPlace place, ByteView packed, std::byte* slab) const;
   // For formats whose used bytes have a fixed number.
   Status check_packed_bytes(SlabPlace place, ByteView packed, std::size_t expected) const;
@@ -114,7 +140,7 @@ class KvFormat {
   std::string slab_name_;
   KvShape shape_;
   KvWindow window_;
-  std::size_t slab_bytes_;
+  SlabSizes slab_sizes_;
   std::uint64_t tables_;
 };
 

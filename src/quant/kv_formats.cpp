@@ -9,6 +9,7 @@
 #include "quant/kv_format.h"
 #include "quant/kvquant.h"
 #include "quant/linear_format.h"
+#include "quant/zack.h"
 
 namespace kvlane {
 namespace {
@@ -40,6 +41,7 @@ constexpr std::array kEntries = {
     Entry{"hack", make_hack_format},
     Entry{"cachegen", make_cachegen},
     Entry{"kvquant", make_kvquant},
+    Entry{"zack", make_zack_format},
 };
 
 // A word instead of parameters, and what it stands for; more parameters may follow both.

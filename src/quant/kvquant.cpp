@@ -138,14 +138,16 @@ class KvquantFormat final : public KvFormat {
         open_keys_(context.isa == Isa::kAvx512 ? open_keys_avx512 : open_keys_scalar),
         open_values_(context.isa == Isa::kAvx512 ? open_values_avx512 : open_values_scalar) {}
 
-  std::size_t used_bytes(const std::byte* slab) const override {
+  std::size_t used_bytes(SlabPlace /*place*/, const std::byte* slab) const override {
     return outliers_at(shape(), bits_) +
            kOutlierBytes * std::min<std::size_t>(end_of(slab, 2 * shape().kv_heads - 1), capacity_);
   }
 
   bool rope_applied() const override { return false; }
 
-  void pack(const std::byte* slab, std::byte* packed) const override { pack_front(slab, packed); }
+  void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override {
+    pack_front(place, slab, packed);
+  }
   // Besides: the outliers of each plane lie behind those of the one before.
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override {
     KVLANE_TRY(unpack_front(place, packed, slab));

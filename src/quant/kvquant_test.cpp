@@ -241,13 +241,13 @@ TEST(Kvquant, UsedBytesAreCodesLimitsAndOutliers) {
     const auto none =
         made("kvquant:outliers=0,bits=" + std::to_string(bits), world.context(Isa::kScalar));
     Sealed a(*none, {0, kPosition}, world.rows(1));
-    EXPECT_EQ(none->used_bytes(a.slab.data()), head + codes);
+    EXPECT_EQ(none->used_bytes({0, 0}, a.slab.data()), head + codes);
     const auto some = made("kvquant:bits=" + std::to_string(bits), world.context(Isa::kScalar));
     Sealed b(*some, {0, kPosition}, world.rows(1));
     // One at either end of a token's 128 values of V, at most as many of K.
-    EXPECT_GT(some->used_bytes(b.slab.data()), head + codes + 64 * 2 * 4);
-    EXPECT_LE(some->used_bytes(b.slab.data()), head + codes + 2 * 64 * 2 * 4);
-    EXPECT_LE(some->used_bytes(b.slab.data()), some->slab_bytes());
+    EXPECT_GT(some->used_bytes({0, 0}, b.slab.data()), head + codes + 64 * 2 * 4);
+    EXPECT_LE(some->used_bytes({0, 0}, b.slab.data()), head + codes + 2 * 64 * 2 * 4);
+    EXPECT_LE(some->used_bytes({0, 0}, b.slab.data()), some->slab_bytes());
   }
 }
 
@@ -315,7 +315,7 @@ TEST(Kvquant, OpensAnyBytesInBounds) {
           const auto dice = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0});
           if (dice[0] % 5 == 0) slab.data()[i] = static_cast<std::byte>(dice[1]);
         }
-        EXPECT_LE(format->used_bytes(slab.data()), format->slab_bytes());
+        EXPECT_LE(format->used_bytes({0, 0}, slab.data()), format->slab_bytes());
         EXPECT_EQ(open(*format, {0, kPosition}, slab.data()),
                   open(*vector, {0, kPosition}, slab.data()))
             << text;

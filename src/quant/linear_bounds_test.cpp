@@ -93,7 +93,7 @@ TEST_P(LinearBounds, NothingOutsideIsTouchedForAnyBytes) {
           slab.data()[i] = std::byte(pattern < 0 ? engine() : unsigned(pattern));
         }
         format->open_page({0, 0}, slab.data(), 0, page.rows());
-        EXPECT_LE(format->used_bytes(slab.data()), format->slab_bytes());
+        EXPECT_LE(format->used_bytes({0, 0}, slab.data()), format->slab_bytes());
       }
     }
   }

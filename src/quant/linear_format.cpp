@@ -106,7 +106,7 @@ void LinearFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_
            page + shape().page_plane_elements()});
 }
 
-std::size_t LinearFormat::used_bytes(const std::byte* /*slab*/) const {
+std::size_t LinearFormat::used_bytes(SlabPlace /*place*/, const std::byte* /*slab*/) const {
   return layout_.used * shape().kv_heads;
 }
 
@@ -118,7 +118,7 @@ std::array<SlabSection, 4> LinearFormat::sections() const {
           {layout_.v_metadata, linear::metadata_bytes(v_, d), layout_.bytes}};
 }
 
-void LinearFormat::pack(const std::byte* slab, std::byte* packed) const {
+void LinearFormat::pack(SlabPlace /*place*/, const std::byte* slab, std::byte* packed) const {
   pack_sections(sections(), shape().kv_heads, slab, packed);
 }
 

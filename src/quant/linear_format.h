@@ -41,9 +41,9 @@ class LinearFormat final : public KvFormat {
   void open_page(SlabPlace place, const std::byte* slab, int kv_head,
                  std::uint16_t* page) const override;
   // The same for every slab.
-  std::size_t used_bytes(const std::byte* slab) const override;
+  std::size_t used_bytes(SlabPlace place, const std::byte* slab) const override;
   // The sections of a page without gaps, page after page. Refuses any other length.
-  void pack(const std::byte* slab, std::byte* packed) const override;
+  void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override;
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
 
   const linear::Plane& k() const { return k_; }

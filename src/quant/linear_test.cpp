@@ -71,9 +71,10 @@ TEST(LinearFormat, BitsAValueAreThoseOfTheSpecification) {
     const auto format = format_of(name, shape, Isa::kScalar);
     const Slab slab = seal(*format, rows);
     const double values = 2.0 * 3 * 64 * 128;
-    EXPECT_EQ(8.0 * static_cast<double>(format->used_bytes(slab.data())) / values, bits) << name;
+    EXPECT_EQ(8.0 * static_cast<double>(format->used_bytes({0, 0}, slab.data())) / values, bits)
+        << name;
     EXPECT_EQ(format->slab_bytes() % 64, 0U);
-    EXPECT_LT(format->slab_bytes() - format->used_bytes(slab.data()), 3 * 4 * 64U) << name;
+    EXPECT_LT(format->slab_bytes() - format->used_bytes({0, 0}, slab.data()), 3 * 4 * 64U) << name;
   }
 }
 

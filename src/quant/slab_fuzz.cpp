@@ -113,7 +113,7 @@ void open_on_all(const std::vector<Format>& formats, const Block& slab) {
       const Block page(aligned(shape.page_bytes()));
       format->open_page({0, 0}, slab.data(), head, page.rows());
       require(page.equals_but_for_nan(expected));
-      require(format->used_bytes(slab.data()) <= format->slab_bytes());
+      require(format->used_bytes({0, 0}, slab.data()) <= format->slab_bytes());
     }
   }
 }
@@ -125,17 +125,17 @@ void unpack_on_all(const std::vector<Format>& formats, const std::uint8_t* data,
   const Block slab(formats[0]->slab_bytes());
   if (!formats[0]->unpack({0, 0}, {packed.get(), size}, slab.data()).ok()) return;
   open_on_all(formats, slab);
-  require(formats[0]->used_bytes(slab.data()) == size);
+  require(formats[0]->used_bytes({0, 0}, slab.data()) == size);
   const auto again = std::make_unique<std::byte[]>(size);
-  formats[0]->pack(slab.data(), again.get());
+  formats[0]->pack({0, 0}, slab.data(), again.get());
   require(std::memcmp(again.get(), packed.get(), size) == 0);
 }
 
 // What was sealed travels and comes back.
 void require_round_trip(const KvFormat& format, const Block& slab) {
-  const std::size_t bytes = format.used_bytes(slab.data());
+  const std::size_t bytes = format.used_bytes({0, 0}, slab.data());
   const auto packed = std::make_unique<std::byte[]>(bytes);
-  format.pack(slab.data(), packed.get());
+  format.pack({0, 0}, slab.data(), packed.get());
   const Block back(format.slab_bytes());
   require(format.unpack({0, 0}, {packed.get(), bytes}, back.data()).ok());
   require(back.equals(slab));

@@ -18,7 +18,9 @@ Result<std::span<const float>> find_table(const KvTables* tables, std::string_vi
                                           const std::string& name, std::size_t size) {
   const std::string quoted = "KV format '" + std::string(format) + "'";
   const std::string how =
-      "kvlane calibrate tables DIR --text FILE --out FILE, then --kv-tables FILE";
+      format == "zack"
+          ? "kvlane calibrate zack DIR --text FILE --out OUT, then OUT in the model's place"
+          : "kvlane calibrate tables DIR --text FILE --out FILE, then --kv-tables FILE";
   if (tables == nullptr || tables->values.empty()) {
     return invalid_argument(quoted + " needs tables: " + how);
   }

@@ -162,6 +162,31 @@ inline void add_kvquant_tables(const KvShape& shape, KvTables& tables) {
   }
 }
 
+// ZACK's tables: reflections as rotations, and spectra of which no two are alike. `reflect`: else
+// rotations change nothing.
+inline void add_zack_tables(const KvShape& shape, bool reflect, KvTables& tables) {
+  const int d = shape.head_dim;
+  for (int plane = 0; plane < 2 * shape.layers * shape.kv_heads; ++plane) {
+    const std::string prefix = table_prefix("zack", plane / 2 / shape.kv_heads, plane % 2 == 0);
+    std::vector<float> axis(d);
+    float square = 0;
+    for (int i = 0; i < d; ++i) {
+      axis[i] = reflect ? normal(100 + plane, static_cast<std::uint32_t>(i)) : 0;
+      square += axis[i] * axis[i];
+    }
+    auto& rotation = tables.values[prefix + "rotation"];
+    auto& singular_values = tables.values[prefix + "singular_values"];
+    for (int i = 0; i < d; ++i) {
+      for (int j = 0; j < d; ++j) {
+        const float along = reflect ? 2 * axis[i] * axis[j] / square : 0;
+        rotation.push_back((i == j ? 1.0F : 0.0F) - along);
+      }
+      const float fall = 2.0F + static_cast<float>(plane * 5 % 7);
+      singular_values.push_back(std::exp(-fall * static_cast<float>(i) / static_cast<float>(d)));
+    }
+  }
+}
+
 // Memory aligned to 64 that ends where it ends, so that AddressSanitizer sees every slip.
 class Lines {
  public:

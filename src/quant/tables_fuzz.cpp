@@ -58,7 +58,7 @@ void open_everywhere(const std::vector<std::shared_ptr<const KvFormat>>& formats
   const SlabPlace place{0, kPosition};
   const auto expected = open(*formats.front(), place, slab);
   for (const auto& format : formats) {
-    require(format->used_bytes(slab) <= format->slab_bytes());
+    require(format->used_bytes({0, 0}, slab) <= format->slab_bytes());
     require(open(*format, place, slab) == expected);
   }
 }
@@ -69,9 +69,9 @@ void travel(const std::vector<std::shared_ptr<const KvFormat>>& formats, const s
             const std::uint8_t* input, std::size_t count) {
   const KvFormat& format = *formats.front();
   const SlabPlace place{0, kPosition};
-  const std::size_t size = format.used_bytes(slab);
+  const std::size_t size = format.used_bytes({0, 0}, slab);
   const auto packed = std::make_unique<std::byte[]>(size);
-  format.pack(slab, packed.get());
+  format.pack({0, 0}, slab, packed.get());
   Lines back(format.slab_bytes());
   require(format.unpack(place, {packed.get(), size}, back.data()).ok());
   require(std::memcmp(back.data(), slab, format.slab_bytes()) == 0);
@@ -86,8 +86,8 @@ void travel(const std::vector<std::shared_ptr<const KvFormat>>& formats, const s
   }
   if (!format.unpack(place, {changed.get(), length}, back.data()).ok()) return;
   open_everywhere(formats, back.data());
-  require(format.used_bytes(back.data()) == length);
-  format.pack(back.data(), packed.get());
+  require(format.used_bytes({0, 0}, back.data()) == length);
+  format.pack({0, 0}, back.data(), packed.get());
   require(std::memcmp(packed.get(), changed.get(), length) == 0);
 }
 

@@ -1,0 +1,67 @@
+// KV format `zack`: sealed slabs keep the first dimensions of K and V in a basis in which the last
+// ones count least (ZACK; SPEC 2; spec/slab_zack.md).
+//
+//   zack:keep=0.5               the share of all dimensions that is kept, at most
+//     ranks=adaptive|uniform    each head its own number for K and for V, or one for all
+//     weigh=values|energies     whether tails are sums of singular values or of their squares
+//     sink=n, recent=n          blocks that attention reads in 16 bits, with all dimensions
+//
+// The model's directory is one that `kvlane calibrate zack` made: its V is in that basis anyway,
+// its weights being folded. K and queries get there by key_rotation(), behind RoPE. A product of a
+// query and a key is the same in any basis, and what is dropped of both is the end of that sum.
+// Nothing is decompressed: attention computes on the narrow rows (attention/sealed_kernel.h).
+//
+// Unlike the paper, a query reads its own block of 64 tokens with all dimensions, as with every
+// other format here.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "format/head_widths.h"
+#include "quant/format_text.h"
+#include "quant/kv_format.h"
+#include "quant/zack_ranks.h"
+
+namespace kvlane {
+
+// Names of tables: "zack.layers.3.k.rotation" [kv_heads][d][d], columns by descending singular
+// value; "zack.layers.3.k.singular_values" [kv_heads][d]; likewise v, whose rotation formats do not
+// read. spec/zack.md.
+class ZackFormat final : public KvFormat {
+ public:
+  // rotations: [layers][kv_heads][head_dim][head_dim]. ranks.widths: [layers][kv_heads].
+  ZackFormat(std::string name, const KvShape& shape, const KvWindow& window, zack::Ranks ranks,
+             std::vector<float> rotations, std::uint64_t tables);
+
+  const float* key_rotation(int layer, int kv_head) const override;
+  PagePlace page_place(int layer, int kv_head) const override;
+
+  Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const override;
+  // In the rotated basis, with zeros for dimensions that were dropped.
+  void open_page(SlabPlace place, const std::byte* slab, int kv_head,
+                 std::uint16_t* page) const override;
+  std::size_t used_bytes(SlabPlace place, const std::byte* slab) const override;
+  void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override;
+  Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
+
+  HeadWidths widths(int layer, int kv_head) const { return ranks_.widths[head(layer, kv_head)]; }
+  const zack::Ranks& ranks() const { return ranks_; }
+
+ private:
+  std::size_t head(int layer, int kv_head) const {
+    return std::size_t(layer) * shape().kv_heads + kv_head;
+  }
+
+  zack::Ranks ranks_;
+  std::vector<float> rotations_;
+  std::vector<PagePlace> pages_;  // [layers][kv_heads]
+};
+
+// The format of this family that `text` says. Errors name what is wrong.
+Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
+                                                         const KvFormatContext& context);
+
+}  // namespace kvlane

@@ -1,0 +1,145 @@
+// Slabs of `zack`: where values lie, what opens, what is refused.
+// SPDX-License-Identifier: Apache-2.0
+#include "quant/zack.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "quant/tables_fixture.h"
+
+namespace kvlane {
+namespace {
+
+using namespace tables_fixture;
+
+constexpr KvShape kShape{3, 2, 64, ElementType::kBf16};
+
+KvTables tables_of(const KvShape& shape) {
+  KvTables tables;
+  add_zack_tables(shape, true, tables);
+  return tables;
+}
+
+Result<std::shared_ptr<const KvFormat>> make(const char* text, const KvTables& tables,
+                                             const KvShape& shape = kShape) {
+  return make_kv_format(text, {.shape = shape, .tables = &tables});
+}
+
+const ZackFormat& zack(const std::shared_ptr<const KvFormat>& format) {
+  return dynamic_cast<const ZackFormat&>(*format);
+}
+
+TEST(Zack, NamesSayEverything) {
+  const KvTables tables = tables_of(kShape);
+  const auto name = [&](const char* text) { return (*make(text, tables))->name(); };
+  EXPECT_EQ(name("zack:keep=0.50"), "zack:keep=0.5");
+  EXPECT_EQ(name("zack:weigh=energies,keep=1,ranks=adaptive"), "zack:keep=1,weigh=energies");
+  EXPECT_EQ(name("zack:keep=0.75,ranks=uniform,recent=2"), "zack:keep=0.75,ranks=uniform,recent=2");
+  EXPECT_EQ((*make("zack:keep=0.5,sink=1", tables))->slab_name(), "zack:keep=0.5");
+}
+
+TEST(Zack, SlabsAreRowsOfTheWidthsOneAfterAnother) {
+  const KvTables tables = tables_of(kShape);
+  const RopeTable rope(inverse_frequencies(kShape.head_dim), 128);
+  const auto rows = rotated_rows(kShape, 1, rope, 0);
+  const auto format = *make("zack:keep=0.6", tables);
+  std::size_t widest = 0;
+  for (int layer = 0; layer < kShape.layers; ++layer) {
+    const SlabPlace place{layer, 64};
+    const Sealed sealed(*format, place, rows);
+    ASSERT_TRUE(sealed.status.ok());
+    const auto* at =
+        reinterpret_cast<const std::uint16_t*>(const_cast<Sealed&>(sealed).slab.data());
+    std::size_t bytes = 0;
+    for (int head = 0; head < kShape.kv_heads; ++head) {
+      const HeadWidths widths = zack(format).widths(layer, head);
+      EXPECT_EQ(format->page_place(layer, head).offset, bytes);
+      for (const bool is_key : {true, false}) {
+        const int width = is_key ? widths.k : widths.v;
+        for (int token = 0; token < kBlockTokens; ++token, at += width) {
+          ASSERT_EQ(std::memcmp(at, slab_row(kShape, rows.data(), head, is_key, token),
+                                width * sizeof(*at)),
+                    0);
+        }
+        bytes += std::size_t{2} * kBlockTokens * width;
+      }
+      EXPECT_EQ(format->page_place(layer, head).offset + format->page_place(layer, head).bytes,
+                bytes);
+    }
+    EXPECT_EQ(format->slab_bytes(layer), bytes);
+    EXPECT_EQ(format->used_bytes(place, nullptr), bytes);
+    widest = std::max(widest, bytes);
+  }
+  EXPECT_EQ(format->slab_bytes(), widest);
+  const double share = zack(format).ranks().share;
+  EXPECT_LE(share, 0.6);
+  EXPECT_EQ(static_cast<double>(format->slab_sizes().block_bytes()),
+            share * static_cast<double>(kShape.block_bytes()));
+}
+
+TEST(Zack, OpensToItsRowsAndZeros) {
+  const KvTables tables = tables_of(kShape);
+  const RopeTable rope(inverse_frequencies(kShape.head_dim), 128);
+  const auto rows = rotated_rows(kShape, 2, rope, 0);
+  const auto format = *make("zack:keep=0.4", tables);
+  const SlabPlace place{1, 0};
+  Sealed sealed(*format, place, rows);
+  const auto opened = open(*format, place, sealed.slab.data());
+  ASSERT_EQ(opened.size(), rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::size_t plane = i / kShape.page_plane_elements();
+    const HeadWidths widths = zack(format).widths(1, static_cast<int>(plane / 2));
+    const auto channel = static_cast<int>(i % kShape.head_dim);
+    const bool kept = channel < (plane % 2 == 0 ? widths.k : widths.v);
+    ASSERT_EQ(opened[i], kept ? rows[i] : 0) << i;
+  }
+}
+
+TEST(Zack, GivesTheRotationOfTheTables) {
+  const KvTables tables = tables_of(kShape);
+  const auto format = *make("zack:keep=0.4", tables);
+  const auto& expected = tables.values.at("zack.layers.2.k.rotation");
+  EXPECT_EQ(std::memcmp(format->key_rotation(2, 1), expected.data() + 64 * 64, 64 * 64 * 4), 0);
+}
+
+TEST(Zack, OtherTablesAreOtherSlabs) {
+  KvTables tables = tables_of(kShape);
+  const auto first = *make("zack:keep=0.4", tables);
+  tables.values["zack.layers.0.k.rotation"][5] += 0.01F;
+  EXPECT_NE((*make("zack:keep=0.4", tables))->tables(), first->tables());
+}
+
+TEST(Zack, WhatCannotBeSaysWhy) {
+  const KvTables tables = tables_of(kShape);
+  const auto message = [](const auto& made) { return std::string(made.status().message()); };
+  EXPECT_EQ(message(make("zack:keep=0.2", tables)),
+            "KV format 'zack': a share of 0.2 cannot be met: every head keeps at least 16 of its "
+            "64 dimensions");
+  EXPECT_EQ(message(make("zack:keep=0.5", {})),
+            "KV format 'zack' needs tables: kvlane calibrate zack DIR --text FILE --out OUT, then "
+            "OUT in the model's place");
+  EXPECT_NE(message(make("zack:keep=0.5", tables, {3, 2, 128, ElementType::kBf16})).find("values"),
+            std::string::npos);
+  EXPECT_EQ(message(make("zack:keep=0.5", tables, {3, 2, 40, ElementType::kBf16})),
+            "KV format 'zack' takes a head_dim that is a multiple of 16, this model has 40");
+  KvTables bad = tables;
+  bad.values["zack.layers.1.v.singular_values"][3] = 1e6F;
+  EXPECT_EQ(message(make("zack:keep=0.5", bad)),
+            "KV format 'zack': singular values are not finite, not negative and descending");
+}
+
+TEST(Zack, RefusesWhatIsNotFinite) {
+  const KvTables tables = tables_of(kShape);
+  const auto format = *make("zack:keep=0.4", tables);
+  std::vector<std::uint16_t> rows(kShape.slab_bytes() / 2, to_bf16(1.0F).bits);
+  rows.back() = to_bf16(std::numeric_limits<float>::infinity()).bits;
+  Lines slab(format->slab_bytes());
+  const Status status = format->seal({2, 128}, rows.data(), slab.data());
+  EXPECT_EQ(status.message(),
+            "V of layer 2, KV head 1, token 191 is inf: KV formats take finite numbers only");
+}
+
+}  // namespace
+}  // namespace kvlane
