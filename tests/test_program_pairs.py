@@ -28,14 +28,25 @@ class Pairs(unittest.TestCase):
         cls.tables = pathlib.Path(directory.name) / "tables.safetensors"
         done = run("calibrate", "tables", GQA, "--text", TEXT, "--out", cls.tables, "--tokens", 1000, "--threads", 1)
         assert done.status == 0, done.err
+        # Enough text to rotate a model by.
+        text = pathlib.Path(directory.name) / "text.md"
+        text.write_text("\n".join(path.read_text(encoding="utf-8") for path in (TEXT, *sorted(ROOT.glob("spec/*.md")))))
+        cls.rotated = pathlib.Path(directory.name) / "rotated"
+        done = run("calibrate", "zack", GQA, "--text", text, "--out", cls.rotated, "--tokens", 16384)
+        assert done.status == 0, done.err
         cls.formats = [name for name in run("version", "--json").json()["kv_formats"].split(", ") if name != "bf16"]
 
+    def model_of(self, name):
+        return self.rotated if name.startswith("zack") else GQA
+
     def flags(self, name, memory="64MiB"):
-        return ("--kv-format", name, "--kv-tables", self.tables, "--kv-memory", memory, "--threads", 1)
+        """The model's directory first."""
+        tables = () if name.startswith("zack") else ("--kv-tables", self.tables)
+        return (self.model_of(name), "--kv-format", name, *tables, "--kv-memory", memory, "--threads", 1)
 
     def answer(self, name, *flags):
-        done = run("generate", GQA, "--prompt", PROMPT, "--max-tokens", 24, "--ignore-eos", "--json",
-                   "--max-num-seqs", 4, *self.flags(name), *flags)  # fmt: skip
+        done = run("generate", *self.flags(name), "--prompt", PROMPT, "--max-tokens", 24, "--ignore-eos", "--json",
+                   "--max-num-seqs", 4, *flags)  # fmt: skip
         self.assertEqual(done.status, 0, done.err)
         return done.json()["text"]
 
@@ -66,7 +77,7 @@ class Pairs(unittest.TestCase):
                 self.assertEqual(self.answer(name, "--kv-codec", "splitzip"), answer)
 
     def worker(self, role, name, *flags):
-        server = Server(role, GQA, "--port", 0, *self.flags(name), *flags)
+        server = Server(role, *self.flags(name), "--port", 0, *flags)
         self.addCleanup(server.close)
         return server
 
@@ -106,21 +117,22 @@ class Pairs(unittest.TestCase):
         for name in NEED_TABLES:
             with self.subTest(name):
                 self.assert_refused(
-                    run("generate", GQA, "--prompt", "x", "--kv-format", name), "kvlane calibrate tables"
+                    run("generate", GQA, "--prompt", "x", "--kv-format", name),
+                    "kvlane calibrate zack" if name == "zack" else "kvlane calibrate tables",
                 )
 
     def test_memory_that_is_too_small_for_rows_is_told(self):
         for name in self.formats:
             with self.subTest(name):
                 self.assert_refused(
-                    run("generate", GQA, "--prompt", "x", *self.flags(name, "1MiB")), "bytes of KV memory at least"
+                    run("generate", *self.flags(name, "1MiB"), "--prompt", "x"), "bytes of KV memory at least"
                 )
 
     def test_parameters_that_are_not_there_are_refused(self):
         for name in self.formats:
             with self.subTest(name):
                 self.assert_refused(
-                    run("generate", GQA, "--prompt", "x", *self.flags(name + ":colour=2")), "has no parameter 'colour'"
+                    run("generate", *self.flags(name + ":colour=2"), "--prompt", "x"), "has no parameter 'colour'"
                 )
 
 

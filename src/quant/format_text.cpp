@@ -93,12 +93,9 @@ Result<std::string> FormatText::word(const std::string& key,
   return wrong(name_, key, given.mapped(), listed(allowed));
 }
 
-Result<int> FormatText::share(const std::string& key) {
+Result<int> FormatText::share(const std::string& key, int otherwise) {
   const auto given = parameters_.extract(key);
-  if (given.empty()) {
-    return invalid_argument("KV format '" + name_ + "' needs " + key + ", such as " + name_ + ":" +
-                            key + "=0.5");
-  }
+  if (given.empty()) return otherwise;
   const std::string& text = given.mapped();
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -34,8 +34,8 @@ class FormatText {
   // The same for one of some words.
   Result<std::string> word(const std::string& key, std::span<const std::string_view> allowed,
                            std::string_view otherwise);
-  // A share in (0, 1] with at most four decimals, in parts of kShareParts. It must be given.
-  Result<int> share(const std::string& key);
+  // A share in (0, 1] with at most four decimals, in parts of kShareParts.
+  Result<int> share(const std::string& key, int otherwise);
   // "sink" and "recent", in blocks of 64 tokens: at most 1024 each.
   Result<KvWindow> window();
 

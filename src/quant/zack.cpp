@@ -13,6 +13,7 @@ namespace kvlane {
 namespace {
 
 constexpr std::string_view kName = "zack";
+constexpr int kUsualKeep = kShareParts / 2;
 
 // K[64][k], then V[64][v].
 std::size_t page_bytes(HeadWidths widths) {
@@ -131,7 +132,7 @@ Result<zack::Ranks> choose_ranks(const KvFormatContext& context, int keep, const
 
 Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
                                                          const KvFormatContext& context) {
-  KVLANE_ASSIGN(const int keep, text.share("keep"));
+  KVLANE_ASSIGN(const int keep, text.share("keep", kUsualKeep));
   KVLANE_ASSIGN(const std::string ranks, text.word("ranks", kRanks, "adaptive"));
   KVLANE_ASSIGN(const std::string weigh, text.word("weigh", kWeighs, "values"));
   KVLANE_ASSIGN(const KvWindow window, text.window());

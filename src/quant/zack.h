@@ -1,7 +1,7 @@
 // KV format `zack`: sealed slabs keep the first dimensions of K and V in a basis in which the last
 // ones count least (ZACK; SPEC 2; spec/slab_zack.md).
 //
-//   zack:keep=0.5               the share of all dimensions that is kept, at most
+//   zack:keep=0.5               the share of all dimensions that is kept, at most; 0.5 if not said
 //     ranks=adaptive|uniform    each head its own number for K and for V, or one for all
 //     weigh=values|energies     whether tails are sums of singular values or of their squares
 //     sink=n, recent=n          blocks that attention reads in 16 bits, with all dimensions
