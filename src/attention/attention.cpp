@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "base/bf16.h"
 #include "base/clock.h"
@@ -142,7 +143,8 @@ class Attention::Reading {
       past_[i].rows = own_[i] = attention.make_query(batch, tiles_[i]);
       std::fill_n(past_[i].rows.visible, tiles_[i].pairs, kBlockTokens);
       past_[i].rows.tokens = kBlockTokens;
-      if (table_.coded()) attention.sealed_kernel_->prepare(past_[i], tiles_[i].pairs);
+      if (!table_.coded()) continue;
+      attention.sealed_kernel_->prepare(layer_, tiles_[i].kv_head, tiles_[i].pairs, past_[i]);
     }
   }
 
@@ -151,12 +153,18 @@ class Attention::Reading {
     const bool own = run == run_count(tiles_->block) - 1;
     const int begin = own ? tiles_->block : run * kSplitBlocks;
     const int end = own ? begin + 1 : std::min(begin + kSplitBlocks, tiles_->block);
+    begun_ = false;
     if (apart_) {
-      add(begin, end, Which::kRows, totals);
-      add(begin, end, Which::kSealed, totals);
+      // One state of a run, whoever takes it: rows go on where sealed pages have left off.
+      read(begin, end, Which::kSealed);
+      for (int i = 0; i < task_.tiles && begun_; ++i) {
+        attention_.sealed_kernel_->leave_own_basis(states_[i]);
+      }
+      read(begin, end, Which::kRows);
     } else {
-      add(begin, end, Which::kAll, totals);
+      read(begin, end, Which::kAll);
     }
+    for (int i = 0; i < task_.tiles; ++i) merge(states_[i], totals[i]);
   }
 
   double opening_seconds() const { return opening_seconds_; }
@@ -165,25 +173,21 @@ class Attention::Reading {
   // Those blocks that attention reads as rows, those that it reads sealed, or all.
   enum class Which : std::uint8_t { kRows, kSealed, kAll };
 
-  void add(int begin, int end, Which which, std::span<StateTile> totals) {
-    const int head_dim = table_.pool().shape().head_dim;
-    bool some = false;
+  void read(int begin, int end, Which which) {
     for (int block = begin; block < end; ++block) {
       const bool rows = attention_.reads_rows(*tiles_, block);
       if (which != Which::kAll && rows != (which == Which::kRows)) continue;
-      for (int i = 0; i < task_.tiles && !some; ++i) {
-        const int dim = which == Which::kSealed
-                            ? attention_.sealed_kernel_->value_dim(layer_, tiles_[i].kv_head)
-                            : head_dim;
-        states_[i].reset(tiles_[i].pairs, dim);
-      }
-      some = true;
+      if (!std::exchange(begun_, true)) begin_states(which == Which::kSealed);
       rows ? read_rows(block) : gather_sealed(block);
     }
     flush();
-    for (int i = 0; i < task_.tiles && some; ++i) {
-      if (which == Which::kSealed) attention_.sealed_kernel_->leave_own_basis(states_[i]);
-      merge(states_[i], totals[i]);
+  }
+
+  void begin_states(bool sealed) {
+    for (int i = 0; i < task_.tiles; ++i) {
+      const int dim = sealed ? attention_.sealed_kernel_->value_dim(layer_, tiles_[i].kv_head)
+                             : table_.pool().shape().head_dim;
+      states_[i].reset(tiles_[i].pairs, dim);
     }
   }
 
@@ -254,7 +258,8 @@ class Attention::Reading {
   const bool codes_own_;
   PageQuery own_[kGroupTiles];     // of the own block
   SealedQuery past_[kGroupTiles];  // of those before it, where every row sees every token
-  std::array<StateTile, kGroupTiles> states_;
+  std::array<StateTile, kGroupTiles> states_;      // of a run
+  bool begun_ = false;                             // whether anything was added to them
   std::array<SealedItem, kSealedItemsMax> items_;  // sealed pages that are to be read
   int items_count_ = 0;
   double opening_seconds_ = 0;

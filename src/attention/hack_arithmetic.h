@@ -56,8 +56,8 @@ template <class Real>
 Real base_score(const HackShape& shape, const Query<Real>& query, const std::byte* page) {
   Real total = 0;
   if (shape.k.axis != hack::Axis::kBoth) return total;
-  for (int i = 0; i < shape.head_dim; ++i) {
-    const Affine affine = affine_of(shape.k, shape.head_dim, page + shape.layout.k_metadata, 0, i);
+  for (int i = 0; i < shape.key_dim; ++i) {
+    const Affine affine = affine_of(shape.k, shape.key_dim, page + shape.layout.k_metadata, 0, i);
     total = std::fma(query.values[i], Real{affine.m}, total);
   }
   return total;
@@ -66,7 +66,7 @@ Real base_score(const HackShape& shape, const Query<Real>& query, const std::byt
 template <class Real>
 Real score(const HackShape& shape, const Query<Real>& query, const std::byte* page, int token,
            Real base) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   Real total = base;
   for (int first = 0, g = 0; first < d; first += shape.key_partition(), ++g) {
     int dot = 0;
@@ -106,7 +106,7 @@ Weights<Real> code_weights(const HackShape& shape, const std::byte* page, const 
     values[token] = weights[token];
     if (both) {
       values[token] *=
-          affine_of(shape.v, shape.head_dim, page + shape.layout.v_metadata, token, 0).s;
+          affine_of(shape.v, shape.value_dim, page + shape.layout.v_metadata, token, 0).s;
       most = std::max(most, values[token]);
     }
     sum += weights[token];
@@ -126,7 +126,7 @@ Weights<Real> code_weights(const HackShape& shape, const std::byte* page, const 
 template <class Real>
 void add_values(const HackShape& shape, const Weights<Real>& weights, const std::byte* page,
                 Real* out) {
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   const bool both = shape.v.axis == hack::Axis::kBoth;
   const Real middle = both ? hack::middle_code(shape.v) : 0;
   for (int first = 0; first < kBlockTokens; first += shape.value_partition()) {

@@ -38,7 +38,7 @@ inline HackShape hack_shape(const HackKind& kind, int head_dim, bool mix) {
                       hack::Meta::kFp16};
   const hack::Plane v{kind.value_bits, both ? hack::Axis::kBoth : hack::Axis::kChannel,
                       std::min(kind.partition, kBlockTokens), hack::Meta::kFp16};
-  return {k, v, hack::page_layout(k, v, head_dim), head_dim, mix};
+  return {k, v, hack::page_layout(k, v, {head_dim, head_dim}), head_dim, head_dim, mix};
 }
 
 // Rows [position, position + rows) of a sequence.
@@ -301,7 +301,7 @@ struct ExactQuery {
   explicit ExactQuery(const HackShape& shape, const HackQuery& prepared)
       : codes(prepared.codes[0]), scale(prepared.scale[0]) {
     const bool both = shape.k.axis == hack::Axis::kBoth;
-    for (int i = 0; i < shape.head_dim; ++i) {
+    for (int i = 0; i < shape.key_dim; ++i) {
       values.push_back(prepared.values[0][i]);
       const int partition = i / shape.key_partition();
       sums[partition] += values[i];

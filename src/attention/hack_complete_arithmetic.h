@@ -61,7 +61,7 @@ template <class Real>
 Real score_complete(const HackShape& shape, const std::int8_t* codes,
                     const CodedPartition<Real>* query, const std::byte* page, const std::byte* sums,
                     int token) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   Real total = 0;
   for (int first = 0, g = 0; first < d; first += shape.k.partition, ++g) {
     int dot = 0;
@@ -80,7 +80,7 @@ template <class Real>
 void add_complete(const HackShape& shape, const std::int8_t* codes,
                   const CodedPartition<Real>* weights, const std::byte* page, const std::byte* sums,
                   Real* out) {
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   for (int first = 0, g = 0; first < kBlockTokens; first += shape.v.partition, ++g) {
     for (int channel = 0; channel < d; ++channel) {
       int dot = 0;

@@ -34,7 +34,7 @@ constexpr float kUnitLeast = 0x1p-126F;
 // --- the query ----------------------------------------------------------------------------------
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   for (int row = 0; row < rows; ++row) {
     float* const q = to.values[row];
     load_hack_query_avx512(shape, query, row, q);
@@ -96,7 +96,7 @@ void find_sums(const hack::Plane& plane, int head_dim, const std::byte* codes,
 template <int kBits, int kRows, int kGroups>
 inline void score(const HackShape& shape, const HackQuery& query, int row, const std::byte* page,
                   const float* sums, int token, Prefetch& prefetch, Scores& scores) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   __m512 totals[kRows][kGroups];
   for (auto& of_row : totals) {
     for (__m512& total : of_row) total = _mm512_setzero_ps();
@@ -148,7 +148,7 @@ void score_page(const HackShape& shape, const HackItem& item, const float* sums,
 void score_item(const HackShape& shape, const HackItem& item, Prefetch& prefetch, Scores& scores) {
   alignas(64) float sums[kHackEntriesMax];
   const std::size_t stored = shape.layout.k_sums;
-  find_sums(shape.k, shape.head_dim, item.page, stored == 0 ? nullptr : item.page + stored, sums);
+  find_sums(shape.k, shape.key_dim, item.page, stored == 0 ? nullptr : item.page + stored, sums);
   with_bits(shape.k.bits, [&](auto known) {
     score_page<decltype(known)::kValue>(shape, item, sums, prefetch, scores);
   });
@@ -309,7 +309,7 @@ inline void add_values(const HackShape& shape, const Weights& weights, int row,
                        const std::byte* page, const float* sums, int channel, Prefetch& prefetch,
                        float* out) {
   constexpr int kRegisters = 8 / kBits;
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   const std::byte* words = page + shape.layout.v_codes + 4 * channel;
   __m512i dots[kRows][kParts][kGroups];
   for (auto& of_row : dots) {
@@ -363,7 +363,7 @@ template <int kBits, int kParts, int kGroups>
 inline void add_channels(const HackShape& shape, const Weights& weights, const HackItem& item,
                          const float* sums, int channel, Prefetch& prefetch) {
   StateTile& tile = *item.tile;
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   const int whole_rows = tile.rows / 4 * 4;
   for (int row = 0; row < whole_rows; row += 4) {
     add_values<kBits, 4, kParts, kGroups>(shape, weights, row, item.page, sums, channel, prefetch,
@@ -379,10 +379,10 @@ template <int kBits, int kParts>
 void add_page(const HackShape& shape, const Weights& weights, const HackItem& item,
               const float* sums, Prefetch& prefetch) {
   int channel = 0;
-  for (; channel + 2 * kLanes <= shape.head_dim; channel += 2 * kLanes) {
+  for (; channel + 2 * kLanes <= shape.value_dim; channel += 2 * kLanes) {
     add_channels<kBits, kParts, 2>(shape, weights, item, sums, channel, prefetch);
   }
-  if (channel < shape.head_dim) {
+  if (channel < shape.value_dim) {
     add_channels<kBits, kParts, 1>(shape, weights, item, sums, channel, prefetch);
   }
 }
@@ -391,7 +391,7 @@ void add_item(const HackShape& shape, const HackItem& item, const Weights& weigh
               Prefetch& prefetch) {
   alignas(64) float sums[kHackEntriesMax];
   const std::size_t stored = shape.layout.v_sums;
-  find_sums(shape.v, shape.head_dim, item.page + shape.layout.v_codes,
+  find_sums(shape.v, shape.value_dim, item.page + shape.layout.v_codes,
             stored == 0 ? nullptr : item.page + stored, sums);
   with_bits(shape.v.bits, [&](auto known) {
     constexpr int kBits = decltype(known)::kValue;

@@ -12,7 +12,7 @@ namespace {
 using hack_arithmetic::CodedPartition;
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   for (int row = 0; row < rows; ++row) {
     load_hack_query_scalar(shape, query, row, to.values[row]);
     for (int first = 0, g = 0; first < d; first += shape.k.partition, ++g) {
@@ -52,19 +52,19 @@ void add_row(const HackShape& shape, const HackItem& item, int row, const std::b
     const auto count = static_cast<std::size_t>(shape.v.partition);
     weights[g] = hack_arithmetic::code_partition<float>({scores + first, count}, codes + first);
   }
-  float* const out = tile.out + row * shape.head_dim;
-  for (int i = 0; i < shape.head_dim; ++i) out[i] *= keep;
+  float* const out = tile.out + row * shape.value_dim;
+  for (int i = 0; i < shape.value_dim; ++i) out[i] *= keep;
   hack_arithmetic::add_complete(shape, codes, weights, item.page, sums, out);
 }
 
 void attend_page(const HackShape& shape, const HackItem& item) {
   const hack::PageLayout& layout = shape.layout;
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   std::byte k_room[kHackSumsBytesMax];
   std::byte v_room[kHackSumsBytesMax];
   const std::byte* const k_sums = sums_of(shape.k, d, item.page, item.page, layout.k_sums, k_room);
-  const std::byte* const v_sums =
-      sums_of(shape.v, d, item.page + layout.v_codes, item.page, layout.v_sums, v_room);
+  const std::byte* const v_sums = sums_of(shape.v, shape.value_dim, item.page + layout.v_codes,
+                                          item.page, layout.v_sums, v_room);
   const HackQuery& query = *item.query;
   float scores[kTileRows][kBlockTokens];
   for (int row = 0; row < item.tile->rows; ++row) {

@@ -40,8 +40,8 @@ double value_of(const CodedPartition<double>& coded, int code) {
 // The sums of a page's codes, as stored or as taken.
 std::vector<std::byte> sums_of(const HackShape& shape, const std::byte* page, bool keys) {
   const hack::Plane& plane = keys ? shape.k : shape.v;
-  std::vector<std::byte> sums(hack::sums_bytes(plane, shape.head_dim));
-  hack::sum_codes_scalar(plane, shape.head_dim, page + (keys ? 0 : shape.layout.v_codes),
+  std::vector<std::byte> sums(hack::sums_bytes(plane, shape.key_dim));
+  hack::sum_codes_scalar(plane, shape.key_dim, page + (keys ? 0 : shape.layout.v_codes),
                          sums.data());
   const std::size_t stored = keys ? shape.layout.k_sums : shape.layout.v_sums;
   if (stored != 0) {
@@ -52,7 +52,7 @@ std::vector<std::byte> sums_of(const HackShape& shape, const std::byte* page, bo
 
 // Queries as they come, all alike, all negative; then with a constant partition.
 std::vector<double> query_of_kind(Scene& scene, int kind) {
-  std::vector<double> q(scene.shape().head_dim);
+  std::vector<double> q(scene.shape().key_dim);
   for (std::size_t i = 0; i < q.size(); ++i) {
     const double x = scene.gauss();
     q[i] = kind == 0 ? x : kind == 1 ? 0.75 : kind == 2 ? -2 - std::abs(x) : i < 32 ? -1.25 : x;
@@ -155,7 +155,7 @@ constexpr int kChannelStep = 7;
 
 Expected expect(Scene& scene, int row) {
   const HackShape& shape = scene.shape();
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   constexpr int kTokens = kPages * kBlockTokens;
   std::vector<float> q(d);
   load_hack_query_scalar(shape, scene.query(), row, q.data());

@@ -23,23 +23,23 @@ inline float key_code(const HackShape& shape, const std::byte* page, int token, 
   return static_cast<float>(code_at(page, place, shape.k.bits)) - origin_of(shape.k);
 }
 inline float value_code(const HackShape& shape, const std::byte* page, int token, int channel) {
-  const hack::CodePlace place = hack::value_place(shape.v.bits, shape.head_dim, token, channel);
+  const hack::CodePlace place = hack::value_place(shape.v.bits, shape.value_dim, token, channel);
   return static_cast<float>(code_at(page + shape.layout.v_codes, place, shape.v.bits)) -
          origin_of(shape.v);
 }
 
 inline Affine key_affine(const HackShape& shape, const std::byte* page, int token, int channel) {
-  return affine_of(shape.k, shape.head_dim, page + shape.layout.k_metadata, token, channel);
+  return affine_of(shape.k, shape.key_dim, page + shape.layout.k_metadata, token, channel);
 }
 inline Affine value_affine(const HackShape& shape, const std::byte* page, int token, int channel) {
-  return affine_of(shape.v, shape.head_dim, page + shape.layout.v_metadata, token, channel);
+  return affine_of(shape.v, shape.value_dim, page + shape.layout.v_metadata, token, channel);
 }
 
 // The score of a token; sums: of q over K's partitions.
 template <class Real>
 Real score_on_codes(const HackShape& shape, const Real* q, const Real* sums, const std::byte* page,
                     int token) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const bool both = shape.k.axis == hack::Axis::kBoth;
   Real total = 0;
   for (int i = 0; both && i < d; ++i) {
@@ -60,7 +60,7 @@ Real score_on_codes(const HackShape& shape, const Real* q, const Real* sums, con
 template <class Real>
 Real score_on_values(const HackShape& shape, const Real* q, const std::byte* page, int token) {
   Real total = 0;
-  for (int i = 0; i < shape.head_dim; ++i) {
+  for (int i = 0; i < shape.key_dim; ++i) {
     const Affine affine = key_affine(shape, page, token, i);
     const Real value = std::fma(Real{affine.s}, Real{key_code(shape, page, token, i)}, affine.m);
     total = std::fma(q[i], value, total);
@@ -73,7 +73,7 @@ template <class Real>
 void add_on_codes(const HackShape& shape, const Real* weights, const std::byte* page, Real* out) {
   const bool both = shape.v.axis == hack::Axis::kBoth;
   for (int first = 0; first < kBlockTokens; first += shape.value_partition()) {
-    for (int channel = 0; channel < shape.head_dim; ++channel) {
+    for (int channel = 0; channel < shape.value_dim; ++channel) {
       Real dot = 0;
       Real total = 0;
       for (int token = first; token < first + shape.value_partition(); ++token) {
@@ -90,7 +90,7 @@ void add_on_codes(const HackShape& shape, const Real* weights, const std::byte* 
 
 template <class Real>
 void add_on_values(const HackShape& shape, const Real* weights, const std::byte* page, Real* out) {
-  for (int channel = 0; channel < shape.head_dim; ++channel) {
+  for (int channel = 0; channel < shape.value_dim; ++channel) {
     Real total = 0;
     for (int token = 0; token < kBlockTokens; ++token) {
       const Affine affine = value_affine(shape, page, token, channel);

@@ -215,7 +215,7 @@ __attribute__((always_inline)) inline void in_steps(int rows, const Body& body) 
 // --- the query ----------------------------------------------------------------------------------
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const int partition = shape.k.axis == Axis::kBoth ? d : shape.k.partition;
   for (int row = 0; row < rows; ++row) {
     load_hack_query_avx512(shape, query, row, to.values[row]);
@@ -257,7 +257,7 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
   constexpr bool kCodes = kOperand == HackOperand::kCodes;
   constexpr int kChannels = 32 / kBits;  // of a word
   const Codes<kBits, kBoth> codes;
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const int partition = kBoth ? d : shape.k.partition;
   const std::byte* words = page + 4 * token;
   const std::byte* entries =
@@ -322,7 +322,7 @@ inline void score(const HackShape& shape, const HackQuery& query, int row, const
 template <int kBits, bool kBoth, HackOperand kOperand>
 void score_page(const HackShape& shape, const HackItem& item, Prefetch& prefetch, Scores& scores) {
   alignas(64) float m[kTileHeadDimMax];
-  if (kBoth) load_all(shape.k.meta, item.page + shape.layout.k_metadata, shape.head_dim, m);
+  if (kBoth) load_all(shape.k.meta, item.page + shape.layout.k_metadata, shape.key_dim, m);
   in_steps<rows_most<kBits, kOperand>()>(item.tile->rows, [&](auto rows, int row) {
     constexpr int kRows = decltype(rows)::value;
     constexpr int kGroups = kRows == 1 || by_pairs<kBits, kOperand>() ? 4 : 2;
@@ -389,7 +389,7 @@ inline void add_part(const HackShape& shape, const Weights& weights, int row, co
   constexpr int kInWord = kCount < kRegisters ? kCount : kRegisters;
   constexpr int kFirst = kCount * kPart % kRegisters;
   const Codes<kBits, kBoth> codes;
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   const std::byte* const metadata = page + shape.layout.v_metadata;
   Affine affine[kGroups];
   for (int group = 0; group < kGroups; ++group) {
@@ -450,7 +450,7 @@ inline void add_channels(const HackShape& shape, const Weights& weights, const H
   StateTile& tile = *item.tile;
   in_steps<rows_most<kBits, kOperand>()>(tile.rows, [&](auto rows, int row) {
     constexpr int kRows = decltype(rows)::value;
-    float* const out = tile.out + row * shape.head_dim;
+    float* const out = tile.out + row * shape.value_dim;
     add_part<kBits, kBoth, kOperand, kParts, 0, kRows, kGroups>(shape, weights, row, item.page,
                                                                 channel, prefetch, out);
     if constexpr (kParts == 2) {
@@ -463,7 +463,7 @@ inline void add_channels(const HackShape& shape, const Weights& weights, const H
 template <int kBits, bool kBoth, HackOperand kOperand, int kParts>
 void add_page(const HackShape& shape, const Weights& weights, const HackItem& item,
               Prefetch& prefetch) {
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   int channel = 0;
   // One row alone waits for its sums unless there are many; a table of pairs serves all of them.
   if (item.tile->rows < 4 || by_pairs<kBits, kOperand>()) {
@@ -533,8 +533,8 @@ void attend(const HackShape& shape, std::span<const HackItem> items) {
     // The page after the one whose scores are taken now.
     Prefetch prefetch(i + 1 < items.size() ? items[i + 1].next : std::span<const std::byte>());
     if (both) {
-      load_all(shape.v.meta, item.page + shape.layout.v_metadata + 2 * shape.head_dim, kBlockTokens,
-               weights.scales);
+      load_all(shape.v.meta, item.page + shape.layout.v_metadata + 2 * shape.value_dim,
+               kBlockTokens, weights.scales);
     }
     const bool scaled = both && kOperand == HackOperand::kCodes;
     scaled ? weigh<true>(scores[i % 2], *item.tile, prefetch, weights)

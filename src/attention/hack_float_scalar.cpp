@@ -9,7 +9,7 @@ namespace kvlane {
 namespace {
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   for (int row = 0; row < rows; ++row) {
     load_hack_query_scalar(shape, query, row, to.values[row]);
     for (int first = 0, g = 0; first < d; first += shape.key_partition(), ++g) {
@@ -44,8 +44,8 @@ void attend_page(const HackShape& shape, const HackItem& item) {
     const float keep = std::exp2(tile.max[row] - max);
     tile.max[row] = max;
     tile.sum[row] = tile.sum[row] * keep + sum;
-    float* const out = tile.out + row * shape.head_dim;
-    for (int i = 0; i < shape.head_dim; ++i) out[i] *= keep;
+    float* const out = tile.out + row * shape.value_dim;
+    for (int i = 0; i < shape.value_dim; ++i) out[i] *= keep;
     kCodes ? add_on_codes(shape, weights, page, out) : add_on_values(shape, weights, page, out);
   }
 }

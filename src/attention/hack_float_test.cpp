@@ -107,7 +107,7 @@ Expected expect(Scene& scene, int row) {
   constexpr double kUnit = 0x1p-24;
   constexpr int kTokens = kPages * kBlockTokens;
   const HackShape& shape = scene.shape();
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const std::vector<float> q = query_of(scene, row);
   std::vector<double> weights(kTokens, 0.0);
   double max = -1e9;

@@ -50,11 +50,11 @@ struct HackQuery {
 struct HackShape {
   hack::Plane k, v;
   hack::PageLayout layout;
-  int head_dim;
+  int key_dim, value_dim;
   bool mix;
 
   // Channels of K, or tokens of V, whose products make one sum of integers.
-  int key_partition() const { return k.axis == hack::Axis::kBoth ? head_dim : k.partition; }
+  int key_partition() const { return k.axis == hack::Axis::kBoth ? key_dim : k.partition; }
   int value_partition() const { return v.axis == hack::Axis::kBoth ? kBlockTokens : v.partition; }
 };
 

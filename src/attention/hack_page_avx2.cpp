@@ -34,7 +34,7 @@ using hack_products::kWeightMost;
 
 // The greatest magnitude.
 float load_query(const HackShape& shape, const PageQuery& query, int row, float* q) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   for (int i = 0; i < d; i += kLanes) {
     __m256 sum = _mm256_setzero_ps();
     for (int part = 0; part < query.parts; ++part) {
@@ -55,7 +55,7 @@ float load_query(const HackShape& shape, const PageQuery& query, int row, float*
 }
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const int partition = shape.k.axis == Axis::kBoth ? d : shape.k.partition;
   const float middle = static_cast<float>((1 << shape.k.bits) - 1) / 2;
   for (int row = 0; row < rows; ++row) {
@@ -115,7 +115,7 @@ inline void reduce(const __m256* v, int rows, float* to) {
 inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
                        const std::byte* page, float* bases) {
   __m256 m[kTileHeadDimMax / kLanes];
-  const int parts = shape.head_dim / kLanes;
+  const int parts = shape.key_dim / kLanes;
   for (int i = 0; i < parts; ++i) {
     m[i] = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * kLanes * i);
   }
@@ -136,7 +136,7 @@ template <int kBits, bool kBoth, int kRows, int kGroups>
 inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
                        const std::byte* page, int token, Prefetch& prefetch, const float* bases,
                        Scores& scores) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const int partition = kBoth ? d : shape.k.partition;
   __m256 sums[kRows][kGroups];
   for (int j = 0; j < kRows; ++j) {
@@ -189,7 +189,7 @@ struct Scales {
 };
 inline void load_scales(const HackShape& shape, const std::byte* page, Scales& scales) {
   for (int i = 0; i < kBlockTokens; i += kLanes) {
-    const std::byte* const from = page + shape.layout.v_metadata + 2 * (shape.head_dim + i);
+    const std::byte* const from = page + shape.layout.v_metadata + 2 * (shape.value_dim + i);
     _mm256_store_ps(scales.of_token + i, load_numbers(shape.v.meta, from));
   }
 }
@@ -350,7 +350,7 @@ inline void weigh_rows(const HackShape& shape, const HackItem& item, Scores& sco
 template <int kBits, bool kBoth, int kRows, int kParts, int kGroups>
 inline void add_values(const HackShape& shape, const Weights& weights, int row,
                        const std::byte* page, int channel, Prefetch& prefetch, float* out) {
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   const std::byte* const words = page + shape.layout.v_codes + 4 * channel;
   __m256i dots[kRows][kParts][kGroups];
   for (auto& of_row : dots) {
@@ -420,7 +420,7 @@ struct Avx2 {
   static void add(const HackShape& shape, const Weights& weights, const std::byte* page,
                   Prefetch& prefetch, StateTile& tile) {
     const int whole_rows = tile.rows / 4 * 4;
-    for (int channel = 0; channel < shape.head_dim; channel += 2 * kLanes) {
+    for (int channel = 0; channel < shape.value_dim; channel += 2 * kLanes) {
       for (int row = 0; row < whole_rows; row += 4) {
         add_rows<kBits, kBoth, 4, kParts>(shape, weights, row, page, channel, prefetch, tile);
       }
@@ -436,7 +436,7 @@ struct Avx2 {
   static void add_rows(const HackShape& shape, const Weights& weights, int row,
                        const std::byte* page, int channel, Prefetch& prefetch, StateTile& tile) {
     constexpr int kGroups = kChannelGroups<kBits, kRows, kParts>;
-    float* const out = tile.out + row * shape.head_dim;
+    float* const out = tile.out + row * shape.value_dim;
     for (int i = 0; i < 2; i += kGroups) {
       add_values<kBits, kBoth, kRows, kParts, kGroups>(shape, weights, row, page,
                                                        channel + kLanes * i, prefetch, out);

@@ -38,7 +38,7 @@ using hack_pages::Weights;
 // --- the query ----------------------------------------------------------------------------------
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const int partition = shape.k.axis == Axis::kBoth ? d : shape.k.partition;
   const float middle = static_cast<float>((1 << shape.k.bits) - 1) / 2;
   for (int row = 0; row < rows; ++row) {
@@ -76,7 +76,7 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
                        const std::byte* page, float* bases) {
   __m512 m[kTileHeadDimMax / kLanes];
-  const int parts = shape.head_dim / kLanes;
+  const int parts = shape.key_dim / kLanes;
   for (int i = 0; i < parts; ++i) {
     m[i] = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * kLanes * i);
   }
@@ -96,7 +96,7 @@ template <int kBits, bool kBoth, int kRows, int kGroups>
 inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
                        const std::byte* page, int token, Prefetch& prefetch, const float* bases,
                        float (*scores)[kBlockTokens]) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const int partition = kBoth ? d : shape.k.partition;
   __m512 sums[kRows][kGroups];
   for (int j = 0; j < kRows; ++j) {
@@ -144,7 +144,7 @@ struct Scales {
 };
 inline void load_scales(const HackShape& shape, const std::byte* page, Scales& scales) {
   for (int i = 0; i < kBlockTokens; i += kLanes) {
-    const std::byte* const from = page + shape.layout.v_metadata + 2 * (shape.head_dim + i);
+    const std::byte* const from = page + shape.layout.v_metadata + 2 * (shape.value_dim + i);
     _mm512_store_ps(scales.of_token + i, load_numbers(shape.v.meta, from));
   }
 }
@@ -273,7 +273,7 @@ template <int kBits, bool kBoth, int kRows, int kParts, int kGroups>
 inline void add_values(const HackShape& shape, const Weights& weights, int row,
                        const std::byte* page, int channel, Prefetch& prefetch, float* out) {
   constexpr int kRegisters = 8 / kBits;
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   const std::byte* words = page + shape.layout.v_codes + 4 * channel;
   __m512i dots[kRows][kParts][kGroups];
   for (auto& of_row : dots) {
@@ -337,7 +337,7 @@ inline void add_values(const HackShape& shape, const Weights& weights, int row,
 template <int kBits, bool kBoth, int kParts, int kGroups>
 inline void add_channels(const HackShape& shape, const Weights& weights, const std::byte* page,
                          int channel, Prefetch& prefetch, StateTile& tile) {
-  const int d = shape.head_dim;
+  const int d = shape.value_dim;
   const int whole_rows = tile.rows / 4 * 4;
   for (int row = 0; row < whole_rows; row += 4) {
     add_values<kBits, kBoth, 4, kParts, kGroups>(shape, weights, row, page, channel, prefetch,
@@ -377,10 +377,10 @@ struct Avx512 {
   static void add(const HackShape& shape, const Weights& weights, const std::byte* page,
                   Prefetch& prefetch, StateTile& tile) {
     int channel = 0;
-    for (; channel + 2 * kLanes <= shape.head_dim; channel += 2 * kLanes) {
+    for (; channel + 2 * kLanes <= shape.value_dim; channel += 2 * kLanes) {
       add_channels<kBits, kBoth, kParts, 2>(shape, weights, page, channel, prefetch, tile);
     }
-    if (channel < shape.head_dim) {
+    if (channel < shape.value_dim) {
       add_channels<kBits, kBoth, kParts, 1>(shape, weights, page, channel, prefetch, tile);
     }
   }
@@ -389,7 +389,7 @@ struct Avx512 {
 }  // namespace
 
 void load_hack_query_avx512(const HackShape& shape, const PageQuery& query, int row, float* q) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   for (int i = 0; i < d; i += kLanes) {
     __m512 sum = _mm512_setzero_ps();
     for (int part = 0; part < query.parts; ++part) {

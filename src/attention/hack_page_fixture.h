@@ -46,7 +46,7 @@ class Scene {
  public:
   Scene(const char* format, int head_dim, int rows, unsigned seed)
       : format_(make(format, head_dim)),
-        shape_{format_->options().k, format_->options().v, format_->layout(), head_dim,
+        shape_{format_->options().k,  format_->options().v, format_->layout(), head_dim, head_dim,
                format_->options().mix},
         rows_(rows),
         engine_(seed),
@@ -80,11 +80,11 @@ class Scene {
   PageQuery query(int first_row = 0) const {
     PageQuery query{};
     for (int row = first_row; row < rows_; ++row) {
-      query.q[row - first_row] = queries_.data() + std::size_t(row) * shape_.head_dim;
+      query.q[row - first_row] = queries_.data() + std::size_t(row) * shape_.key_dim;
     }
     query.parts = 1;
-    query.part_stride = query.key_dim = shape_.head_dim;
-    query.scale = static_cast<float>(1.4426950408889634 / std::sqrt(shape_.head_dim));
+    query.part_stride = query.key_dim = shape_.key_dim;
+    query.scale = static_cast<float>(1.4426950408889634 / std::sqrt(shape_.key_dim));
     return query;
   }
 
@@ -92,7 +92,7 @@ class Scene {
     const auto prepared = std::make_unique<HackQuery>();
     kernel.prepare(shape_, query(first_row), rows, *prepared);
     StateTile tile;
-    tile.reset(rows, shape_.head_dim);
+    tile.reset(rows, shape_.key_dim);
     HackItem items[kPages];
     for (int i = 0; i < kPages; ++i) items[i] = {prepared.get(), slab(i), {}, &tile};
     kernel.attend(shape_, {items, kPages});
@@ -102,7 +102,7 @@ class Scene {
   // K or V of a token in double precision, in the basis of the codes.
   std::vector<double> coded_row(int page, bool keys, int token) {
     const hack::Plane& plane = keys ? shape_.k : shape_.v;
-    const int d = shape_.head_dim;
+    const int d = shape_.key_dim;
     const std::byte* const codes = slab(page) + (keys ? 0 : shape_.layout.v_codes);
     const std::byte* const metadata =
         slab(page) + (keys ? shape_.layout.k_metadata : shape_.layout.v_metadata);
@@ -123,7 +123,7 @@ class Scene {
   // Codes of pages become the last ones, their numbers 2^-6, codes of queries 127, or -127 in odd
   // rows: no sum of products can be greater.
   void make_greatest() {
-    const int d = shape_.head_dim;
+    const int d = shape_.key_dim;
     const hack::PageLayout& layout = shape_.layout;
     for (int i = 0; i < kPages; ++i) {
       std::fill_n(slab(i), layout.k_metadata, std::byte{0xff});

@@ -9,7 +9,7 @@
 namespace kvlane {
 
 void load_hack_query_scalar(const HackShape& shape, const PageQuery& query, int row, float* q) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   for (int i = 0; i < d; ++i) {
     float x = to_float(bf16{query.q[row][i]});
     for (int part = 1; part < query.parts; ++part) {
@@ -25,7 +25,7 @@ namespace {
 constexpr float kQueryMost = 127;
 
 void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery& to) {
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const bool both = shape.k.axis == hack::Axis::kBoth;
   for (int row = 0; row < rows; ++row) {
     float* const q = to.values[row];
@@ -74,8 +74,8 @@ void attend_page(const HackShape& shape, const HackItem& item) {
     const float keep = std::exp2(tile.max[row] - max);
     tile.max[row] = max;
     tile.sum[row] = tile.sum[row] * keep + weights.total;
-    float* const out = tile.out + row * shape.head_dim;
-    for (int i = 0; i < shape.head_dim; ++i) out[i] *= keep;
+    float* const out = tile.out + row * shape.value_dim;
+    for (int i = 0; i < shape.value_dim; ++i) out[i] *= keep;
     add_values(shape, weights, page, out);
   }
 }

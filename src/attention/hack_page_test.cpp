@@ -107,7 +107,7 @@ constexpr int kChannelStep = 7;
 
 Expected expect(Scene& scene, int row) {
   const HackShape& shape = scene.shape();
-  const int d = shape.head_dim;
+  const int d = shape.key_dim;
   const PageQuery query = scene.query();
   std::vector<float> q(d);
   for (int i = 0; i < d; ++i) q[i] = to_float(bf16{query.q[row][i]}) * query.scale;

@@ -3,6 +3,7 @@
 #include "attention/sealed_kernel.h"
 
 #include <algorithm>
+#include <map>
 
 #include "attention/hack_complete_page.h"
 #include "attention/hack_float_page.h"
@@ -16,10 +17,12 @@ namespace {
 
 class OpeningKernel final : public SealedKernel {
  public:
-  OpeningKernel(const KvFormat& format, Isa isa) : format_(format), kernel_(page_kernel(isa)) {}
+  OpeningKernel(const KvFormat& format, Isa isa)
+      : format_(format), dims_(format.shape().widths()), kernel_(page_kernel(isa)) {}
 
-  void prepare(SealedQuery& /*query*/, int /*rows*/) const override {}
-  int value_dim(int /*layer*/, int /*kv_head*/) const override { return format_.shape().head_dim; }
+  void prepare(int /*layer*/, int /*kv_head*/, int /*rows*/,
+               SealedQuery& /*query*/) const override {}
+  int value_dim(int /*layer*/, int /*kv_head*/) const override { return dims_.v; }
 
   double attend(std::span<const SealedItem> items) const override {
     double seconds = 0;
@@ -33,6 +36,7 @@ class OpeningKernel final : public SealedKernel {
       }
       last = &item;
       PageQuery rows = item.query->rows;
+      rows.key_dim = dims_.k;
       rows.next = item.next;
       kernel_(rows, opened, *item.tile);
     }
@@ -41,18 +45,19 @@ class OpeningKernel final : public SealedKernel {
 
  private:
   const KvFormat& format_;
+  const HeadWidths dims_;
   const PageKernel kernel_;
 };
 
 class CodeKernel final : public SealedKernel {
  public:
   CodeKernel(const HackFormat& format, Isa isa)
-      : shape_{format.options().k, format.options().v, format.layout(), format.shape().head_dim,
-               format.options().mix},
+      : shape_{format.options().k,        format.options().v,        format.layout(),
+               format.shape().widths().k, format.shape().widths().v, format.options().mix},
         kernel_(kernel_of(format.options().compute, isa)),
         mix_(mix_kernel(isa)) {}
 
-  void prepare(SealedQuery& query, int rows) const override {
+  void prepare(int /*layer*/, int /*kv_head*/, int rows, SealedQuery& query) const override {
     kernel_.prepare(shape_, query.rows, rows, query.hack);
   }
 
@@ -67,7 +72,7 @@ class CodeKernel final : public SealedKernel {
   }
 
   bool in_own_basis() const override { return shape_.mix; }
-  int value_dim(int /*layer*/, int /*kv_head*/) const override { return shape_.head_dim; }
+  int value_dim(int /*layer*/, int /*kv_head*/) const override { return shape_.value_dim; }
   void leave_own_basis(StateTile& tile) const override {
     if (shape_.mix) mix_(tile.out, tile.rows, tile.head_dim);
   }
@@ -88,29 +93,76 @@ class CodeKernel final : public SealedKernel {
 };
 
 // Narrow rows, read where they are.
-class NarrowKernel final : public SealedKernel {
+class RowsKernel final : public SealedKernel {
  public:
-  NarrowKernel(const ZackFormat& format, Isa isa) : format_(format), kernel_(page_kernel(isa)) {}
+  RowsKernel(HeadWidths dims, Isa isa) : dims_(dims), kernel_(page_kernel(isa)) {}
 
-  void prepare(SealedQuery& /*query*/, int /*rows*/) const override {}
+  void prepare(int /*layer*/, int /*kv_head*/, int /*rows*/,
+               SealedQuery& /*query*/) const override {}
+  int value_dim(int /*layer*/, int /*kv_head*/) const override { return dims_.v; }
 
   double attend(std::span<const SealedItem> items) const override {
     for (const SealedItem& item : items) {
-      const int layer = item.place.layer;
       PageQuery rows = item.query->rows;
-      rows.key_dim = format_.widths(layer, item.kv_head).k;
+      rows.key_dim = dims_.k;
       rows.next = item.next;
-      const std::byte* const page = item.slab + format_.page_place(layer, item.kv_head).offset;
-      kernel_(rows, reinterpret_cast<const std::uint16_t*>(page), *item.tile);
+      kernel_(rows, reinterpret_cast<const std::uint16_t*>(item.slab), *item.tile);
     }
     return 0;
   }
 
-  bool in_own_basis() const override { return true; }
+ private:
+  const HeadWidths dims_;
+  const PageKernel kernel_;
+};
+
+// Pages of heads with widths of their own: for each pair of widths a kernel, to which a page is a
+// slab of one head.
+class NarrowKernel final : public SealedKernel {
+ public:
+  NarrowKernel(const ZackFormat& format, Isa isa) : format_(format) {
+    const KvShape& shape = format.shape();
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        std::unique_ptr<const SealedKernel>& kernel = kernels_[format.widths(layer, head)];
+        if (kernel) continue;
+        const KvFormat* const codes = format.codes(layer, head);
+        if (codes == nullptr) {
+          kernel = std::make_unique<const RowsKernel>(format.widths(layer, head), isa);
+        } else {
+          kernel = sealed_kernel(*codes, isa);
+        }
+      }
+    }
+  }
+
+  void prepare(int layer, int kv_head, int rows, SealedQuery& query) const override {
+    kernel(layer, kv_head).prepare(0, 0, rows, query);
+  }
   int value_dim(int layer, int kv_head) const override { return format_.widths(layer, kv_head).v; }
+
+  double attend(std::span<const SealedItem> items) const override {
+    double seconds = 0;
+    SealedItem pages[kSealedItemsMax];
+    for (std::size_t i = 0; i < items.size();) {
+      const SealedKernel& same = kernel(items[i].place.layer, items[i].kv_head);
+      std::size_t count = 0;
+      for (; i < items.size() && &kernel(items[i].place.layer, items[i].kv_head) == &same; ++i) {
+        SealedItem& page = pages[count++] = items[i];
+        page.slab += format_.page_place(page.place.layer, page.kv_head).offset;
+        page.kv_head = 0;
+      }
+      seconds += same.attend({pages, count});
+    }
+    return seconds;
+  }
+
+  bool in_own_basis() const override { return true; }
 
   // Nothing is added to the dimensions that were dropped.
   void leave_own_basis(StateTile& tile) const override {
+    // In all of them alike: mixing knows the number of channels from the tile.
+    kernels_.begin()->second->leave_own_basis(tile);
     const int from = tile.head_dim;
     const int to = format_.shape().head_dim;
     for (int row = tile.rows - 1; row >= 0; --row) {
@@ -122,8 +174,15 @@ class NarrowKernel final : public SealedKernel {
   }
 
  private:
+  struct Less {
+    bool operator()(HeadWidths a, HeadWidths b) const { return a.k != b.k ? a.k < b.k : a.v < b.v; }
+  };
+  const SealedKernel& kernel(int layer, int kv_head) const {
+    return *kernels_.find(format_.widths(layer, kv_head))->second;
+  }
+
   const ZackFormat& format_;
-  const PageKernel kernel_;
+  std::map<HeadWidths, std::unique_ptr<const SealedKernel>, Less> kernels_;
 };
 
 }  // namespace

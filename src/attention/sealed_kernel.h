@@ -39,8 +39,9 @@ class SealedKernel {
   SealedKernel(const SealedKernel&) = delete;
   SealedKernel& operator=(const SealedKernel&) = delete;
 
-  // Makes of query.rows what attend() needs; the tile will have `rows` rows.
-  virtual void prepare(SealedQuery& query, int rows) const = 0;
+  // Makes of query.rows, which stay as they are, what attend() needs for pages of this layer and KV
+  // head; the tile will have `rows` rows.
+  virtual void prepare(int layer, int kv_head, int rows, SealedQuery& query) const = 0;
   // Adds pages to the states of tiles, in this order. Items of one page are neighbours. Gives the
   // seconds that went into opening pages.
   virtual double attend(std::span<const SealedItem> items) const = 0;

@@ -160,14 +160,44 @@ TEST_P(ZackAttention, EqualsDoublePrecisionOverWhatSlabsOpenTo) {
   }
 }
 
+// What slabs open to is rounded to BF16 (2^-9 of a value, of scores up to 40 at most 0.08), which
+// codes themselves are not; rounding queries and weights to 8 bits is no more.
+TEST_P(ZackAttention, OnCodesIsNearWhatSlabsOpenTo) {
+  for (const char* name :
+       {"zack:keep=0.5+int8", "zack:keep=0.5+mxfp8_e4m3", "zack:keep=0.6+kivi:bits=4",
+        "zack:keep=0.5+hack:k=8,v=8", "zack:keep=0.5+hack:k=4,v=2,compute=bf16",
+        "zack:keep=0.6,sink=1+hack:p=32,compute=dequantise", "zack:keep=0.5+hack:k=8,v=8,p=64",
+        "zack:keep=0.5+hack:k=8,v=8,p=64,compute=complete"}) {
+    for (const int heads : {2, 10}) {
+      Scene scene(name, GetParam(), heads, 1);
+      const int first = kTokens - 3;
+      const std::vector<float> out = scene.run(first, 3);
+      std::vector<double> expected, magnitude;
+      double off = 0;
+      double of = 0;
+      for (int i = 0; i < 3 * heads; ++i) {
+        scene.exact(first + i / heads, i % heads, expected, magnitude);
+        for (int c = 0; c < kHeadDim; ++c) {
+          off += std::abs(out[i * kHeadDim + c] - expected[c]);
+          of += magnitude[c];
+        }
+      }
+      EXPECT_LT(off, of * 0x1p-5) << name << " heads " << heads;
+    }
+  }
+}
+
 TEST_P(ZackAttention, ChunksChangeNoBit) {
-  Scene scene("zack:keep=0.5", GetParam(), 8, 1);
-  const auto together = scene.run(0, kTokens);
-  const std::size_t row = 8 * kHeadDim;
-  for (int at = 0; at < kTokens; at += 131) {
-    const int count = std::min(7, kTokens - at);
-    const auto part = scene.run(at, count);
-    EXPECT_EQ(std::memcmp(part.data(), &together[at * row], count * row * sizeof(float)), 0) << at;
+  for (const char* name : {"zack:keep=0.5", "zack:keep=0.5+hack", "zack:keep=0.7,recent=1+int4"}) {
+    Scene scene(name, GetParam(), 8, 1);
+    const auto together = scene.run(0, kTokens);
+    const std::size_t row = 8 * kHeadDim;
+    for (int at = 0; at < kTokens; at += 131) {
+      const int count = std::min(7, kTokens - at);
+      const auto part = scene.run(at, count);
+      EXPECT_EQ(std::memcmp(part.data(), &together[at * row], count * row * sizeof(float)), 0)
+          << name << " at " << at;
+    }
   }
 }
 

@@ -26,7 +26,7 @@ constexpr int kBlocks = kBatch * kTokensMax / kBlockTokens;
 constexpr int kPrefillHeads = 32, kPrefillTokens = 16384;
 constexpr HackKind kKind{2, 2, 0};
 constexpr hack::Plane kPlane{2, hack::Axis::kBoth, 0, hack::Meta::kFp16};
-constexpr hack::PageLayout kLayout = hack::page_layout(kPlane, kPlane, kHeadDim);
+constexpr hack::PageLayout kLayout = hack::page_layout(kPlane, kPlane, {kHeadDim, kHeadDim});
 constexpr std::size_t kSealedBytes = kKvHeads * kLayout.bytes;  // of a block
 constexpr std::size_t kRowsBytes = std::size_t{2} * 2 * kBlockTokens * kKvHeads * kHeadDim;
 // Most queries of a case.

@@ -21,6 +21,11 @@ bool concerns_slabs(std::string_view parameter) {
 }  // namespace
 
 std::string slab_format(std::string_view cache_format) {
+  // FORMAT+CODES: each for itself.
+  if (const std::size_t plus = cache_format.find('+'); plus != std::string_view::npos) {
+    return slab_format(cache_format.substr(0, plus)) + "+" +
+           slab_format(cache_format.substr(plus + 1));
+  }
   const std::size_t colon = std::min(cache_format.find(':'), cache_format.size());
   std::string name(cache_format.substr(0, colon));
   std::string_view rest = cache_format.substr(std::min(colon + 1, cache_format.size()));

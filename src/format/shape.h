@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "format/element.h"
+#include "format/head_widths.h"
 
 namespace kvlane {
 
@@ -18,16 +19,22 @@ inline constexpr int kBlockTokens = 64;
 using ModelIdentity = std::array<std::byte, 32>;
 
 // Layers and KV heads that this worker holds. A 16-bit page is K[64][head_dim], then
-// V[64][head_dim]; a slab is kv_heads pages, one after another; a block is `layers` slabs.
+// V[64][value_dim]; a slab is kv_heads pages, one after another; a block is `layers` slabs.
 struct KvShape {
   int layers = 0;
   int kv_heads = 0;
   int head_dim = 0;
   ElementType type = ElementType::kBf16;  // of open rows and 16-bit formats: kBf16 or kFp16
+  // 0: head_dim, as in all models here. Formats that drop channels have others in them.
+  int value_dim = 0;
 
-  // Elements of K (or of V) in one page.
+  HeadWidths widths() const { return {head_dim, value_dim == 0 ? head_dim : value_dim}; }
+  // Elements of K in one page, which is where V begins; and of V where it has as many channels.
   std::size_t page_plane_elements() const { return std::size_t{kBlockTokens} * head_dim; }
-  std::size_t page_bytes() const { return 2 * page_plane_elements() * element_bytes(type); }
+  std::size_t page_elements() const {
+    return std::size_t{kBlockTokens} * (widths().k + widths().v);
+  }
+  std::size_t page_bytes() const { return page_elements() * element_bytes(type); }
   std::size_t slab_bytes() const { return page_bytes() * kv_heads; }
   std::size_t block_bytes() const { return slab_bytes() * layers; }
 

@@ -128,7 +128,7 @@ TEST(CodedForward, ChunksAndThreadsChangeNoBit) {
        {"hack", "hack:sink=1,recent=1", "hack:k=4,v=4,mix=0", "hack:paper",
         "hack:p=32,round=sr,mix=1,recent=1", "hack:paper,ktail=code", "hack:compute=bf16",
         "hack:paper,compute=dequantise", "hack:p=32,compute=complete", "kivi", "zack:keep=0.6",
-        "zack:keep=0.5,sink=1,recent=1"}) {
+        "zack:keep=0.5,sink=1,recent=1", "zack:keep=0.6+hack"}) {
     KvFormatContext context;
     KvTables tables;
     context.shape = model->config().kv_shape();

@@ -63,7 +63,7 @@ class DeviceCodedPass {
   DeviceCodedPass(const DeviceCodes& codes, const ModelConfig& config, Accelerator& device)
       : codes_(codes), config_(config), device_(device) {}
 
-  ChannelMix mix() const { return codes_.shape.mix ? channel_mix(codes_.shape.head_dim) : kNoMix; }
+  ChannelMix mix() const { return codes_.shape.mix ? channel_mix(codes_.shape.key_dim) : kNoMix; }
   // Verdicts of a block.
   int verdicts() const { return 2 * config_.kv_heads; }
 

@@ -111,7 +111,11 @@ TEST_F(DeviceForwardGpuTest, LogitsOfCodedCachesAreThoseOfEmulatedThreads) {
                                  partition == 0 ? hack::Axis::kBoth : hack::Axis::kChannel};
       const hack::Plane k{4, axes[0], partition, hack::Meta::kFp16};
       const hack::Plane v{4, axes[1], partition, hack::Meta::kFp16};
-      const HackShape shape{k, v, hack::page_layout(k, v, config.head_dim), config.head_dim,
+      const HackShape shape{k,
+                            v,
+                            hack::page_layout(k, v, {config.head_dim, config.head_dim}),
+                            config.head_dim,
+                            config.head_dim,
                             partition == 0};
       expect_alike(config, DeviceCodes{{4, 4, partition}, shape, {.sink = 0, .recent = 1}}, 0.05);
     }

@@ -20,7 +20,8 @@ Result<DeviceCodes> device_codes(const KvFormat& format) {
                        ", which compute on codes, round to the nearest and read a query's own "
                        "block in 16 bits: use --device cpu");
   }
-  const HackShape shape{options.k, options.v, hack->layout(), format.shape().head_dim, options.mix};
+  const auto [k, v] = format.shape().widths();
+  const HackShape shape{options.k, options.v, hack->layout(), k, v, options.mix};
   const Result<HackKind> kind = hack_kind(shape);
   if (!kind.ok()) return unsupported(none + ": " + kind.status().message());
   return DeviceCodes{*kind, shape, format.window()};

@@ -56,7 +56,7 @@ TEST(FormatText, SaysWhatWouldBeRight) {
 }
 
 TEST(FormatText, SharesHaveFourDecimals) {
-  const auto share = [](const char* text) { return parsed(text).share("keep"); };
+  const auto share = [](const char* text) { return parsed(text).share("keep", 7); };
   EXPECT_EQ(*share("zack:keep=0.5"), 5000);
   EXPECT_EQ(*share("zack:keep=1"), kShareParts);
   EXPECT_EQ(*share("zack:keep=0.3125"), 3125);

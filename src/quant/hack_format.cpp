@@ -37,9 +37,9 @@ HackFormat::HackFormat(std::string name, const KvShape& shape, const KvWindow& w
                        const Options& options, Isa isa)
     : KvFormat(std::move(name), shape, window,
                shape.kv_heads *
-                   hack::page_layout(options.k, options.v, shape.head_dim, options.sums).bytes),
+                   hack::page_layout(options.k, options.v, shape.widths(), options.sums).bytes),
       options_(options),
-      layout_(hack::page_layout(options.k, options.v, shape.head_dim, options.sums)),
+      layout_(hack::page_layout(options.k, options.v, shape.widths(), options.sums)),
       rows_(hack::row_kernels(isa)),
       seal_k_(hack::seal_kernel(options.k, Part::kKeys, options.rounding, isa)),
       seal_v_(hack::seal_kernel(options.v, Part::kValues, options.rounding, isa)),
@@ -49,12 +49,11 @@ HackFormat::HackFormat(std::string name, const KvShape& shape, const KvWindow& w
 
 Status HackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const {
   KVLANE_TRY(check_rows_are_finite(shape(), place, rows));
-  const std::size_t values = shape().page_plane_elements();
   for (int head = 0; head < shape().kv_heads; ++head) {
-    const std::uint16_t* const keys = rows + 2 * values * head;
+    const std::uint16_t* const keys = rows + shape().page_elements() * head;
     std::byte* const page = slab + layout_.bytes * head;
     KVLANE_TRY(seal_part(place, head, Part::kKeys, keys, page));
-    KVLANE_TRY(seal_part(place, head, Part::kValues, keys + values, page));
+    KVLANE_TRY(seal_part(place, head, Part::kValues, keys + shape().page_plane_elements(), page));
     add_sums(page);
   }
   return {};
@@ -64,19 +63,20 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
                              std::byte* page) const {
   const bool keys = part == Part::kKeys;
   const Plane& plane = keys ? options_.k : options_.v;
+  const int d = keys ? shape().widths().k : shape().widths().v;
   alignas(64) float values[kValuesMax];
-  const float most = rows_.widen(rows, shape().head_dim, options_.mix, values);
+  const float most = rows_.widen(rows, d, options_.mix, values);
   if (!(most <= magnitude_max(plane))) {
     return row_beyond(keys, shape(), place, kv_head, values, magnitude_max(plane));
   }
   const hack::Draw draw{static_cast<std::uint32_t>(place.layer),
                         static_cast<std::uint32_t>(kv_head),
                         static_cast<std::uint32_t>(place.position)};
-  (keys ? seal_k_ : seal_v_)({plane, part, shape().head_dim, options_.rounding, draw, values,
+  (keys ? seal_k_ : seal_v_)({plane, part, d, options_.rounding, draw, values,
                               page + (keys ? 0 : layout_.v_codes),
                               page + (keys ? layout_.k_metadata : layout_.v_metadata)});
-  const std::size_t end = hack::metadata_bytes(plane, shape().head_dim) +
-                          (keys ? layout_.k_metadata : layout_.v_metadata);
+  const std::size_t end =
+      hack::metadata_bytes(plane, d) + (keys ? layout_.k_metadata : layout_.v_metadata);
   std::memset(page + end, 0, (keys ? layout_.v_metadata : layout_.bytes) - end);
   return {};
 }
@@ -84,8 +84,8 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
 // Behind what a page has anyway; padding between is zeros already.
 void HackFormat::add_sums(std::byte* page) const {
   if (!options_.sums) return;
-  sum_(options_.k, shape().head_dim, page, page + layout_.k_sums);
-  sum_(options_.v, shape().head_dim, page + layout_.v_codes, page + layout_.v_sums);
+  sum_(options_.k, shape().widths().k, page, page + layout_.k_sums);
+  sum_(options_.v, shape().widths().v, page + layout_.v_codes, page + layout_.v_sums);
 }
 
 void HackFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_head,
@@ -96,7 +96,7 @@ void HackFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_he
 }
 
 void HackFormat::open_part(Part part, const std::byte* from, std::uint16_t* rows) const {
-  const int d = shape().head_dim;
+  const int d = part == Part::kKeys ? shape().widths().k : shape().widths().v;
   alignas(64) float values[kValuesMax];
   if (part == Part::kKeys) {
     open_k_({options_.k, part, d, from, from + layout_.k_metadata, values});
@@ -134,11 +134,11 @@ std::size_t HackFormat::used_bytes(SlabPlace /*place*/, const std::byte* /*slab*
 }
 
 std::array<SlabSection, 4> HackFormat::sections() const {
-  const int d = shape().head_dim;
-  return {SlabSection{0, hack::codes_bytes(options_.k, d), layout_.v_codes},
-          {layout_.v_codes, hack::codes_bytes(options_.v, d), layout_.k_metadata},
-          {layout_.k_metadata, hack::metadata_bytes(options_.k, d), layout_.v_metadata},
-          {layout_.v_metadata, hack::metadata_bytes(options_.v, d), layout_.bytes}};
+  const auto [k, v] = shape().widths();
+  return {SlabSection{0, hack::codes_bytes(options_.k, k), layout_.v_codes},
+          {layout_.v_codes, hack::codes_bytes(options_.v, v), layout_.k_metadata},
+          {layout_.k_metadata, hack::metadata_bytes(options_.k, k), layout_.v_metadata},
+          {layout_.v_metadata, hack::metadata_bytes(options_.v, v), layout_.bytes}};
 }
 
 void HackFormat::pack(SlabPlace /*place*/, const std::byte* slab, std::byte* packed) const {

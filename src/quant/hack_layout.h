@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format/head_widths.h"
 #include "format/shape.h"
 
 namespace kvlane::hack {
@@ -132,18 +133,19 @@ struct PageLayout {
 };
 
 // `sums` are for partitions only, not for kBoth.
-constexpr PageLayout page_layout(const Plane& k, const Plane& v, int head_dim, bool sums = false) {
+constexpr PageLayout page_layout(const Plane& k, const Plane& v, HeadWidths dims,
+                                 bool sums = false) {
   PageLayout layout{};
-  layout.v_codes = codes_bytes(k, head_dim);
-  layout.k_metadata = layout.v_codes + codes_bytes(v, head_dim);
-  const std::size_t k_bytes = metadata_bytes(k, head_dim);
-  const std::size_t v_bytes = metadata_bytes(v, head_dim);
+  layout.v_codes = codes_bytes(k, dims.k);
+  layout.k_metadata = layout.v_codes + codes_bytes(v, dims.v);
+  const std::size_t k_bytes = metadata_bytes(k, dims.k);
+  const std::size_t v_bytes = metadata_bytes(v, dims.v);
   layout.v_metadata = layout.k_metadata + (k_bytes + 63) / 64 * 64;
   layout.bytes = layout.v_metadata + (v_bytes + 63) / 64 * 64;
   if (sums) {
     layout.k_sums = layout.bytes;
-    layout.v_sums = layout.k_sums + (sums_bytes(k, head_dim) + 63) / 64 * 64;
-    layout.bytes = layout.v_sums + (sums_bytes(v, head_dim) + 63) / 64 * 64;
+    layout.v_sums = layout.k_sums + (sums_bytes(k, dims.k) + 63) / 64 * 64;
+    layout.bytes = layout.v_sums + (sums_bytes(v, dims.v) + 63) / 64 * 64;
   }
   layout.used = layout.k_metadata + k_bytes + v_bytes;
   return layout;

@@ -39,7 +39,7 @@ class HackSealGpuTest : public gpu_fixture::GpuTest {
                         format.partition, hack::Meta::kFp16};
     const hack::Plane v{format.v_bits, both ? hack::Axis::kBoth : hack::Axis::kChannel,
                         std::min(format.partition, kBlockTokens), hack::Meta::kFp16};
-    const hack::PageLayout layout = hack::page_layout(k, v, d);
+    const hack::PageLayout layout = hack::page_layout(k, v, {d, d});
     const std::size_t values = std::size_t{kBlockTokens} * d, page_values = 2 * values;
     const auto rows = rows_of(kBlocks * kHeads * page_values);
     const std::vector<HackSealPlace> places = {{2, 0}, {0, 2}};

@@ -53,9 +53,10 @@ std::string number(float x) {
 
 Status refuse(char which, SlabPlace place, const KvShape& shape, int kv_head, std::size_t index,
               float value) {
+  const int channels = which == 'K' ? shape.widths().k : shape.widths().v;
   const std::string where = std::string(1, which) + " of layer " + std::to_string(place.layer) +
                             ", KV head " + std::to_string(kv_head) + ", token " +
-                            std::to_string(place.position + index / shape.head_dim) + " is " +
+                            std::to_string(place.position + index / channels) + " is " +
                             number(value);
   if ((std::bit_cast<std::uint32_t>(value) & 0x7f800000U) == 0x7f800000U) {
     return invalid_argument(where + ": KV formats take finite numbers only");
@@ -68,30 +69,29 @@ Status refuse(char which, SlabPlace place, const KvShape& shape, int kv_head, st
 LinearFormat::LinearFormat(std::string name, const KvShape& shape, const KvWindow& window,
                            const Plane& k, const Plane& v, Isa isa)
     : KvFormat(std::move(name), shape, window,
-               shape.kv_heads * linear::page_layout(k, v, shape.head_dim).bytes),
+               shape.kv_heads * linear::page_layout(k, v, shape.widths()).bytes),
       k_(k),
       v_(v),
-      layout_(linear::page_layout(k, v, shape.head_dim)),
+      layout_(linear::page_layout(k, v, shape.widths())),
       seal_k_(linear::seal_kernel(k, isa)),
       seal_v_(linear::seal_kernel(v, isa)),
       open_k_(linear::open_kernel(k, isa)),
       open_v_(linear::open_kernel(v, isa)) {}
 
 Status LinearFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const {
-  const int d = shape().head_dim;
-  const std::size_t values = shape().page_plane_elements();
+  const auto [k_dim, v_dim] = shape().widths();
   for (int head = 0; head < shape().kv_heads; ++head) {
-    const std::uint16_t* const k = rows + 2 * values * head;
-    const std::uint16_t* const v = k + values;
-    if (const auto at = first_beyond(k, values, magnitude_limit(k_))) {
+    const std::uint16_t* const k = rows + shape().page_elements() * head;
+    const std::uint16_t* const v = k + shape().page_plane_elements();
+    if (const auto at = first_beyond(k, std::size_t{kBlockTokens} * k_dim, magnitude_limit(k_))) {
       return refuse('K', place, shape(), head, *at, to_float(bf16{k[*at]}));
     }
-    if (const auto at = first_beyond(v, values, magnitude_limit(v_))) {
+    if (const auto at = first_beyond(v, std::size_t{kBlockTokens} * v_dim, magnitude_limit(v_))) {
       return refuse('V', place, shape(), head, *at, to_float(bf16{v[*at]}));
     }
     std::byte* const page = slab + layout_.bytes * head;
-    seal_k_({k_, d, k, page + layout_.k_codes, page + layout_.k_metadata});
-    seal_v_({v_, d, v, page + layout_.v_codes, page + layout_.v_metadata});
+    seal_k_({k_, k_dim, k, page + layout_.k_codes, page + layout_.k_metadata});
+    seal_v_({v_, v_dim, v, page + layout_.v_codes, page + layout_.v_metadata});
     clear_gaps(sections(), page);
   }
   return {};
@@ -99,10 +99,10 @@ Status LinearFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte*
 
 void LinearFormat::open_page(SlabPlace /*place*/, const std::byte* slab, int kv_head,
                              std::uint16_t* page) const {
-  const int d = shape().head_dim;
+  const auto [k_dim, v_dim] = shape().widths();
   const std::byte* const from = slab + layout_.bytes * kv_head;
-  open_k_({k_, d, from + layout_.k_codes, from + layout_.k_metadata, page});
-  open_v_({v_, d, from + layout_.v_codes, from + layout_.v_metadata,
+  open_k_({k_, k_dim, from + layout_.k_codes, from + layout_.k_metadata, page});
+  open_v_({v_, v_dim, from + layout_.v_codes, from + layout_.v_metadata,
            page + shape().page_plane_elements()});
 }
 
@@ -111,11 +111,11 @@ std::size_t LinearFormat::used_bytes(SlabPlace /*place*/, const std::byte* /*sla
 }
 
 std::array<SlabSection, 4> LinearFormat::sections() const {
-  const int d = shape().head_dim;
-  return {SlabSection{layout_.k_codes, linear::codes_bytes(k_, d), layout_.v_codes},
-          {layout_.v_codes, linear::codes_bytes(v_, d), layout_.k_metadata},
-          {layout_.k_metadata, linear::metadata_bytes(k_, d), layout_.v_metadata},
-          {layout_.v_metadata, linear::metadata_bytes(v_, d), layout_.bytes}};
+  const auto [k, v] = shape().widths();
+  return {SlabSection{layout_.k_codes, linear::codes_bytes(k_, k), layout_.v_codes},
+          {layout_.v_codes, linear::codes_bytes(v_, v), layout_.k_metadata},
+          {layout_.k_metadata, linear::metadata_bytes(k_, k), layout_.v_metadata},
+          {layout_.v_metadata, linear::metadata_bytes(v_, v), layout_.bytes}};
 }
 
 void LinearFormat::pack(SlabPlace /*place*/, const std::byte* slab, std::byte* packed) const {
@@ -157,16 +157,18 @@ struct Choice {
   std::string parameters;
 };
 
-Result<Choice> choose_integer(FormatText& text, int head_dim) {
+Result<Choice> choose_integer(FormatText& text, HeadWidths dims) {
   const bool wide = text.name() == "int8";
   KVLANE_ASSIGN(const int symmetric, text.one_of("sym", kSwitch, wide ? 1 : 0));
-  Plane plane{wide ? CodeKind::kUint8 : CodeKind::kUint4, Groups::kRow, head_dim, Entry::kMinScale,
+  Plane plane{wide ? CodeKind::kUint8 : CodeKind::kUint4, Groups::kRow, dims.k, Entry::kMinScale,
               false};
   if (symmetric != 0) {
     plane.code = wide ? CodeKind::kSint8 : CodeKind::kSint4;
     plane.entry = Entry::kScale;
   }
-  return Choice{plane, plane, "sym=" + std::to_string(symmetric)};
+  Plane v_plane = plane;
+  v_plane.group = dims.v;
+  return Choice{plane, v_plane, "sym=" + std::to_string(symmetric)};
 }
 
 Result<Choice> choose_kivi(FormatText& text) {
@@ -178,12 +180,12 @@ Result<Choice> choose_kivi(FormatText& text) {
                 "bits=" + std::to_string(bits) + ",group=" + std::to_string(group)};
 }
 
-Result<Choice> choose(FormatText& text, int head_dim) {
+Result<Choice> choose(FormatText& text, HeadWidths dims) {
   for (const FloatFormat& format : kFloatFormats) {
     if (format.name == text.name()) return Choice{format.plane, format.plane, ""};
   }
   if (text.name() == "kivi") return choose_kivi(text);
-  return choose_integer(text, head_dim);
+  return choose_integer(text, dims);
 }
 
 }  // namespace
@@ -199,7 +201,7 @@ Result<std::shared_ptr<const KvFormat>> make_linear_format(FormatText text,
                        std::to_string(linear::kHeadDimMax) + ", not " +
                        std::to_string(shape.head_dim));
   }
-  KVLANE_ASSIGN(const Choice choice, choose(text, shape.head_dim));
+  KVLANE_ASSIGN(const Choice choice, choose(text, shape.widths()));
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
   std::string parameters = choice.parameters + window_text(window);

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "format/head_widths.h"
 #include "format/shape.h"
 
 namespace kvlane::linear {
@@ -120,17 +121,17 @@ struct PageLayout {
   std::size_t used;   // without gaps
 };
 
-constexpr PageLayout page_layout(const Plane& k, const Plane& v, int head_dim) {
+constexpr PageLayout page_layout(const Plane& k, const Plane& v, HeadWidths dims) {
   const auto padded = [](std::size_t x) {
     return (x + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
   };
   PageLayout layout{};
-  layout.v_codes = padded(codes_bytes(k, head_dim));
-  layout.k_metadata = layout.v_codes + padded(codes_bytes(v, head_dim));
-  layout.v_metadata = layout.k_metadata + padded(metadata_bytes(k, head_dim));
-  layout.bytes = layout.v_metadata + padded(metadata_bytes(v, head_dim));
-  layout.used = codes_bytes(k, head_dim) + codes_bytes(v, head_dim) + metadata_bytes(k, head_dim) +
-                metadata_bytes(v, head_dim);
+  layout.v_codes = padded(codes_bytes(k, dims.k));
+  layout.k_metadata = layout.v_codes + padded(codes_bytes(v, dims.v));
+  layout.v_metadata = layout.k_metadata + padded(metadata_bytes(k, dims.k));
+  layout.bytes = layout.v_metadata + padded(metadata_bytes(v, dims.v));
+  layout.used = codes_bytes(k, dims.k) + codes_bytes(v, dims.v) + metadata_bytes(k, dims.k) +
+                metadata_bytes(v, dims.v);
   return layout;
 }
 

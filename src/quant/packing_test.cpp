@@ -40,6 +40,8 @@ constexpr const char* kNames[] = {
     "kvquant:bits=4,outliers=1,room=slab",
     "zack:keep=0.7",
     "zack:keep=0.5,ranks=uniform",
+    "zack:keep=0.7+hack",
+    "zack:keep=0.7+kivi:bits=2",
 };
 const KvShape kShape{2, 2, 48, ElementType::kBf16};
 constexpr SlabPlace kPlace{1, 64};

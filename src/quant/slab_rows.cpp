@@ -19,12 +19,15 @@ Status check_rows_are_finite(const KvShape& shape, SlabPlace place, const std::u
   if ((carries & 0x8000U) == 0) return {};
   std::size_t at = 0;
   while (is_finite_bf16(rows[at])) ++at;
-  const std::size_t plane = at / shape.page_plane_elements();
-  const auto token = static_cast<int>(at % shape.page_plane_elements() / shape.head_dim);
+  const std::size_t in_page = at % shape.page_elements();
+  const bool is_key = in_page < shape.page_plane_elements();
+  const std::size_t token = is_key ? in_page / shape.head_dim
+                                   : (in_page - shape.page_plane_elements()) / shape.widths().v;
   const char* const value = (rows[at] & 0x7F) != 0 ? "nan" : rows[at] == 0x7F80 ? "inf" : "-inf";
-  return invalid_argument(std::string(plane % 2 == 0 ? "K" : "V") + " of layer " +
-                          std::to_string(place.layer) + ", KV head " + std::to_string(plane / 2) +
-                          ", token " + std::to_string(place.position + token) + " is " + value +
+  return invalid_argument(std::string(is_key ? "K" : "V") + " of layer " +
+                          std::to_string(place.layer) + ", KV head " +
+                          std::to_string(at / shape.page_elements()) + ", token " +
+                          std::to_string(place.position + token) + " is " + value +
                           ": KV formats take finite numbers only");
 }
 
@@ -38,7 +41,8 @@ Status row_beyond(bool is_key, const KvShape& shape, SlabPlace place, int kv_hea
       "%c of layer %d, KV head %d, token %d is %g, beyond %g, the largest that "
       "scales of this KV format hold",
       is_key ? 'K' : 'V', place.layer, kv_head,
-      place.position + static_cast<int>(at / shape.head_dim), double{values[at]}, double{limit});
+      place.position + static_cast<int>(at / (is_key ? shape.head_dim : shape.widths().v)),
+      double{values[at]}, double{limit});
   return invalid_argument({text, static_cast<std::size_t>(length)});
 }
 

@@ -17,15 +17,15 @@ constexpr bool is_finite_bf16(std::uint16_t bits) { return (bits & 0x7F80) != 0x
 // them.
 inline const std::uint16_t* slab_row(const KvShape& shape, const std::uint16_t* rows, int head,
                                      bool is_key, int token) {
-  return rows + (2 * std::size_t(head) + (is_key ? 0 : 1)) * shape.page_plane_elements() +
-         std::size_t(token) * shape.head_dim;
+  return rows + head * shape.page_elements() + (is_key ? 0 : shape.page_plane_elements()) +
+         std::size_t(token) * (is_key ? shape.head_dim : shape.widths().v);
 }
 
 // kInvalidArgument that names layer and token (its position in the sequence) of the first value
 // that is not finite.
 Status check_rows_are_finite(const KvShape& shape, SlabPlace place, const std::uint16_t* rows);
 
-// The error for a head's K or V in which a magnitude is above `limit`: values[64][head_dim].
+// The error for a head's K or V in which a magnitude is above `limit`: values[64][channels].
 Status row_beyond(bool is_key, const KvShape& shape, SlabPlace place, int kv_head,
                   const float* values, float limit);
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "quant/slab_rows.h"
 #include "quant/table_lookup.h"
@@ -14,19 +16,26 @@ namespace {
 
 constexpr std::string_view kName = "zack";
 constexpr int kUsualKeep = kShareParts / 2;
+constexpr int kHeadDimMax = 256;
 
 // K[64][k], then V[64][v].
-std::size_t page_bytes(HeadWidths widths) {
-  return std::size_t{kBlockTokens} * (widths.k + widths.v) * sizeof(std::uint16_t);
+KvShape page_shape(HeadWidths widths) { return {1, 1, widths.k, ElementType::kBf16, widths.v}; }
+
+std::size_t page_bytes(HeadWidths widths, const KvFormat* codes) {
+  return codes == nullptr ? page_shape(widths).page_bytes() : codes->slab_bytes();
 }
 
-SlabSizes slab_sizes(const KvShape& shape, const zack::Ranks& ranks) {
+SlabSizes slab_sizes(const KvShape& shape, const zack::Ranks& ranks,
+                     const ZackFormat::Codes& codes) {
   std::vector<std::size_t> bytes(shape.layers);
   for (std::size_t i = 0; i < ranks.widths.size(); ++i) {
-    bytes[i / shape.kv_heads] += page_bytes(ranks.widths[i]);
+    bytes[i / shape.kv_heads] += page_bytes(ranks.widths[i], codes[i].get());
   }
   return SlabSizes(bytes);
 }
+
+// In a format of slabs of one head.
+SlabPlace page_of(SlabPlace place) { return {0, place.position}; }
 
 // rows[64][from] to rows[64][to]: what fits, and zeros behind it.
 void copy_columns(const std::uint16_t* rows, int from, std::uint16_t* out, int to) {
@@ -40,14 +49,16 @@ void copy_columns(const std::uint16_t* rows, int from, std::uint16_t* out, int t
 }  // namespace
 
 ZackFormat::ZackFormat(std::string name, const KvShape& shape, const KvWindow& window,
-                       zack::Ranks ranks, std::vector<float> rotations, std::uint64_t tables)
-    : KvFormat(std::move(name), shape, window, kvlane::slab_sizes(shape, ranks), tables),
+                       zack::Ranks ranks, Codes codes, std::vector<float> rotations,
+                       std::uint64_t tables)
+    : KvFormat(std::move(name), shape, window, kvlane::slab_sizes(shape, ranks, codes), tables),
       ranks_(std::move(ranks)),
+      codes_(std::move(codes)),
       rotations_(std::move(rotations)) {
   for (std::size_t i = 0; i < ranks_.widths.size(); ++i) {
     const bool first = i % shape.kv_heads == 0;
     const std::size_t offset = first ? 0 : pages_.back().offset + pages_.back().bytes;
-    pages_.push_back({offset, page_bytes(ranks_.widths[i])});
+    pages_.push_back({offset, page_bytes(ranks_.widths[i], codes_[i].get())});
   }
 }
 
@@ -64,12 +75,25 @@ Status ZackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* s
   KVLANE_TRY(check_rows_are_finite(shape(), place, rows));
   const int d = shape().head_dim;
   for (int kv_head = 0; kv_head < shape().kv_heads; ++kv_head) {
-    const HeadWidths kept = widths(place.layer, kv_head);
-    auto* const page =
-        reinterpret_cast<std::uint16_t*>(slab + page_place(place.layer, kv_head).offset);
-    copy_columns(slab_row(shape(), rows, kv_head, true, 0), d, page, kept.k);
-    copy_columns(slab_row(shape(), rows, kv_head, false, 0), d, page + kBlockTokens * kept.k,
-                 kept.v);
+    const auto narrow = [&](std::uint16_t* page) {
+      const HeadWidths kept = widths(place.layer, kv_head);
+      copy_columns(slab_row(shape(), rows, kv_head, true, 0), d, page, kept.k);
+      copy_columns(slab_row(shape(), rows, kv_head, false, 0), d, page + kBlockTokens * kept.k,
+                   kept.v);
+    };
+    std::byte* const page = slab + page_place(place.layer, kv_head).offset;
+    const KvFormat* const codes = this->codes(place.layer, kv_head);
+    if (codes == nullptr) {
+      narrow(reinterpret_cast<std::uint16_t*>(page));
+      continue;
+    }
+    alignas(64) std::uint16_t kept_rows[2 * kBlockTokens * kHeadDimMax];
+    narrow(kept_rows);
+    const Status sealed = codes->seal(page_of(place), kept_rows, page);
+    if (!sealed.ok()) {
+      return sealed.with_context("layer " + std::to_string(place.layer) + ", KV head " +
+                                 std::to_string(kv_head) + " of format " + name());
+    }
   }
   return {};
 }
@@ -78,22 +102,58 @@ void ZackFormat::open_page(SlabPlace place, const std::byte* slab, int kv_head,
                            std::uint16_t* page) const {
   const int d = shape().head_dim;
   const HeadWidths kept = widths(place.layer, kv_head);
-  const auto* const from =
-      reinterpret_cast<const std::uint16_t*>(slab + page_place(place.layer, kv_head).offset);
+  const std::byte* const sealed = slab + page_place(place.layer, kv_head).offset;
+  alignas(64) std::uint16_t opened[2 * kBlockTokens * kHeadDimMax];
+  const auto* from = reinterpret_cast<const std::uint16_t*>(sealed);
+  if (const KvFormat* const codes = this->codes(place.layer, kv_head); codes != nullptr) {
+    codes->open_page(page_of(place), sealed, 0, opened);
+    from = opened;
+  }
   copy_columns(from, kept.k, page, d);
   copy_columns(from + kBlockTokens * kept.k, kept.v, page + shape().page_plane_elements(), d);
 }
 
-std::size_t ZackFormat::used_bytes(SlabPlace place, const std::byte* /*slab*/) const {
-  return slab_bytes(place.layer);
+// Of what is used in the page of this head.
+std::size_t ZackFormat::used_in_page(SlabPlace place, int kv_head, const std::byte* slab) const {
+  const PagePlace at = page_place(place.layer, kv_head);
+  const KvFormat* const codes = this->codes(place.layer, kv_head);
+  return codes == nullptr ? at.bytes : codes->used_bytes(page_of(place), slab + at.offset);
+}
+
+std::size_t ZackFormat::used_bytes(SlabPlace place, const std::byte* slab) const {
+  std::size_t bytes = 0;
+  for (int head = 0; head < shape().kv_heads; ++head) bytes += used_in_page(place, head, slab);
+  return bytes;
 }
 
 void ZackFormat::pack(SlabPlace place, const std::byte* slab, std::byte* packed) const {
-  pack_front(place, slab, packed);
+  for (int head = 0; head < shape().kv_heads; ++head) {
+    const PagePlace at = page_place(place.layer, head);
+    const KvFormat* const codes = this->codes(place.layer, head);
+    if (codes == nullptr) {
+      std::memcpy(packed, slab + at.offset, at.bytes);
+    } else {
+      codes->pack(page_of(place), slab + at.offset, packed);
+    }
+    packed += used_in_page(place, head, slab);
+  }
 }
 
+// All codes that may be here take the same number of bytes for every page.
 Status ZackFormat::unpack(SlabPlace place, ByteView packed, std::byte* slab) const {
-  return unpack_front(place, packed, slab);
+  KVLANE_TRY(check_packed_bytes(place, packed, used_bytes(place, slab)));
+  for (int head = 0; head < shape().kv_heads; ++head) {
+    const PagePlace at = page_place(place.layer, head);
+    const KvFormat* const codes = this->codes(place.layer, head);
+    const ByteView part = packed.first(used_in_page(place, head, slab));
+    packed = packed.subspan(part.size());
+    if (codes == nullptr) {
+      std::memcpy(slab + at.offset, part.data(), part.size());
+    } else {
+      KVLANE_TRY(codes->unpack(page_of(place), part, slab + at.offset));
+    }
+  }
+  return {};
 }
 
 namespace {
@@ -128,9 +188,48 @@ Result<zack::Ranks> choose_ranks(const KvFormatContext& context, int keep, const
   return rates.at(keep);
 }
 
+// Formats whose slabs have one size, and know pages whose V is narrower than K.
+bool can_code(std::string_view name) {
+  return name != "zack" && name != "cachegen" && name != "kvquant" && name != "bf16";
+}
+
+// The formats of all pairs of widths that there are; and what their name is, behind a "+".
+Result<ZackFormat::Codes> make_codes(std::string_view text, const KvFormatContext& context,
+                                     const zack::Ranks& ranks, std::string& name) {
+  ZackFormat::Codes codes(ranks.widths.size());
+  if (text.empty()) return codes;
+  const std::string_view format_name = text.substr(0, text.find(':'));
+  if (!can_code(format_name)) {
+    return invalid_argument(
+        "what zack keeps can be coded by hack and formats with linear codes, not by '" +
+        std::string(format_name) + "'");
+  }
+  std::map<std::pair<int, int>, std::shared_ptr<const KvFormat>> made;
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const HeadWidths widths = ranks.widths[i];
+    std::shared_ptr<const KvFormat>& format = made[{widths.k, widths.v}];
+    if (!format) {
+      KvFormatContext narrow = context;
+      narrow.shape = page_shape(widths);
+      KVLANE_ASSIGN(format, make_kv_format(text, narrow));
+    }
+    codes[i] = format;
+  }
+  const KvFormat& one = *codes.front();
+  if (!(one.window() == KvWindow{})) {
+    return invalid_argument(
+        "sink and recent stand before the '+', as in zack:keep=0.5,sink=1+hack");
+  }
+  if (one.own_block().coded || one.own_block().sealed) {
+    return invalid_argument("zack reads a query's own block in 16 bits");
+  }
+  name = "+" + one.name();
+  return codes;
+}
+
 }  // namespace
 
-Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
+Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text, std::string_view codes,
                                                          const KvFormatContext& context) {
   KVLANE_ASSIGN(const int keep, text.share("keep", kUsualKeep));
   KVLANE_ASSIGN(const std::string ranks, text.word("ranks", kRanks, "adaptive"));
@@ -138,21 +237,24 @@ Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
   const int d = context.shape.head_dim;
-  if (d % zack::kWidthStep != 0) {
+  if (d % zack::kWidthStep != 0 || d > kHeadDimMax) {
     return unsupported("KV format 'zack' takes a head_dim that is a multiple of " +
-                       std::to_string(zack::kWidthStep) + ", this model has " + std::to_string(d));
+                       std::to_string(zack::kWidthStep) + " up to " + std::to_string(kHeadDimMax) +
+                       ", not " + std::to_string(d));
   }
   KVLANE_ASSIGN(std::vector<float> rotations,
                 gather(context, true, "rotation", std::size_t(d) * d));
   auto chosen = choose_ranks(context, keep, ranks, weigh);
   if (!chosen.ok()) return chosen.status().with_context("KV format 'zack'");
+  std::string name_of_codes;
+  KVLANE_ASSIGN(ZackFormat::Codes made, make_codes(codes, context, *chosen, name_of_codes));
   std::string name = std::string(kName) + ":keep=" + share_text(keep);
   if (ranks != "adaptive") name += ",ranks=" + ranks;
   if (weigh != "values") name += ",weigh=" + weigh;
-  name += window_text(window);
-  return std::shared_ptr<const KvFormat>(
-      std::make_shared<const ZackFormat>(std::move(name), context.shape, window, std::move(*chosen),
-                                         std::move(rotations), tables_id(*context.tables, kName)));
+  name += window_text(window) + name_of_codes;
+  return std::shared_ptr<const KvFormat>(std::make_shared<const ZackFormat>(
+      std::move(name), context.shape, window, std::move(*chosen), std::move(made),
+      std::move(rotations), tables_id(*context.tables, kName)));
 }
 
 }  // namespace kvlane

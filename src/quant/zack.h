@@ -5,6 +5,8 @@
 //     ranks=adaptive|uniform    each head its own number for K and for V, or one for all
 //     weigh=values|energies     whether tails are sums of singular values or of their squares
 //     sink=n, recent=n          blocks that attention reads in 16 bits, with all dimensions
+//   zack:keep=0.5+hack:k=2,v=2  what is kept is coded in another format: `hack`, or one with linear
+//                               codes (quant/linear_format.h)
 //
 // The model's directory is one that `kvlane calibrate zack` made: its V is in that basis anyway,
 // its weights being folded. K and queries get there by key_rotation(), behind RoPE. A product of a
@@ -32,9 +34,13 @@ namespace kvlane {
 // read. spec/zack.md.
 class ZackFormat final : public KvFormat {
  public:
+  // Formats of slabs of one head in all layers, with its widths; shared by all heads that have the
+  // same ones. Null where rows stay as they are.
+  using Codes = std::vector<std::shared_ptr<const KvFormat>>;  // [layers][kv_heads]
+
   // rotations: [layers][kv_heads][head_dim][head_dim]. ranks.widths: [layers][kv_heads].
   ZackFormat(std::string name, const KvShape& shape, const KvWindow& window, zack::Ranks ranks,
-             std::vector<float> rotations, std::uint64_t tables);
+             Codes codes, std::vector<float> rotations, std::uint64_t tables);
 
   const float* key_rotation(int layer, int kv_head) const override;
   PagePlace page_place(int layer, int kv_head) const override;
@@ -49,19 +55,23 @@ class ZackFormat final : public KvFormat {
 
   HeadWidths widths(int layer, int kv_head) const { return ranks_.widths[head(layer, kv_head)]; }
   const zack::Ranks& ranks() const { return ranks_; }
+  const KvFormat* codes(int layer, int kv_head) const { return codes_[head(layer, kv_head)].get(); }
 
  private:
+  std::size_t used_in_page(SlabPlace place, int kv_head, const std::byte* slab) const;
   std::size_t head(int layer, int kv_head) const {
     return std::size_t(layer) * shape().kv_heads + kv_head;
   }
 
   zack::Ranks ranks_;
+  Codes codes_;
   std::vector<float> rotations_;
   std::vector<PagePlace> pages_;  // [layers][kv_heads]
 };
 
-// The format of this family that `text` says. Errors name what is wrong.
-Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
+// The format of this family that `text` says, with what it keeps in the format `codes`, unless that
+// is empty. Errors name what is wrong.
+Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text, std::string_view codes,
                                                          const KvFormatContext& context);
 
 }  // namespace kvlane

@@ -38,6 +38,9 @@ TEST(Zack, NamesSayEverything) {
   EXPECT_EQ(name("zack:weigh=energies,keep=1,ranks=adaptive"), "zack:keep=1,weigh=energies");
   EXPECT_EQ(name("zack:keep=0.75,ranks=uniform,recent=2"), "zack:keep=0.75,ranks=uniform,recent=2");
   EXPECT_EQ((*make("zack:keep=0.5,sink=1", tables))->slab_name(), "zack:keep=0.5");
+  EXPECT_EQ(name("zack:sink=1,keep=0.5+hack"), "zack:keep=0.5,sink=1+hack:k=2,v=2");
+  EXPECT_EQ((*make("zack:keep=0.5,sink=1+hack:compute=bf16", tables))->slab_name(),
+            "zack:keep=0.5+hack:k=2,v=2");
 }
 
 TEST(Zack, SlabsAreRowsOfTheWidthsOneAfterAnother) {
@@ -97,6 +100,52 @@ TEST(Zack, OpensToItsRowsAndZeros) {
   }
 }
 
+// What is kept, in a format that is made for rows of these widths alone.
+TEST(Zack, CodesWhatItKeeps) {
+  const KvTables tables = tables_of(kShape);
+  const RopeTable rope(inverse_frequencies(kShape.head_dim), 128);
+  const auto rows = rotated_rows(kShape, 3, rope, 0);
+  for (const char* codes : {"hack", "hack:k=4,v=2,p=32", "int4", "kivi:bits=2", "mxfp4"}) {
+    const std::string text = std::string("zack:keep=0.6+") + codes;
+    const auto format = *make(text.c_str(), tables);
+    const SlabPlace place{2, 128};
+    Sealed sealed(*format, place, rows);
+    ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
+    const auto opened = open(*format, place, sealed.slab.data());
+    std::size_t used = 0;
+    for (int head = 0; head < kShape.kv_heads; ++head) {
+      const HeadWidths widths = zack(format).widths(2, head);
+      const KvShape narrow{1, 1, widths.k, ElementType::kBf16, widths.v};
+      const auto alone = *make(codes, {}, narrow);
+      std::vector<std::uint16_t> kept;
+      for (const bool is_key : {true, false}) {
+        for (int token = 0; token < kBlockTokens; ++token) {
+          const auto* const row = slab_row(kShape, rows.data(), head, is_key, token);
+          kept.insert(kept.end(), row, row + (is_key ? widths.k : widths.v));
+        }
+      }
+      Sealed expected(*alone, {0, 128}, kept);
+      const auto page = open(*alone, {0, 128}, expected.slab.data());
+      const PagePlace at = format->page_place(2, head);
+      EXPECT_EQ(at.bytes, alone->slab_bytes());
+      EXPECT_EQ(std::memcmp(sealed.slab.data() + at.offset, expected.slab.data(), at.bytes), 0);
+      used += alone->used_bytes({0, 128}, expected.slab.data());
+      const auto* const of_head = &opened[kShape.page_elements() * head];
+      for (int token = 0; token < kBlockTokens; ++token) {
+        for (int i = 0; i < widths.k; ++i) {
+          ASSERT_EQ(of_head[token * 64 + i], page[token * widths.k + i]) << text;
+        }
+        for (int i = 0; i < widths.v; ++i) {
+          ASSERT_EQ(of_head[(64 + token) * 64 + i],
+                    page[kBlockTokens * widths.k + token * widths.v + i])
+              << text;
+        }
+      }
+    }
+    EXPECT_EQ(format->used_bytes(place, sealed.slab.data()), used) << text;
+  }
+}
+
 TEST(Zack, GivesTheRotationOfTheTables) {
   const KvTables tables = tables_of(kShape);
   const auto format = *make("zack:keep=0.4", tables);
@@ -123,7 +172,21 @@ TEST(Zack, WhatCannotBeSaysWhy) {
   EXPECT_NE(message(make("zack:keep=0.5", tables, {3, 2, 128, ElementType::kBf16})).find("values"),
             std::string::npos);
   EXPECT_EQ(message(make("zack:keep=0.5", tables, {3, 2, 40, ElementType::kBf16})),
-            "KV format 'zack' takes a head_dim that is a multiple of 16, this model has 40");
+            "KV format 'zack' takes a head_dim that is a multiple of 16 up to 256, not 40");
+  EXPECT_EQ(message(make("zack+cachegen", tables)),
+            "what zack keeps can be coded by hack and formats with linear codes, not by "
+            "'cachegen'");
+  EXPECT_EQ(message(make("zack+zack", tables)),
+            "what zack keeps can be coded by hack and formats with linear codes, not by 'zack'");
+  EXPECT_EQ(message(make("int4+hack", tables)),
+            "only what zack keeps can be coded in another format: 'int4+hack'");
+  EXPECT_EQ(message(make("zack+hack:sink=1", tables)),
+            "sink and recent stand before the '+', as in zack:keep=0.5,sink=1+hack");
+  EXPECT_EQ(message(make("zack+hack:paper,rqe=0", tables)),
+            "zack reads a query's own block in 16 bits");
+  EXPECT_EQ(message(make("zack+hack:colour=2", tables)),
+            "KV format 'hack' has no parameter 'colour'");
+  EXPECT_EQ(message(make("zack+", tables)), "'+' is followed by a format");
   KvTables bad = tables;
   bad.values["zack.layers.1.v.singular_values"][3] = 1e6F;
   EXPECT_EQ(message(make("zack:keep=0.5", bad)),
