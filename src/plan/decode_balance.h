@@ -15,9 +15,9 @@
 
 namespace kvlane {
 
-// Pieces that make up a machine's share, where they can be so short: what LPT leaves to be idle is
-// a part of a piece. More are no better (lab/balance).
-inline constexpr int kDecodePiecesMachine = 8;
+// Pieces that make up a machine's share, where they can be so short. What LPT leaves to be idle is
+// a part of a piece: with 8 up to 2.4 % more than with 16, with 32 up to 0.4 % less (lab/balance).
+inline constexpr int kDecodePiecesMachine = 16;
 
 struct DecodeBalanceShape {
   int machines;  // at least 1

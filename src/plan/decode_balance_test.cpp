@@ -150,20 +150,20 @@ TEST(DecodeBalance, OneLongSequenceIsCutForAllMachines) {
   DecodeBalancer balancer;
   EXPECT_EQ(balancer.balance(tokens, heads, {132, 0}).makespan, 132 * kRunTokens * 129);
   const DecodeBalance& plan = balancer.balance(tokens, heads, {132, kSplit});
-  // A share is 8 runs, and an eighth of that one run.
+  // A share is 8 runs, and no piece is less than one.
   EXPECT_EQ(plan.pieces.size(), 8 * 132);
   EXPECT_EQ(plan.makespan, 8 * kRunTokens * 129);
 }
 
 TEST(DecodeBalance, TasksAreCutNoFinerThanNeeded) {
-  // A machine's share is all, and an eighth of that 16 runs.
+  // A machine's share is all, and a 16th of that 8 runs.
   const std::vector<HeadWidths> heads = {{16, 16}};
   const std::vector<std::int32_t> tokens = {128 * kRunTokens};
   DecodeBalancer balancer;
   const DecodeBalance& plan = balancer.balance(tokens, heads, {1, kSplit});
-  ASSERT_EQ(plan.pieces.size(), 8);
+  ASSERT_EQ(plan.pieces.size(), kDecodePiecesMachine);
   for (const DecodePiece& piece : plan.pieces) {
-    EXPECT_EQ(piece.end_token - piece.first_token, 16 * kRunTokens);
+    EXPECT_EQ(piece.end_token - piece.first_token, 8 * kRunTokens);
   }
 }
 
