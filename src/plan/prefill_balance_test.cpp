@@ -170,8 +170,13 @@ TEST(PrefillBalance, AllStepsTogether) {
   PrefillBalancer balancer;
   PrefillBalanceShape shape = {.group = 1, .machines = 3};
   // The last round is the first unit. 534560 / 3 is 21.3 of its rows, so 32: 398864 and 135696.
-  EXPECT_THAT(loads_of(balancer.balance(spans, heads, shape), 1, heads),
-              ElementsAre(1587232, 1455440 + 135696, 1188368 + 398864));
+  const PrefillBalance& plan = balancer.balance(spans, heads, shape);
+  EXPECT_THAT(loads_of(plan, 1, heads), ElementsAre(1587232, 1455440 + 135696, 1188368 + 398864));
+  EXPECT_THAT(plan.first, ElementsAre(0, 1, 3, 5));
+  EXPECT_EQ(plan.units[2].first_pair, 0);
+  EXPECT_EQ(plan.units[2].pairs, 32);
+  EXPECT_EQ(plan.units[4].first_pair, 32);
+  EXPECT_EQ(plan.units[4].pairs, 32);
   shape.steps.redistribute = false;
   EXPECT_THAT(loads_of(balancer.balance(spans, heads, shape), 1, heads),
               ElementsAre(1587232, 1455440, 1188368 + 534560));
