@@ -64,7 +64,7 @@ Layers make_widths(Widths kind, std::mt19937& random) {
   Layers layers(kLayers, std::vector<HeadWidths>(kKvHeads));
   for (auto& layer : layers) {
     for (HeadWidths& head : layer) {
-      head.qk = width();
+      head.k = width();
       head.v = width();
     }
   }
@@ -296,7 +296,7 @@ void cost() {
           "decode " + std::to_string(batch) + (split_blocks > 0 ? ", splits" : "");
       double bytes = 0;
       for (const HeadWidths& head : layers[0]) {
-        for (const std::int32_t count : tokens) bytes += 2.0 * count * (head.qk + head.v);
+        for (const std::int32_t count : tokens) bytes += 2.0 * count * (head.k + head.v);
       }
       const auto plan = [&] {
         balancer.balance(tokens, layers[layer++ % kLayers], {132, split_blocks});

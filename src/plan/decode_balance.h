@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "plan/head_widths.h"
+#include "plan/key_work.h"
 #include "plan/work_balance.h"
 
 namespace kvlane {

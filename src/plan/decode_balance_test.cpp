@@ -33,7 +33,7 @@ Batch random_batch(std::mt19937& random) {
   }
   batch.heads.resize(1 + random() % 8);
   for (HeadWidths& head : batch.heads) {
-    head.qk = static_cast<std::int32_t>(16 + random() % 8 * 16);
+    head.k = static_cast<std::int32_t>(16 + random() % 8 * 16);
     head.v = static_cast<std::int32_t>(16 + random() % 8 * 16);
   }
   return batch;

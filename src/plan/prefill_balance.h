@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "plan/head_widths.h"
+#include "plan/key_work.h"
 #include "plan/prefill_units.h"
 #include "plan/work_balance.h"
 

@@ -42,7 +42,7 @@ Prompts random_prompts(std::mt19937& random) {
   }
   prompts.heads.resize(1 + random() % 8);
   for (HeadWidths& head : prompts.heads) {
-    head.qk = static_cast<std::int32_t>(16 + random() % 8 * 16);
+    head.k = static_cast<std::int32_t>(16 + random() % 8 * 16);
     head.v = static_cast<std::int32_t>(16 + random() % 8 * 16);
   }
   return prompts;
