@@ -129,7 +129,7 @@ Status Forward::seal(int layer) {
 }
 
 Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
-                    const OnInput& on_input) {
+                    const OnInput& on_input, const OnQueries& on_queries) {
   times_ = {};
   const ScopedTimer timer(times_.total);
   KVLANE_TRY(place_rows(spans));
@@ -139,7 +139,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
   const auto& layers = model_.layers();
   for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
     if (on_input) on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
-    KVLANE_TRY(attention_block(layers[layer], layer));
+    KVLANE_TRY(attention_block(layers[layer], layer, on_queries));
     if (on_layer) on_layer(layer, nullptr);
     KVLANE_TRY(ffn_block(layers[layer]));
   }
@@ -166,7 +166,7 @@ Status Forward::multiply(const Linear& linear, const void* x, float* y, int rows
   return linear.apply(x, y, rows);
 }
 
-Status Forward::attention_block(const LayerWeights& layer, int index) {
+Status Forward::attention_block(const LayerWeights& layer, int index, const OnQueries& on_queries) {
   const ModelConfig& config = model_.config();
   const std::size_t hidden = config.hidden;
   const ElementType type = layer.qkv->input_type();
@@ -180,6 +180,10 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
   });
   KVLANE_TRY(multiply(*layer.qkv, normed_, product_, rows_));
   write_qkv(layer, index);
+  if (on_queries) {
+    const std::size_t width = std::size_t(config.heads) * q_parts_ * config.head_dim;
+    on_queries(index, {q_, rows_ * width}, q_parts_);
+  }
   KVLANE_TRY(seal(index));
   {
     const ScopedTimer timer(times_.attention);

@@ -30,10 +30,17 @@ class Forward final : public ForwardPass {
   // the order of the spans; those of layer 0 are the embeddings.
   using OnInput = std::function<void(int layer, std::span<const float> hidden)>;
 
+  // Called when this layer's queries are final for all rows of the pass: after the model's norms
+  // and rotation, before they are scaled. BF16 [rows of the pass][heads][parts][head_dim] in the
+  // order of the spans; the parts of a head add up to its query.
+  using OnQueries =
+      std::function<void(int layer, std::span<const std::uint16_t> queries, int parts)>;
+
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override {
     return run(spans, on_layer, {});
   }
-  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer, const OnInput& on_input);
+  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer, const OnInput& on_input,
+             const OnQueries& on_queries = {});
 
   std::span<float> logits(int index) const override;
   const ForwardTimes& times() const override { return times_; }
@@ -51,7 +58,7 @@ class Forward final : public ForwardPass {
   Status place_rows(std::span<const ForwardSpan> spans);
   Status seal(int layer);
   void embed(std::span<const ForwardSpan> spans);
-  Status attention_block(const LayerWeights& layer, int index);
+  Status attention_block(const LayerWeights& layer, int index, const OnQueries& on_queries);
   Status ffn_block(const LayerWeights& layer);
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);

@@ -11,9 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "base/bf16.h"
 #include "base/random.h"
 #include "cpu/parallel.h"
 #include "model/expected_fixture.h"
+#include "model/widen.h"
+#include "ops/rows.h"
 
 namespace kvlane {
 namespace {
@@ -217,6 +220,73 @@ TEST(Forward, ShowsWhatEntersEachLayer) {
   }
   ASSERT_EQ(inputs[1].size(), inputs[0].size());
   EXPECT_NE(inputs[1], inputs[0]);
+}
+
+// The queries of the first layer by a plain product: norm, projection, norm of heads, rotation.
+std::vector<float> first_queries(const Model& model, const fs::path& directory, std::int32_t token,
+                                 int position) {
+  const ModelConfig& config = model.config();
+  const int d = config.head_dim;
+  const auto checkpoint = take(Checkpoint::open(directory));
+  const TensorView& tensor = checkpoint.tensors().at("model.layers.0.self_attn.q_proj.weight");
+  std::vector<float> weights(std::size_t(config.heads) * d * config.hidden);
+  widen(tensor.type, tensor.bytes.data(), weights.size(), weights.data());
+  std::vector<float> input(config.hidden);
+  model.embed(token, input.data());
+  const LayerWeights& layer = model.layers()[0];
+  rms_norm(input.data(), layer.attention_norm.data(), config.norm_eps, config.hidden, input.data());
+  std::vector<float> queries(std::size_t(config.heads) * d);
+  for (std::size_t i = 0; i < queries.size(); ++i) {
+    double sum = 0;
+    for (int j = 0; j < config.hidden; ++j) {
+      sum += double{weights[i * config.hidden + j]} * input[j];
+    }
+    queries[i] = static_cast<float>(sum);
+  }
+  for (int h = 0; h < config.heads; ++h) {
+    float* const head = queries.data() + h * d;
+    if (config.qk_norm) rms_norm(head, layer.q_norm.data(), config.norm_eps, d, head);
+    rope(head, model.rope().angles(position), d);
+  }
+  return queries;
+}
+
+TEST(Forward, ShowsTheQueriesOfEachLayer) {
+  // Inputs of BF16 products and what they give are rounded to 8 bits; F32 has two parts of 8 bits.
+  const std::pair<const char*, double> models[] = {{"qwen3-gqa-bf16", 0x1p-6},
+                                                   {"llama-mqa-f32", 0x1p-14}};
+  for (const auto& [name, tolerance] : models) {
+    SCOPED_TRACE(name);
+    Runner runner(kFixtures / name, best_isa());
+    BlockTable table(runner.pool);
+    ASSERT_TRUE(table.grow(70).ok());
+    const auto tokens = random_tokens(70, 96, 2);
+    const ForwardSpan span{&table, tokens, 0};
+    int layers = 0;
+    std::vector<float> shown;  // [tokens][heads * head_dim] of layer 0
+    const std::size_t d = runner.model->config().head_dim;
+    const std::size_t width = runner.model->config().heads * d;
+    const auto keep = [&](int layer, std::span<const std::uint16_t> queries, int parts) {
+      EXPECT_EQ(layer, layers++);
+      ASSERT_EQ(queries.size(), tokens.size() * width * parts);
+      if (layer > 0) return;
+      shown.resize(tokens.size() * width);
+      for (std::size_t i = 0; i < queries.size(); ++i) {
+        shown[i / (parts * d) * d + i % d] += to_float(bf16{queries[i]});
+      }
+    };
+    ASSERT_TRUE(runner.forward->run({&span, 1}, {}, {}, keep).ok());
+    EXPECT_EQ(layers, runner.model->config().layers);
+    for (const int position : {0, 1, 63, 69}) {
+      const auto expected =
+          first_queries(*runner.model, kFixtures / name, tokens[position], position);
+      const float largest = std::abs(
+          *std::ranges::max_element(expected, {}, [](float value) { return std::abs(value); }));
+      for (std::size_t i = 0; i < width; ++i) {
+        ASSERT_NEAR(shown[position * width + i], expected[i], tolerance * largest) << i;
+      }
+    }
+  }
 }
 
 TEST(Forward, RefusesMoreRowsThanItHasBuffersFor) {
