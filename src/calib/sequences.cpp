@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "model/forward.h"
-
 namespace kvlane {
 namespace {
 
@@ -19,7 +17,7 @@ int calibration_sequence(const Model& model) {
 
 Status run_sequences(const Model& model, std::span<const std::int32_t> tokens,
                      const std::function<void(const BlockTable& table)>& on_sequence,
-                     const OnCalibrated& progress) {
+                     const OnCalibrated& progress, const SequenceHooks& hooks) {
   if (tokens.empty()) return invalid_argument("calibration needs at least one token");
   const KvShape shape = model.config().kv_shape();
   const auto length = static_cast<std::size_t>(calibration_sequence(model));
@@ -33,7 +31,8 @@ Status run_sequences(const Model& model, std::span<const std::int32_t> tokens,
     for (std::size_t done = 0; done < sequence.size(); done += kPassTokens) {
       const auto part = sequence.subspan(done, std::min(kPassTokens, sequence.size() - done));
       const ForwardSpan span{&table, part, 0};
-      KVLANE_TRY(forward->run({&span, 1}, {}));
+      KVLANE_TRY(forward->run({&span, 1}, {}, {}, hooks.on_queries));
+      if (hooks.on_pass) hooks.on_pass(table, static_cast<int>(done));
       if (progress) progress(start + done + part.size(), tokens.size());
     }
     on_sequence(table);

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "cache/block_pool.h"
+#include "model/forward.h"
 #include "model/model.h"
 
 namespace kvlane {
@@ -21,11 +22,18 @@ int calibration_sequence(const Model& model);
 // Told tokens done and in total.
 using OnCalibrated = std::function<void(std::uint64_t, std::uint64_t)>;
 
+// What else can be seen while a sequence is computed; each may be empty.
+struct SequenceHooks {
+  Forward::OnQueries on_queries;
+  // Called after each pass, of at most 256 tokens: those from `first` up to table.tokens().
+  std::function<void(const BlockTable& table, int first)> on_pass;
+};
+
 // Runs the model over `tokens`, all inside its vocabulary and at least one, in sequences one after
 // another, and calls `on_sequence` with the cache of each. Takes as long as computing a prompt of
 // that many tokens.
 Status run_sequences(const Model& model, std::span<const std::int32_t> tokens,
                      const std::function<void(const BlockTable& table)>& on_sequence,
-                     const OnCalibrated& progress);
+                     const OnCalibrated& progress, const SequenceHooks& hooks = {});
 
 }  // namespace kvlane
