@@ -94,6 +94,7 @@ void add_calibrate(CLI::App& app, Run& run) {
       "--out /tmp/codebook.json");
   add_codebook(*command, run);
   add_calibrate_tables(*command, run);
+  add_calibrate_zack(*command, run);
 }
 
 }  // namespace kvlane

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <span>
 
 #include "calib/text_tokens.h"
 #include "cli/progress.h"
@@ -25,24 +26,49 @@ void add_calibration_options(CLI::App& command, CalibrationFlags& flags, const c
   command.add_flag("--json", flags.json, "summary as one JSON object");
 }
 
+namespace {
+
+Result<std::vector<std::int32_t>> read_tokens(const CalibrationFlags& flags,
+                                              const std::string& text) {
+  KVLANE_ASSIGN(auto tokens,
+                read_text_tokens(flags.directory, text, static_cast<std::size_t>(flags.tokens)));
+  if (tokens.size() < static_cast<std::size_t>(flags.tokens_min)) {
+    return invalid_argument(text + " has " + std::to_string(tokens.size()) + " tokens, at least " +
+                            std::to_string(flags.tokens_min) + " are needed");
+  }
+  return tokens;
+}
+
+Status check_vocabulary(std::span<const std::int32_t> tokens, int vocab) {
+  const auto bad =
+      std::ranges::find_if(tokens, [&](std::int32_t token) { return token < 0 || token >= vocab; });
+  if (bad == tokens.end()) return {};
+  return invalid_argument("the tokenizer gives token " + std::to_string(*bad) +
+                          ", which the model does not know");
+}
+
+}  // namespace
+
 Result<CalibrationInput> load_calibration_input(const CalibrationFlags& flags) {
   if (flags.threads > 0) set_parallel_threads(flags.threads);
   KVLANE_ASSIGN(const Isa isa, select_isa(flags.cpu));
+  if (flags.tokens < flags.tokens_min) {
+    return invalid_argument("--tokens is " + std::to_string(flags.tokens) + ", at least " +
+                            std::to_string(flags.tokens_min) + " are needed");
+  }
   CalibrationInput input;
-  KVLANE_ASSIGN(input.tokens, read_text_tokens(flags.directory, flags.text,
-                                               static_cast<std::size_t>(flags.tokens)));
+  KVLANE_ASSIGN(input.tokens, read_tokens(flags, flags.text));
+  if (!flags.other_text.empty()) {
+    KVLANE_ASSIGN(input.other, read_tokens(flags, flags.other_text));
+  }
   {
     Progress progress("loading " + flags.directory);
     KVLANE_ASSIGN(input.model,
                   Model::load(flags.directory, {.isa = isa, .progress = progress.counter()}));
   }
   const int vocab = input.model->config().vocab;
-  const auto bad = std::ranges::find_if(
-      input.tokens, [&](std::int32_t token) { return token < 0 || token >= vocab; });
-  if (bad != input.tokens.end()) {
-    return invalid_argument("the tokenizer gives token " + std::to_string(*bad) +
-                            ", which the model does not know");
-  }
+  KVLANE_TRY(check_vocabulary(input.tokens, vocab));
+  KVLANE_TRY(check_vocabulary(input.other, vocab));
   return input;
 }
 

@@ -17,25 +17,30 @@ struct CalibrationFlags {
   std::string directory;
   std::string text;
   std::string out;
-  std::string weights;  // of `kvlane calibrate tables`
+  std::string weights;     // of `kvlane calibrate tables`
+  std::string other_text;  // of `kvlane calibrate zack`; empty: none
   int tokens = 32768;
+  int tokens_min = 1;  // fewer are refused
   int threads = 0;
   std::string cpu = "auto";
   bool json = false;
 };
 
-// All but --weights. out_help: what --out is.
+// All but --weights and --other-text. out_help: what --out is.
 void add_calibration_options(CLI::App& command, CalibrationFlags& flags, const char* out_help);
 
 struct CalibrationInput {
   std::unique_ptr<Model> model;
   std::vector<std::int32_t> tokens;  // all inside the model's vocabulary
+  std::vector<std::int32_t> other;   // of the other text, likewise
 };
 
-// Loads both, with progress on the terminal.
+// Loads them, with progress on the terminal.
 Result<CalibrationInput> load_calibration_input(const CalibrationFlags& flags);
 
 // `kvlane calibrate tables`.
 void add_calibrate_tables(CLI::App& parent, Run& run);
+// `kvlane calibrate zack`.
+void add_calibrate_zack(CLI::App& parent, Run& run);
 
 }  // namespace kvlane

@@ -1,0 +1,170 @@
+// `kvlane calibrate zack`: a model whose V is rotated to few strong axes, and the rotations of K.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <system_error>
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "calib/calibrate_zack.h"
+#include "calib/fold.h"
+#include "calib/folded_checkpoint.h"
+#include "cli/calibration.h"
+#include "cli/progress.h"
+#include "cli/zack_report.h"
+#include "crypto/sha256.h"
+
+namespace kvlane {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kExample =
+    "Example: kvlane calibrate zack models/kvlane-small --text FILE --out /tmp/kvlane-small-zack";
+
+struct ZackFlags {
+  CalibrationFlags common;
+  StackOptions stack;
+  std::string report;
+};
+
+// The directory to write, without a slash at its end.
+Result<fs::path> find_place(const std::string& out) {
+  std::error_code error;
+  fs::path path = fs::absolute(out, error).lexically_normal();
+  if (error) return invalid_argument("--out is no path: " + out);
+  if (!path.has_filename()) path = path.parent_path();
+  if (fs::exists(path, error)) return invalid_argument(out + " is there already");
+  if (!fs::is_directory(path.parent_path(), error)) {
+    return not_found("there is no directory " + path.parent_path().string());
+  }
+  return path;
+}
+
+// Where sums are kept until all is written.
+fs::path state_of(const fs::path& out) { return out.string() + ".partial"; }
+fs::path other_state_of(const fs::path& out) { return out.string() + ".other.partial"; }
+
+struct Sums {
+  ModelIdentity model{};
+  ZackSums own;
+  std::optional<ZackSums> other;
+};
+
+// Both texts through the model, which is gone from memory afterwards.
+Result<Sums> sum_texts(const ZackFlags& flags, const fs::path& out) {
+  KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags.common));
+  const auto sum = [&](std::span<const std::int32_t> tokens, const fs::path& state,
+                       bool snapshots) -> Result<ZackSums> {
+    Progress progress("computing " + std::to_string(tokens.size()) + " tokens");
+    return sum_for_zack(
+        *input.model, tokens,
+        {.state = state, .snapshots = snapshots, .progress = progress.counter(), .stopped = {}});
+  };
+  Sums sums{.model = input.model->identity(), .own = {}, .other = {}};
+  KVLANE_ASSIGN(sums.own, sum(input.tokens, state_of(out), !flags.report.empty()));
+  if (!input.other.empty()) {
+    KVLANE_ASSIGN(sums.other, sum(input.other, other_state_of(out), false));
+  }
+  return sums;
+}
+
+Result<ZackReport> make_report(const ZackFlags& flags, const Sums& sums,
+                               std::span<const double> outputs, const ZackRotations& rotations) {
+  ZackReport report{.model = sums.model,
+                    .text = flags.common.text,
+                    .tokens = sums.own.grams.tokens,
+                    .balance = flags.stack.balance};
+  KVLANE_ASSIGN(report.study, study_zack(sums.own, outputs, rotations, flags.stack));
+  if (sums.other) {
+    KVLANE_ASSIGN(const ZackRotations other,
+                  zack_rotations(sums.other->grams, outputs, flags.stack));
+    report.other_text = flags.common.other_text;
+    report.other = pair_distance(other, rotations, sums.other->grams.tokens);
+  }
+  return report;
+}
+
+struct Written {
+  ModelIdentity model{};
+  std::string table;  // of the report
+};
+
+Result<Written> write_all_of(const ZackFlags& flags, const Sums& sums, const fs::path& out) {
+  KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.common.directory));
+  const std::vector<double> outputs = output_grams(checkpoint);
+  KVLANE_ASSIGN(const ZackRotations rotations,
+                zack_rotations(sums.own.grams, outputs, flags.stack));
+  Written written;
+  if (!flags.report.empty()) {
+    KVLANE_ASSIGN(const ZackReport report, make_report(flags, sums, outputs, rotations));
+    KVLANE_TRY(write_file(flags.report, as_byte_view(zack_report_json(report))));
+    written.table = zack_report_table(report);
+  }
+  Progress progress("folding " + flags.common.directory);
+  KVLANE_ASSIGN(written.model, write_folded_checkpoint(checkpoint, rotations, sums.own.grams.tokens,
+                                                       out, progress.counter()));
+  return written;
+}
+
+void print(const ZackFlags& flags, const Sums& sums, const Written& written, double seconds) {
+  const std::uint64_t tokens = sums.own.grams.tokens;
+  if (flags.common.json) {
+    const nlohmann::ordered_json json = {{"directory", flags.common.out},
+                                         {"model", to_hex(sums.model)},
+                                         {"folded_model", to_hex(written.model)},
+                                         {"tokens", tokens},
+                                         {"layers", sums.own.grams.layers},
+                                         {"kv_heads", sums.own.grams.kv_heads},
+                                         {"head_dim", sums.own.grams.head_dim},
+                                         {"balance", flags.stack.balance},
+                                         {"seconds", seconds}};
+    std::cout << json.dump() << '\n';
+    return;
+  }
+  std::cout << written.table << std::fixed << std::setprecision(1) << "wrote "
+            << flags.common.directory << " with V rotated to " << flags.common.out
+            << ", and rotations of K to " << (fs::path(flags.common.out) / kZackTablesPath).string()
+            << ", from " << tokens << " tokens in " << seconds << " s\n";
+}
+
+Status calibrate(const ZackFlags& flags) {
+  const TimePoint start = SteadyClock::now();
+  KVLANE_ASSIGN(const fs::path out, find_place(flags.common.out));
+  KVLANE_ASSIGN(const Sums sums, sum_texts(flags, out));
+  KVLANE_ASSIGN(const Written written, write_all_of(flags, sums, out));
+  std::error_code ignored;
+  for (const fs::path& state : {state_of(out), other_state_of(out)}) fs::remove(state, ignored);
+  print(flags, sums, written, seconds_since(start));
+  return {};
+}
+
+}  // namespace
+
+void add_calibrate_zack(CLI::App& parent, Run& run) {
+  CLI::App* const command = parent.add_subcommand(
+      "zack",
+      "Rotate K and V to few strong axes, learnt from a text: a model that computes the same, V's "
+      "rotations in its weights, K's in a file beside them");
+  command->footer(kExample);
+  const auto flags = std::make_shared<ZackFlags>();
+  flags->common.tokens_min = static_cast<int>(kZackTokensMin);
+  add_calibration_options(*command, flags->common,
+                          "directory to write; an interrupted run goes on from OUT.partial");
+  command->add_flag("--balance", flags->stack.balance,
+                    "let Q and K, and V and the output projection, weigh alike");
+  CLI::Option* const report = command->add_option(
+      "--report", flags->report, "JSON file to write: spectra, heads, how much text is needed");
+  command
+      ->add_option("--other-text", flags->common.other_text,
+                   "for the report: another text, whose rotations are compared")
+      ->needs(report);
+  command->callback([flags, &run] { run = [flags] { return calibrate(*flags); }; });
+}
+
+}  // namespace kvlane
