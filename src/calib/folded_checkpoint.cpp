@@ -105,7 +105,7 @@ class Folding {
     if (!json.is_object()) return corrupt(path.string() + " holds no JSON object");
     auto& ours = json["kvlane"];
     if (!ours.is_object()) ours = nlohmann::ordered_json::object();
-    ours["zack"] = {{"tables", kZackTablesPath}};
+    ours["zack"] = {{"tables", kZackTables}};
     const std::string folded =
         json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
     return write_file(to_ / kConfigName, as_byte_view(folded));
@@ -115,7 +115,7 @@ class Folding {
   Result<ModelIdentity> write_tables(std::uint64_t tokens) const {
     KVLANE_ASSIGN(const Checkpoint folded, Checkpoint::open(to_));
     KVLANE_ASSIGN(const ModelIdentity identity, folded.identity({}));
-    const fs::path path = to_ / kZackTablesPath;
+    const fs::path path = to_ / kZackTables;
     std::error_code error;
     fs::create_directory(path.parent_path(), error);
     if (error) return failure("create", path.parent_path(), error);

@@ -13,9 +13,6 @@
 
 namespace kvlane {
 
-// Where the tables lie in the directory.
-inline constexpr const char* kZackTablesPath = "kvlane/zack.safetensors";
-
 // Writes `checkpoint` with rotations folded into its weights to `out`: the same files of weights
 // with the same tensors, config.json with a member "kvlane", tables, and whatever else lies in the
 // directory itself and holds no weights. Lies at `out`.folding until it is complete; what an

@@ -223,8 +223,8 @@ TEST(FoldedCheckpoint, TablesBelongToTheFoldedModel) {
   const ZackRotations rotations = rotations_for(from, checkpoint);
   const ModelIdentity identity = take(write_folded_checkpoint(checkpoint, rotations, 512, out, {}));
   EXPECT_EQ(identity, take(take(Checkpoint::open(out)).identity({})));
-  const KvTables tables = take(load_kv_tables(out / kZackTablesPath, identity));
-  EXPECT_EQ(load_kv_tables(out / kZackTablesPath, take(checkpoint.identity({}))).status().code(),
+  const KvTables tables = take(load_kv_tables(out / kZackTables, identity));
+  EXPECT_EQ(load_kv_tables(out / kZackTables, take(checkpoint.identity({}))).status().code(),
             Code::kInvalidArgument);
   const ModelConfig& config = checkpoint.config();
   const std::size_t d = config.head_dim;

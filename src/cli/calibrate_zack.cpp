@@ -14,6 +14,7 @@
 #include "calib/calibrate_zack.h"
 #include "calib/fold.h"
 #include "calib/folded_checkpoint.h"
+#include "calib/kv_tables_file.h"
 #include "cli/calibration.h"
 #include "cli/progress.h"
 #include "cli/zack_report.h"
@@ -129,7 +130,7 @@ void print(const ZackFlags& flags, const Sums& sums, const Written& written, dou
   }
   std::cout << written.table << std::fixed << std::setprecision(1) << "wrote "
             << flags.common.directory << " with V rotated to " << flags.common.out
-            << ", and rotations of K to " << (fs::path(flags.common.out) / kZackTablesPath).string()
+            << ", and rotations of K to " << (fs::path(flags.common.out) / kZackTables).string()
             << ", from " << tokens << " tokens in " << seconds << " s\n";
 }
 
