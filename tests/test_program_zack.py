@@ -71,6 +71,13 @@ class CalibrateZack(ProgramTest):
                     self.assertEqual(sorted(own, reverse=True), list(own))
         inspected = run("inspect", self.out, "--json")
         self.assertEqual(inspected.status, 0, inspected.err)
+        rates = inspected.json()["zack"]
+        self.assertLessEqual(rates["keep=0.5"]["kept"], 0.5)
+        self.assertLess(rates["keep=0.75"]["threshold"], rates["keep=0.5"]["threshold"])
+        shares = [step["share"] for step in rates["steps"]]
+        self.assertEqual(sorted(set(shares), reverse=True), shares)
+        self.assertEqual(shares[-1], 16 / HEAD_DIM)
+        self.assertNotIn("steps", run("inspect", self.out).out)
         self.assertFalse(pathlib.Path(f"{self.out}.partial").exists())
         self.assertFalse(pathlib.Path(f"{self.out}.other.partial").exists())
 

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "cli/command.h"
 #include "cli/progress.h"
+#include "cli/zack_rates.h"
 #include "format/describe.h"
 #include "format/tensor_file.h"
 #include "model/describe.h"
@@ -21,10 +22,12 @@ struct InspectFlags {
   bool json = false;
 };
 
-Result<std::string> describe(const std::string& path) {
+Result<std::string> describe(const std::string& path, bool whole) {
   if (std::filesystem::is_directory(path)) {
     Progress progress("reading " + path);
-    return describe_checkpoint_json(path, progress.counter());
+    KVLANE_ASSIGN(std::string text, describe_checkpoint_json(path, progress.counter()));
+    KVLANE_TRY(add_zack_rates(path, whole, text));
+    return text;
   }
   if (std::filesystem::path(path).extension() == ".safetensors") {
     return invalid_argument(path + " is a part of a checkpoint: inspect its directory");
@@ -52,7 +55,7 @@ void print_lines(const nlohmann::ordered_json& value, int depth) {
 }
 
 Status inspect(const InspectFlags& flags) {
-  KVLANE_ASSIGN(const std::string text, describe(flags.path));
+  KVLANE_ASSIGN(const std::string text, describe(flags.path, flags.json));
   if (flags.json) {
     std::cout << text << '\n';
   } else {

@@ -161,6 +161,13 @@ namespace {
 constexpr std::array<std::string_view, 2> kRanks = {"adaptive", "uniform"};
 constexpr std::array<std::string_view, 2> kWeighs = {"values", "energies"};
 
+Status check_head_dim(int d) {
+  if (d % zack::kWidthStep == 0 && d <= kHeadDimMax) return {};
+  return unsupported("KV format 'zack' takes a head_dim that is a multiple of " +
+                     std::to_string(zack::kWidthStep) + " up to " + std::to_string(kHeadDimMax) +
+                     ", not " + std::to_string(d));
+}
+
 // Of K or V in all layers: [layers][kv_heads][per_head].
 Result<std::vector<float>> gather(const KvFormatContext& context, bool is_key, const char* what,
                                   std::size_t per_head) {
@@ -180,11 +187,9 @@ Result<zack::Ranks> choose_ranks(const KvFormatContext& context, int keep, const
   if (ranks == "uniform") {
     return zack::uniform_ranks(d, std::size_t(context.shape.layers) * context.shape.kv_heads, keep);
   }
-  KVLANE_ASSIGN(const std::vector<float> k, gather(context, true, "singular_values", d));
-  KVLANE_ASSIGN(const std::vector<float> v, gather(context, false, "singular_values", d));
+  const bool energies = weigh == kWeighs[1];
   KVLANE_ASSIGN(const zack::Rates rates,
-                zack::Rates::make({d, k, v}, weigh == "energies" ? zack::Weigh::kEnergies
-                                                                 : zack::Weigh::kValues));
+                zack_rates(context, energies ? zack::Weigh::kEnergies : zack::Weigh::kValues));
   return rates.at(keep);
 }
 
@@ -229,6 +234,14 @@ Result<ZackFormat::Codes> make_codes(std::string_view text, const KvFormatContex
 
 }  // namespace
 
+Result<zack::Rates> zack_rates(const KvFormatContext& context, zack::Weigh weigh) {
+  const int d = context.shape.head_dim;
+  KVLANE_TRY(check_head_dim(d));
+  KVLANE_ASSIGN(const std::vector<float> k, gather(context, true, "singular_values", d));
+  KVLANE_ASSIGN(const std::vector<float> v, gather(context, false, "singular_values", d));
+  return zack::Rates::make({d, k, v}, weigh);
+}
+
 Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text, std::string_view codes,
                                                          const KvFormatContext& context) {
   KVLANE_ASSIGN(const int keep, text.share("keep", kUsualKeep));
@@ -237,11 +250,7 @@ Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text, std::s
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
   const int d = context.shape.head_dim;
-  if (d % zack::kWidthStep != 0 || d > kHeadDimMax) {
-    return unsupported("KV format 'zack' takes a head_dim that is a multiple of " +
-                       std::to_string(zack::kWidthStep) + " up to " + std::to_string(kHeadDimMax) +
-                       ", not " + std::to_string(d));
-  }
+  KVLANE_TRY(check_head_dim(d));
   KVLANE_ASSIGN(std::vector<float> rotations,
                 gather(context, true, "rotation", std::size_t(d) * d));
   auto chosen = choose_ranks(context, keep, ranks, weigh);
