@@ -39,8 +39,8 @@ kvlane_library(gpu DEPS base)
 kvlane_library(codec DEPS format cpu gpu)
 kvlane_library(cache DEPS format cpu)
 kvlane_library(plan DEPS format)
-# Products on a CPU need oneDNN.
-kvlane_library(ops DEPS cpu format gpu WITHOUT "/linear(_onednn|_scalar)?\\.cpp$")
+# Products on a CPU need oneDNN; rotations are for forward passes there.
+kvlane_library(ops DEPS cpu format gpu WITHOUT "/(linear(_onednn|_scalar)?|rotation_[a-z0-9]+)\\.cpp$")
 # What attention on codes, and its tests, need.
 kvlane_library(quant DEPS format cpu gpu ONLY "/(hadamard(_avx512)?|hack_(scalar|(open|seal)[a-z0-9_]*))\\.cpp$")
 kvlane_library(attention DEPS cpu cache gpu plan quant)

@@ -31,8 +31,9 @@ std::vector<std::vector<float>> logits_on(Accelerator& device, const ModelConfig
   const std::size_t slab_bytes = codes ? codes->shape.layout.bytes * shape.kv_heads : 64;
   const std::size_t sealed_bytes = kBlocks * slab_bytes * shape.layers;
   const auto sealed_memory = take(device.allocate(sealed_bytes));
-  BlockPool sealed = take(BlockPool::over_sealed(
-      shape, slab_bytes, {sealed_memory.get(), sealed_bytes}, take(device.copies())));
+  BlockPool sealed =
+      take(BlockPool::over_sealed(shape, {shape.layers, slab_bytes},
+                                  {sealed_memory.get(), sealed_bytes}, take(device.copies())));
   const auto forward = take(DeviceForward::create(model, device, 256, 4, true, codes));
 
   std::vector<std::int32_t> tokens(600);
