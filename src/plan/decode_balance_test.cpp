@@ -64,8 +64,8 @@ void expect_sound(const DecodeBalance& plan, const Batch& batch, const DecodeBal
   for (int sequence = 0; sequence < static_cast<int>(batch.tokens.size()); ++sequence) {
     const std::int32_t end = batch.tokens[sequence];
     for (int kv_head = 0; kv_head < static_cast<int>(batch.heads.size()); ++kv_head) {
-      auto& pieces = ranges[{sequence, kv_head}];
-      std::sort(pieces.begin(), pieces.end());
+      auto pieces = ranges[{sequence, kv_head}];
+      std::ranges::sort(pieces);
       int next = 0;
       for (const auto& [first_token, end_token] : pieces) {
         EXPECT_EQ(first_token, next);
