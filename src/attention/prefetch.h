@@ -24,6 +24,11 @@ class Prefetch {
     --lines_;
   }
 
+  // What is left, at once: where the next memory is larger than what was used.
+  [[gnu::always_inline]] void rest() {
+    while (lines_ > 0) line();
+  }
+
  private:
   const char* at_;
   std::size_t lines_;

@@ -7,6 +7,8 @@
 
 #include "attention/hack_complete_page.h"
 #include "attention/hack_float_page.h"
+#include "attention/narrow_page.h"
+#include "base/bf16.h"
 #include "base/clock.h"
 #include "quant/hack_format.h"
 #include "quant/hadamard.h"
@@ -92,35 +94,42 @@ class CodeKernel final : public SealedKernel {
   const MixKernel mix_;
 };
 
-// Narrow rows, read where they are.
-class RowsKernel final : public SealedKernel {
+// Rows of few channels, read where they are.
+class NarrowKernels final : public SealedKernel {
  public:
-  RowsKernel(HeadWidths dims, Isa isa) : dims_(dims), kernel_(page_kernel(isa)) {}
+  NarrowKernels(HeadWidths dims, Isa isa) : dims_(dims), kernel_(narrow_kernel(isa)) {}
 
-  void prepare(int /*layer*/, int /*kv_head*/, int /*rows*/,
-               SealedQuery& /*query*/) const override {}
+  void prepare(int /*layer*/, int /*kv_head*/, int rows, SealedQuery& query) const override {
+    for (int row = 0; row < rows; ++row) {
+      for (int i = 0; i < dims_.k; ++i) {
+        float x = 0;
+        for (int part = 0; part < query.rows.parts; ++part) {
+          x += to_float(bf16{query.rows.q[row][part * query.rows.part_stride + i]});
+        }
+        query.hack.values[row][i] = x * query.rows.scale;
+      }
+    }
+  }
   int value_dim(int /*layer*/, int /*kv_head*/) const override { return dims_.v; }
 
   double attend(std::span<const SealedItem> items) const override {
     for (const SealedItem& item : items) {
-      PageQuery rows = item.query->rows;
-      rows.key_dim = dims_.k;
-      rows.next = item.next;
-      kernel_(rows, reinterpret_cast<const std::uint16_t*>(item.slab), *item.tile);
+      kernel_({item.query->hack.values, dims_, reinterpret_cast<const std::uint16_t*>(item.slab),
+               item.next, item.tile});
     }
     return 0;
   }
 
  private:
   const HeadWidths dims_;
-  const PageKernel kernel_;
+  const NarrowKernel kernel_;
 };
 
 // Pages of heads with widths of their own: for each pair of widths a kernel, to which a page is a
 // slab of one head.
-class NarrowKernel final : public SealedKernel {
+class HeadsKernel final : public SealedKernel {
  public:
-  NarrowKernel(const ZackFormat& format, Isa isa) : format_(format) {
+  HeadsKernel(const ZackFormat& format, Isa isa) : format_(format) {
     const KvShape& shape = format.shape();
     for (int layer = 0; layer < shape.layers; ++layer) {
       for (int head = 0; head < shape.kv_heads; ++head) {
@@ -128,7 +137,7 @@ class NarrowKernel final : public SealedKernel {
         if (kernel) continue;
         const KvFormat* const codes = format.codes(layer, head);
         if (codes == nullptr) {
-          kernel = std::make_unique<const RowsKernel>(format.widths(layer, head), isa);
+          kernel = std::make_unique<const NarrowKernels>(format.widths(layer, head), isa);
         } else {
           kernel = sealed_kernel(*codes, isa);
         }
@@ -191,7 +200,7 @@ std::unique_ptr<const SealedKernel> sealed_kernel(const KvFormat& format, Isa is
   const auto* const hack = dynamic_cast<const HackFormat*>(&format);
   if (hack != nullptr) return std::make_unique<const CodeKernel>(*hack, isa);
   const auto* const zack = dynamic_cast<const ZackFormat*>(&format);
-  if (zack != nullptr) return std::make_unique<const NarrowKernel>(*zack, isa);
+  if (zack != nullptr) return std::make_unique<const HeadsKernel>(*zack, isa);
   return std::make_unique<const OpeningKernel>(format, isa);
 }
 

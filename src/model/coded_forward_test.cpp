@@ -166,17 +166,14 @@ TEST(CodedForward, ZackWithAllDimensionsIsTheModel) {
       double square = 0;
       double off = 0;
       for (int token = 0; token < kTokens; ++token) {
-        if (!reflect) {
-          ASSERT_TRUE(same_bits(zack[token], rows[token])) << isa_name(isa) << token;
-        }
         for (std::size_t i = 0; i < rows[token].size(); ++i) {
           square += double{rows[token][i]} * rows[token][i];
           off += double{zack[token][i] - rows[token][i]} * (zack[token][i] - rows[token][i]);
         }
       }
-      // K and queries round to 8 bits in both bases.
-      EXPECT_LT(std::sqrt(off / square), 0x1p-6) << isa_name(isa);
-      EXPECT_EQ(off > 0, reflect);
+      // In the same basis sums have another order, and now and then a value rounds otherwise. In
+      // another one all of K and all queries do.
+      EXPECT_LT(std::sqrt(off / square), reflect ? 0x1p-6 : 0x1p-9) << isa_name(isa);
     }
   }
 }

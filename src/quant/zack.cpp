@@ -46,6 +46,15 @@ void copy_columns(const std::uint16_t* rows, int from, std::uint16_t* out, int t
   }
 }
 
+// Where values of a page lie that stays in 16 bits (attention/narrow_page.h).
+std::size_t key_at(int token, int channel) {
+  return 2 * (std::size_t{kBlockTokens} * (channel / 2) + token) + channel % 2;
+}
+std::size_t value_at(HeadWidths widths, int token, int channel) {
+  return std::size_t{kBlockTokens} * widths.k + 2 * (std::size_t(token / 2) * widths.v + channel) +
+         token % 2;
+}
+
 }  // namespace
 
 ZackFormat::ZackFormat(std::string name, const KvShape& shape, const KvWindow& window,
@@ -75,20 +84,22 @@ Status ZackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* s
   KVLANE_TRY(check_rows_are_finite(shape(), place, rows));
   const int d = shape().head_dim;
   for (int kv_head = 0; kv_head < shape().kv_heads; ++kv_head) {
-    const auto narrow = [&](std::uint16_t* page) {
-      const HeadWidths kept = widths(place.layer, kv_head);
-      copy_columns(slab_row(shape(), rows, kv_head, true, 0), d, page, kept.k);
-      copy_columns(slab_row(shape(), rows, kv_head, false, 0), d, page + kBlockTokens * kept.k,
-                   kept.v);
-    };
+    const HeadWidths kept = widths(place.layer, kv_head);
+    const std::uint16_t* const keys = slab_row(shape(), rows, kv_head, true, 0);
+    const std::uint16_t* const values = slab_row(shape(), rows, kv_head, false, 0);
     std::byte* const page = slab + page_place(place.layer, kv_head).offset;
     const KvFormat* const codes = this->codes(place.layer, kv_head);
     if (codes == nullptr) {
-      narrow(reinterpret_cast<std::uint16_t*>(page));
+      auto* const to = reinterpret_cast<std::uint16_t*>(page);
+      for (int token = 0; token < kBlockTokens; ++token) {
+        for (int i = 0; i < kept.k; ++i) to[key_at(token, i)] = keys[token * d + i];
+        for (int i = 0; i < kept.v; ++i) to[value_at(kept, token, i)] = values[token * d + i];
+      }
       continue;
     }
     alignas(64) std::uint16_t kept_rows[2 * kBlockTokens * kHeadDimMax];
-    narrow(kept_rows);
+    copy_columns(keys, d, kept_rows, kept.k);
+    copy_columns(values, d, kept_rows + kBlockTokens * kept.k, kept.v);
     const Status sealed = codes->seal(page_of(place), kept_rows, page);
     if (!sealed.ok()) {
       return sealed.with_context("layer " + std::to_string(place.layer) + ", KV head " +
@@ -103,14 +114,22 @@ void ZackFormat::open_page(SlabPlace place, const std::byte* slab, int kv_head,
   const int d = shape().head_dim;
   const HeadWidths kept = widths(place.layer, kv_head);
   const std::byte* const sealed = slab + page_place(place.layer, kv_head).offset;
-  alignas(64) std::uint16_t opened[2 * kBlockTokens * kHeadDimMax];
-  const auto* from = reinterpret_cast<const std::uint16_t*>(sealed);
-  if (const KvFormat* const codes = this->codes(place.layer, kv_head); codes != nullptr) {
-    codes->open_page(page_of(place), sealed, 0, opened);
-    from = opened;
+  std::uint16_t* const values = page + shape().page_plane_elements();
+  const KvFormat* const codes = this->codes(place.layer, kv_head);
+  if (codes == nullptr) {
+    const auto* const from = reinterpret_cast<const std::uint16_t*>(sealed);
+    for (int token = 0; token < kBlockTokens; ++token) {
+      for (int i = 0; i < d; ++i) {
+        page[token * d + i] = i < kept.k ? from[key_at(token, i)] : 0;
+        values[token * d + i] = i < kept.v ? from[value_at(kept, token, i)] : 0;
+      }
+    }
+    return;
   }
-  copy_columns(from, kept.k, page, d);
-  copy_columns(from + kBlockTokens * kept.k, kept.v, page + shape().page_plane_elements(), d);
+  alignas(64) std::uint16_t opened[2 * kBlockTokens * kHeadDimMax];
+  codes->open_page(page_of(place), sealed, 0, opened);
+  copy_columns(opened, kept.k, page, d);
+  copy_columns(opened + kBlockTokens * kept.k, kept.v, values, d);
 }
 
 // Of what is used in the page of this head.

@@ -43,7 +43,7 @@ TEST(Zack, NamesSayEverything) {
             "zack:keep=0.5+hack:k=2,v=2");
 }
 
-TEST(Zack, SlabsAreRowsOfTheWidthsOneAfterAnother) {
+TEST(Zack, PagesAreWordsOfTwoValuesOneAfterAnother) {
   const KvTables tables = tables_of(kShape);
   const RopeTable rope(inverse_frequencies(kShape.head_dim), 128);
   const auto rows = rotated_rows(kShape, 1, rope, 0);
@@ -59,15 +59,22 @@ TEST(Zack, SlabsAreRowsOfTheWidthsOneAfterAnother) {
     for (int head = 0; head < kShape.kv_heads; ++head) {
       const HeadWidths widths = zack(format).widths(layer, head);
       EXPECT_EQ(format->page_place(layer, head).offset, bytes);
-      for (const bool is_key : {true, false}) {
-        const int width = is_key ? widths.k : widths.v;
-        for (int token = 0; token < kBlockTokens; ++token, at += width) {
-          ASSERT_EQ(std::memcmp(at, slab_row(kShape, rows.data(), head, is_key, token),
-                                width * sizeof(*at)),
-                    0);
+      const auto row = [&](bool is_key, int token) {
+        return slab_row(kShape, rows.data(), head, is_key, token);
+      };
+      for (int i = 0; i < widths.k; i += 2) {
+        for (int token = 0; token < kBlockTokens; ++token) {
+          ASSERT_EQ(*at++, row(true, token)[i]);
+          ASSERT_EQ(*at++, row(true, token)[i + 1]);
         }
-        bytes += std::size_t{2} * kBlockTokens * width;
       }
+      for (int token = 0; token < kBlockTokens; token += 2) {
+        for (int i = 0; i < widths.v; ++i) {
+          ASSERT_EQ(*at++, row(false, token)[i]);
+          ASSERT_EQ(*at++, row(false, token + 1)[i]);
+        }
+      }
+      bytes += std::size_t{2} * kBlockTokens * (widths.k + widths.v);
       EXPECT_EQ(format->page_place(layer, head).offset + format->page_place(layer, head).bytes,
                 bytes);
     }
