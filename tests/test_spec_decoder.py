@@ -35,12 +35,14 @@ import read_frame  # noqa: E402
 import slab_cachegen  # noqa: E402
 import slab_kvquant  # noqa: E402
 import slab_linear  # noqa: E402
+import slab_zack  # noqa: E402
 import slabs  # noqa: E402
 import splitzip  # noqa: E402
 import splitzip_channel  # noqa: E402
 import tensor_file  # noqa: E402
 import tensor_files  # noqa: E402
 import writer  # noqa: E402
+import zack  # noqa: E402
 from refusal import Refusal, unsupported  # noqa: E402
 from xxh3 import xxh3_64  # noqa: E402
 
@@ -108,10 +110,16 @@ class Xxh3(unittest.TestCase):
 
 def open_sealed(header, packed):
     """Opens slabs with tables: the reader's part of what a frame does not say is in slabs.py."""
-    _, tables = kv_tables.read((GOLDEN / "frame" / "valid" / "sealed_tables.safetensors").read_bytes())
     family, _, parameters = header["format"].partition(":")
+    path = "slab/zack/tables.safetensors" if family == "zack" else "frame/valid/sealed_tables.safetensors"
+    _, tables = kv_tables.read((GOLDEN / path).read_bytes())
     if header["tables"] != f"{kv_tables.tables_id(tables, family):016x}":
         raise unsupported("other tables")
+    if family == "zack":
+        name, d = header["format"], header["head_dim"]
+        pages = slab_zack.widths(name, tables, zack.SHAPE)[header["layer"]]
+        opened = slab_zack.open_slab(name, pages, d, slab_zack.unpack(name, pages, packed))
+        return [[[plane[t * d : (t + 1) * d] for t in range(64)] for plane in head] for head in opened]
     parameters = dict(part.split("=") for part in parameters.split(","))
     if family == "cachegen":
         slab = slab_cachegen.unpack(packed, parameters, slabs.SHAPE, header["layer"], tables)
@@ -151,7 +159,7 @@ class GoldenFiles(unittest.TestCase):
                         self.assertEqual(caught.exception.kind, "corrupt")
 
     def test_sealed_slabs_of_other_tables_are_refused(self):
-        for name in ("cachegen", "kvquant"):
+        for name in ("cachegen", "kvquant", "zack"):
             path = GOLDEN / "frame" / "valid" / f"sealed_{name}.frame"
             (header, body, _), = frame.read_frames(path.read_bytes())
             with self.assertRaises(Refusal) as caught:

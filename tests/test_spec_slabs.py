@@ -26,7 +26,9 @@ import kv_tables  # noqa: E402
 import slab_cachegen  # noqa: E402
 import slab_hack  # noqa: E402
 import slab_kvquant  # noqa: E402
+import slab_zack  # noqa: E402
 import slabs  # noqa: E402
+import zack  # noqa: E402
 from refusal import Refusal  # noqa: E402
 
 READERS = {"cachegen": slab_cachegen, "kvquant": slab_kvquant}
@@ -255,6 +257,123 @@ class HackSlabs(unittest.TestCase):
         numbers = struct.unpack("<80e", metadata)
         self.assertEqual(numbers[:16], (0.0,) * 16)
         self.assertEqual(numbers[16:], (2.0,) * 62 + (0.0,) * 2)
+
+
+class ZackSlabs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = GOLDEN / "slab" / "zack"
+        cls.about = json.loads((cls.folder / "cases.json").read_text())
+        cls.shape = shape_of(cls.about)
+        cls.model, cls.tables = kv_tables.read((cls.folder / "tables.safetensors").read_bytes())
+
+    def cases(self):
+        """Name, widths of the layer's heads, slab, and what lies beside it."""
+        for case in self.about["cases"]:
+            path = self.folder / (hack.file_name(case["format"]))
+            pages = [tuple(pair) for pair in case["widths"][case["layer"]]]
+            with self.subTest(case["format"]):
+                yield case["format"], pages, path.with_name(path.name + ".slab").read_bytes(), path
+
+    def test_widths_follow_from_the_tables(self):
+        seen = set()
+        for case in self.about["cases"]:
+            widths = slab_zack.widths(case["format"], self.tables, self.shape)
+            self.assertEqual([[list(pair) for pair in layer] for layer in widths], case["widths"], case["format"])
+            self.assertEqual(widths, zack.widths_of(case["format"], self.tables), case["format"])
+            seen |= {width for layer in widths for pair in layer for width in pair}
+        self.assertEqual(seen, {16, 32, 48})
+
+    def test_widths_of_every_share_are_those_of_a_search(self):
+        for share in range(3334, 10001, 101):
+            for rest in ("", ",ranks=uniform", ",weigh=energies"):
+                name = f"zack:keep={share / 10000:g}{rest}"
+                self.assertEqual(
+                    slab_zack.widths(name, self.tables, self.shape), zack.widths_of(name, self.tables), name
+                )
+        whole = slab_zack.widths("zack:keep=1", self.tables, self.shape)
+        self.assertEqual(whole, [[(48, 48)] * 2] * 2)
+
+    def test_shares_are_exact(self):
+        # In binary64 0.57 times 1600 is below 912, and one of 50 tails more would be passed.
+        heads, d = 25, 32
+        self.assertLess(0.57 * 2 * heads * d, 912)
+        spectra = [[100.0] * 16 + [1.0 + plane] * 16 for plane in range(2 * heads)]
+        tables = {
+            f"zack.layers.0.{part}.singular_values": [x for values in spectra[of::2] for x in values]
+            for of, part in enumerate("kv")
+        }
+        (widths,) = slab_zack.widths("zack:keep=0.57", tables, (heads, d, 1))
+        self.assertEqual(sum(map(sum, widths)), 912)
+
+    def test_golden_slabs_open_to_what_lies_beside_them(self):
+        for name, pages, slab, path in self.cases():
+            opened = slab_zack.open_slab(name, pages, zack.DIM, slab)
+            self.assertEqual(hack.rows_to_bytes(opened), path.with_name(path.name + ".opened").read_bytes())
+            self.assertEqual(slab_zack.slab_bytes(name, pages), len(slab))
+        self.assertEqual(len(list(self.folder.iterdir())), 3 + 2 * len(zack.CASES))
+
+    def test_rows_without_codes_are_what_was_sealed_and_zeros(self):
+        rows = zack.example_rows()
+        for name, pages, slab, _ in self.cases():
+            if "+" in name:
+                continue
+            opened = slab_zack.open_slab(name, pages, zack.DIM, slab)
+            for planes, kept, pair in zip(opened, rows, pages):
+                for plane, whole, width in zip(planes, kept, pair):
+                    expected = [x if i % zack.DIM < width else 0 for i, x in enumerate(whole)]
+                    self.assertEqual(plane, expected)
+
+    def test_what_travels_becomes_the_slab(self):
+        for name, pages, slab, _ in self.cases():
+            packed = zack.packed(name, self.tables, zack.example_rows())
+            self.assertEqual(len(packed), slab_zack.used_bytes(name, pages))
+            self.assertEqual(slab_zack.unpack(name, pages, packed), slab)
+            with self.assertRaises(Refusal) as caught:
+                slab_zack.unpack(name, pages, packed + bytes(1))
+            self.assertEqual(caught.exception.kind, "corrupt")
+
+    def test_another_length_is_refused(self):
+        for name, pages, slab, _ in self.cases():
+            for wrong in (b"", slab[:-1], slab + bytes(1), slab[: len(slab) // 2]):
+                with self.assertRaises(Refusal) as caught:
+                    slab_zack.open_slab(name, pages, zack.DIM, wrong)
+                self.assertEqual(caught.exception.kind, "corrupt")
+
+    def test_worked_example(self):
+        tables = {
+            "zack.layers.0.k.singular_values": [3.0, 1.0] + [0.0] * 30,
+            "zack.layers.0.v.singular_values": [1.0] * 32,
+        }
+        ((page,),) = slab_zack.widths("zack:keep=0.75", tables, (1, 32, 1))
+        self.assertEqual(page, (16, 32))
+        self.assertEqual(slab_zack.slab_bytes("zack:keep=0.75", [page]), 6144)
+        coded = "zack:keep=0.75+hack:k=2,v=2"
+        self.assertEqual(slab_hack.sections(slab_hack.format_of("hack:k=2,v=2"), page), ([0, 256, 768, 960], 1152))
+        self.assertEqual(slab_zack.slab_bytes(coded, [page]), 1152)
+        self.assertEqual(slab_zack.used_bytes(coded, [page]), 1120)
+
+    def test_what_cannot_be_is_refused(self):
+        for name in (
+            "zack", "zack:keep=.5", "zack:keep=0.50", "zack:keep=1.0", "zack:keep=0", "zack:keep=0.12345",
+            "zack:keep=0.5,ranks=adaptive", "zack:keep=0.5,weigh=energies,ranks=uniform", "zack:keep=0.5,sink=0",
+            "zack:keep=0.5+", "zack:keep=0.5+hack", "zack:keep=0.5+zack:keep=0.5", "zack:keep=0.5+cachegen:form=paper",
+            "zack:keep=0.5+hack:k=2,v=2,sink=1", "zack:keep=0.5+hack:k=2,v=2,p=64,rqe=0", "zack:keep=0.5+int4",
+            "zack:keep=0.5+mxfp4,recent=1", "zack:keep=0.5+mxfp4:recent=1",
+        ):  # fmt: skip
+            with self.subTest(name), self.assertRaises(Refusal) as caught:
+                slab_zack.format_of(name)
+            self.assertEqual(caught.exception.kind, "unsupported")
+        for keep, shape in (("0.3333", self.shape), ("0.5", (1, 40, 1)), ("1", (1, 272, 1))):
+            with self.subTest(keep), self.assertRaises(Refusal):
+                slab_zack.widths(f"zack:keep={keep}", self.tables, shape)
+        for wrong in (-1.0, math.nan, math.inf, 1000.0):
+            values = list(self.tables["zack.layers.1.v.singular_values"])
+            values[70] = wrong
+            with self.subTest(wrong), self.assertRaises(Refusal):
+                slab_zack.widths(
+                    "zack:keep=0.5", self.tables | {"zack.layers.1.v.singular_values": values}, self.shape
+                )
 
 
 class Binary32(unittest.TestCase):

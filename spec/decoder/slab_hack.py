@@ -9,6 +9,7 @@ import struct
 from typing import NamedTuple
 
 from binary32 import f32, from_bf16, to_bf16
+from page_widths import pair_of
 from refusal import corrupt, unsupported
 
 TOKENS = 64
@@ -52,12 +53,14 @@ def format_of(name):
 
 def section_sizes(form, d):
     """Bytes of the four sections of a page that travel, without padding."""
-    if d % 16 or not 16 <= d <= 256:
-        raise unsupported(f"head_dim is a multiple of 16, at most 256, not {d}")
-    codes = [8 * bits * d for bits in form.bits]
+    for width in pair_of(d):
+        if width % 16 or not 16 <= width <= 256:
+            raise unsupported(f"head_dim is a multiple of 16, at most 256, not {width}")
+    codes = [8 * bits * width for bits, width in zip(form.bits, pair_of(d))]
     if form.p is None:
-        return codes + [2 * (d + TOKENS)] * 2
-    return codes + [4 * -(-d // form.p) * TOKENS, 4 * TOKENS // min(form.p, TOKENS) * d]
+        return codes + [2 * (width + TOKENS) for width in pair_of(d)]
+    k, v = pair_of(d)
+    return codes + [4 * -(-k // form.p) * TOKENS, 4 * TOKENS // min(form.p, TOKENS) * v]
 
 
 def sum_size(form, is_key, d):
@@ -68,8 +71,9 @@ def sum_size(form, is_key, d):
 
 def sums_sizes(form, d):
     """Bytes of the sections of sums, without padding."""
-    entries = (-(-d // form.p) * TOKENS, TOKENS // min(form.p, TOKENS) * d)
-    return [count * sum_size(form, is_key, d) for count, is_key in zip(entries, (True, False))]
+    k, v = pair_of(d)
+    entries = (-(-k // form.p) * TOKENS, TOKENS // min(form.p, TOKENS) * v)
+    return [count * sum_size(form, is_key, k) for count, is_key in zip(entries, (True, False))]
 
 
 def sections(form, d):
@@ -94,7 +98,8 @@ def unpack(name, kv_heads, d, packed):
             page.append(packed[at : at + size])
             at += size
         if form.sums:
-            page += [code_sums(form, is_key, d, page[0 if is_key else 1]) for is_key in (True, False)]
+            k, v = pair_of(d)
+            page += [code_sums(form, True, k, page[0]), code_sums(form, False, v, page[1])]
         slab += b"".join(section + bytes(-len(section) % 64) for section in page)
     return slab
 
@@ -208,8 +213,8 @@ def open_values(name, kv_heads, d, data):
             for at, size in zip(offsets, section_sizes(form, d))
         ]
         planes = []
-        for plane in range(2):
-            rows = coded_rows(form, plane == 0, d, parts[plane], parts[2 + plane])
+        for plane, width in enumerate(pair_of(d)):
+            rows = coded_rows(form, plane == 0, width, parts[plane], parts[2 + plane])
             planes.append([x for row in rows for x in (mix(row) if form.mixed else row)])
         heads.append(tuple(planes))
     return heads

@@ -7,6 +7,7 @@ import math
 import struct
 from typing import NamedTuple
 
+from page_widths import pair_of
 from refusal import corrupt, unsupported
 
 TOKENS = 64
@@ -79,8 +80,17 @@ def sections(name, d):
 
 
 def section_sizes(name, d):
-    pair = planes(name)
-    return [8 * p.bits * d for p in pair] + [ENTRY_BYTES[p.entry] * p.entries(d) for p in pair]
+    """Bytes of the four sections of a page that travel, without gaps."""
+    pair = list(zip(planes(name), pair_of(d)))
+    return [8 * p.bits * width for p, width in pair] + [ENTRY_BYTES[p.entry] * p.entries(width) for p, width in pair]
+
+
+def slab_bytes(name, kv_heads, d):
+    return kv_heads * sections(name, d)[1]
+
+
+def used_bytes(name, kv_heads, d):
+    return kv_heads * sum(section_sizes(name, d))
 
 
 def unpack(name, kv_heads, d, packed):
@@ -165,5 +175,6 @@ def open_slab(name, kv_heads, d, data):
     heads = []
     for head in range(kv_heads):
         page = data[head * page_bytes : (head + 1) * page_bytes]
-        heads.append(tuple(open_plane(p, d, page, offsets[i], offsets[2 + i]) for i, p in enumerate(planes(name))))
+        parts = zip(planes(name), pair_of(d), offsets[:2], offsets[2:])
+        heads.append(tuple(open_plane(p, width, page, codes, entries) for p, width, codes, entries in parts))
     return heads

@@ -155,22 +155,22 @@ def seal_group(case, bits, values, draws):
     return codes, to_bytes(m, case.meta) + to_bytes(s, case.meta)
 
 
-def partitions(case, is_key):
+def partitions(case, is_key, d):
     """The places (token, channel) of each partition, in order of the entries."""
     if is_key:
-        for first in range(0, case.head_dim, case.p):
+        for first in range(0, d, case.p):
             for t in range(TOKENS):
-                yield [(t, c) for c in range(first, min(first + case.p, case.head_dim))]
+                yield [(t, c) for c in range(first, min(first + case.p, d))]
     else:
         p = min(case.p, TOKENS)
         for first in range(0, TOKENS, p):
-            for c in range(case.head_dim):
+            for c in range(d):
                 yield [(t, c) for t in range(first, first + p)]
 
 
 def seal_paper(case, head, is_key, rows):
-    codes, metadata = [[0] * case.head_dim for _ in rows], b""
-    for places in partitions(case, is_key):
+    codes, metadata = [[0] * len(row) for row in rows], b""
+    for places in partitions(case, is_key, len(rows[0])):
         draws = [random_16(head, is_key, t, c) for t, c in places] if case.stochastic else None
         group, entry = seal_group(case, case.bits[not is_key], [rows[t][c] for t, c in places], draws)
         metadata += entry
@@ -264,7 +264,8 @@ def pad64(data):
 def code_plane(case, head, is_key, plane):
     """Codes [64][d] and metadata of bf16 bits [64 * d]."""
     values = [struct.unpack("<f", struct.pack("<I", x << 16))[0] for x in plane]
-    rows = [values[i : i + case.head_dim] for i in range(0, len(values), case.head_dim)]
+    d = len(values) // TOKENS
+    rows = [values[i : i + d] for i in range(0, len(values), d)]
     if case.mixed:
         rows = [mix(row) for row in rows]
     bits = case.bits[not is_key]
@@ -280,7 +281,7 @@ def seal_plane(case, head, is_key, plane):
 def plane_sums(case, head, is_key, plane):
     """Section 4: sums of codes, as they lie in a page."""
     codes, _ = code_plane(case, head, is_key, plane)
-    groups = list(partitions(case, is_key))
+    groups = list(partitions(case, is_key, len(plane) // TOKENS))
     small = len(groups[0]) * (2 ** case.bits[not is_key] - 1) < 256  # the last one may be shorter
     sums = [sum(codes[t][c] for t, c in group) for group in groups]
     return struct.pack(f"<{len(sums)}{'B' if small else 'H'}", *sums)

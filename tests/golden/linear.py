@@ -11,7 +11,7 @@ from fractions import Fraction
 
 TOKENS = 64
 HEAD_DIM = 36  # a block of 32 and one of 4
-# Name: code of K and V, groups of K and of V as (kind, size), entry.
+# Name: code of K and V, groups of K and of V as (kind, size), entry. Rows without a size are one group.
 FORMATS = {
     "fp8_e4m3": ("e4m3", ("page", 0), ("page", 0), "e8m0"),
     "fp8_e5m2": ("e5m2", ("page", 0), ("page", 0), "e8m0"),
@@ -20,10 +20,10 @@ FORMATS = {
     "mxfp6_e2m3": ("e2m3", ("row", 32), ("row", 32), "e8m0"),
     "mxfp6_e3m2": ("e3m2", ("row", 32), ("row", 32), "e8m0"),
     "mxfp4": ("e2m1", ("row", 32), ("row", 32), "e8m0"),
-    "int8:sym=1": ("sint8", ("row", HEAD_DIM), ("row", HEAD_DIM), "scale"),
-    "int8:sym=0": ("uint8", ("row", HEAD_DIM), ("row", HEAD_DIM), "min-scale"),
-    "int4:sym=1": ("sint4", ("row", HEAD_DIM), ("row", HEAD_DIM), "scale"),
-    "int4:sym=0": ("uint4", ("row", HEAD_DIM), ("row", HEAD_DIM), "min-scale"),
+    "int8:sym=1": ("sint8", ("row", None), ("row", None), "scale"),
+    "int8:sym=0": ("uint8", ("row", None), ("row", None), "min-scale"),
+    "int4:sym=1": ("sint4", ("row", None), ("row", None), "scale"),
+    "int4:sym=0": ("uint4", ("row", None), ("row", None), "min-scale"),
     "kivi:bits=2,group=32": ("uint2", ("column", 32), ("row", 32), "min-scale"),
     "kivi:bits=2,group=64": ("uint2", ("column", 64), ("row", 64), "min-scale"),
     "kivi:bits=4,group=32": ("uint4", ("column", 32), ("row", 32), "min-scale"),
@@ -112,30 +112,30 @@ def seal_integers(code, group, entry):
     return data, [round(fl(x - m) * r) + offset for x in values]
 
 
-def groups(kind, size):
+def groups(kind, size, d):
     """The places (token, channel) of each group, in order of the entries."""
-    channels = range(HEAD_DIM)
+    channels = range(d)
     if kind == "page":
         yield [(t, c) for t in range(TOKENS) for c in channels]
     elif kind == "row":
-        for first in range(0, HEAD_DIM, size):
+        for first in range(0, d, size or d):
             for t in range(TOKENS):
-                yield [(t, c) for c in channels[first : first + size]]
+                yield [(t, c) for c in channels[first : first + (size or d)]]
     else:
         for first in range(0, TOKENS, size):
             for c in channels:
                 yield [(t, c) for t in range(first, first + size)]
 
 
-def pack(bits, codes):
+def pack(bits, codes, d):
     """`codes` by (token, channel), as words along the tokens."""
     if bits == 6:
         low = {place: code & 15 for place, code in codes.items()}
-        return pack(4, low) + pack(2, {place: code >> 4 for place, code in codes.items()})
+        return pack(4, low, d) + pack(2, {place: code >> 4 for place, code in codes.items()}, d)
     n = 16 // bits
     words = []
     for i in range(TOKENS // n):
-        for c in range(HEAD_DIM):
+        for c in range(d):
             words.append(sum(codes[n * i + j, c] << bits * j for j in range(n)))
     return struct.pack(f"<{len(words)}H", *words)
 
@@ -145,14 +145,14 @@ def pad64(data):
 
 
 def seal_plane(code, kind_and_size, entry, saturates, rows):
-    """Codes and metadata of rows [64 * HEAD_DIM]."""
-    codes, metadata = {}, b""
-    for places in groups(*kind_and_size):
-        group = [rows[t * HEAD_DIM + c] for t, c in places]
+    """Codes and metadata of rows [64 * d]."""
+    codes, metadata, d = {}, b"", len(rows) // TOKENS
+    for places in groups(*kind_and_size, d):
+        group = [rows[t * d + c] for t, c in places]
         sealed = seal_floats(code, group, saturates) if code in FLOATS else seal_integers(code, group, entry)
         metadata += sealed[0]
         codes.update(zip(places, sealed[1]))
-    return pack(bits_of(code), codes), metadata
+    return pack(bits_of(code), codes, d), metadata
 
 
 def sections(name, heads):

@@ -18,6 +18,7 @@ import linear
 import messages
 import slabs
 import tensor_files
+import zack
 from writer import (
     BF16, FP8_E4M3, FP8_E5M2, FP16, MAGIC, Header, best_codebook, coded_body, escape_words, frame, raw_body, splitzip,
     values_to_bytes,
@@ -28,6 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "spec" / "d
 import kv_tables  # noqa: E402
 import slab_hack  # noqa: E402
 import slab_linear  # noqa: E402
+import slab_zack  # noqa: E402
 
 
 class Out:
@@ -133,6 +135,20 @@ def make_sealed_frames(out):
         planes = [[value for page in pages for row in page[part] for value in row] for part in range(2)]
         out.valid("frame", f"sealed_{family}", [(header, body, b"", *planes)])
     out.write("frame/valid/sealed_tables.safetensors", slabs.tables_file(tables))
+    make_sealed_zack_frame(out)
+
+
+def make_sealed_zack_frame(out):
+    """Its tables are those of slab/zack."""
+    name, tables, rows = zack.FRAME, zack.make_tables(), zack.example_rows()
+    layer = zack.CASES[name].layer
+    stored = kv_tables.tables_id(tables, "zack").to_bytes(8, "little") + bytes(8)
+    header = Header(flags=3, format=name, tokens=64, kv_heads=zack.HEADS, head_dim=zack.DIM, layer=layer,
+                    position=zack.POSITION, reserved_168=stored)  # fmt: skip
+    slab = b"".join(zack.pages(name, tables, rows))
+    opened = slab_zack.open_slab(name, zack.widths_of(name, tables)[layer], zack.DIM, slab)
+    planes = [[value for head in opened for value in head[part]] for part in range(2)]
+    out.valid("frame", "sealed_zack", [(header, zack.packed(name, tables, rows), b"", *planes)])
 
 
 def make_refused_sealed_frames(corrupt, unsupported):
@@ -473,6 +489,7 @@ def make(directory):
     linear.make(out.write, slab_linear.open_slab)
     hack.make(out.write, slab_hack.open_slab)
     slabs.make(out, random.Random(20261122))
+    zack.make(out.write, slab_zack.open_slab)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+// Golden slabs of `zack`: widths, slabs and what they open to, as an independent encoder and reader
+// in Python have them. Here and not in quant, which cannot read files of tables.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "calib/kv_tables_file.h"
+#include "format/frame.h"
+#include "quant/golden_fixture.h"
+#include "quant/zack.h"
+
+namespace kvlane {
+namespace {
+
+using golden_fixture::file_name;
+using golden_fixture::read;
+using golden_fixture::read_rows;
+using golden_fixture::Rows;
+using golden_fixture::Slab;
+using linear_fixture::Poisoned;
+
+constexpr Isa kScalar = Isa::kScalar;
+
+KvTables load_tables() {
+  ModelIdentity model{};
+  for (std::size_t i = 0; i < model.size(); ++i) model[i] = static_cast<std::byte>(100 + i);
+  const auto path =
+      std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/golden/slab/zack/tables.safetensors";
+  auto tables = load_kv_tables(path, model);
+  EXPECT_TRUE(tables.ok()) << tables.status().message();
+  return tables.ok() ? std::move(*tables) : KvTables{};
+}
+
+class ZackGolden : public ::testing::Test {
+ protected:
+  ZackGolden() {
+    const Slab text = read("zack/cases.json");
+    about_ = nlohmann::json::parse(reinterpret_cast<const char*>(text.data()),
+                                   reinterpret_cast<const char*>(text.data() + text.size()));
+    shape_ = {about_["layers"], about_["kv_heads"], about_["head_dim"], ElementType::kBf16};
+  }
+
+  const nlohmann::json& cases() const { return about_["cases"]; }
+  SlabPlace place_of(const nlohmann::json& one) const { return {one["layer"], about_["position"]}; }
+
+  std::shared_ptr<const ZackFormat> format_of(const std::string& name, Isa isa) const {
+    const auto made = make_kv_format(name, {.shape = shape_, .tables = &tables_, .isa = isa});
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? std::dynamic_pointer_cast<const ZackFormat>(*made) : nullptr;
+  }
+
+  Slab seal(const KvFormat& format, SlabPlace place, const Rows& rows) const {
+    Poisoned<std::byte> slab(format.slab_bytes(place.layer));
+    const Status status = format.seal(place, rows.data(), slab.data());
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(slab.intact_beyond()) << format.name();
+    return slab.values();
+  }
+
+  Rows open(const KvFormat& format, SlabPlace place, const Slab& slab) const {
+    Poisoned<std::byte> sealed(slab.size());
+    std::copy(slab.begin(), slab.end(), sealed.data());
+    Rows rows;
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      Poisoned<std::uint16_t> page(shape_.page_elements());
+      format.open_page(place, sealed.data(), head, page.data());
+      EXPECT_TRUE(page.intact_beyond()) << format.name();
+      const Rows values = page.values();
+      rows.insert(rows.end(), values.begin(), values.end());
+    }
+    return rows;
+  }
+
+  KvTables tables_ = load_tables();
+  nlohmann::json about_;
+  KvShape shape_;
+};
+
+TEST_F(ZackGolden, WidthsAreThoseOfTheTables) {
+  for (const auto& one : cases()) {
+    const auto format = format_of(one["format"], kScalar);
+    EXPECT_EQ(format->name(), one["format"]);
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      for (int head = 0; head < shape_.kv_heads; ++head) {
+        const auto& widths = one["widths"][layer][head];
+        EXPECT_EQ(format->widths(layer, head), (HeadWidths{widths[0], widths[1]}))
+            << format->name() << " layer " << layer << " head " << head;
+      }
+    }
+  }
+}
+
+TEST_F(ZackGolden, RowsAreSealedAndOpenedAlikeOnAllTiers) {
+  const Rows rows = read_rows("zack/rows.rows");
+  ASSERT_EQ(rows.size() * sizeof(rows[0]), shape_.slab_bytes());
+  EXPECT_EQ(cases().size(), 9U);
+  for (const Isa isa : kAllIsas) {
+    if (!isa_supported(isa)) continue;
+    for (const auto& one : cases()) {
+      const auto format = format_of(one["format"], isa);
+      const std::string file = "zack/" + file_name(one["format"]);
+      const Slab expected = read(file + ".slab");
+      ASSERT_EQ(format->slab_bytes(place_of(one).layer), expected.size()) << file;
+      EXPECT_EQ(seal(*format, place_of(one), rows), expected) << file << isa_name(isa);
+      EXPECT_EQ(open(*format, place_of(one), expected), read_rows(file + ".opened"))
+          << file << isa_name(isa);
+    }
+  }
+}
+
+TEST_F(ZackGolden, WhatTravelsComesBack) {
+  for (const auto& one : cases()) {
+    const auto format = format_of(one["format"], kScalar);
+    const SlabPlace place = place_of(one);
+    const Slab slab = read("zack/" + file_name(one["format"]) + ".slab");
+    Slab packed(format->used_bytes(place, slab.data()));
+    EXPECT_EQ(packed.size(), one["packed_bytes"]) << one["format"];
+    format->pack(place, slab.data(), packed.data());
+    Poisoned<std::byte> unpacked(slab.size());
+    ASSERT_TRUE(format->unpack(place, packed, unpacked.data()).ok()) << one["format"];
+    EXPECT_EQ(unpacked.values(), slab) << one["format"];
+    EXPECT_TRUE(unpacked.intact_beyond());
+    packed.push_back(std::byte{0});
+    EXPECT_FALSE(format->unpack(place, packed, unpacked.data()).ok());
+  }
+}
+
+// What frames carry: tests/golden/frame/valid has one.
+TEST_F(ZackGolden, TravelsAsTheFrameSays) {
+  const Slab file = read("../frame/valid/sealed_zack.frame");
+  const auto frame = parse_frame({file.data(), file.size()});
+  ASSERT_TRUE(frame.ok()) << frame.status().message();
+  const auto format = format_of("zack:sink=1,keep=0.75+hack:compute=bf16", kScalar);
+  EXPECT_EQ(frame->header.format, format->slab_name());
+  EXPECT_EQ(frame->header.tables, format->tables());
+  EXPECT_EQ(frame->header.rope_applied, format->rope_applied());
+  const SlabPlace place{static_cast<int>(frame->header.layer), about_["position"]};
+  Poisoned<std::byte> slab(format->slab_bytes(place.layer));
+  ASSERT_TRUE(format->unpack(place, frame->k, slab.data()).ok());
+  EXPECT_EQ(slab.values(), read("zack/" + file_name(frame->header.format) + ".slab"));
+}
+
+}  // namespace
+}  // namespace kvlane
