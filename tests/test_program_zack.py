@@ -9,6 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 import json
 import math
 import pathlib
+import struct
 import subprocess
 import sys
 import unittest
@@ -19,13 +20,34 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "spec" / "decoder"))
 
 import kv_tables  # noqa: E402
+import slab_zack  # noqa: E402
+from binary32 import from_bf16  # noqa: E402
 
 TOKENS = 16384
-LAYERS, KV_HEADS, HEAD_DIM = 6, 2, 64  # of kvlane-tiny-gqa
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 6, 4, 2, 64, 256  # of kvlane-tiny-gqa
 
 
 def files_of(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tensors_of(folder):
+    """The bytes of each tensor of a directory, and what its header says: type and shape."""
+    data = (folder / "model.safetensors").read_bytes()
+    (header_bytes,) = struct.unpack_from("<Q", data)
+    header, body = json.loads(data[8 : 8 + header_bytes]), data[8 + header_bytes :]
+    header.pop("__metadata__", None)
+    return {
+        name: (entry["dtype"], entry["shape"], body[slice(*entry["data_offsets"])]) for name, entry in header.items()
+    }
+
+
+def matrix_of(tensor):
+    """[rows][columns] of a tensor in BF16."""
+    _, (rows, columns), data = tensor
+    assert len(data) == 2 * rows * columns
+    values = [from_bf16(bits) for (bits,) in struct.iter_unpack("<H", data)]
+    return [values[i : i + columns] for i in range(0, len(values), columns)]
 
 
 @needs_program
@@ -80,6 +102,66 @@ class CalibrateZack(ProgramTest):
         self.assertNotIn("steps", run("inspect", self.out).out)
         self.assertFalse(pathlib.Path(f"{self.out}.partial").exists())
         self.assertFalse(pathlib.Path(f"{self.out}.other.partial").exists())
+
+    def rotation(self, layer, part, head):
+        """R, [d][d]."""
+        _, tables = kv_tables.read((self.out / "kvlane" / "zack.safetensors").read_bytes())
+        values = tables[f"zack.layers.{layer}.{part}.rotation"]
+        at = range(head * HEAD_DIM**2, (head + 1) * HEAD_DIM**2, HEAD_DIM)
+        return [values[i : i + HEAD_DIM] for i in at]
+
+    def test_rotations_are_orthogonal_with_signs_as_the_page_says(self):
+        # An entry is at most 2^-25 off, and the magnitudes of a column add up to sqrt(d) at most.
+        off = 2 * 2**-25 * math.sqrt(HEAD_DIM) * 1.001
+        for layer, part, head in ((0, "k", 0), (0, "v", 1), (LAYERS - 1, "k", 1), (LAYERS - 1, "v", 0)):
+            columns = list(zip(*self.rotation(layer, part, head)))
+            for i, a in enumerate(columns):
+                self.assertEqual(max(a), max(map(abs, a)))
+                for j, b in enumerate(columns[: i + 1]):
+                    self.assertAlmostEqual(sum(x * y for x, y in zip(a, b)), i == j, delta=off)
+
+    def test_values_and_outputs_are_folded_and_nothing_else(self):
+        before, after = tensors_of(GQA), tensors_of(self.out)
+        self.assertEqual(list(before), list(after))
+        folded = {
+            f"model.layers.{layer}.self_attn.{name}_proj.weight" for layer in range(LAYERS) for name in ("v", "o")
+        }
+        for name, tensor in before.items():
+            self.assertEqual(tensor[:2], after[name][:2], name)
+            self.assertEqual(tensor[2] != after[name][2], name in folded, name)
+        for layer, head in ((0, 1), (LAYERS - 1, 0)):
+            rotation = self.rotation(layer, "v", head)
+            names = [f"model.layers.{layer}.self_attn.{name}_proj.weight" for name in ("v", "o")]
+            (v, v_folded), (o, o_folded) = ([matrix_of(side[name]) for side in (before, after)] for name in names)
+            rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+            for column in (0, 1, HIDDEN // 2, HIDDEN - 1):
+                own, found = ([row[column] for row in matrix[rows]] for matrix in (v, v_folded))
+                self.assert_rotated(own, rotation, found)
+            for query_head in range(head * HEADS // KV_HEADS, (head + 1) * HEADS // KV_HEADS):
+                columns = slice(query_head * HEAD_DIM, (query_head + 1) * HEAD_DIM)
+                for row in (0, 1, HIDDEN // 2, HIDDEN - 1):
+                    self.assert_rotated(o[row][columns], rotation, o_folded[row][columns])
+
+    def assert_rotated(self, values, rotation, found):
+        """`found` is values R in BF16: 2^-8 of a result off, 2^-24 in binary32 before, and R is 2^-25 off here."""
+        for column, x in zip(zip(*rotation), found):
+            exact = sum(a * b for a, b in zip(values, column))
+            off = (2**-8 + 2**-23) * abs(exact) + 2**-25 * sum(map(abs, values)) * 1.01
+            self.assertAlmostEqual(x, exact, delta=off)
+
+    def test_the_configuration_names_the_tables(self):
+        before, after = (json.loads((folder / "config.json").read_text()) for folder in (GQA, self.out))
+        self.assertEqual(after.pop("kvlane"), {"zack": {"tables": "kvlane/zack.safetensors"}})
+        self.assertEqual(before, after)
+
+    def test_widths_keep_the_share(self):
+        _, tables = kv_tables.read((self.out / "kvlane" / "zack.safetensors").read_bytes())
+        for keep in (0.3, 0.5, 0.75):
+            widths = slab_zack.widths(f"zack:keep={keep}", tables, (KV_HEADS, HEAD_DIM, LAYERS))
+            kept = sum(sum(pair) for layer in widths for pair in layer) / (2 * LAYERS * KV_HEADS * HEAD_DIM)
+            # Real tails are all different: one more plane of 16 would be too much.
+            self.assertLessEqual(kept, keep)
+            self.assertGreater(kept + 16 / (2 * LAYERS * KV_HEADS * HEAD_DIM), keep)
 
     def test_the_model_says_what_the_original_says(self):
         answers = [
