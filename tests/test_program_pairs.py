@@ -32,7 +32,7 @@ class Pairs(unittest.TestCase):
         text = pathlib.Path(directory.name) / "text.md"
         text.write_text("\n".join(path.read_text(encoding="utf-8") for path in (TEXT, *sorted(ROOT.glob("spec/*.md")))))
         cls.rotated = pathlib.Path(directory.name) / "rotated"
-        done = run("calibrate", "zack", GQA, "--text", text, "--out", cls.rotated, "--tokens", 16384)
+        done = run("calibrate", "zack", GQA, "--text", text, "--out", cls.rotated, "--tokens", 16384, timeout=300)
         assert done.status == 0, done.err
         cls.formats = [name for name in run("version", "--json").json()["kv_formats"].split(", ") if name != "bf16"]
 

@@ -69,7 +69,8 @@ class CalibrateZack(ProgramTest):
 
     @classmethod
     def calibrate(cls, out, *flags, **fields):
-        return run(*cls.arguments(out, *flags, **fields))
+        # Computes 16,384 tokens, or twice as many.
+        return run(*cls.arguments(out, *flags, **fields), timeout=300)
 
     def test_writes_a_model_and_its_tables(self):
         self.assertEqual(self.done.status, 0, self.done.err)
