@@ -143,7 +143,7 @@ class Cache {
 std::string figure_name(const Format& format) {
   std::string name = format_name(format);
   for (char& c : name) {
-    if (c == ':' || c == ',' || c == '=' || c == '.') c = '_';
+    if (c == ':' || c == ',' || c == '=' || c == '.' || c == '+') c = '_';
   }
   return name;
 }
