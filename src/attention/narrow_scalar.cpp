@@ -9,7 +9,8 @@
 namespace kvlane {
 
 void attend_narrow_scalar(const NarrowItem& item) {
-  const auto [k, v] = item.dims;
+  const int k = item.dims.k;
+  const int v = item.dims.v;
   StateTile& tile = *item.tile;
   const std::uint16_t* const values = item.page + kBlockTokens * k;
   const auto key = [&](int token, int channel) {
