@@ -21,8 +21,8 @@ RopeTable sample_rope(int head_dim, int positions) {
 
 namespace {
 
-// Spectra that fall as fast as those of models do, of each head at its own pace, K faster than V;
-// rotations that leave rows as they are: what attention costs depends on widths alone.
+// Spectra that fall at each head's own pace, so that widths differ; rotations that leave rows as
+// they are: what attention costs depends on widths alone.
 void add_zack_tables(const KvShape& shape, KvTables& tables) {
   const std::size_t d = shape.head_dim;
   for (int layer = 0; layer < shape.layers; ++layer) {

@@ -8,12 +8,6 @@
 #include "format/shape.h"
 
 namespace kvlane {
-namespace {
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 // Pieces of a task differ by one run at most.
 void DecodeBalancer::cut(std::span<const std::int32_t> tokens, std::span<const HeadWidths> heads,
                          const DecodeBalanceShape& shape) {

@@ -8,8 +8,6 @@
 namespace kvlane {
 namespace {
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // Whole tiles for so many rows.
 std::int64_t round_up(std::int64_t rows) {
   return divide_up(rows, kPrefillRowsStep) * kPrefillRowsStep;

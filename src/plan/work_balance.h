@@ -14,6 +14,9 @@
 
 namespace kvlane {
 
+// a / b, rounded up; neither is negative.
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
 // Machine m does tasks[first[m]] ... tasks[first[m + 1] - 1], in this order.
 struct WorkPlan {
   std::vector<std::int32_t> tasks;
