@@ -39,6 +39,8 @@ def format_of(name):
     match = NAME.fullmatch(name)
     if not match:
         raise unsupported(f"no such format: {name}")
+    if match["uniform"] and match["energies"]:
+        raise unsupported(f"with ranks=uniform nothing is weighed: {name}")
     codes = match["codes"]
     if codes:
         if OWN_BLOCK.search(codes):

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "attention/hack_complete_page.h"
 #include "attention/hack_float_page.h"
@@ -95,9 +97,9 @@ class CodeKernel final : public SealedKernel {
 };
 
 // Rows of few channels, read where they are.
-class NarrowKernels final : public SealedKernel {
+class NarrowPagesKernel final : public SealedKernel {
  public:
-  NarrowKernels(HeadWidths dims, Isa isa) : dims_(dims), kernel_(narrow_kernel(isa)) {}
+  NarrowPagesKernel(HeadWidths dims, Isa isa) : dims_(dims), kernel_(narrow_kernel(isa)) {}
 
   void prepare(int /*layer*/, int /*kv_head*/, int rows, SealedQuery& query) const override {
     for (int row = 0; row < rows; ++row) {
@@ -131,35 +133,41 @@ class HeadsKernel final : public SealedKernel {
  public:
   HeadsKernel(const ZackFormat& format, Isa isa) : format_(format) {
     const KvShape& shape = format.shape();
+    std::map<std::pair<int, int>, const SealedKernel*> made;
     for (int layer = 0; layer < shape.layers; ++layer) {
       for (int head = 0; head < shape.kv_heads; ++head) {
-        std::unique_ptr<const SealedKernel>& kernel = kernels_[format.widths(layer, head)];
-        if (kernel) continue;
-        const KvFormat* const codes = format.codes(layer, head);
-        if (codes == nullptr) {
-          kernel = std::make_unique<const NarrowKernels>(format.widths(layer, head), isa);
-        } else {
-          kernel = sealed_kernel(*codes, isa);
+        const HeadWidths widths = format.widths(layer, head);
+        const SealedKernel*& kernel = made[{widths.k, widths.v}];
+        if (kernel == nullptr) {
+          kernels_.push_back(make(format.codes(layer, head), widths, isa));
+          kernel = kernels_.back().get();
         }
+        of_heads_.push_back(kernel);
       }
     }
   }
 
   void prepare(int layer, int kv_head, int rows, SealedQuery& query) const override {
-    kernel(layer, kv_head).prepare(0, 0, rows, query);
+    kernel(layer, kv_head).prepare(layer, 0, rows, query);
   }
   int value_dim(int layer, int kv_head) const override { return format_.widths(layer, kv_head).v; }
 
+  // A kernel gets all its pages at once, which it may overlap. The order of a tile's own stays.
   double attend(std::span<const SealedItem> items) const override {
     double seconds = 0;
     SealedItem pages[kSealedItemsMax];
-    for (std::size_t i = 0; i < items.size();) {
+    bool done[kSealedItemsMax] = {};
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (done[i]) continue;
       const SealedKernel& same = kernel(items[i].place.layer, items[i].kv_head);
       std::size_t count = 0;
-      for (; i < items.size() && &kernel(items[i].place.layer, items[i].kv_head) == &same; ++i) {
-        SealedItem& page = pages[count++] = items[i];
-        page.slab += format_.page_place(page.place.layer, page.kv_head).offset;
-        page.kv_head = 0;
+      for (std::size_t j = i; j < items.size(); ++j) {
+        const SealedItem& item = items[j];
+        if (&kernel(item.place.layer, item.kv_head) != &same) continue;
+        done[j] = true;
+        pages[count] = item;
+        pages[count].slab += format_.page_place(item.place.layer, item.kv_head).offset;
+        pages[count++].kv_head = 0;
       }
       seconds += same.attend({pages, count});
     }
@@ -171,7 +179,7 @@ class HeadsKernel final : public SealedKernel {
   // Nothing is added to the dimensions that were dropped.
   void leave_own_basis(StateTile& tile) const override {
     // In all of them alike: mixing knows the number of channels from the tile.
-    kernels_.begin()->second->leave_own_basis(tile);
+    kernels_.front()->leave_own_basis(tile);
     const int from = tile.head_dim;
     const int to = format_.shape().head_dim;
     for (int row = tile.rows - 1; row >= 0; --row) {
@@ -183,15 +191,18 @@ class HeadsKernel final : public SealedKernel {
   }
 
  private:
-  struct Less {
-    bool operator()(HeadWidths a, HeadWidths b) const { return a.k != b.k ? a.k < b.k : a.v < b.v; }
-  };
+  static std::unique_ptr<const SealedKernel> make(const KvFormat* codes, HeadWidths widths,
+                                                  Isa isa) {
+    if (codes != nullptr) return sealed_kernel(*codes, isa);
+    return std::make_unique<const NarrowPagesKernel>(widths, isa);
+  }
   const SealedKernel& kernel(int layer, int kv_head) const {
-    return *kernels_.find(format_.widths(layer, kv_head))->second;
+    return *of_heads_[std::size_t(layer) * format_.shape().kv_heads + kv_head];
   }
 
   const ZackFormat& format_;
-  std::map<HeadWidths, std::unique_ptr<const SealedKernel>, Less> kernels_;
+  std::vector<std::unique_ptr<const SealedKernel>> kernels_;
+  std::vector<const SealedKernel*> of_heads_;  // [layers][kv_heads]
 };
 
 }  // namespace

@@ -39,6 +39,11 @@ bool to_int(const std::string& text, int& value) {
 
 Result<FormatText> FormatText::parse(std::string_view text) {
   FormatText result;
+  if (const std::size_t plus = text.find('+'); plus != std::string_view::npos) {
+    result.codes_ = text.substr(plus + 1);
+    if (result.codes_.empty()) return invalid_argument("'+' is followed by a format");
+    text = text.substr(0, plus);
+  }
   const std::size_t colon = text.find(':');
   result.name_ = text.substr(0, colon);
   if (colon == std::string_view::npos) return result;
@@ -116,6 +121,10 @@ Result<KvWindow> FormatText::window() {
 }
 
 Status FormatText::finish() const {
+  if (!codes_.empty()) {
+    return invalid_argument("only what zack keeps can be coded in another format, not '" + name_ +
+                            "+" + codes_ + "'");
+  }
   if (parameters_.empty()) return {};
   return invalid_argument("KV format '" + name_ + "' has no parameter '" +
                           parameters_.begin()->first + "'");

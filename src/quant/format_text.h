@@ -1,4 +1,5 @@
-// The notation of formats: NAME:KEY=VALUE,KEY=VALUE.
+// The notation of formats: NAME:KEY=VALUE,KEY=VALUE, and +CODES where what a format keeps is coded
+// in another one.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -6,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "kvlane/status.h"
 #include "quant/kv_format.h"
@@ -21,7 +23,7 @@ std::string share_text(int share);
 // end nobody knew. Errors are sentences for whoever typed the text.
 class FormatText {
  public:
-  // Fails for a part without "=", an empty key or value, or a key given twice.
+  // Fails for a part without "=", an empty key or value, a key given twice, or nothing behind "+".
   static Result<FormatText> parse(std::string_view text);
 
   const std::string& name() const { return name_; }
@@ -39,12 +41,16 @@ class FormatText {
   // "sink" and "recent", in blocks of 64 tokens: at most 1024 each.
   Result<KvWindow> window();
 
-  // An error when a parameter is left that no getter asked for.
+  // What stands behind "+", taken out: the text of a format, or nothing.
+  std::string take_codes() { return std::exchange(codes_, {}); }
+
+  // An error when a parameter, or codes, are left that nobody asked for.
   Status finish() const;
 
  private:
   std::string name_;
   std::map<std::string, std::string> parameters_;
+  std::string codes_;
 };
 
 // ",sink=1,recent=2" or "": the part of a name that says the window.

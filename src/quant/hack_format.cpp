@@ -70,7 +70,7 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
     return row_beyond(keys, shape(), place, kv_head, values, magnitude_max(plane));
   }
   const hack::Draw draw{static_cast<std::uint32_t>(place.layer),
-                        static_cast<std::uint32_t>(kv_head),
+                        static_cast<std::uint32_t>(place.kv_head + kv_head),
                         static_cast<std::uint32_t>(place.position)};
   (keys ? seal_k_ : seal_v_)({plane, part, d, options_.rounding, draw, values,
                               page + (keys ? 0 : layout_.v_codes),

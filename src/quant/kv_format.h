@@ -29,6 +29,8 @@ namespace kvlane {
 struct SlabPlace {
   int layer;
   int position;  // of its first token, a multiple of kBlockTokens
+  // Of its first page: slabs of less than all heads say which they have.
+  int kv_head = 0;
 };
 
 // What a query reads of its own block instead of rows of 16 bits.

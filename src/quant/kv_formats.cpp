@@ -41,6 +41,7 @@ constexpr std::array kEntries = {
     Entry{"hack", make_hack_format},
     Entry{"cachegen", make_cachegen},
     Entry{"kvquant", make_kvquant},
+    Entry{"zack", make_zack_format},
 };
 
 // A word instead of parameters, and what it stands for; more parameters may follow both.
@@ -52,7 +53,8 @@ constexpr std::array kPresets = {Preset{"hack:paper", "hack:p=64"}};
 std::string without_preset(std::string_view text) {
   for (const Preset& preset : kPresets) {
     const std::string_view rest = text.substr(std::min(text.size(), preset.name.size()));
-    if (text.starts_with(preset.name) && (rest.empty() || rest.front() == ',')) {
+    if (text.starts_with(preset.name) &&
+        (rest.empty() || rest.front() == ',' || rest.front() == '+')) {
       return std::string(preset.text) + std::string(rest);
     }
   }
@@ -63,18 +65,7 @@ std::string without_preset(std::string_view text) {
 
 Result<std::shared_ptr<const KvFormat>> make_kv_format(std::string_view text,
                                                        const KvFormatContext& context) {
-  // FORMAT+CODES: what a format keeps, coded in another.
-  const std::size_t plus = std::min(text.find('+'), text.size());
-  const std::string_view codes = text.substr(std::min(plus + 1, text.size()));
-  if (plus < text.size() && codes.empty()) {
-    return invalid_argument("'+' is followed by a format");
-  }
-  KVLANE_ASSIGN(FormatText parsed, FormatText::parse(without_preset(text.substr(0, plus))));
-  if (parsed.name() == "zack") return make_zack_format(std::move(parsed), codes, context);
-  if (plus < text.size()) {
-    return invalid_argument("only what zack keeps can be coded in another format: '" +
-                            std::string(text) + "'");
-  }
+  KVLANE_ASSIGN(FormatText parsed, FormatText::parse(without_preset(text)));
   for (const Entry& entry : kEntries) {
     if (entry.name == parsed.name()) return entry.make(std::move(parsed), context);
   }
@@ -89,7 +80,7 @@ std::string_view kv_format_names() {
       if (!text.empty()) text += ", ";
       text += entry.name;
     }
-    return text + ", zack";
+    return text;
   }();
   return names;
 }

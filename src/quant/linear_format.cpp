@@ -55,7 +55,7 @@ Status refuse(char which, SlabPlace place, const KvShape& shape, int kv_head, st
               float value) {
   const int channels = which == 'K' ? shape.widths().k : shape.widths().v;
   const std::string where = std::string(1, which) + " of layer " + std::to_string(place.layer) +
-                            ", KV head " + std::to_string(kv_head) + ", token " +
+                            ", KV head " + std::to_string(place.kv_head + kv_head) + ", token " +
                             std::to_string(place.position + index / channels) + " is " +
                             number(value);
   if ((std::bit_cast<std::uint32_t>(value) & 0x7f800000U) == 0x7f800000U) {

@@ -26,7 +26,7 @@ Status check_rows_are_finite(const KvShape& shape, SlabPlace place, const std::u
   const char* const value = (rows[at] & 0x7F) != 0 ? "nan" : rows[at] == 0x7F80 ? "inf" : "-inf";
   return invalid_argument(std::string(is_key ? "K" : "V") + " of layer " +
                           std::to_string(place.layer) + ", KV head " +
-                          std::to_string(at / shape.page_elements()) + ", token " +
+                          std::to_string(place.kv_head + at / shape.page_elements()) + ", token " +
                           std::to_string(place.position + token) + " is " + value +
                           ": KV formats take finite numbers only");
 }
@@ -40,7 +40,7 @@ Status row_beyond(bool is_key, const KvShape& shape, SlabPlace place, int kv_hea
       text, sizeof(text),
       "%c of layer %d, KV head %d, token %d is %g, beyond %g, the largest that "
       "scales of this KV format hold",
-      is_key ? 'K' : 'V', place.layer, kv_head,
+      is_key ? 'K' : 'V', place.layer, place.kv_head + kv_head,
       place.position + static_cast<int>(at / (is_key ? shape.head_dim : shape.widths().v)),
       double{values[at]}, double{limit});
   return invalid_argument({text, static_cast<std::size_t>(length)});

@@ -19,10 +19,12 @@ constexpr int kUsualKeep = kShareParts / 2;
 constexpr int kHeadDimMax = 256;
 
 // K[64][k], then V[64][v].
-KvShape page_shape(HeadWidths widths) { return {1, 1, widths.k, ElementType::kBf16, widths.v}; }
+KvShape page_shape(int layers, HeadWidths widths) {
+  return {layers, 1, widths.k, ElementType::kBf16, widths.v};
+}
 
 std::size_t page_bytes(HeadWidths widths, const KvFormat* codes) {
-  return codes == nullptr ? page_shape(widths).page_bytes() : codes->slab_bytes();
+  return codes == nullptr ? page_shape(1, widths).page_bytes() : codes->slab_bytes();
 }
 
 SlabSizes slab_sizes(const KvShape& shape, const zack::Ranks& ranks,
@@ -34,8 +36,10 @@ SlabSizes slab_sizes(const KvShape& shape, const zack::Ranks& ranks,
   return SlabSizes(bytes);
 }
 
-// In a format of slabs of one head.
-SlabPlace page_of(SlabPlace place) { return {0, place.position}; }
+// A slab of one head.
+SlabPlace page_of(SlabPlace place, int kv_head) {
+  return {place.layer, place.position, place.kv_head + kv_head};
+}
 
 // rows[64][from] to rows[64][to]: what fits, and zeros behind it.
 void copy_columns(const std::uint16_t* rows, int from, std::uint16_t* out, int to) {
@@ -100,11 +104,7 @@ Status ZackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* s
     alignas(64) std::uint16_t kept_rows[2 * kBlockTokens * kHeadDimMax];
     copy_columns(keys, d, kept_rows, kept.k);
     copy_columns(values, d, kept_rows + kBlockTokens * kept.k, kept.v);
-    const Status sealed = codes->seal(page_of(place), kept_rows, page);
-    if (!sealed.ok()) {
-      return sealed.with_context("layer " + std::to_string(place.layer) + ", KV head " +
-                                 std::to_string(kv_head) + " of format " + name());
-    }
+    KVLANE_TRY(codes->seal(page_of(place, kv_head), kept_rows, page));
   }
   return {};
 }
@@ -127,7 +127,7 @@ void ZackFormat::open_page(SlabPlace place, const std::byte* slab, int kv_head,
     return;
   }
   alignas(64) std::uint16_t opened[2 * kBlockTokens * kHeadDimMax];
-  codes->open_page(page_of(place), sealed, 0, opened);
+  codes->open_page(page_of(place, kv_head), sealed, 0, opened);
   copy_columns(opened, kept.k, page, d);
   copy_columns(opened + kBlockTokens * kept.k, kept.v, values, d);
 }
@@ -136,7 +136,7 @@ void ZackFormat::open_page(SlabPlace place, const std::byte* slab, int kv_head,
 std::size_t ZackFormat::used_in_page(SlabPlace place, int kv_head, const std::byte* slab) const {
   const PagePlace at = page_place(place.layer, kv_head);
   const KvFormat* const codes = this->codes(place.layer, kv_head);
-  return codes == nullptr ? at.bytes : codes->used_bytes(page_of(place), slab + at.offset);
+  return codes == nullptr ? at.bytes : codes->used_bytes(page_of(place, kv_head), slab + at.offset);
 }
 
 std::size_t ZackFormat::used_bytes(SlabPlace place, const std::byte* slab) const {
@@ -152,7 +152,7 @@ void ZackFormat::pack(SlabPlace place, const std::byte* slab, std::byte* packed)
     if (codes == nullptr) {
       std::memcpy(packed, slab + at.offset, at.bytes);
     } else {
-      codes->pack(page_of(place), slab + at.offset, packed);
+      codes->pack(page_of(place, head), slab + at.offset, packed);
     }
     packed += used_in_page(place, head, slab);
   }
@@ -169,7 +169,7 @@ Status ZackFormat::unpack(SlabPlace place, ByteView packed, std::byte* slab) con
     if (codes == nullptr) {
       std::memcpy(slab + at.offset, part.data(), part.size());
     } else {
-      KVLANE_TRY(codes->unpack(page_of(place), part, slab + at.offset));
+      KVLANE_TRY(codes->unpack(page_of(place, head), part, slab + at.offset));
     }
   }
   return {};
@@ -234,7 +234,7 @@ Result<ZackFormat::Codes> make_codes(std::string_view text, const KvFormatContex
     std::shared_ptr<const KvFormat>& format = made[{widths.k, widths.v}];
     if (!format) {
       KvFormatContext narrow = context;
-      narrow.shape = page_shape(widths);
+      narrow.shape = page_shape(context.shape.layers, widths);
       KVLANE_ASSIGN(format, make_kv_format(text, narrow));
     }
     codes[i] = format;
@@ -261,11 +261,15 @@ Result<zack::Rates> zack_rates(const KvFormatContext& context, zack::Weigh weigh
   return zack::Rates::make({d, k, v}, weigh);
 }
 
-Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text, std::string_view codes,
+Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
                                                          const KvFormatContext& context) {
+  const std::string codes = text.take_codes();
   KVLANE_ASSIGN(const int keep, text.share("keep", kUsualKeep));
   KVLANE_ASSIGN(const std::string ranks, text.word("ranks", kRanks, "adaptive"));
   KVLANE_ASSIGN(const std::string weigh, text.word("weigh", kWeighs, "values"));
+  if (ranks == "uniform" && weigh != "values") {
+    return invalid_argument("KV format 'zack': with ranks=uniform nothing is weighed");
+  }
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
   const int d = context.shape.head_dim;

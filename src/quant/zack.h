@@ -72,9 +72,9 @@ class ZackFormat final : public KvFormat {
 // The step function of a model's shares, from its tables (context: shape and tables).
 Result<zack::Rates> zack_rates(const KvFormatContext& context, zack::Weigh weigh);
 
-// The format of this family that `text` says, with what it keeps in the format `codes`, unless that
-// is empty. Errors name what is wrong.
-Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text, std::string_view codes,
+// The format of this family that `text` says, what it keeps in that of text.take_codes() unless
+// that is empty. Errors name what is wrong.
+Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
                                                          const KvFormatContext& context);
 
 }  // namespace kvlane

@@ -153,6 +153,35 @@ TEST(Zack, CodesWhatItKeeps) {
   }
 }
 
+// Errors and random numbers are of the head that a page is of, not of the page's only one.
+TEST(Zack, CodesKnowTheirHead) {
+  const KvTables tables = tables_of(kShape);
+  const auto format = *make("zack:keep=0.4,ranks=uniform+hack:p=32,round=sr", tables);
+  std::vector<std::uint16_t> rows(kShape.slab_bytes() / 2);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = to_bf16(normal(4, static_cast<std::uint32_t>(i % (rows.size() / 2)))).bits;
+  }
+  std::vector<std::vector<std::byte>> pages;
+  for (const int layer : {0, 2}) {
+    Sealed sealed(*format, {layer, 64}, rows);
+    ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
+    for (int head = 0; head < 2; ++head) {
+      const PagePlace at = format->page_place(layer, head);
+      pages.emplace_back(sealed.slab.data() + at.offset, sealed.slab.data() + at.offset + at.bytes);
+    }
+  }
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    for (std::size_t j = i + 1; j < pages.size(); ++j) EXPECT_NE(pages[i], pages[j]) << i << j;
+  }
+  rows[rows.size() / 2 + 5 * 64] = to_bf16(1e6F).bits;
+  EXPECT_EQ(Sealed(*format, {2, 64}, rows).status.message(),
+            "K of layer 2, KV head 1, token 69 is 999424, beyond 65504, the largest that scales of "
+            "this KV format hold");
+  EXPECT_EQ(Sealed(**make("zack:keep=0.4+int4", tables), {2, 64}, rows).status.message(),
+            "K of layer 2, KV head 1, token 69 is 999424, beyond 65504, the largest that FP16 "
+            "scales hold");
+}
+
 TEST(Zack, GivesTheRotationOfTheTables) {
   const KvTables tables = tables_of(kShape);
   const auto format = *make("zack:keep=0.4", tables);
@@ -186,7 +215,11 @@ TEST(Zack, WhatCannotBeSaysWhy) {
   EXPECT_EQ(message(make("zack+zack", tables)),
             "what zack keeps can be coded by hack and formats with linear codes, not by 'zack'");
   EXPECT_EQ(message(make("int4+hack", tables)),
-            "only what zack keeps can be coded in another format: 'int4+hack'");
+            "only what zack keeps can be coded in another format, not 'int4+hack'");
+  EXPECT_EQ(message(make("hack:paper+int4", tables)),
+            "only what zack keeps can be coded in another format, not 'hack+int4'");
+  EXPECT_EQ(message(make("zack:ranks=uniform,weigh=energies", tables)),
+            "KV format 'zack': with ranks=uniform nothing is weighed");
   EXPECT_EQ(message(make("zack+hack:sink=1", tables)),
             "sink and recent stand before the '+', as in zack:keep=0.5,sink=1+hack");
   EXPECT_EQ(message(make("zack+hack:paper,rqe=0", tables)),
