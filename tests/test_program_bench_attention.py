@@ -73,12 +73,26 @@ class BenchAttention(program.ProgramTest):
         for name in ("bf16", "hack_k_2_v_2", "kivi_bits_2_group_32"):
             self.assertGreater(figures[f"attention_4096_{name}_group2_queries70"], 0)
 
+    def test_how_busy_threads_are(self):
+        done = run("bench", "attention", "--formats", "hack", "--groups", 4, "--threads", 2, *TINY, "--json")
+        self.assertEqual(done.status, 0, done.err)
+        figures = {figure["name"]: figure for figure in done.json()["results"]}
+        units = documented_units()
+        for name in ("bf16", "hack_k_2_v_2"):
+            figure = figures[f"attention_4096_{name}_group4_use"]
+            self.assertEqual(figure["unit"], units[figure["name"]])
+            self.assertGreater(figure["value"], 0)
+            self.assertLess(figure["value"], 1.01)
+
     def test_bad_flags_are_refused(self):
         self.assert_refused(run("bench", "attention", "--tokens", "64", "--queries", "64"), "too short for 64")
         self.assert_refused(run("bench", "attention", "--formats", "mxfp5"), "mxfp5")
         self.assert_refused(run("bench", "attention", "--tokens", "1"), "not of 1")
         self.assert_refused(run("bench", "attention", "--groups", "17"), "not 17")
         self.assert_refused(run("bench", "attention", "--head-dim", "300"), "300", status=2)
+        self.assert_refused(run("bench", "attention", "--model", "nowhere"), "nowhere")
+        model = program.ROOT / "models" / "kvlane-tiny-gqa"
+        self.assert_refused(run("bench", "attention", "--model", model), "`kvlane calibrate zack` made")
 
     def test_help_has_an_example(self):
         self.assertIn("Example: kvlane bench attention", run("bench", "attention", "--help").out)

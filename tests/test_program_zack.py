@@ -104,6 +104,17 @@ class CalibrateZack(ProgramTest):
         self.assertFalse(pathlib.Path(f"{self.out}.partial").exists())
         self.assertFalse(pathlib.Path(f"{self.out}.other.partial").exists())
 
+    def test_attention_is_measured_with_its_widths(self):
+        options = ("--tokens", 4096, "--groups", 1, "--size", 8, "--repeats", 1)
+        done = run("bench", "attention", "--model", self.out, "--formats", "zack:keep=0.5", *options, "--json")
+        self.assertEqual(done.status, 0, done.err)
+        figures = {figure["name"]: figure["value"] for figure in done.json()["results"]}
+        self.assertEqual(figures["attention_4096_bf16_bytes_per_token"], 4 * HEAD_DIM)
+        # Layers come over and over, perhaps not all of them equally often.
+        kept = run("inspect", self.out, "--json").json()["zack"]["keep=0.5"]["kept"]
+        size = figures["attention_4096_zack_keep_0_5_bytes_per_token"]
+        self.assertAlmostEqual(size / (4 * HEAD_DIM), kept, delta=0.1)
+
     def rotation(self, layer, part, head):
         """R, [d][d]."""
         _, tables = kv_tables.read((self.out / "kvlane" / "zack.safetensors").read_bytes())

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/bf16.h"
@@ -38,9 +39,6 @@ void Attention::make_tiles(const AttentionBatch& batch) {
       done += tokens;
     }
   }
-  // Long ones first, so that no thread starts one when the others are done.
-  std::stable_sort(tiles_.begin(), tiles_.end(),
-                   [](const Tile& a, const Tile& b) { return a.block > b.block; });
 }
 
 // Tiles from `first` on that go over their blocks together: those that share the reading of sealed
@@ -58,8 +56,25 @@ int Attention::tiles_together(int first, int most) const {
   return count;
 }
 
+// What a task costs, in no unit: for each query row, what is read of the blocks. Pages of heads can
+// differ in width.
+std::int64_t Attention::work_of(const Task& task, int layer) const {
+  const Tile& first = tiles_[task.first_tile];
+  const bool own = task.last_run == run_count(first.block);
+  const std::int64_t blocks =
+      (own ? first.block + 1 : task.last_run * kSplitBlocks) - task.first_run * kSplitBlocks;
+  std::int64_t bytes = 0;
+  for (int i = 0; i < task.tiles; ++i) {
+    const Tile& tile = tiles_[task.first_tile + i];
+    const std::size_t page = tile.table->coded() ? format_->page_place(layer, tile.kv_head).bytes
+                                                 : tile.table->pool().shape().page_bytes();
+    bytes += static_cast<std::int64_t>(page) * tile.pairs;
+  }
+  return std::max<std::int64_t>(blocks, 1) * bytes;
+}
+
 // Whether a tile's runs are more than one task.
-bool Attention::make_tasks() {
+bool Attention::make_tasks(int layer) {
   tasks_.clear();
   const int threads = parallel_threads();
   const auto tiles_all = static_cast<int>(tiles_.size());
@@ -81,11 +96,19 @@ bool Attention::make_tasks() {
     const int runs = run_count(tiles_[tile].block);
     const int step = runs / parts(tile);
     for (int run = 0; run < runs; run += step) {
-      tasks_.push_back({tile, tiles, run, run + step, states});
+      Task& task = tasks_.emplace_back(Task{tile, tiles, run, run + step, states, 0});
+      task.work = work_of(task, layer);
       states += tiles;
     }
     tile += tiles;
   }
+  // Threads take the next task when they are free, and long ones first, so that none starts one
+  // when the others are done. That is the plan of plan/work_balance.h, made while it is carried
+  // out: threads of a CPU do not all get on equally fast.
+  longest_first_.resize(tasks_.size());
+  std::iota(longest_first_.begin(), longest_first_.end(), 0);
+  std::stable_sort(longest_first_.begin(), longest_first_.end(),
+                   [this](int a, int b) { return tasks_[a].work > tasks_[b].work; });
   return split;
 }
 
@@ -300,28 +323,43 @@ void Attention::store(const AttentionBatch& batch, const Tile& tile, const State
 }
 
 void Attention::run(const AttentionBatch& batch) {
+  const TimePoint start = SteadyClock::now();
   make_tiles(batch);
-  if (make_tasks()) {
-    run_in_parts(batch);
-  } else {
-    parallel_for(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t i) {
-      StateTile totals[kGroupTiles];
-      attend(batch, tasks_[i], totals);
-      store(batch, tasks_[i], totals);
-    });
+  const bool in_parts = make_tasks(batch.layer);
+  attend_all(batch, in_parts);
+  if (in_parts) merge_parts(batch);
+  const double seconds = seconds_since(start);
+  double opening = 0;
+  double working = 0;
+  for (const Task& task : tasks_) {
+    opening += task.opening_seconds;
+    working += task.seconds;
   }
-  double seconds = 0;
-  for (const Task& task : tasks_) seconds += task.opening_seconds;
-  opening_seconds_ = seconds / parallel_threads();
+  opening_seconds_ = opening / parallel_threads();
+  thread_use_ = seconds > 0 ? working / (seconds * parallel_threads()) : 1;
 }
 
-// Tiles that are several tasks: each leaves states, which merge in the end.
-void Attention::run_in_parts(const AttentionBatch& batch) {
-  const std::size_t states = tasks_.back().first_state + tasks_.back().tiles;
-  if (states_.size() < states) states_.resize(states);
+void Attention::attend_all(const AttentionBatch& batch, bool in_parts) {
+  if (in_parts) {
+    const std::size_t states = tasks_.back().first_state + tasks_.back().tiles;
+    if (states_.size() < states) states_.resize(states);
+  }
   parallel_for(static_cast<std::int64_t>(tasks_.size()), [&](std::int64_t i) {
-    attend(batch, tasks_[i], {&states_[tasks_[i].first_state], std::size_t(tasks_[i].tiles)});
+    const TimePoint start = SteadyClock::now();
+    Task& task = tasks_[longest_first_[i]];
+    if (in_parts) {
+      attend(batch, task, {&states_[task.first_state], std::size_t(task.tiles)});
+    } else {
+      StateTile totals[kGroupTiles];
+      attend(batch, task, totals);
+      store(batch, task, totals);
+    }
+    task.seconds = seconds_since(start);
   });
+}
+
+// Tiles that are several tasks: each has left states, which merge in the order of blocks.
+void Attention::merge_parts(const AttentionBatch& batch) {
   for (std::size_t i = 0; i < tasks_.size();) {
     const Task& task = tasks_[i];
     StateTile* totals = &states_[task.first_state];

@@ -55,6 +55,8 @@ class Attention {
 
   // Of the last run(), the seconds that it took to open sealed pages: the mean of its threads.
   double opening_seconds() const { return opening_seconds_; }
+  // Of the last run(), the share of its threads' time in which they attended.
+  double thread_use() const { return thread_use_; }
 
  private:
   // Most tiles of a task: their states stay in an L2 cache.
@@ -79,18 +81,22 @@ class Attention {
     int first_run;
     int last_run;
     int first_state;  // in `states_`, when tiles are split
+    std::int64_t work;
     double opening_seconds = 0;
+    double seconds = 0;  // all that it took
   };
   class Reading;
 
   void make_tiles(const AttentionBatch& batch);
-  bool make_tasks();
+  bool make_tasks(int layer);
+  std::int64_t work_of(const Task& task, int layer) const;
+  void attend_all(const AttentionBatch& batch, bool in_parts);
   int tiles_together(int first, int most) const;
   PageQuery make_query(const AttentionBatch& batch, const Tile& tile) const;
   bool reads_rows(const Tile& tile, int block) const;
   std::span<const std::byte> memory(const Tile& tile, int layer, int block) const;
   void attend(const AttentionBatch& batch, Task& task, std::span<StateTile> totals) const;
-  void run_in_parts(const AttentionBatch& batch);
+  void merge_parts(const AttentionBatch& batch);
   void store(const AttentionBatch& batch, const Task& task, const StateTile* totals) const;
   void store(const AttentionBatch& batch, const Tile& tile, const StateTile& total) const;
 
@@ -99,7 +105,9 @@ class Attention {
   const std::unique_ptr<const SealedKernel> sealed_kernel_;  // null without a format
   std::vector<Tile> tiles_;
   std::vector<Task> tasks_;
+  std::vector<int> longest_first_;  // tasks, as threads take them
   double opening_seconds_ = 0;
+  double thread_use_ = 1;
   std::vector<StateTile> states_;  // one for each tile of a task, when they are split over threads
 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <utility>
 
 #include "attention/attention.h"
 #include "base/bf16.h"
@@ -25,6 +26,7 @@ constexpr int kSampleSlabs = 16;  // of different values; a cache repeats them
 constexpr double kRoundSeconds = 0.02;
 constexpr std::size_t kPoolSlack = 4096;
 constexpr int kQueryTokensMax = 4096;
+constexpr double kUseGoal = 0.9;
 
 // Gaussian rows, every channel with a mean and a scale of its own, as keys have.
 std::vector<std::uint16_t> sample_rows(const KvShape& shape) {
@@ -76,8 +78,13 @@ class Cache {
     const AttentionSpan span{&*table_, table_->tokens(), query_tokens_, 0};
     for (int layer = 0; layer < table_->pool().shape().layers; ++layer) {
       attention_.run({layer, heads, {&span, 1}, q.data(), 1, ElementType::kBf16, out.data()});
+      uses_.push_back(attention_.thread_use());
     }
   }
+
+  // The share of the threads' time in which they attended: the middle one of all layers since the
+  // last call.
+  double thread_use() { return median(std::exchange(uses_, {})); }
 
   // Of one head's token, everything included; what a format's slabs carry, or the rows.
   double bytes_per_token(const KvShape& shape) const {
@@ -137,6 +144,7 @@ class Cache {
   std::optional<BlockPool> sealed_;
   std::optional<BlockTable> table_;
   Attention attention_;
+  std::vector<double> uses_;  // of a layer each
 };
 
 // "kivi_bits_2_group_32": names of figures are words joined by underscores.
@@ -223,7 +231,8 @@ class AttentionBench {
     const KvShape shape = this->shape(tokens);
     say("tables for " + std::to_string(tokens) + " tokens");
     const RopeTable rope = sample_rope(shape.head_dim, tokens);
-    KVLANE_ASSIGN(const KvTables tables, sample_tables(shape, rope, sample_rows(shape)));
+    KVLANE_ASSIGN(const KvTables tables,
+                  sample_tables(shape, rope, sample_rows(shape), options_.zack));
     const KvFormatContext context{shape, &rope, &tables, options_.isa};
     KVLANE_ASSIGN(const auto formats, make_formats(options_.formats, context));
     std::vector<std::unique_ptr<Cache>> caches;
@@ -277,7 +286,11 @@ class AttentionBench {
                     work / median(contenders[i].seconds), "tokens/s"};
       if (i > 0) figure.baseline = rows;
       if (queries == 1) figure.goal = goal(contenders[i].name, tokens, group, shape.head_dim);
+      Figure use{figure.name + "_use", caches[i]->thread_use(), "share"};
       results.push_back(std::move(figure));
+      if (options_.threads == 1) continue;
+      use.goal = kUseGoal;
+      results.push_back(std::move(use));
     }
   }
 

@@ -10,6 +10,7 @@
 #include "bench/figures.h"
 #include "cpu/isa.h"
 #include "kvlane/status.h"
+#include "quant/kv_tables.h"
 
 namespace kvlane {
 
@@ -26,6 +27,9 @@ struct AttentionBenchOptions {
   int query_tokens = 1;
   int head_dim = 128;
   int kv_heads = 8;
+  // Spectra of `zack` (quant/zack.h) of a model of this head_dim and these kv_heads, whose layers
+  // come over and over; empty: made up.
+  KvTables zack;
   // As rows of 16 bits. Layers are added until a cache has so much, and a run goes over all of
   // them.
   std::size_t size_bytes = std::size_t{256} << 20;

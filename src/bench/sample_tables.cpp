@@ -21,13 +21,15 @@ RopeTable sample_rope(int head_dim, int positions) {
 
 namespace {
 
+std::string of_layer(int layer) { return ".layers." + std::to_string(layer) + "."; }
+
 // Spectra that fall at each head's own pace, so that widths differ; rotations that leave rows as
 // they are: what attention costs depends on widths alone.
 void add_zack_tables(const KvShape& shape, KvTables& tables) {
   const std::size_t d = shape.head_dim;
   for (int layer = 0; layer < shape.layers; ++layer) {
     for (const bool is_key : {true, false}) {
-      const std::string prefix = "zack.layers." + std::to_string(layer) + (is_key ? ".k." : ".v.");
+      const std::string prefix = "zack" + of_layer(layer) + (is_key ? "k." : "v.");
       std::vector<float>& rotation = tables.values[prefix + "rotation"];
       std::vector<float>& singular_values = tables.values[prefix + "singular_values"];
       rotation.assign(d * d * shape.kv_heads, 0);
@@ -43,10 +45,22 @@ void add_zack_tables(const KvShape& shape, KvTables& tables) {
   }
 }
 
+// Tables of the layers 0 ... period - 1 of `from`, for as many layers as there are.
+void repeat_layers(const KvTables& from, int period, int layers, KvTables& tables) {
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::string part = of_layer(layer % period);
+    for (const auto& [name, values] : from.values) {
+      const std::size_t at = name.find(part);
+      if (at == std::string::npos) continue;
+      tables.values[std::string(name).replace(at, part.size(), of_layer(layer))] = values;
+    }
+  }
+}
+
 }  // namespace
 
 Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
-                               const std::vector<std::uint16_t>& rows) {
+                               const std::vector<std::uint16_t>& rows, const KvTables& zack) {
   KvShape layer = shape;
   layer.layers = 1;
   const std::size_t slab = layer.slab_bytes() / sizeof(rows[0]);
@@ -61,16 +75,16 @@ Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
     for (std::size_t i = 0; i < slabs; ++i) statistics->second({0, 0}, &rows[slab * i]);
     statistics->write(found);
   }
-  const std::string first = ".layers.0.";
   KvTables tables;
-  for (const auto& [name, values] : found.values) {
-    const std::size_t at = name.find(first);
-    for (int i = 0; i < shape.layers; ++i) {
-      const std::string of_layer = ".layers." + std::to_string(i) + ".";
-      tables.values[std::string(name).replace(at, first.size(), of_layer)] = values;
-    }
+  repeat_layers(found, 1, shape.layers, tables);
+  if (zack.values.empty()) {
+    add_zack_tables(shape, tables);
+  } else {
+    int period = 0;
+    while (zack.values.contains("zack" + of_layer(period) + "k.rotation")) ++period;
+    if (period == 0) return invalid_argument("tables without rotations of layer 0");
+    repeat_layers(zack, period, shape.layers, tables);
   }
-  add_zack_tables(shape, tables);
   return tables;
 }
 

@@ -17,8 +17,9 @@ namespace kvlane {
 RopeTable sample_rope(int head_dim, int positions);
 
 // The tables of every format that has some, as calibration finds them in `rows`: slabs of `shape`,
-// one behind another, finite, as a layer at position 0 has them. All layers get the same ones.
+// one behind another, finite, as a layer at position 0 has them. All layers get the same ones, but
+// those of `zack`: made up, or those of a model, whose layers come over and over.
 Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
-                               const std::vector<std::uint16_t>& rows);
+                               const std::vector<std::uint16_t>& rows, const KvTables& zack);
 
 }  // namespace kvlane

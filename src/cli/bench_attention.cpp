@@ -1,12 +1,15 @@
 // `kvlane bench attention`: a token's attention over long caches in every format.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 
 #include "bench/attention_bench.h"
+#include "calib/kv_tables_file.h"
 #include "cli/bench.h"
 #include "cli/progress.h"
+#include "model/checkpoint.h"
 
 namespace kvlane {
 namespace {
@@ -14,9 +17,26 @@ namespace {
 struct BenchAttentionFlags {
   AttentionBenchOptions options;
   int size_mib = 256;
+  std::string model;
   std::string cpu = "auto";
   bool json = false;
 };
+
+// Shape and spectra of a model, and nothing else of it.
+Status take_model(const std::string& directory, AttentionBenchOptions& options) {
+  KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(directory));
+  KVLANE_ASSIGN(const ModelIdentity identity, checkpoint.identity({}));
+  const KvShape shape = checkpoint.config().kv_shape();
+  options.head_dim = shape.head_dim;
+  options.kv_heads = shape.kv_heads;
+  const Result<KvTables> zack =
+      load_kv_tables(std::filesystem::path(directory) / kZackTables, identity);
+  if (!zack.ok()) {
+    return zack.status().with_context("spectra of a model that `kvlane calibrate zack` made");
+  }
+  options.zack = *zack;
+  return {};
+}
 
 Result<Report> measure(AttentionBenchOptions options) {
   Progress progress("bench attention");
@@ -28,6 +48,7 @@ Status run_bench_attention(const BenchAttentionFlags& flags, const std::string& 
   AttentionBenchOptions options = flags.options;
   options.size_bytes = static_cast<std::size_t>(flags.size_mib) << 20;
   KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
+  if (!flags.model.empty()) KVLANE_TRY(take_model(flags.model, options));
   KVLANE_ASSIGN(Report report, measure(options));
   report.command = "kvlane bench attention" + (typed.empty() ? "" : " " + typed);
   std::cout << (flags.json ? report_json(report) + "\n" : report_table(report));
@@ -56,12 +77,20 @@ void add_bench_attention(CLI::App& bench, Run& run) {
                    "query tokens at once: 1 is a step of decoding, more a part of a prompt")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  command->add_option("--head-dim", options.head_dim, "channels of a head")
-      ->check(CLI::Range(2, 256))
-      ->capture_default_str();
-  command->add_option("--kv-heads", options.kv_heads, "KV heads of a layer")
-      ->check(CLI::Range(1, 128))
-      ->capture_default_str();
+  CLI::Option* const head_dim =
+      command->add_option("--head-dim", options.head_dim, "channels of a head")
+          ->check(CLI::Range(2, 256))
+          ->capture_default_str();
+  CLI::Option* const kv_heads =
+      command->add_option("--kv-heads", options.kv_heads, "KV heads of a layer")
+          ->check(CLI::Range(1, 128))
+          ->capture_default_str();
+  command
+      ->add_option("--model", flags->model,
+                   "a directory that `kvlane calibrate zack` made: its shape and the widths that "
+                   "its heads get, layers over and over, instead of made-up ones")
+      ->excludes(head_dim)
+      ->excludes(kv_heads);
   command
       ->add_option("--size", flags->size_mib,
                    "MiB of each cache, were it in 16 bits: layers are added up to that, so that "
