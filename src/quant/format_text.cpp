@@ -35,6 +35,19 @@ bool to_int(const std::string& text, int& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
+// A number in parts of kShareParts; false where it has more decimals than these tell, or where
+// nobody could mean it.
+bool to_parts(const std::string& text, int& parts) {
+  constexpr double kMost = 1e5;
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return false;
+  if (!(std::abs(value) <= kMost)) return false;
+  const double whole = std::round(value * kShareParts);
+  parts = static_cast<int>(whole);
+  return std::abs(value * kShareParts - whole) < 1e-6;
+}
+
 }  // namespace
 
 Result<FormatText> FormatText::parse(std::string_view text) {
@@ -101,16 +114,20 @@ Result<std::string> FormatText::word(const std::string& key,
 Result<int> FormatText::share(const std::string& key, int otherwise) {
   const auto given = parameters_.extract(key);
   if (given.empty()) return otherwise;
-  const std::string& text = given.mapped();
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const double parts = value * kShareParts;
-  const bool whole =
-      parts > 0.5 && parts <= kShareParts && std::abs(parts - std::round(parts)) < 1e-6;
-  if (error == std::errc() && end == text.data() + text.size() && whole) {
-    return static_cast<int>(std::lround(parts));
-  }
-  return wrong(name_, key, text, "a share above 0 and up to 1, with at most four decimals");
+  int parts = 0;
+  if (to_parts(given.mapped(), parts) && parts > 0 && parts <= kShareParts) return parts;
+  return wrong(name_, key, given.mapped(),
+               "a share above 0 and up to 1, with at most four decimals");
+}
+
+Result<int> FormatText::decimal(const std::string& key, int least, int most, int otherwise) {
+  const auto given = parameters_.extract(key);
+  if (given.empty()) return otherwise;
+  int parts = 0;
+  if (to_parts(given.mapped(), parts) && parts >= least && parts <= most) return parts;
+  return wrong(name_, key, given.mapped(),
+               "a number from " + share_text(least) + " to " + share_text(most) +
+                   ", with at most four decimals");
 }
 
 Result<KvWindow> FormatText::window() {

@@ -38,6 +38,8 @@ class FormatText {
                            std::string_view otherwise);
   // A share in (0, 1] with at most four decimals, in parts of kShareParts.
   Result<int> share(const std::string& key, int otherwise);
+  // A number from `least` to `most` with at most four decimals, all of them in such parts.
+  Result<int> decimal(const std::string& key, int least, int most, int otherwise);
   // "sink" and "recent", in blocks of 64 tokens: at most 1024 each.
   Result<KvWindow> window();
 
