@@ -21,6 +21,9 @@ constexpr int kRowGrain = 4;
 // for each of its dozens of parallel loops costs more than they save.
 constexpr double kSerialWorkMax = 32e6;
 
+// Whether the sequence is one behind a prompt from which tokens were evicted.
+bool is_sparse(const ForwardSpan& span) { return span.sparse != nullptr && span.sparse->evicted(); }
+
 // Adds the time until the end of its scope to `total`.
 class ScopedTimer {
  public:
@@ -94,15 +97,22 @@ Status Forward::place_rows(std::span<const ForwardSpan> spans) {
   row_places_.clear();
   logits_rows_.clear();
   attention_spans_.clear();
+  scored_spans_.clear();
+  sparse_spans_.clear();
   seals_.clear();
   for (const ForwardSpan& span : spans) {
     const int count = static_cast<int>(span.tokens.size());
-    const int first = span.table->tokens();
-    attention_spans_.push_back({span.table, first, count, rows_});
-    for (int i = 0; i < count; ++i) row_places_.push_back({span.table, first + i});
+    const bool sparse = is_sparse(span);
+    const BlockTable* const table = sparse ? nullptr : span.table;
+    const int first = sparse ? span.sparse->tokens() : table->tokens();
+    if (!sparse) attention_spans_.push_back({table, first, count, rows_});
+    if (span.sparse != nullptr) {
+      (sparse ? sparse_spans_ : scored_spans_).push_back({span.sparse, table, first, count, rows_});
+    }
+    for (int i = 0; i < count; ++i) row_places_.push_back({table, first + i});
     rows_ += count;
     for (int back = span.logits; back > 0; --back) logits_rows_.push_back(rows_ - back);
-    if (!format_) continue;
+    if (!format_ || sparse) continue;
     KVLANE_TRY(span.table->open_rows(first + count));
     for (int block = first / kBlockTokens; block < (first + count) / kBlockTokens; ++block) {
       seals_.push_back({span.table, block, {}});
@@ -110,6 +120,10 @@ Status Forward::place_rows(std::span<const ForwardSpan> spans) {
   }
   if (rows_ == 0 || rows_ > rows_max_ || logits_rows_.size() > std::size_t(logits_max_)) {
     return internal_error("a pass of " + std::to_string(rows_) + " rows does not fit its buffers");
+  }
+  if (!sparse_spans_.empty()) {
+    const ModelConfig& config = model_.config();
+    sparse_rows_.resize(std::size_t(rows_) * config.kv_heads * 2 * config.head_dim);
   }
   return {};
 }
@@ -145,7 +159,12 @@ Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
   }
   KVLANE_TRY(project_logits());
   for (const ForwardSpan& span : spans) {
-    span.table->set_tokens(span.table->tokens() + static_cast<int>(span.tokens.size()));
+    const int count = static_cast<int>(span.tokens.size());
+    if (is_sparse(span)) {
+      span.sparse->set_tokens(span.sparse->tokens() + count);
+    } else {
+      span.table->set_tokens(span.table->tokens() + count);
+    }
   }
   return {};
 }
@@ -185,11 +204,7 @@ Status Forward::attention_block(const LayerWeights& layer, int index, const OnQu
     on_queries(index, {q_, rows_ * width}, q_parts_);
   }
   KVLANE_TRY(seal(index));
-  {
-    const ScopedTimer timer(times_.attention);
-    attention_.run({index, config.heads, attention_spans_, q_, q_parts_, type, wide_});
-    times_.dequantise += attention_.opening_seconds();
-  }
+  attend(index, type);
   KVLANE_TRY(multiply(*layer.attention_out, wide_, product_, rows_));
   parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
@@ -197,6 +212,18 @@ Status Forward::attention_block(const LayerWeights& layer, int index, const OnQu
     }
   });
   return {};
+}
+
+void Forward::attend(int layer, ElementType out_type) {
+  const ScopedTimer timer(times_.attention);
+  const AttentionBatch batch{layer, model_.config().heads, attention_spans_, q_, q_parts_, out_type,
+                             wide_};
+  if (!attention_spans_.empty()) {
+    attention_.run(batch);
+    times_.dequantise += attention_.opening_seconds();
+  }
+  sparse_attention_.score(batch, scored_spans_);
+  sparse_attention_.run(batch, sparse_spans_, sparse_rows_.data());
 }
 
 // Where the format wants it: heads of a token, those of Q, then those of K.
@@ -231,9 +258,6 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
       float* head = product_ + row * width;
       const Row& place = row_places_[row];
       const RopeAngles angles = model_.rope().angles(place.position);
-      const int block = place.position / kBlockTokens;
-      const std::size_t row_in_page = std::size_t(place.position % kBlockTokens) * d;
-      const std::size_t values = std::size_t(kBlockTokens) * d;  // of a page, from its start
       for (int h = 0; h < config.heads + config.kv_heads; ++h) {
         const std::vector<float>& norm = h < config.heads ? layer.q_norm : layer.k_norm;
         if (config.qk_norm) rms_norm(head + h * d, norm.data(), config.norm_eps, d, head + h * d);
@@ -244,14 +268,27 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
         store_query(head, q_ + (row * config.heads + h) * q_parts_ * d);
       }
       for (int h = 0; h < config.kv_heads; ++h, head += d) {
-        store_row(head, d, ElementType::kBf16, place.table->page(block, index, h) + row_in_page);
-      }
-      for (int h = 0; h < config.kv_heads; ++h, head += d) {
-        store_row(head, d, ElementType::kBf16,
-                  place.table->page(block, index, h) + values + row_in_page);
+        const RowMemory memory = row_memory(static_cast<int>(row), index, h);
+        store_row(head, d, ElementType::kBf16, memory.k);
+        store_row(head + config.kv_heads * d, d, ElementType::kBf16, memory.v);
       }
     }
   });
+}
+
+// Where a row's K and V of one head go.
+Forward::RowMemory Forward::row_memory(int row, int layer, int kv_head) {
+  const ModelConfig& config = model_.config();
+  const std::size_t d = config.head_dim;
+  const Row& place = row_places_[row];
+  if (place.table == nullptr) {
+    std::uint16_t* const k =
+        sparse_rows_.data() + (std::size_t(row) * config.kv_heads + kv_head) * 2 * d;
+    return {k, k + d};
+  }
+  std::uint16_t* const page = place.table->page(place.position / kBlockTokens, layer, kv_head);
+  std::uint16_t* const k = page + place.position % kBlockTokens * d;
+  return {k, k + kBlockTokens * d};
 }
 
 // A query head in q_parts_ BF16 parts: each rounds what the ones before it left over.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/sparse_attention.h"
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "kvlane/status.h"
@@ -50,6 +51,7 @@ class Forward final : public ForwardPass {
       : model_(model),
         format_(format),
         attention_(model.isa(), format),
+        sparse_attention_(model.isa()),
         rotate_rows_(rotation_kernel(model.isa())),
         rows_max_(rows_max),
         logits_max_(logits_max) {}
@@ -62,6 +64,12 @@ class Forward final : public ForwardPass {
   Status ffn_block(const LayerWeights& layer);
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
+  void attend(int layer, ElementType out_type);
+  struct RowMemory {
+    std::uint16_t* k;
+    std::uint16_t* v;
+  };
+  RowMemory row_memory(int row, int layer, int kv_head);
   void rotate(float* heads, int layer);
   void store_query(float* head, std::uint16_t* parts) const;
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
@@ -69,6 +77,7 @@ class Forward final : public ForwardPass {
   const Model& model_;
   const KvFormat* const format_;
   Attention attention_;
+  const SparseAttention sparse_attention_;
   const RotationKernel rotate_rows_;
   const int rows_max_;
   const int logits_max_;
@@ -77,13 +86,17 @@ class Forward final : public ForwardPass {
   int rows_ = 0;
   ForwardTimes times_;
 
-  // One entry a row: where it lies in its sequence.
+  // One entry a row: where it lies in its sequence. Without a table K and V go to `sparse_rows_`.
   struct Row {
     const BlockTable* table;
     int position;
   };
   std::vector<Row> row_places_;
   std::vector<AttentionSpan> attention_spans_;
+  std::vector<SparseSpan> scored_spans_;  // of prompts whose tokens are scored
+  std::vector<SparseSpan> sparse_spans_;  // behind such prompts
+  // Where there are any, [rows of the pass][kv_heads][K, V][head_dim] in BF16.
+  std::vector<std::uint16_t> sparse_rows_;
   std::vector<int> logits_rows_;  // those of the pass whose logits are wanted
   // Blocks of coded caches that this pass completes, and what sealing their slab of a layer gave.
   struct Seal {

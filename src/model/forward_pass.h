@@ -14,6 +14,8 @@
 
 namespace kvlane {
 
+class SparseCache;  // cache/sparse_cache.h
+
 // The next tokens of one sequence. Their position is table->tokens(); the table has room for them.
 struct ForwardSpan {
   BlockTable* table;
@@ -21,6 +23,10 @@ struct ForwardSpan {
   int logits;  // rows of logits that are wanted: those of the last so many tokens
   // Of each of these rows the most likely next token will do, where the pass can tell it.
   bool best_will_do = false;
+  // Of a sequence from which tokens are evicted, on the CPU: it scores the prompt's tokens while
+  // they go to the table, and once its prompt is over has the sequence itself: then the position is
+  // sparse->tokens(), and the table is left alone.
+  SparseCache* sparse = nullptr;
 };
 
 // Seconds of one pass.
@@ -45,7 +51,7 @@ class ForwardPass {
 
   // `on_layer` may be empty, which saves a device the marks. Appends the tokens to their sequences.
   // Afterwards logits(i) is the i-th row that was wanted, in the order of spans and tokens, until
-  // the next pass. On an error the tables are unchanged.
+  // the next pass. On an error the tables are unchanged, and sparse caches of no further use.
   virtual Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) = 0;
 
   virtual std::span<float> logits(int index) const = 0;  // [vocab], memory of the host
