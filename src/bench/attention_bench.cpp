@@ -147,6 +147,8 @@ class Cache {
   std::vector<double> uses_;  // of a layer each
 };
 
+std::string format_name(const Format& format) { return format ? format->name() : "bf16"; }
+
 // "kivi_bits_2_group_32": names of figures are words joined by underscores.
 std::string figure_name(const Format& format) {
   std::string name = format_name(format);
@@ -234,7 +236,13 @@ class AttentionBench {
     KVLANE_ASSIGN(const KvTables tables,
                   sample_tables(shape, rope, sample_rows(shape), options_.zack));
     const KvFormatContext context{shape, &rope, &tables, options_.isa};
-    KVLANE_ASSIGN(const auto formats, make_formats(options_.formats, context));
+    KVLANE_ASSIGN(const auto listed, make_formats(options_.formats, context));
+    std::vector<Format> formats;
+    for (const EvalFormat& each : listed) {
+      if (each.eviction)
+        return unsupported("what '" + each.name() + "' keeps is not measured here");
+      formats.push_back(each.kv);
+    }
     std::vector<std::unique_ptr<Cache>> caches;
     for (const Format& format : formats) {
       say(std::to_string(tokens) + " tokens as " + format_name(format));

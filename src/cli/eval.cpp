@@ -68,7 +68,8 @@ void add_eval(CLI::App& app, Run& run) {
       ->add_option("--formats", flags->formats,
                    "KV formats, for example int8,kivi:bits=2,group=32 (bf16 is always there); "
                    "known: " +
-                       std::string(kv_format_names()))
+                       std::string(kv_format_names()) +
+                       "; h2o and keyformer evict tokens, alone or as in zack:keep=0.5+h2o")
       ->capture_default_str();
   add_eval_task_flags(*command, flags->tasks);
   add_eval_input_flags(*command, flags->input);

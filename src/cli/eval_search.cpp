@@ -34,6 +34,7 @@ struct SearchFlags {
   std::string metric = "perplexity";
   int context = 0;
   int stride = 0;
+  std::optional<int> window_prompt;
   std::string out;
   bool json = false;
 };
@@ -81,8 +82,8 @@ class TextSearch {
   Status make(const std::vector<std::string>& values) {
     for (const std::string& value : values) {
       KVLANE_ASSIGN(const std::string text, fill_pattern(flags_.pattern, value));
-      KVLANE_ASSIGN(auto format, make_kv_format(text, input_.format_context()));
-      if (!format) return invalid_argument("bf16 has no settings to search");
+      KVLANE_ASSIGN(EvalFormat format, make_eval_format(text, input_.format_context()));
+      if (format.is_reference()) return invalid_argument("bf16 has no settings to search");
       formats_.push_back(std::move(format));
     }
     tried_.resize(formats_.size());
@@ -90,10 +91,10 @@ class TextSearch {
   }
 
   Result<Interval> measure(int setting) {
-    run_.formats = {nullptr, formats_[setting]};
+    run_.formats = {EvalFormat(), formats_[setting]};
     run_.report.measures.clear();
     KVLANE_TRY(run_text_task(text_, run_));
-    const std::string& name = formats_[setting]->name();
+    const std::string name = formats_[setting].name();
     tried_[setting].format = name;
     for (const Measure& each : run_.report.measures) {
       if (each.format == name && each.metric == "bytes") tried_[setting].bytes = each.value.value;
@@ -103,7 +104,7 @@ class TextSearch {
 
   int settings() const { return static_cast<int>(formats_.size()); }
   const TextTask& text() const { return text_; }
-  const std::string& name(int setting) const { return formats_[setting]->name(); }
+  std::string name(int setting) const { return formats_[setting].name(); }
   const Tried& tried(int setting) const { return tried_[setting]; }
 
  private:
@@ -111,6 +112,7 @@ class TextSearch {
     EvalTaskFlags task;
     task.context = flags.context;
     task.stride = flags.stride;
+    task.window_prompt = flags.window_prompt;
     return make_text_task(task, input.text, *input.model);
   }
 
@@ -118,7 +120,7 @@ class TextSearch {
   const EvalInput& input_;
   EvalRun& run_;
   const TextTask text_;
-  std::vector<std::shared_ptr<const KvFormat>> formats_;
+  std::vector<EvalFormat> formats_;
   std::vector<Tried> tried_;
 };
 
@@ -225,7 +227,7 @@ void add_eval_search(CLI::App& eval, Run& run) {
                    "divergence (exp of minus the mean KL)")
       ->check(CLI::IsMember(kMetrics))
       ->capture_default_str();
-  add_window_flags(*command, flags->context, flags->stride);
+  add_window_flags(*command, flags->context, flags->stride, flags->window_prompt);
   add_eval_input_flags(*command, flags->input);
   command->add_option("--out", flags->out,
                       "folder whose eval.jsonl keeps what is measured; an interrupted run goes on");

@@ -85,6 +85,9 @@ Status run_text(const EvalTaskFlags& flags, std::span<const std::int32_t> text, 
   const TextTask task = make_text_task(flags, text, *run.model);
   add_fact(run, "context", std::to_string(task.context));
   add_fact(run, "stride", std::to_string(task.stride));
+  if (const int prompt = prompt_tokens(task, run); prompt > 0) {
+    add_fact(run, "prompt of a window", std::to_string(prompt));
+  }
   return run_text_task(task, run);
 }
 
@@ -169,12 +172,13 @@ void add_eval_task_flags(CLI::App& command, EvalTaskFlags& flags) {
       ->delimiter(',')
       ->check(CLI::IsMember({"text", "similarity", "kv", "passkey", "needles", "none"}))
       ->capture_default_str();
-  add_window_flags(command, flags.context, flags.stride);
+  add_window_flags(command, flags.context, flags.stride, flags.window_prompt);
   add_retrieval_flags(command, flags);
   add_answer_flags(command, flags);
 }
 
-void add_window_flags(CLI::App& command, int& context, int& stride) {
+void add_window_flags(CLI::App& command, int& context, int& stride,
+                      std::optional<int>& window_prompt) {
   command
       .add_option("--context", context,
                   "tokens of a window of text (default: the model's context, at most 2048)")
@@ -184,11 +188,20 @@ void add_window_flags(CLI::App& command, int& context, int& stride) {
                   "tokens from window to window (default: the context); a smaller one gives every "
                   "scored token more text before it")
       ->check(CLI::Range(1, 1 << 24));
+  command
+      .add_option(
+          "--window-prompt", window_prompt,
+          "first tokens of a window that are a prompt and not scored; h2o and keyformer evict "
+          "tokens at its end (default: half of the context with these, else 0)")
+      ->check(CLI::Range(0, 1 << 24));
 }
 
 TextTask make_text_task(const EvalTaskFlags& flags, std::span<const std::int32_t> text,
                         const Model& model) {
-  TextTask task{.tokens = text, .context = flags.context, .stride = flags.stride};
+  TextTask task{.tokens = text,
+                .context = flags.context,
+                .stride = flags.stride,
+                .prompt = flags.window_prompt};
   if (task.context == 0) task.context = std::min(kContextDefault, model.context());
   if (task.stride == 0) task.stride = task.context;
   return task;

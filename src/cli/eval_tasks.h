@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct EvalTaskFlags {
   // text
   int context = 0;  // 0: the model's, at most 2048
   int stride = 0;   // 0: the context
+  std::optional<int> window_prompt;
   // passkey, needles
   std::vector<int> lengths;  // empty: 256, 512, ... and what fits into the model's context
   std::vector<double> depths = {0, 25, 50, 75, 100};  // percent
@@ -39,8 +41,9 @@ struct EvalTaskFlags {
 
 void add_eval_task_flags(CLI::App& command, EvalTaskFlags& flags);
 
-// --context and --stride, of windows of a text.
-void add_window_flags(CLI::App& command, int& context, int& stride);
+// --context, --stride and --window-prompt, of windows of a text.
+void add_window_flags(CLI::App& command, int& context, int& stride,
+                      std::optional<int>& window_prompt);
 
 // With defaults put in for what the flags leave open.
 TextTask make_text_task(const EvalTaskFlags& flags, std::span<const std::int32_t> text,

@@ -21,10 +21,6 @@ std::size_t format_end(std::string_view list) {
 
 }  // namespace
 
-std::string format_name(const std::shared_ptr<const KvFormat>& format) {
-  return format ? format->name() : "bf16";
-}
-
 Result<std::vector<FormatRunner>> make_runners(const EvalRun& run, int tokens_max) {
   std::vector<FormatRunner> runners;
   for (const auto& format : run.formats) {
@@ -44,17 +40,17 @@ std::vector<std::string> split_formats(std::string_view list) {
   }
 }
 
-Result<std::vector<std::shared_ptr<const KvFormat>>> make_formats(std::string_view list,
-                                                                  const KvFormatContext& context) {
-  std::vector<std::shared_ptr<const KvFormat>> formats = {nullptr};
+Result<std::vector<EvalFormat>> make_formats(std::string_view list,
+                                             const KvFormatContext& context) {
+  std::vector<EvalFormat> formats(1);
   bool rows_listed = false;
   for (const std::string& text : split_formats(list)) {
-    KVLANE_ASSIGN(auto format, make_kv_format(text, context));
-    const auto same = [&](const auto& other) { return format_name(other) == format_name(format); };
-    if (format ? std::ranges::any_of(formats, same) : std::exchange(rows_listed, true)) {
-      return invalid_argument("KV format '" + format_name(format) + "' is listed twice");
-    }
-    if (format) formats.push_back(std::move(format));
+    KVLANE_ASSIGN(EvalFormat format, make_eval_format(text, context));
+    const auto same = [&](const auto& other) { return other.name() == format.name(); };
+    const bool twice = format.is_reference() ? std::exchange(rows_listed, true)
+                                             : std::ranges::any_of(formats, same);
+    if (twice) return invalid_argument("KV format '" + format.name() + "' is listed twice");
+    if (!format.is_reference()) formats.push_back(std::move(format));
   }
   return formats;
 }

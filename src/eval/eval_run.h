@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "eval/eval_format.h"
 #include "eval/eval_log.h"
 #include "eval/eval_report.h"
 #include "eval/format_runner.h"
@@ -18,17 +19,14 @@ namespace kvlane {
 
 struct EvalRun {
   const Model* model;
-  // The first is null, the cache in 16 bits that the others are compared with; none twice.
-  std::vector<std::shared_ptr<const KvFormat>> formats;
+  // The first is the cache in 16 bits that the others are compared with; none twice.
+  std::vector<EvalFormat> formats;
   std::uint64_t seed = 0;  // of prompts and of bootstrap draws
   EvalLog log;
   EvalReport report;
   // Told what is being done, how much of it is done and how much there is; may be empty.
   std::function<void(const std::string& what, std::uint64_t done, std::uint64_t total)> progress;
 };
-
-// "bf16" for null.
-std::string format_name(const std::shared_ptr<const KvFormat>& format);
 
 // One runner for each format of the run, in their order.
 Result<std::vector<FormatRunner>> make_runners(const EvalRun& run, int tokens_max);
@@ -39,7 +37,6 @@ std::vector<std::string> split_formats(std::string_view list);
 
 // The formats of such a list, the one in 16 bits first whether it is listed or not. A format that
 // is listed twice is an error.
-Result<std::vector<std::shared_ptr<const KvFormat>>> make_formats(std::string_view list,
-                                                                  const KvFormatContext& context);
+Result<std::vector<EvalFormat>> make_formats(std::string_view list, const KvFormatContext& context);
 
 }  // namespace kvlane

@@ -216,7 +216,7 @@ class ExactMatchRun {
 
   void report() {
     for (std::size_t format = 0; format < run_.formats.size() && !marks_[0].empty(); ++format) {
-      report_format(name_, format_name(run_.formats[format]), marks_[format], kind_->code, run_);
+      report_format(name_, run_.formats[format].name(), marks_[format], kind_->code, run_);
     }
   }
 

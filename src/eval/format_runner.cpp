@@ -14,20 +14,28 @@ CacheBytes& CacheBytes::operator+=(const CacheBytes& other) {
   return *this;
 }
 
-Result<FormatRunner> FormatRunner::create(const Model& model,
-                                          std::shared_ptr<const KvFormat> format, int tokens_max) {
+Result<FormatRunner> FormatRunner::create(const Model& model, EvalFormat evaluated,
+                                          int tokens_max) {
   if (tokens_max > model.context()) {
     return invalid_argument("the model has a context of " + std::to_string(model.context()) +
                             " tokens, not " + std::to_string(tokens_max));
   }
   FormatRunner runner;
   const KvShape shape = model.config().kv_shape();
-  const int blocks = blocks_for(tokens_max);
+  const std::shared_ptr<const KvFormat>& format = evaluated.kv;
+  int blocks = blocks_for(tokens_max);
+  if (evaluated.eviction) {
+    KVLANE_ASSIGN(SparseLayout layout, SparseLayout::create(shape, format.get()));
+    runner.layout_ = std::make_unique<SparseLayout>(std::move(layout));
+    runner.sparse_.emplace(*runner.layout_, *evaluated.eviction);
+    // There is a moment when the prompt and what stays of it are both there.
+    blocks += runner.sparse_->blocks_for_prompt(tokens_max);
+  }
   const auto pool = [](Result<BlockPool> made, std::unique_ptr<BlockPool>& place) {
     if (made.ok()) place = std::make_unique<BlockPool>(std::move(*made));
     return made.status();
   };
-  runner.name_ = format ? format->name() : "bf16";
+  runner.name_ = evaluated.name();
   if (format) {
     // Rows of one append, of the open block, and of the window.
     const KvWindow window = format->window();
@@ -42,13 +50,22 @@ Result<FormatRunner> FormatRunner::create(const Model& model,
     runner.table_.emplace(*runner.rows_);
   }
   KVLANE_ASSIGN(runner.forward_, Forward::create(model, kAppendMax, kAppendMax, format.get()));
-  runner.format_ = std::move(format);
+  runner.format_ = format;
   return runner;
 }
 
+void FormatRunner::clear() {
+  table_->clear();
+  if (sparse_) sparse_->clear();
+}
+
+Status FormatRunner::end_prompt() { return sparse_ ? sparse_->evict(*table_) : Status(); }
+
 Status FormatRunner::append(std::span<const std::int32_t> tokens, int logits) {
-  KVLANE_TRY(table_->grow(table_->tokens() + static_cast<int>(tokens.size())));
-  const ForwardSpan span{&*table_, tokens, logits};
+  if (!is_sparse()) {
+    KVLANE_TRY(table_->grow(table_->tokens() + static_cast<int>(tokens.size())));
+  }
+  const ForwardSpan span{&*table_, tokens, logits, false, sparse_ ? &*sparse_ : nullptr};
   if (Status done = forward_->run({&span, 1}, {}); !done.ok()) return done.with_context(name_);
   return {};
 }
@@ -57,7 +74,12 @@ CacheBytes FormatRunner::bytes() const {
   const KvShape& shape = table_->pool().shape();
   const double token_bytes = static_cast<double>(shape.block_bytes()) / kBlockTokens;
   CacheBytes bytes;
-  bytes.tokens = table_->tokens();
+  bytes.tokens = tokens();
+  if (is_sparse()) {
+    bytes.sealed = bytes.all = static_cast<double>(sparse_->bytes_held());
+    bytes.elements = bytes.tokens * token_bytes / 2;
+    return bytes;
+  }
   const int own = table_->tokens() / kBlockTokens;
   int sealed_blocks = 0;
   for (int block = 0; format_ && block < own; ++block) {

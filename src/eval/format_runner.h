@@ -9,10 +9,11 @@
 #include <string>
 
 #include "cache/block_pool.h"
+#include "cache/sparse_cache.h"
+#include "eval/eval_format.h"
 #include "kvlane/status.h"
 #include "model/forward.h"
 #include "model/model.h"
-#include "quant/kv_format.h"
 
 namespace kvlane {
 
@@ -20,7 +21,8 @@ namespace kvlane {
 struct CacheBytes {
   double sealed = 0;    // used by sealed slabs that attention reads as such
   double elements = 0;  // values of K and V in them
-  double all = 0;       // those, and the rows of all other tokens
+  // Where tokens were evicted: used by those that are left, and values of all tokens there were.
+  double all = 0;  // those, and the rows of all other tokens
   double tokens = 0;
 
   CacheBytes& operator+=(const CacheBytes& other);
@@ -32,9 +34,8 @@ struct CacheBytes {
 // Thread-compatible. The model outlives it.
 class FormatRunner {
  public:
-  // `format` is null for a cache in 16 bits. Sequences have at most `tokens_max` tokens.
-  static Result<FormatRunner> create(const Model& model, std::shared_ptr<const KvFormat> format,
-                                     int tokens_max);
+  // Sequences have at most `tokens_max` tokens.
+  static Result<FormatRunner> create(const Model& model, EvalFormat format, int tokens_max);
   FormatRunner(FormatRunner&&) = default;
 
   // Most tokens of one append().
@@ -42,13 +43,15 @@ class FormatRunner {
 
   // "bf16", or the format's name.
   const std::string& name() const { return name_; }
-  int tokens() const { return table_->tokens(); }
+  int tokens() const { return is_sparse() ? sparse_->tokens() : table_->tokens(); }
 
   // The sequence's blocks, for who looks at what is in them.
   const BlockTable& table() const { return *table_; }
 
   // Forgets the sequence.
-  void clear() { table_->clear(); }
+  void clear();
+  // Says that the prompt is complete: where tokens are evicted, now is when. Not twice.
+  Status end_prompt();
   // Appends at most kAppendMax tokens; logits(i) is then that of the i-th of the last `logits`
   // tokens. An error is about this sequence in this format, and leaves it as it was.
   Status append(std::span<const std::int32_t> tokens, int logits);
@@ -58,6 +61,7 @@ class FormatRunner {
 
  private:
   FormatRunner() = default;
+  bool is_sparse() const { return sparse_ && sparse_->evicted(); }
 
   std::string name_;
   std::shared_ptr<const KvFormat> format_;
@@ -65,6 +69,8 @@ class FormatRunner {
   std::unique_ptr<BlockPool> rows_;
   std::unique_ptr<BlockPool> sealed_;
   std::optional<BlockTable> table_;
+  std::unique_ptr<SparseLayout> layout_;
+  std::optional<SparseCache> sparse_;  // where tokens are evicted
   std::unique_ptr<Forward> forward_;
 };
 

@@ -51,6 +51,7 @@ Result<std::vector<std::int32_t>> greedy_answer(FormatRunner& runner,
     return Status();
   };
   KVLANE_TRY(append_all(runner, prompt, prompt.size() - 1, choose));
+  KVLANE_TRY(runner.end_prompt());
   std::vector<std::int32_t> answer;
   while (static_cast<int>(answer.size()) < limits.tokens_max &&
          std::ranges::find(limits.eos, next) == limits.eos.end()) {
@@ -67,16 +68,17 @@ Result<AnswerScore> score_answer(FormatRunner& runner, std::span<const std::int3
   AnswerScore score{.tokens = static_cast<int>(answer.size())};
   if (answer.empty()) return score;
   runner.clear();
-  // Nothing is asked about what follows the answer's last token.
-  std::vector<std::int32_t> all(prompt.begin(), prompt.end());
-  all.insert(all.end(), answer.begin(), answer.end() - 1);
-  const std::size_t first = prompt.size() - 1;
-  KVLANE_TRY(append_all(runner, all, first, [&](std::size_t index, std::span<const float> logits) {
-    const std::int32_t target = answer[index - first];
+  std::size_t next = 0;
+  const OnLogits add = [&](std::size_t, std::span<const float> logits) {
+    const std::int32_t target = answer[next++];
     score.log_probability -= Reference(logits).loss(target);
     score.top += most_likely(logits) == target;
     return Status();
-  }));
+  };
+  KVLANE_TRY(append_all(runner, prompt, prompt.size() - 1, add));
+  KVLANE_TRY(runner.end_prompt());
+  // Nothing is asked about what follows the answer's last token.
+  KVLANE_TRY(append_all(runner, answer.first(answer.size() - 1), 0, add));
   return score;
 }
 

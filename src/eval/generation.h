@@ -31,8 +31,8 @@ struct GreedyLimits {
   std::function<bool(std::int32_t)> enough;  // told each token; true: it was the last. May be empty
 };
 
-// Forgets what the runner read, reads `prompt` (at least one token) and goes on with the most
-// likely token each time.
+// Forgets what the runner read, reads `prompt` (at least one token), ends it and goes on with the
+// most likely token each time.
 Result<std::vector<std::int32_t>> greedy_answer(FormatRunner& runner,
                                                 std::span<const std::int32_t> prompt,
                                                 const GreedyLimits& limits);
@@ -47,7 +47,7 @@ struct AnswerScore {
   bool is_greedy() const { return top == tokens; }
 };
 
-// Forgets what the runner read, reads `prompt` (at least one token) and then `answer`.
+// Forgets what the runner read, reads `prompt` (at least one token), ends it and reads `answer`.
 Result<AnswerScore> score_answer(FormatRunner& runner, std::span<const std::int32_t> prompt,
                                  std::span<const std::int32_t> answer);
 

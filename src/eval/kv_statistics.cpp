@@ -69,7 +69,13 @@ Result<LayerError> layer_error(const KvFormat& format, const BlockTable& table, 
 Status report_errors(const BlockTable& table, EvalRun& run) {
   const int layers = run.model->config().layers;
   for (std::size_t i = 1; i < run.formats.size(); ++i) {
-    const KvFormat& format = *run.formats[i];
+    if (run.formats[i].eviction) {
+      run.report.not_measured.push_back(
+          "kv of " + run.formats[i].name() +
+          ": a token that is kept keeps its values, and one that is not has no error of its own");
+      continue;
+    }
+    const KvFormat& format = *run.formats[i].kv;
     LayerError all;
     std::array<Curve, 2> curves;
     for (std::size_t part = 0; part < kPlanes.size(); ++part) {

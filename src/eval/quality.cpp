@@ -56,8 +56,8 @@ double total(std::span<const WindowScore> scores, std::span<const int> weights,
 }  // namespace
 
 Status score_window(FormatRunner& reference, std::span<FormatRunner* const> formats,
-                    std::span<const std::int32_t> tokens, int scored,
-                    std::span<WindowScore> scores) {
+                    std::span<const std::int32_t> tokens, int scored, std::span<WindowScore> scores,
+                    int prompt) {
   reference.clear();
   for (FormatRunner* format : formats) format->clear();
   std::fill(scores.begin(), scores.end(), WindowScore{});
@@ -65,9 +65,15 @@ Status score_window(FormatRunner& reference, std::span<FormatRunner* const> form
   // Logits after token i predict token i + 1.
   const std::size_t predicting = tokens.size() - scored - 1;
   const std::size_t end = tokens.size() - 1;
-  for (std::size_t at = 0; at < tokens.size(); at += FormatRunner::kAppendMax) {
-    const auto part =
-        tokens.subspan(at, std::min<std::size_t>(FormatRunner::kAppendMax, tokens.size() - at));
+  const auto prompt_end = static_cast<std::size_t>(prompt);
+  std::size_t part_end = 0;
+  for (std::size_t at = 0; at < tokens.size(); at = part_end) {
+    if (at > 0 && at == prompt_end) {
+      for (FormatRunner* format : formats) KVLANE_TRY(format->end_prompt());
+    }
+    part_end =
+        std::min(at < prompt_end ? prompt_end : tokens.size(), at + FormatRunner::kAppendMax);
+    const auto part = tokens.subspan(at, part_end - at);
     // Of this part, tokens [first, last) predict something that counts.
     const std::size_t first = std::clamp(predicting, at, at + part.size());
     const std::size_t last = std::min(end, at + part.size());

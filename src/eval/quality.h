@@ -27,10 +27,11 @@ struct WindowScore {
 };
 
 // Reads one window in 16 bits and in each of `formats`, in step; scores[i] belongs to formats[i].
+// Its first `prompt` tokens are a prompt that ends, if there are any; none of them is scored.
 // All runners are for this model and have room for the window. An error names the format.
 Status score_window(FormatRunner& reference, std::span<FormatRunner* const> formats,
-                    std::span<const std::int32_t> tokens, int scored,
-                    std::span<WindowScore> scores);
+                    std::span<const std::int32_t> tokens, int scored, std::span<WindowScore> scores,
+                    int prompt = 0);
 
 // Of one format over all windows, with 95 % intervals of the paired bootstrap over windows.
 struct Quality {

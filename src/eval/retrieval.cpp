@@ -74,7 +74,7 @@ void add_summary(const std::string& name, const Scores& scores, EvalRun& run) {
   for (std::size_t format = 0; format < run.formats.size(); ++format) {
     const auto add = [&](const std::string& metric, const Interval& value,
                          const std::string& unit) {
-      run.report.measures.push_back({name, format_name(run.formats[format]), metric, value, unit});
+      run.report.measures.push_back({name, run.formats[format].name(), metric, value, unit});
     };
     add("found", share_found(scores, format, 0, scores.size()), "share");
     add("log_probability",
@@ -100,7 +100,7 @@ void add_grid(const RetrievalTask& task, const Scores& scores, EvalRun& run) {
   for (std::size_t length = 0; length < task.lengths.size(); ++length) {
     const std::string tokens = std::to_string(task.lengths[length]) + " tokens";
     for (std::size_t format = 0; format < run.formats.size(); ++format) {
-      const std::string name = format_name(run.formats[format]);
+      const std::string name = run.formats[format].name();
       Curve found{task.name, name, "found, " + tokens, task.depths, {}};
       Curve likely{task.name, name, "log_probability, " + tokens, task.depths, {}};
       for (std::size_t depth = 0; depth < task.depths.size(); ++depth) {

@@ -22,15 +22,32 @@ Result<WindowScore> to_score(const std::vector<double>& v) {
   return WindowScore{v[0], v[1], v[2], v[3], v[4], {v[5], v[6], v[7], v[8]}};
 }
 
+// Without those that have nothing to score behind their prompt. The first token behind it is none
+// of that: whoever predicts it still sees the whole prompt.
+std::vector<Window> windows_of(const TextTask& task, int prompt) {
+  std::vector<Window> windows = make_windows(task.tokens.size(), task.context, task.stride);
+  if (prompt == 0) return windows;
+  for (Window& window : windows) {
+    window.scored = std::min(window.scored, window.tokens - prompt - 1);
+  }
+  std::erase_if(windows, [](const Window& window) { return window.scored < 1; });
+  return windows;
+}
+
 class TextRun {
  public:
   TextRun(const TextTask& task, EvalRun& run)
       : task_(task),
         run_(run),
-        windows_(make_windows(task.tokens.size(), task.context, task.stride)),
+        prompt_(prompt_tokens(task, run)),
+        windows_(windows_of(task, prompt_)),
         scores_(run.formats.size(), std::vector<WindowScore>(windows_.size())) {}
 
   Status score() {
+    if (windows_.empty()) {
+      return invalid_argument("prompts of " + std::to_string(prompt_) +
+                              " tokens leave nothing of this text to score");
+    }
     KVLANE_ASSIGN(runners_, make_runners(run_, task_.context));
     for (std::size_t window = 0; window < windows_.size(); ++window) {
       KVLANE_TRY(score(window));
@@ -42,7 +59,7 @@ class TextRun {
   void report() {
     for (std::size_t i = 0; i < run_.formats.size(); ++i) {
       const Quality quality = summarise_quality(scores_[i], scores_[0], run_.seed);
-      const std::string format = format_name(run_.formats[i]);
+      const std::string format = run_.formats[i].name();
       const auto add = [&](const char* metric, Interval value, const char* unit) {
         run_.report.measures.push_back({"text", format, metric, value, unit});
       };
@@ -52,15 +69,17 @@ class TextRun {
       add("divergence", quality.divergence, "nat/token");
       add("worst", plain(quality.worst), "nat");
       add("agreement", quality.agreement, "share of tokens");
-      add("bits", plain(run_.formats[i] ? quality.bytes.bits_sealed() : 16), "bit/value");
+      add("bits", plain(run_.formats[i].is_reference() ? 16 : quality.bytes.bits_sealed()),
+          "bit/value");
       add("bytes", plain(quality.bytes.bytes_per_token()), "byte/token");
     }
   }
 
  private:
   std::string key(std::size_t format, std::size_t window) const {
-    return "text|" + format_name(run_.formats[format]) + "|" + std::to_string(task_.context) + "|" +
-           std::to_string(task_.stride) + "|" + std::to_string(window);
+    return "text|" + run_.formats[format].name() + "|" + std::to_string(task_.context) + "|" +
+           std::to_string(task_.stride) + "|" + std::to_string(window) +
+           (prompt_ > 0 ? "|" + std::to_string(prompt_) : "");
   }
 
   Status score(std::size_t window) {
@@ -78,7 +97,7 @@ class TextRun {
     const Window& place = windows_[window];
     std::vector<WindowScore> scores(missing.size());
     KVLANE_TRY(score_window(runners_[0], runners, task_.tokens.subspan(place.first, place.tokens),
-                            place.scored, scores));
+                            place.scored, scores, prompt_));
     for (std::size_t i = 0; i < missing.size(); ++i) {
       scores_[missing[i]][window] = scores[i];
       KVLANE_TRY(run_.log.add(key(missing[i], window), to_values(scores[i])));
@@ -88,12 +107,20 @@ class TextRun {
 
   const TextTask& task_;
   EvalRun& run_;
+  const int prompt_;
   const std::vector<Window> windows_;
   std::vector<std::vector<WindowScore>> scores_;  // [format][window]
   std::vector<FormatRunner> runners_;
 };
 
 }  // namespace
+
+int prompt_tokens(const TextTask& task, const EvalRun& run) {
+  if (task.prompt) return *task.prompt;
+  const bool evicts = std::ranges::any_of(
+      run.formats, [](const EvalFormat& format) { return format.eviction.has_value(); });
+  return evicts ? task.context / 2 : 0;
+}
 
 Status run_text_task(const TextTask& task, EvalRun& run) {
   if (task.tokens.size() < 2) return invalid_argument("a text of one token has nothing to predict");
@@ -106,9 +133,19 @@ Status run_text_task(const TextTask& task, EvalRun& run) {
                             std::to_string(task.context) + " tokens, not " +
                             std::to_string(task.stride));
   }
-  for (const auto& format : run.formats) {
-    if (!format || !format->own_block().sees_ahead) continue;
-    return unsupported("with KV format '" + format->name() +
+  const int prompt = prompt_tokens(task, run);
+  if (prompt < 0 || prompt > task.context - 2) {
+    return invalid_argument("the prompt of a window of " + std::to_string(task.context) +
+                            " tokens has 0 to " + std::to_string(task.context - 2) + ", not " +
+                            std::to_string(prompt));
+  }
+  for (const EvalFormat& format : run.formats) {
+    if (format.eviction && prompt == 0) {
+      return invalid_argument(format.name() +
+                              " evicts tokens when a prompt ends: windows need a prompt");
+    }
+    if (!format.kv || !format.kv->own_block().sees_ahead) continue;
+    return unsupported("with KV format '" + format.name() +
                        "' a token can see later ones of its block: its perplexity means nothing");
   }
   TextRun text(task, run);
