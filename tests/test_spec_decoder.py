@@ -108,8 +108,9 @@ class Xxh3(unittest.TestCase):
             self.assertEqual(xxh3_64(data[:length]), checksum, length)
 
 
-def open_sealed(header, packed):
+def open_sealed(header, body):
     """Opens slabs with tables: the reader's part of what a frame does not say is in slabs.py."""
+    packed, _ = body
     family, _, parameters = header["format"].partition(":")
     path = "slab/zack/tables.safetensors" if family == "zack" else "frame/valid/sealed_tables.safetensors"
     _, tables = kv_tables.read((GOLDEN / path).read_bytes())
@@ -118,7 +119,12 @@ def open_sealed(header, packed):
     if family == "zack":
         name, d = header["format"], header["head_dim"]
         pages = slab_zack.widths(name, tables, zack.SHAPE)[header["layer"]]
-        opened = slab_zack.open_slab(name, pages, d, slab_zack.unpack(name, pages, packed))
+        if header["codec"] == "none":
+            slab = slab_zack.unpack(name, pages, packed)
+        else:
+            planes = frame.decode_sealed(header, body, slab_zack.plane_widths(pages))
+            slab = slab_zack.slab_of_planes(pages, planes)
+        opened = slab_zack.open_slab(name, pages, d, slab)
         return [[[plane[t * d : (t + 1) * d] for t in range(64)] for plane in head] for head in opened]
     parameters = dict(part.split("=") for part in parameters.split(","))
     if family == "cachegen":
@@ -148,22 +154,25 @@ class GoldenFiles(unittest.TestCase):
 
     def test_sealed_slabs_of_another_length_are_refused(self):
         for path in golden("frame/valid"):
-            for header, body, _ in frame.read_frames(path.read_bytes()):
+            for header, body, v in frame.read_frames(path.read_bytes()):
                 if "sealed" not in header:
                     continue
                 with self.subTest(path.name):
                     body = bytes(body)
                     for wrong in (b"", body[:5], body[:-1], body + b"\0", body + bytes(4)):
                         with self.assertRaises(Refusal) as caught:
-                            frame.open_slab(header, wrong, open_sealed)
+                            frame.open_slab(header, wrong, v, open_sealed)
                         self.assertEqual(caught.exception.kind, "corrupt")
+                    if header["codec"] != "none":
+                        with self.assertRaises(Refusal):
+                            frame.open_slab(header, body, bytes(v)[:-1], open_sealed)
 
     def test_sealed_slabs_of_other_tables_are_refused(self):
         for name in ("cachegen", "kvquant", "zack"):
             path = GOLDEN / "frame" / "valid" / f"sealed_{name}.frame"
-            (header, body, _), = frame.read_frames(path.read_bytes())
+            (header, body, v), = frame.read_frames(path.read_bytes())
             with self.assertRaises(Refusal) as caught:
-                frame.open_slab(header | {"tables": "00" * 7 + "01"}, body, open_sealed)
+                frame.open_slab(header | {"tables": "00" * 7 + "01"}, body, v, open_sealed)
             self.assertEqual(caught.exception.kind, "unsupported")
             with self.assertRaises(Refusal):
                 read_frame.read_file(path)

@@ -8,6 +8,7 @@ import struct
 
 import slab_hack
 import slab_linear
+import slab_zack
 import splitzip
 import splitzip_channel
 from refusal import corrupt, unsupported
@@ -28,6 +29,7 @@ SEALED_GROWTH_BYTES_MAX = 8192
 FLAG_ROPE_APPLIED = 1
 FLAG_SEALED = 2
 ROW_FORMATS = ("bf16", "fp16")
+CODECS = ("none", "splitzip", "splitzip:channel")
 ELEMENT_TYPES = {2: "bf16", 3: "fp16", 4: "fp8_e4m3", 5: "fp8_e5m2"}
 ELEMENT_BYTES = {2: 2, 3: 2, 4: 1, 5: 1}
 FORMAT_ELEMENT_TYPES = {name: number for number, name in ELEMENT_TYPES.items()}
@@ -68,7 +70,7 @@ def _check_ranges(raw):
     if raw["plane_elements"] != raw["kv_heads"] * raw["tokens"] * raw["head_dim"]:
         raise corrupt("plane_elements is not kv_heads * tokens * head_dim")
     plane_bytes = ELEMENT_BYTES[raw["element_type"]] * raw["plane_elements"]
-    if sealed:
+    if sealed and raw["codec"].rstrip(bytes(1)) == b"none":
         _require_range(raw, "k_bytes", 1, 4 * plane_bytes + SEALED_GROWTH_BYTES_MAX)
         _require_range(raw, "v_bytes", 0, 0)
     else:
@@ -94,8 +96,8 @@ def read_header(data):
         raise unsupported("a reserved byte or flag is set")
     _check_ranges(raw)
     format_name, codec_name = _name("format", raw["format"]), _name("codec", raw["codec"])
-    if sealed and (codec_name != "none" or format_name in ROW_FORMATS):
-        raise corrupt(f"a sealed slab of format {format_name} in codec {codec_name}")
+    if sealed and format_name in ROW_FORMATS:
+        raise corrupt(f"a sealed slab of format {format_name}")
     if not sealed and FORMAT_ELEMENT_TYPES.get(format_name, raw["element_type"]) != raw["element_type"]:
         raise corrupt(f"format {format_name} has no {ELEMENT_TYPES[raw['element_type']]} planes")
     numbers = "version header_bytes layer kv_heads head_dim position tokens plane_elements k_bytes v_bytes"
@@ -150,37 +152,59 @@ def _decode_none(coded, element_type, elements):
     return values_from_bytes(element_type, coded)
 
 
+def _decode_values(codec, element_type, shape, coded):
+    """A plane of that shape, (heads, tokens, channels)."""
+    elements = shape[0] * shape[1] * shape[2]
+    if codec == "none":
+        return _decode_none(coded, element_type, elements)
+    if codec == "splitzip":
+        return splitzip.decode(coded, element_type, elements)
+    if codec == "splitzip:channel":
+        return splitzip_channel.decode(coded, element_type, ELEMENT_BYTES[element_type], *shape)
+    raise unsupported(f"codec {codec}")
+
+
 def decode_plane(header, coded):
     """Steps 9 and 10 for rows: the values of one plane as integers of the width of their type."""
     if header["format"] not in FORMAT_ELEMENT_TYPES:
         raise unsupported(f"format {header['format']}")
-    element_type = FORMAT_ELEMENT_TYPES[header["format"]]
-    if header["codec"] == "none":
-        return _decode_none(coded, element_type, header["plane_elements"])
-    if header["codec"] == "splitzip":
-        return splitzip.decode(coded, element_type, header["plane_elements"])
-    if header["codec"] == "splitzip:channel":
-        shape = (header["kv_heads"], header["tokens"], header["head_dim"])
-        return splitzip_channel.decode(coded, element_type, ELEMENT_BYTES[element_type], *shape)
-    raise unsupported(f"codec {header['codec']}")
+    shape = (header["kv_heads"], header["tokens"], header["head_dim"])
+    return _decode_values(header["codec"], FORMAT_ELEMENT_TYPES[header["format"]], shape, coded)
 
 
-def open_slab(header, body, open_with_tables=None):
+def decode_sealed(header, body, channels):
+    """The planes K and V of a sealed slab's values (section 4), which have so many channels each."""
+    bf16 = FORMAT_ELEMENT_TYPES["bf16"]
+    return [
+        _decode_values(header["codec"], bf16, (1, BLOCK_TOKENS, width), bytes(coded))
+        for width, coded in zip(channels, body)
+    ]
+
+
+def _has_planes(name):
+    return name.startswith("zack:") and slab_zack.format_of(name).codes is None
+
+
+def open_slab(header, k, v, open_with_tables=None):
     """Steps 9 and 10 for a sealed slab: the values of K and of V, bf16, as planes.
 
-    Slabs with tables are opened by `open_with_tables(header, packed)`, which knows the tables and the model: a list
-    [head][K, V] of rows.
+    Slabs with tables are opened by `open_with_tables(header, (k, v))`, which knows the tables and the model: a list
+    [head][K, V] of rows. In another codec than `none` it gets the rows from decode_sealed().
     """
     heads, d = header["kv_heads"], header["head_dim"]
     if header["element_type"] != "bf16":
         raise unsupported(f"slabs of {header['element_type']} rows")
+    if header["codec"] not in CODECS:
+        raise unsupported(f"codec {header['codec']}")
+    if header["codec"] != "none" and not _has_planes(header["format"]):
+        raise corrupt(f"slabs of format {header['format']} are not planes, to be in codec {header['codec']}")
     if int(header["tables"], 16):
         if open_with_tables is None:
             raise unsupported(f"format {header['format']} without its tables, {header['tables']}")
-        pages = open_with_tables(header, bytes(body))
+        pages = open_with_tables(header, (bytes(k), bytes(v)))
         return [[value for page in pages for row in page[part] for value in row] for part in range(2)]
     reader = slab_hack if header["format"].startswith("hack:") else slab_linear
-    slab = reader.unpack(header["format"], heads, d, bytes(body))
+    slab = reader.unpack(header["format"], heads, d, bytes(k))
     pages = reader.open_slab(header["format"], heads, d, slab)
     return [[value for page in pages for value in page[part]] for part in range(2)]
 
@@ -188,5 +212,5 @@ def open_slab(header, body, open_with_tables=None):
 def planes_of(header, k, v, open_with_tables=None):
     """Steps 9 and 10: the values of K and of V of a frame, and their element type."""
     if "sealed" in header:
-        return open_slab(header, k, open_with_tables), FORMAT_ELEMENT_TYPES["bf16"]
+        return open_slab(header, k, v, open_with_tables), FORMAT_ELEMENT_TYPES["bf16"]
     return [decode_plane(header, plane) for plane in (k, v)], FORMAT_ELEMENT_TYPES[header["format"]]

@@ -142,6 +142,25 @@ def unpack(name, pages, packed):
     return b"".join(parts)
 
 
+def plane_widths(pages):
+    """Channels of the planes K and V of a slab without codes."""
+    return [sum(page[part] for page in pages) for part in range(2)]
+
+
+def slab_of_planes(pages, planes):
+    """The slab of the rows of its values, planes K and V: [64][plane_widths()]."""
+    slab, first = [], [0, 0]
+    for page in pages:
+        k, v = (
+            [rows[t * all_widths + at : t * all_widths + at + width] for t in range(TOKENS)]
+            for rows, all_widths, at, width in zip(planes, plane_widths(pages), first, page)
+        )
+        slab += [k[t][i + half] for i in range(0, page[0], 2) for t in range(TOKENS) for half in range(2)]
+        slab += [v[t + half][c] for t in range(0, TOKENS, 2) for c in range(page[1]) for half in range(2)]
+        first = [at + width for at, width in zip(first, page)]
+    return struct.pack(f"<{len(slab)}H", *slab)
+
+
 def plane(bits, width, d):
     """[64][width] with zeros behind each row."""
     return [x for t in range(TOKENS) for x in [*bits[t * width : (t + 1) * width], *[0] * (d - width)]]

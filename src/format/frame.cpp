@@ -98,6 +98,7 @@ std::string quoted(std::string_view text) {
 struct Numbers {
   std::int64_t element_type, tokens, layer, kv_heads, head_dim, position, k_bytes, v_bytes;
   bool sealed;
+  bool packed;  // sealed, and no planes
 };
 
 Status require_range(std::string_view field, std::int64_t value, std::int64_t low,
@@ -130,7 +131,7 @@ Status check_lengths(const Numbers& n) {
   const auto value_bytes =
       static_cast<std::int64_t>(element_bytes(static_cast<ElementType>(n.element_type)));
   const std::int64_t plane_bytes = value_bytes * plane_elements;
-  if (n.sealed) {
+  if (n.packed) {
     const std::int64_t sealed_bytes_max = 4 * plane_bytes + std::int64_t{kSealedGrowthBytesMax};
     KVLANE_TRY(require_range("k_bytes", n.k_bytes, 1, sealed_bytes_max));
     return require_range("v_bytes", n.v_bytes, 0, 0);
@@ -151,11 +152,8 @@ Status check_names(const FrameHeader& header) {
     return invalid_argument("the frame's codec " + quoted(header.codec) + " is not a name");
   }
   if (header.sealed) {
-    if (is_row_format(format)) {
-      return invalid_argument("slabs of format " + format + " are rows and are not sealed");
-    }
-    if (header.codec == "none") return {};
-    return invalid_argument("a sealed slab has no codec, this one has " + quoted(header.codec));
+    if (!is_row_format(format)) return {};
+    return invalid_argument("slabs of format " + format + " are rows and are not sealed");
   }
   for (const ElementType other :
        {ElementType::kBf16, ElementType::kFp16, ElementType::kFp8E4m3, ElementType::kFp8E5m2}) {
@@ -176,11 +174,13 @@ Numbers numbers_of(const FrameHeader& h) {
           .position = h.position,
           .k_bytes = h.k_bytes,
           .v_bytes = h.v_bytes,
-          .sealed = h.sealed};
+          .sealed = h.sealed,
+          .packed = h.packed()};
 }
 
 Numbers numbers_of(const RawHeader& raw) {
   constexpr std::uint64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
+  const bool sealed = (raw.flags & kFlagSealed) != 0;
   return {.element_type = raw.element_type,
           .tokens = raw.tokens,
           .layer = raw.layer,
@@ -189,7 +189,8 @@ Numbers numbers_of(const RawHeader& raw) {
           .position = static_cast<std::int64_t>(std::min(raw.position, kInt64Max)),
           .k_bytes = raw.k_bytes,
           .v_bytes = raw.v_bytes,
-          .sealed = (raw.flags & kFlagSealed) != 0};
+          .sealed = sealed,
+          .packed = sealed && read_name(raw.codec) == "none"};
 }
 
 // Precondition: the checks above have passed.

@@ -1,10 +1,10 @@
 // A frame: one slab with everything a stranger needs to check and to read it. Byte layout, value
 // ranges and the order of checks: spec/frame.md.
 //
-// The body is two coded planes, or one sealed slab of a coded KV format without what it need not
-// carry. The header has a checksum of its own, so that it can be trusted before memory is taken for
-// the body; the body's checksum covers its bytes. No maths here: codecs and KV formats turn the
-// body into a slab and back.
+// The body is two coded planes, of rows or of the values of a sealed slab, or one sealed slab of a
+// coded KV format without what it need not carry. The header has a checksum of its own, so that it
+// can be trusted before memory is taken for the body; the body's checksum covers its bytes. No
+// maths here: codecs and KV formats turn the body into a slab and back.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -53,7 +53,8 @@ struct FrameHeader {
   std::int64_t position = 0;  // of the first token; a multiple of kBlockTokens
   int tokens = 0;             // valid rows, 1 ... kBlockTokens
   bool rope_applied = true;  // K carries rotary embeddings, counted from position 0 of the sequence
-  // The body is a sealed slab: codec "none", 64 tokens of `type`, all of it in k_bytes.
+  // The body is a sealed slab of 64 tokens of `type`: with codec "none" all of it in k_bytes, else
+  // the planes of its values, whose shapes its format knows.
   bool sealed = false;
   std::uint64_t tables = 0;   // of a sealed slab: which tables it was sealed with (kv_format.h)
   std::uint32_t k_bytes = 0;  // coded bytes of the K plane, then of the V plane
@@ -62,7 +63,9 @@ struct FrameHeader {
   std::uint64_t header_checksum = 0;  // XXH3-64 of the header's other bytes
 
   std::size_t body_bytes() const { return std::size_t{k_bytes} + v_bytes; }
-  // Elements of one plane: its valid rows of all heads, head by head.
+  bool packed() const { return sealed && codec == "none"; }
+  // Elements of one plane: its valid rows of all heads, head by head. Of a sealed slab, what its
+  // rows had, and its planes have at most.
   std::size_t plane_elements() const { return std::size_t(kv_heads) * tokens * head_dim; }
   // The bytes the two planes have uncoded; of a sealed slab, what its rows had.
   std::size_t raw_bytes() const { return 2 * plane_elements() * element_bytes(type); }
@@ -72,7 +75,7 @@ struct FrameHeader {
 struct Frame {
   FrameHeader header;
   ByteView k;  // coded K plane, or the sealed slab
-  ByteView v;  // coded V plane, or nothing
+  ByteView v;  // coded V plane; of a packed() slab nothing
 };
 
 // Writes the header (kFrameHeaderBytes bytes) and the two planes behind it, or the sealed slab in

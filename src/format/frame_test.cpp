@@ -131,6 +131,37 @@ TEST(Frame, OfASealedSlabHasOneBodyAndSaysItsTables) {
   EXPECT_EQ(build_frame(rows, kK, kV).status().code(), Code::kInvalidArgument);
 }
 
+// Its planes have at most as many values as its rows had; how many, only its format knows.
+TEST(Frame, OfASealedSlabInACodecHasTwoPlanes) {
+  FrameHeader header = sample_header();
+  header.format = "zack:keep=0.5";
+  header.tokens = kBlockTokens;
+  header.sealed = true;
+  header.tables = 1;
+  const Result<Bytes> bytes = build_frame(header, kK, kV);
+  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+  const Result<Frame> frame = parse_frame(*bytes);
+  ASSERT_TRUE(frame.ok()) << frame.status().message();
+  EXPECT_TRUE(frame->header.sealed);
+  EXPECT_FALSE(frame->header.packed());
+  EXPECT_EQ(frame->header.codec, "splitzip");
+  EXPECT_EQ(frame->k.size(), kK.size());
+  EXPECT_EQ(frame->v.size(), kV.size());
+
+  const auto builds = [&](const Bytes& k, const Bytes& v) {
+    return build_frame(header, k, v).ok();
+  };
+  const Bytes longest(2 * header.plane_elements() + kPlaneGrowthBytesMax);
+  const Bytes longer(longest.size() + 1);
+  EXPECT_TRUE(builds(longest, longest));
+  EXPECT_FALSE(builds(longer, kV));
+  EXPECT_FALSE(builds(kK, longer));
+  EXPECT_FALSE(builds({}, kV));
+  EXPECT_FALSE(builds(kK, {}));
+  header.format = "bf16";
+  EXPECT_FALSE(builds(kK, kV));
+}
+
 TEST(Frame, IsAppendedToWhatIsThere) {
   Bytes both = sample_frame();
   const Bytes one = both;

@@ -135,20 +135,30 @@ def make_sealed_frames(out):
         planes = [[value for page in pages for row in page[part] for value in row] for part in range(2)]
         out.valid("frame", f"sealed_{family}", [(header, body, b"", *planes)])
     out.write("frame/valid/sealed_tables.safetensors", slabs.tables_file(tables))
-    make_sealed_zack_frame(out)
+    make_sealed_zack_frames(out)
 
 
-def make_sealed_zack_frame(out):
-    """Its tables are those of slab/zack."""
-    name, tables, rows = zack.FRAME, zack.make_tables(), zack.example_rows()
-    layer = zack.CASES[name].layer
+def make_sealed_zack_frames(out):
+    """Their tables are those of slab/zack."""
+    tables = zack.make_tables()
     stored = kv_tables.tables_id(tables, "zack").to_bytes(8, "little") + bytes(8)
-    header = Header(flags=3, format=name, tokens=64, kv_heads=zack.HEADS, head_dim=zack.DIM, layer=layer,
-                    position=zack.POSITION, reserved_168=stored)  # fmt: skip
-    slab = b"".join(zack.pages(name, tables, rows))
-    opened = slab_zack.open_slab(name, zack.widths_of(name, tables)[layer], zack.DIM, slab)
-    planes = [[value for head in opened for value in head[part]] for part in range(2)]
-    out.valid("frame", "sealed_zack", [(header, zack.packed(name, tables, rows), b"", *planes)])
+
+    def valid(file_name, name, rows, k, v, codec="none"):
+        layer = zack.CASES[name].layer
+        header = Header(flags=3, format=name, codec=codec, tokens=64, kv_heads=zack.HEADS, head_dim=zack.DIM,
+                        layer=layer, position=zack.POSITION, reserved_168=stored)  # fmt: skip
+        slab = b"".join(zack.pages(name, tables, rows))
+        opened = slab_zack.open_slab(name, zack.widths_of(name, tables)[layer], zack.DIM, slab)
+        planes = [[value for head in opened for value in head[part]] for part in range(2)]
+        out.valid("frame", file_name, [(header, k, v, *planes)])
+
+    name, rows = zack.FRAME, zack.example_rows()
+    valid("sealed_zack", name, rows, zack.packed(name, tables, rows), b"")
+    name, rows = zack.FRAME_OF_VALUES, zack.bell_rows()
+    planes = zack.planes(name, tables, rows)
+    valid("sealed_zack_splitzip", name, rows, *(splitzip(plane, BF16) for plane in planes), "splitzip")
+    coded = (channel.encode(plane, BF16, 1, 64, len(plane) // 64) for plane in planes)
+    valid("sealed_zack_channel", name, rows, *coded, "splitzip:channel")
 
 
 def make_refused_sealed_frames(corrupt, unsupported):
@@ -158,6 +168,11 @@ def make_refused_sealed_frames(corrupt, unsupported):
 
     corrupt("sealed_rows", sealed(format="bf16"))
     corrupt("sealed_in_a_codec", sealed(codec="splitzip"))
+    in_a_codec = {"format": "zack:keep=0.5", "codec": "splitzip", "head_dim": 64}
+    corrupt("sealed_in_a_codec_v_bytes_0", sealed(**in_a_codec))
+    corrupt("sealed_in_a_codec_k_bytes_8257", sealed(v=b"v", k_bytes=8257, **in_a_codec))
+    corrupt("sealed_in_a_codec_v_bytes_8257", sealed(v=b"v", v_bytes=8257, **in_a_codec))
+    corrupt("sealed_in_a_codec_rows", sealed(v=b"v", **in_a_codec | {"format": "bf16"}))
     corrupt("sealed_63_tokens", sealed(tokens=63))
     corrupt("sealed_v_bytes_1", sealed(v=b"v"))
     corrupt("sealed_k_bytes_0", sealed(k_bytes=0))
@@ -368,6 +383,9 @@ def make_refused_planes(out):
     for name, length in (("short", 11), ("long", 13)):
         data = bytes(range(length))
         out.refused("codec", "corrupt", f"none_{name}", frame(planes_header(6, "none"), data, bytes(12)))
+    # Only slabs of values have planes.
+    codes = Header(flags=3, format="int8:sym=1", codec="splitzip", tokens=64, head_dim=64)
+    out.refused("codec", "corrupt", "sealed_codes", frame(codes, *[splitzip(SMALL, BF16)] * 2))
     v_broken = frame(planes_header(2080, "splitzip"), splitzip(SMALL, BF16), small_body(mode=2))
     out.refused("codec", "corrupt", "splitzip_v_plane", v_broken)
     good = small_body()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import hack
 import linear
 import slabs
-from binary32 import f32  # noqa: E402
+from binary32 import f32, to_bf16  # noqa: E402
 
 HEADS, DIM, LAYERS, POSITION = 2, 48, 2, 4160
 SHAPE = (HEADS, DIM, LAYERS)
@@ -42,6 +42,7 @@ CASES = {
     "zack:keep=0.8,sink=1+kivi:bits=2,group=32": Case(0, of_linear="kivi:bits=2,group=32"),
 }
 FRAME = "zack:keep=0.75+hack:k=2,v=2"
+FRAME_OF_VALUES = "zack:keep=0.75"
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -125,6 +126,15 @@ def example_rows():
     return [usual, [hack.wild_plane(rng, DIM, 2.0**11, zeros) for zeros in (20, 0)]]
 
 
+def bell_rows():
+    """Two heads of values that codecs make smaller: each channel has its width, as in a rotated basis."""
+    rng = random.Random(14)
+    return [
+        [[to_bf16(rng.gauss(0, 1) * 2.0 ** (3 - i % DIM / 8)) for i in range(TOKENS * DIM)] for _ in range(2)]
+        for _ in range(HEADS)
+    ]
+
+
 def narrowed(heads, widths):
     """[head][K, V]: the first values of every row."""
     return [
@@ -165,6 +175,17 @@ def packed(name, tables, heads):
     case = CASES[name]
     kept = narrowed(heads, widths_of(name, tables)[case.layer])
     return b"".join(section for head in kept for section in sections(case, head))
+
+
+def planes(name, tables, heads):
+    """What goes through codecs: the rows of K and of V, in which all heads stand side by side."""
+    kept = narrowed(heads, widths_of(name, tables)[CASES[name].layer])
+
+    def row(plane, token):
+        width = len(plane) // TOKENS
+        return plane[token * width : (token + 1) * width]
+
+    return [[x for t in range(TOKENS) for head in kept for x in row(head[part], t)] for part in range(2)]
 
 
 def make(write, open_slab):
