@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 
 #include "calib/kv_tables_file.h"
+#include "codec/codec.h"
 #include "format/frame.h"
 #include "quant/golden_fixture.h"
+#include "quant/slab_planes.h"
 #include "quant/zack.h"
 
 namespace kvlane {
@@ -140,6 +142,43 @@ TEST_F(ZackGolden, TravelsAsTheFrameSays) {
   Poisoned<std::byte> slab(format->slab_bytes(place.layer));
   ASSERT_TRUE(format->unpack(place, frame->k, slab.data()).ok());
   EXPECT_EQ(slab.values(), read("zack/" + file_name(frame->header.format) + ".slab"));
+}
+
+// The same of planes in codecs.
+TEST_F(ZackGolden, ValuesTravelInCodecs) {
+  const auto format = format_of("zack:keep=0.75", kScalar);
+  for (const std::string name : {"sealed_zack_splitzip", "sealed_zack_channel"}) {
+    const Slab file = read("../frame/valid/" + name + ".frame");
+    const auto frame = parse_frame({file.data(), file.size()});
+    ASSERT_TRUE(frame.ok()) << frame.status().message();
+    EXPECT_EQ(frame->header.format, format->slab_name());
+    EXPECT_EQ(frame->header.tables, format->tables());
+    const int layer = frame->header.layer;
+    const HeadWidths widths = format->planes()->widths(layer);
+    const Codec& codec = **find_codec(frame->header.codec, kScalar);
+    const PlaneShape k{ElementType::kBf16, 1, kBlockTokens, widths.k};
+    const PlaneShape v{ElementType::kBf16, 1, kBlockTokens, widths.v};
+    Rows rows(k.elements() + v.elements());
+    const auto bytes = std::as_writable_bytes(std::span(rows));
+    ASSERT_TRUE(codec.decode(k, frame->k, bytes.first(k.bytes())).ok()) << name;
+    ASSERT_TRUE(codec.decode(v, frame->v, bytes.subspan(k.bytes())).ok()) << name;
+    // The encoders of the golden files are others, and write the same.
+    Bytes again(codec.bound(k));
+    again.resize(codec.encode(k, bytes.first(k.bytes()), nullptr, again));
+    EXPECT_TRUE(std::equal(again.begin(), again.end(), frame->k.begin(), frame->k.end())) << name;
+    Poisoned<std::byte> slab(format->slab_bytes(layer));
+    format->planes()->from_rows(layer, rows.data(), slab.data());
+    EXPECT_TRUE(slab.intact_beyond()) << name;
+    // The file has K of all heads, then V.
+    const Rows opened = open(*format, {layer, about_["position"]}, slab.values());
+    const Rows planes = read_rows("../frame/valid/" + name + ".planes");
+    ASSERT_EQ(opened.size(), planes.size());
+    const std::size_t elements = shape_.page_plane_elements();
+    for (std::size_t i = 0; i < opened.size(); ++i) {
+      const std::size_t head = i / (2 * elements), part = i / elements % 2;
+      ASSERT_EQ(opened[i], planes[(part * shape_.kv_heads + head) * elements + i % elements]) << i;
+    }
+  }
 }
 
 }  // namespace

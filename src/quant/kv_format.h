@@ -25,6 +25,8 @@
 
 namespace kvlane {
 
+class SlabPlanes;
+
 // Where a slab lies: in its model, and in its sequence.
 struct SlabPlace {
   int layer;
@@ -113,6 +115,10 @@ class KvFormat {
   // pass, as far as the slab opens to something: all slab_bytes(layer) are written, and nothing
   // else.
   virtual Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const = 0;
+
+  // The values of slabs that are no codes: these may go through a codec instead (spec/frame.md,
+  // section 4). Null: slabs travel packed. Lives as long as the format.
+  virtual const SlabPlanes* planes() const { return nullptr; }
 
  protected:
   // slab_bytes: of every layer, to be rounded up; or each layer's own.

@@ -68,6 +68,7 @@ ZackFormat::ZackFormat(std::string name, const KvShape& shape, const KvWindow& w
       ranks_(std::move(ranks)),
       codes_(std::move(codes)),
       rotations_(std::move(rotations)) {
+  if (!codes_.front()) planes_.emplace(shape.kv_heads, ranks_.widths);
   for (std::size_t i = 0; i < ranks_.widths.size(); ++i) {
     const bool first = i % shape.kv_heads == 0;
     const std::size_t offset = first ? 0 : pages_.back().offset + pages_.back().bytes;

@@ -18,6 +18,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "format/head_widths.h"
 #include "quant/format_text.h"
 #include "quant/kv_format.h"
+#include "quant/zack_planes.h"
 #include "quant/zack_ranks.h"
 
 namespace kvlane {
@@ -52,6 +54,7 @@ class ZackFormat final : public KvFormat {
   std::size_t used_bytes(SlabPlace place, const std::byte* slab) const override;
   void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override;
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
+  const SlabPlanes* planes() const override { return planes_ ? &*planes_ : nullptr; }
 
   HeadWidths widths(int layer, int kv_head) const { return ranks_.widths[head(layer, kv_head)]; }
   const zack::Ranks& ranks() const { return ranks_; }
@@ -65,6 +68,7 @@ class ZackFormat final : public KvFormat {
 
   zack::Ranks ranks_;
   Codes codes_;
+  std::optional<ZackPlanes> planes_;  // without codes
   std::vector<float> rotations_;
   std::vector<PagePlace> pages_;  // [layers][kv_heads]
 };
