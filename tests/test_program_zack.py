@@ -14,7 +14,9 @@ import subprocess
 import sys
 import unittest
 
-from program import GQA, PROGRAM, ROOT, ProgramTest, environment, needs_program, run, wait_until
+from program import (
+    GQA, PROGRAM, ROOT, SMALL, ProgramTest, call, complete, environment, needs_program, run, wait_until,
+)  # fmt: skip
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "spec" / "decoder"))
@@ -183,6 +185,33 @@ class CalibrateZack(ProgramTest):
         for answer in answers:
             self.assertEqual(answer.status, 0, answer.err)
         self.assertEqual(answers[0].out.split()[:4], answers[1].out.split()[:4])
+
+    def test_what_it_keeps_goes_through_codecs_between_workers(self):
+        prompt = self.text.read_text()[:3000]
+        model = (self.out, "--kv-format", "zack:keep=0.5,recent=1", *SMALL, "--port", 0)
+        decode = self.server("decode", *model)
+        # Alone, it is one process that does both.
+        expected = complete(decode.url, prompt, 24, ignore_eos=True, return_token_ids=True).json()["choices"]
+        shipped = {}
+        for codec in ("none", "splitzip", "splitzip:channel", "auto"):
+            prefill = self.server("prefill", *model, "--kv-codec", codec)
+            ends = ("--prefill", prefill.url, "--decode", decode.url)
+            gateway = self.server("gateway", *ends, "--port", 0)
+            with self.subTest(codec):
+                answer = complete(gateway.url, prompt, 24, ignore_eos=True, return_token_ids=True).json()
+                self.assertEqual(answer["choices"], expected)
+                kv = answer["kvlane"]["kv"]
+                # Of 16 bits a value, whatever is kept of them.
+                tokens = answer["usage"]["prompt_tokens"]
+                self.assertEqual(kv["raw_bytes"], tokens * LAYERS * KV_HEADS * 2 * HEAD_DIM * 2)
+                shipped[codec] = kv["shipped_bytes"]
+                metrics = call(prefill.url, "/metrics").body.decode()
+                self.assertRegex(metrics, rf"kvlane_transfer_shipped_bytes_total{{[^}}]*}} {shipped[codec]}\n")
+            gateway.close()
+            prefill.close()
+        self.assertLess(shipped["splitzip"], shipped["none"] / 1.25)
+        self.assertLess(shipped["splitzip:channel"], shipped["none"] / 1.25)
+        self.assertLessEqual(shipped["auto"], shipped["none"])
 
     def test_the_report_has_the_studies(self):
         report = json.loads(self.report.read_text())

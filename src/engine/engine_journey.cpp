@@ -35,8 +35,10 @@ std::size_t EngineImpl::messages_bytes_max(const TransferBegin& begin, const Blo
     (table.arrives_as_rows(block, begin.tokens) ? rows : sealed).tokens += kBlockTokens;
   }
   const std::size_t plane_bytes = codec.bound(plane_shape(pool_.shape(), kBlockTokens));
+  // Two planes of its values, or packed, which never takes more than the slab.
+  const std::size_t sealed_bytes = pool_.slab_sizes().largest() + 2 * kPlaneGrowthBytesMax;
   return outgoing_bytes_needed(rows, kFrameHeaderBytes + 2 * plane_bytes) +
-         outgoing_bytes_needed(sealed, kFrameHeaderBytes + pool_.slab_sizes().largest());
+         outgoing_bytes_needed(sealed, kFrameHeaderBytes + sealed_bytes);
 }
 
 Status EngineImpl::depart(Request& request) {

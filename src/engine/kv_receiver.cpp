@@ -53,7 +53,7 @@ Status KvReceiver::on_slab(const Frame& frame) {
   KVLANE_ASSIGN(const Codec* codec, find_codec(header.codec, isa_));
   const TimePoint start = SteadyClock::now();
   if (header.sealed) {
-    KVLANE_TRY(unpack(frame, block));
+    KVLANE_TRY(unpack(*codec, frame, block));
   } else {
     KVLANE_TRY(format_ ? decode_and_seal(*codec, frame, block) : decode(*codec, frame, block));
   }
@@ -80,6 +80,10 @@ Status KvReceiver::check(const FrameHeader& header, int block) const {
     return corrupt(slab + (header.sealed ? " came sealed and should be rows of 16 bits"
                                          : " came as rows of 16 bits and should be sealed"));
   }
+  if (header.sealed && !header.packed() && format_->planes() == nullptr) {
+    return corrupt(slab + " came in codec " + header.codec + ", which sealed slabs of format " +
+                   format_->slab_name() + " never have");
+  }
   if (header.sealed && header.tables != format_->tables()) {
     return invalid_argument(slab + " was sealed with other tables than this worker's: give all " +
                             "workers the same --kv-tables");
@@ -103,12 +107,22 @@ Status KvReceiver::decode(const Codec& codec, const Frame& frame, int block) {
   return lane_.store(table_.pool(), id, header.layer);
 }
 
-Status KvReceiver::unpack(const Frame& frame, int block) {
+Status KvReceiver::unpack(const Codec& codec, const Frame& frame, int block) {
   const int layer = frame.header.layer;
   const BlockId id = table_.id(block);
   std::byte* const slab = lane_.room(table_.pool(), id, layer);
-  KVLANE_TRY(format_->unpack({layer, block * kBlockTokens}, frame.k, slab));
+  KVLANE_TRY(frame.header.packed() ? format_->unpack({layer, block * kBlockTokens}, frame.k, slab)
+                                   : decode_sealed(codec, frame, slab));
   return lane_.store(table_.pool(), id, layer);
+}
+
+Status KvReceiver::decode_sealed(const Codec& codec, const Frame& frame, std::byte* slab) {
+  const int layer = frame.header.layer;
+  if (!sealed_planes_) sealed_planes_.emplace(*format_);
+  KVLANE_TRY(codec.decode(sealed_planes_->k_shape(layer), frame.k, sealed_planes_->k(layer)));
+  KVLANE_TRY(codec.decode(sealed_planes_->v_shape(layer), frame.v, sealed_planes_->v(layer)));
+  sealed_planes_->give(layer, slab);
+  return {};
 }
 
 // Rows of a coded cache, by the host's codecs. A complete block has its sealed slab, too, which has

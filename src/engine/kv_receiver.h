@@ -6,12 +6,14 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/clock.h"
 #include "cache/block_pool.h"
 #include "cpu/isa.h"
 #include "engine/engine.h"
+#include "engine/sealed_planes.h"
 #include "engine/slab_lane.h"
 #include "quant/kv_format.h"
 #include "transfer/endpoint.h"
@@ -53,7 +55,8 @@ class KvReceiver final : public TransferSink {
 
   Status check(const FrameHeader& header, int block) const;
   Status decode(const Codec& codec, const Frame& frame, int block);
-  Status unpack(const Frame& frame, int block);
+  Status unpack(const Codec& codec, const Frame& frame, int block);
+  Status decode_sealed(const Codec& codec, const Frame& frame, std::byte* slab);
   Status decode_and_seal(const Codec& codec, const Frame& frame, int block);
 
   const BlockTable& table_;
@@ -67,6 +70,7 @@ class KvReceiver final : public TransferSink {
   TimePoint begun_;
   std::vector<Decoding> decodings_;
   KvBytes kv_;
+  std::optional<SealedPlanes> sealed_planes_;  // from the first slab on that came in a codec
 };
 
 }  // namespace kvlane

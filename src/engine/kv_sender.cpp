@@ -13,6 +13,12 @@ PlaneView plane_in(const std::byte* slab, const KvShape& shape, PlanePart part) 
   return {slab + (part == PlanePart::kV ? shape.page_bytes() / 2 : 0), shape.page_bytes()};
 }
 
+// What one plane took of the time since `start`, in which `bytes` were moved with it.
+Seconds share_of(const PlaneShape& plane, std::size_t bytes, TimePoint start) {
+  return (SteadyClock::now() - start) *
+         (static_cast<double>(plane.bytes()) / static_cast<double>(bytes));
+}
+
 }  // namespace
 
 KvSender::KvSender(const BlockPool& pool, SlabLane lane, const ModelIdentity& model,
@@ -23,11 +29,19 @@ KvSender::KvSender(const BlockPool& pool, SlabLane lane, const ModelIdentity& mo
       format_(std::move(format)),
       choice_(choice),
       lane_(std::move(lane)),
-      books_(plane_shape(pool.shape(), kBlockTokens), pool.shape().layers, calibrated) {
-  const PlaneShape largest = plane_shape(pool.shape(), kBlockTokens);
-  for (auto& coded : coded_) coded.resize(choice.bound(largest));
-  trial_.resize(choice.bound(largest));
+      books_(plane_shape(pool.shape(), kBlockTokens), pool.shape().layers, calibrated),
+      sealed_books_(books_) {
+  std::size_t coded_bytes = choice.bound(plane_shape(pool.shape(), kBlockTokens));
   if (format_) packed_.resize(format_->slab_bytes());
+  if (format_ && format_->planes() != nullptr) {
+    sealed_planes_.emplace(*format_);
+    for (int layer = 0; layer < pool.shape().layers; ++layer) {
+      coded_bytes = std::max({coded_bytes, choice.bound(sealed_planes_->k_shape(layer)),
+                              choice.bound(sealed_planes_->v_shape(layer))});
+    }
+  }
+  for (auto& coded : coded_) coded.resize(coded_bytes);
+  trial_.resize(coded_bytes);
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -120,6 +134,8 @@ Status KvSender::send_from_coded_cache(const Run& run) {
   const auto as_rows = [&](int block) { return table.arrives_as_rows(block, run.job.tokens_); };
   for (int block = run.first_block; block < run.last_block;) {
     const bool rows = as_rows(block);
+    Run part = run;
+    part.sealed = !rows;
     std::vector<BlockId> blocks;
     for (int i = block; i < run.last_block && as_rows(i) == rows; ++i) {
       blocks.push_back(rows ? table.rows_id(i) : table.id(i));
@@ -130,7 +146,8 @@ Status KvSender::send_from_coded_cache(const Run& run) {
          block < end && !run.job.cancelled_; ++block) {
       KVLANE_ASSIGN(const std::byte* const slab, lane_.next());
       const Seconds fetched = lane_.on_host() ? Seconds(0) : SteadyClock::now() - start;
-      KVLANE_TRY(rows ? send_slab(run, block, slab, fetched) : send_sealed(run, block, slab));
+      KVLANE_TRY(rows ? send_slab(part, block, slab, fetched)
+                      : send_sealed(part, block, slab, fetched));
       start = SteadyClock::now();
     }
     if (run.job.cancelled_) return {};
@@ -138,15 +155,42 @@ Status KvSender::send_from_coded_cache(const Run& run) {
   return {};
 }
 
-Status KvSender::send_sealed(const Run& run, int block, const std::byte* slab) {
+Status KvSender::send_sealed(const Run& run, int block, const std::byte* slab, Seconds fetched) {
   const SlabPlace place{run.layer, block * kBlockTokens};
-  format_->pack(place, slab, packed_.data());
   FrameHeader header = header_of(run, block);
   header.format = format_->slab_name();
   header.sealed = true;
   header.tables = format_->tables();
   header.rope_applied = format_->rope_applied();
-  return send_frame(run, std::move(header), {packed_.data(), format_->used_bytes(place, slab)}, {});
+  const bool coded = sealed_planes_ && run.codec.name() != "none";
+  if (coded) header.codec = run.codec.name();
+  const CodedSlab body = coded ? encode_sealed(run, slab, fetched) : pack(run, place, slab);
+  KVLANE_TRY(send_frame(run, std::move(header), body.k, body.v));
+  if (sealed_planes_ && lane_.on_host()) try_another_on_sealed(run, place, slab);
+  return {};
+}
+
+CodedSlab KvSender::pack(const Run& run, SlabPlace place, const std::byte* slab) {
+  const TimePoint start = SteadyClock::now();
+  format_->pack(place, slab, packed_.data());
+  const CodedSlab packed{{packed_.data(), format_->used_bytes(place, slab)}, {}};
+  if (sealed_planes_) {
+    const PlaneShape v = sealed_planes_->v_shape(run.layer);
+    choice_.learn(run.codec, v, v.bytes(), share_of(v, packed.k.size(), start));
+  }
+  return packed;
+}
+
+CodedSlab KvSender::encode_sealed(const Run& run, const std::byte* slab, Seconds fetched) {
+  const TimePoint start = SteadyClock::now();
+  const int layer = run.layer;
+  sealed_planes_->take(layer, slab);
+  const Seconds taken = (fetched + (SteadyClock::now() - start)) / 2;
+  const auto encode = [&](PlanePart part, const PlaneShape& shape, std::span<std::byte> plane) {
+    return encode_plane(run, part, shape, dense_plane(shape, plane.data()), taken);
+  };
+  return {encode(PlanePart::kK, sealed_planes_->k_shape(layer), sealed_planes_->k(layer)),
+          encode(PlanePart::kV, sealed_planes_->v_shape(layer), sealed_planes_->v(layer))};
 }
 
 Status KvSender::send_from_host(const Run& run) {
@@ -206,7 +250,8 @@ Status KvSender::send_from_device(Run run, SlabCoder& coder) {
 
 KvSender::CodebookPair KvSender::books_of(const Run& run) const {
   if (run.codec.name() != kCodebookCodec) return {};
-  return {books_.find(run.layer, PlanePart::kK), books_.find(run.layer, PlanePart::kV)};
+  const MovingCodebooks& books = run.sealed ? sealed_books_ : books_;
+  return {books.find(run.layer, PlanePart::kK), books.find(run.layer, PlanePart::kV)};
 }
 
 std::vector<DeviceSlab> KvSender::slabs_of(const Run& run) const {
@@ -262,9 +307,9 @@ ByteView KvSender::encode_plane(const Run& run, PlanePart part, const PlaneShape
 void KvSender::learn_codebook(const Run& run, PlanePart part, const PlaneShape& shape,
                               ByteView body, bool counted) {
   if (run.codec.name() != kCodebookCodec) return;
-  books_.learn(run.layer, part, shape, body, counted);
-  planes_counted_ = books_.counted();
-  codebooks_replaced_ = books_.replaced();
+  (run.sealed ? sealed_books_ : books_).learn(run.layer, part, shape, body, counted);
+  planes_counted_ = books_.counted() + sealed_books_.counted();
+  codebooks_replaced_ = books_.replaced() + sealed_books_.replaced();
 }
 
 // Keeps what is known about codecs that are not in use up to date.
@@ -274,6 +319,25 @@ void KvSender::try_another(const Codec& used, const PlaneShape& shape, const Pla
   if (codec == nullptr) return;
   const TimedEncoding trial = time_encoding(*codec, shape, plane, trial_);
   choice_.learn_trial(*codec, shape, trial.bytes, trial.time, start, SteadyClock::now());
+}
+
+// The same with a sealed slab of values: its planes have to be made, or in `none` it is packed.
+void KvSender::try_another_on_sealed(const Run& used, SlabPlace place, const std::byte* slab) {
+  const TimePoint start = SteadyClock::now();
+  const Codec* const codec = choice_.due(used.codec, start);
+  if (codec == nullptr) return;
+  const PlaneShape v = sealed_planes_->v_shape(used.layer);
+  TimedEncoding trial;
+  if (codec->name() == "none") {
+    format_->pack(place, slab, packed_.data());
+    trial = {v.bytes(), share_of(v, format_->used_bytes(place, slab), start)};
+  } else {
+    sealed_planes_->take(used.layer, slab);
+    const Seconds taken = SteadyClock::now() - start;
+    trial = time_encoding(*codec, v, dense_plane(v, sealed_planes_->v(used.layer).data()), trial_);
+    trial.time += taken / 2;
+  }
+  choice_.learn_trial(*codec, v, trial.bytes, trial.time, start, SteadyClock::now());
 }
 
 // The same with the slabs of a run, on the way that they would take.

@@ -1,6 +1,6 @@
 // The sending side of KV: turns finished slabs into frames, on a thread of its own, while the
-// engine computes the next layer. Sealed slabs of a coded cache travel as they are; rows go through
-// codecs, whose speed and codebooks it watches.
+// engine computes the next layer. Rows go through codecs, whose speed and codebooks it watches, and
+// so do sealed slabs of values (quant/slab_planes.h); those of codes travel as they are.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -21,6 +21,7 @@
 #include "engine/codec_choice.h"
 #include "engine/engine.h"
 #include "engine/moving_codebooks.h"
+#include "engine/sealed_planes.h"
 #include "engine/slab_lane.h"
 #include "quant/kv_format.h"
 #include "transfer/endpoint.h"
@@ -98,6 +99,7 @@ class KvSender {
     int layer;
     int first_block, last_block;
     const DeviceMark* done;
+    bool sealed = false;
   };
   using CodebookPair = std::array<const Codebook*, 2>;  // of K and of V; null: to be counted
 
@@ -107,7 +109,9 @@ class KvSender {
   std::vector<DeviceSlab> slabs_of(const Run& run) const;
   Status send_all(Job& job, int layer, int first_block, int last_block, const DeviceMark* done);
   Status send_from_coded_cache(const Run& run);
-  Status send_sealed(const Run& run, int block, const std::byte* slab);
+  Status send_sealed(const Run& run, int block, const std::byte* slab, Seconds fetched);
+  CodedSlab pack(const Run& run, SlabPlace place, const std::byte* slab);
+  CodedSlab encode_sealed(const Run& run, const std::byte* slab, Seconds fetched);
   Status send_from_host(const Run& run);
   Status send_slab(const Run& run, int block, const std::byte* slab, Seconds fetched);
   Status send_from_device(Run run, SlabCoder& coder);
@@ -119,6 +123,7 @@ class KvSender {
   void learn_codebook(const Run& run, PlanePart part, const PlaneShape& shape, ByteView body,
                       bool counted);
   void try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane);
+  void try_another_on_sealed(const Run& used, SlabPlace place, const std::byte* slab);
   Status try_another_on_device(const Run& used, SlabCoder& coder);
 
   const BlockPool& pool_;
@@ -128,9 +133,12 @@ class KvSender {
   // Touched by the sender's thread only.
   SlabLane lane_;
   MovingCodebooks books_;
+  // Of planes of sealed slabs, which lack the small values that rows have.
+  MovingCodebooks sealed_books_;
   std::array<std::vector<std::byte>, 2> coded_;  // K and V: what a plane may take coded
   std::vector<std::byte> trial_;
-  std::vector<std::byte> packed_;  // a sealed slab as it travels
+  std::vector<std::byte> packed_;              // a sealed slab as it travels
+  std::optional<SealedPlanes> sealed_planes_;  // or what goes to codecs instead, if it has planes
 
   std::atomic<std::int64_t> planes_counted_ = 0;
   std::atomic<std::int64_t> codebooks_replaced_ = 0;
