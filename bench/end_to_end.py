@@ -12,7 +12,8 @@ are medians, in seconds of the request's own time account.
     bench/end_to_end.py /tmp/llama --json job.json
     bench/end_to_end.py /tmp/llama --variants bf16 bf16+splitzip hack --repeats 3
 
-A variant is a KV format, and behind "+" a codec for what travels as rows. `cachegen` and `kvquant` need --kv-tables,
+A variant is a KV format, and behind "+" a codec for what travels as values: rows, and sealed slabs of `zack:keep=..`
+without codes. In `zack:keep=0.5+hack:k=4,v=4` the "+" belongs to the format. `cachegen` and `kvquant` need --kv-tables,
 which `kvlane calibrate tables` makes with any tokenizer in the model's folder. Prompts are random token ids. Needs
 root, ip and tc (package iproute2), and a kernel with network namespaces and tbf: without one of them nothing is
 measured, and this program says so. KVLANE_PROGRAM is the program, build/release/kvlane if it is not set.
@@ -57,6 +58,7 @@ ABLATIONS = (
     "hack:paper,rqe=0",
     "hack:paper,ktail=code,diag=int8",
 )
+CODECS = ("none", "splitzip", "splitzip:channel", "auto")
 # Intervals of the account, and what is left of those that have parts.
 PARTS = {
     "prefill": ("prefill_attention", "prefill_quantise", "prefill_dequantise"),
@@ -81,20 +83,25 @@ def seconds_of(report):
     return account
 
 
+def format_and_codec(text):
+    """What stands before the last "+" and behind it, if that is a codec; else the text and no codec."""
+    name, _, codec = text.rpartition("+")
+    return (name, codec) if name and codec in CODECS else (text, "none")
+
+
 class Variant:
-    """What is measured: a format, and a codec for rows."""
+    """What is measured: a format, and a codec for values."""
 
     def __init__(self, text):
         self.text = text
-        self.format, _, codec = text.partition("+")
-        self.codec = codec or "none"
+        self.format, self.codec = format_and_codec(text)
         self.jobs = {}  # link: [account]
         self.ratio = None
         self.report = None
 
     @property
     def word(self):
-        return re.sub("[:,=+]", "_", self.text)
+        return re.sub("[:,=+.]", "_", self.text)
 
     def run(self, options, links, seed):
         """One job for each link, whose rates are in Mbit/s or None."""
