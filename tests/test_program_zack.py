@@ -52,6 +52,12 @@ def matrix_of(tensor):
     return [values[i : i + columns] for i in range(0, len(values), columns)]
 
 
+def matrix_in(table, head):
+    """[d][d] of a head, of a table of rotations."""
+    at = range(head * HEAD_DIM**2, (head + 1) * HEAD_DIM**2, HEAD_DIM)
+    return [table[i : i + HEAD_DIM] for i in at]
+
+
 @needs_program
 class CalibrateZack(ProgramTest):
     @classmethod
@@ -120,9 +126,7 @@ class CalibrateZack(ProgramTest):
     def rotation(self, layer, part, head):
         """R, [d][d]."""
         _, tables = kv_tables.read((self.out / "kvlane" / "zack.safetensors").read_bytes())
-        values = tables[f"zack.layers.{layer}.{part}.rotation"]
-        at = range(head * HEAD_DIM**2, (head + 1) * HEAD_DIM**2, HEAD_DIM)
-        return [values[i : i + HEAD_DIM] for i in at]
+        return matrix_in(tables[f"zack.layers.{layer}.{part}.rotation"], head)
 
     def test_rotations_are_orthogonal_with_signs_as_the_page_says(self):
         # An entry is at most 2^-25 off, and the magnitudes of a column add up to sqrt(d) at most.
@@ -162,6 +166,42 @@ class CalibrateZack(ProgramTest):
             exact = sum(a * b for a, b in zip(values, column))
             off = (2**-8 + 2**-23) * abs(exact) + 2**-25 * sum(map(abs, values)) * 1.01
             self.assertAlmostEqual(x, exact, delta=off)
+
+    def test_rotations_of_products_are_undone_by_those_of_queries_and_outputs(self):
+        out = self.folder() / "product"
+        done = self.calibrate(out, "--rotation", "product", "--json")
+        self.assertEqual(done.status, 0, done.err)
+        self.assertEqual((self.done.json()["rotation"], done.json()["rotation"]), ("stacked", "product"))
+        _, tables = kv_tables.read((out / "kvlane" / "zack.safetensors").read_bytes())
+        self.assertEqual(len(tables), 5 * LAYERS)
+        for layer, head in ((0, 1), (LAYERS - 1, 0)):
+            of_keys, of_queries = (
+                matrix_in(tables[f"zack.layers.{layer}.k.{name}"], head) for name in ("rotation", "query_rotation")
+            )
+            # Each entry is 2^-24 of itself off.
+            for i, a in enumerate(of_keys):
+                for j, b in enumerate(of_queries):
+                    off = 2**-23 * sum(abs(x * y) for x, y in zip(a, b)) * 1.01
+                    self.assertLess(off, 2**-12)
+                    self.assertAlmostEqual(sum(x * y for x, y in zip(a, b)), i == j, delta=off + 1e-9)
+            # The output projection R' R^T is what it was, but for its rounding to BF16.
+            name = f"model.layers.{layer}.self_attn.o_proj.weight"
+            before, after = (matrix_of(tensors_of(folder)[name]) for folder in (GQA, out))
+            of_values = matrix_in(tables[f"zack.layers.{layer}.v.rotation"], head)
+            columns = slice(head * HEADS // KV_HEADS * HEAD_DIM, (head * HEADS // KV_HEADS + 1) * HEAD_DIM)
+            for row in (0, HIDDEN - 1):
+                for x, axis in zip(before[row][columns], of_values):
+                    terms = [a * b for a, b in zip(after[row][columns], axis)]
+                    off = (2**-8 + 2**-22) * sum(map(abs, terms)) + 1e-9
+                    self.assertAlmostEqual(sum(terms), x, delta=off)
+        self.assertEqual(run("inspect", out, "--json").json()["zack"]["rotation"], "product")
+        answers = [
+            run("generate", model, *flags, "--prompt", "Once upon a time", "--max-tokens", 8, "--temperature", 0)
+            for model, flags in ((GQA, ()), (out, ()), (out, ("--kv-format", "zack:keep=1")))
+        ]
+        for answer in answers:
+            self.assertEqual(answer.status, 0, answer.err)
+            self.assertEqual(answer.out.split()[:4], answers[0].out.split()[:4])
 
     def test_the_configuration_names_the_tables(self):
         before, after = (json.loads((folder / "config.json").read_text()) for folder in (GQA, self.out))
@@ -264,6 +304,8 @@ class CalibrateZack(ProgramTest):
         self.assert_refused(self.calibrate(out), "no complete state of a calibration; delete it")
         self.assertFalse(out.exists())
         self.assertEqual(self.calibrate(out, "--other-text", short).status, 2)
+        self.assertEqual(self.calibrate(out, "--rotation", "oblique").status, 2)
+        self.assert_refused(self.calibrate(out, "--rotation", "product", "--balance"), "--rotation stacked")
 
     def test_tables_belong_to_the_folded_model_alone(self):
         tables = self.out / "kvlane" / "zack.safetensors"

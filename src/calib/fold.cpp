@@ -23,9 +23,8 @@ constexpr std::int64_t kTileRows = 64;
 
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-Eigen::Map<const Matrix> matrix_of(const Rotation& rotation) {
-  const auto d = static_cast<Eigen::Index>(rotation.singular_values.size());
-  return {rotation.matrix.data(), d, d};
+Eigen::Map<const Matrix> matrix_of(std::span<const double> values, std::int64_t d) {
+  return {values.data(), d, d};
 }
 
 // `count` elements of a tensor from element `first` on.
@@ -107,7 +106,7 @@ Result<Bytes> fold_values(const ModelConfig& config, const TensorView& weights,
     for (std::int64_t i = 0; i < d; ++i) {
       read(weights, (head * d + i) * width + first, columns, tile.row(i).data());
     }
-    const Matrix product = matrix_of(rotations[head]).transpose() * tile;
+    const Matrix product = matrix_of(rotations[head].matrix, d).transpose() * tile;
     for (std::int64_t i = 0; i < d; ++i) {
       const std::size_t at = ((head * d + i) * width + first) * element_bytes(weights.type);
       if (!write(weights.type, product.row(i).data(), columns, folded.data() + at)) fits = false;
@@ -131,7 +130,7 @@ Result<Bytes> fold_outputs(const ModelConfig& config, const TensorView& weights,
     Matrix product(last - first, width);
     for (std::int64_t h = 0; h < config.heads; ++h) {
       product.middleCols(h * d, d).noalias() =
-          tile.middleCols(h * d, d) * matrix_of(rotations[h / group]);
+          tile.middleCols(h * d, d) * matrix_of(rotations[h / group].for_second(), d);
     }
     const std::size_t at = first * width * element_bytes(weights.type);
     if (!write(weights.type, product.data(), count, folded.data() + at)) fits = false;

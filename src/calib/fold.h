@@ -1,7 +1,8 @@
 // Rotations of V put into a checkpoint's weights: the function stays, V comes out rotated.
 //
 // With R of a KV head: its rows of v_proj become R^T W, so that its V is V R, and the columns of
-// o_proj that belong to a query head reading it become W R, which takes the rotation back.
+// o_proj that belong to a query head reading it are multiplied by R's dual (R itself, if that is
+// orthogonal), which takes the rotation back.
 // Products are in double precision, rounded once.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

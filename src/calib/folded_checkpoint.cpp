@@ -32,6 +32,10 @@ Status failure(const char* verb, const fs::path& path, const std::error_code& er
                           error.message());
 }
 
+void append(std::span<const double> values, std::vector<float>& to) {
+  for (const double value : values) to.push_back(static_cast<float>(value));
+}
+
 // The tables that spec/zack.md describes.
 KvTables tables_of(const ModelConfig& config, const ZackRotations& rotations) {
   KvTables tables;
@@ -43,9 +47,10 @@ KvTables tables_of(const ModelConfig& config, const ZackRotations& rotations) {
       for (int head = 0; head < config.kv_heads; ++head) {
         const std::size_t index = std::size_t(layer) * config.kv_heads + head;
         const Rotation& rotation = (is_key ? rotations.qk : rotations.vw)[index];
-        for (const double value : rotation.matrix) matrices.push_back(static_cast<float>(value));
-        for (const double value : rotation.singular_values) {
-          values.push_back(static_cast<float>(value));
+        append(rotation.matrix, matrices);
+        append(rotation.singular_values, values);
+        if (is_key && !rotation.dual.empty()) {
+          append(rotation.dual, tables.values[prefix + "query_rotation"]);
         }
       }
     }

@@ -39,20 +39,26 @@ std::vector<std::int32_t> some_tokens(int count) {
   return tokens;
 }
 
-ZackRotations rotations_for(const fs::path& directory, const Checkpoint& checkpoint) {
+constexpr RotationKind kKinds[] = {RotationKind::kStacked, RotationKind::kProduct};
+
+ZackRotations rotations_for(const fs::path& directory, const Checkpoint& checkpoint,
+                            RotationKind kind = RotationKind::kStacked) {
   const auto model = take(Model::load(directory, {.isa = best_isa()}));
   const ZackSums sums = take(sum_for_zack(*model, some_tokens(512), {}));
-  return take(zack_rotations(sums.grams, output_grams(checkpoint), {}));
+  return take(zack_rotations(sums.grams, output_grams(checkpoint), {.kind = kind}));
 }
 
-// After each of the tokens, [tokens][vocab].
-std::vector<float> logits_of(const Model& model, std::span<const std::int32_t> tokens) {
+// After each of the tokens, [tokens][vocab]. format: null, a cache of rows.
+std::vector<float> logits_of(const Model& model, std::span<const std::int32_t> tokens,
+                             const KvFormat* format = nullptr) {
   const KvShape shape = model.config().kv_shape();
   BlockPool pool = take(BlockPool::create(shape, 8 * shape.block_bytes()));
-  BlockTable table(pool);
+  BlockPool sealed = take(BlockPool::create_sealed(
+      shape, format ? format->slab_sizes() : SlabSizes(shape.layers, 64), 8 * shape.block_bytes()));
+  BlockTable table = format ? BlockTable(sealed, pool, format->window()) : BlockTable(pool);
   const auto count = static_cast<int>(tokens.size());
   EXPECT_TRUE(table.grow(count).ok());
-  const auto forward = take(Forward::create(model, count, count));
+  const auto forward = take(Forward::create(model, count, count, format));
   const ForwardSpan span{&table, tokens, count};
   EXPECT_TRUE(forward->run({&span, 1}, {}).ok());
   std::vector<float> logits;
@@ -85,22 +91,33 @@ const Fixture kFixtures[] = {{"llama-mha-bf16-tied", "bfloat16"},
 // more. Errors of two independent computations add as squares.
 TEST(FoldedCheckpoint, ComputesTheSameFunction) {
   for (const Fixture& fixture : kFixtures) {
-    SCOPED_TRACE(fixture.name);
-    const fs::path from = kModels / fixture.name;
-    const TemporaryDirectory directory;
-    const fs::path out = directory.path() / "out";
-    const Checkpoint checkpoint = take(Checkpoint::open(from));
-    const ZackRotations rotations = rotations_for(from, checkpoint);
-    take(write_folded_checkpoint(checkpoint, rotations, 512, out, {}));
-    const auto tokens = some_tokens(200);
-    const auto before = take(Model::load(from, {.isa = best_isa()}));
-    const auto after = take(Model::load(out, {.isa = best_isa()}));
-    const auto json = nlohmann::json::parse(text_of(from / "expected.json"));
-    const double plain = json["errors"][fixture.plain]["rms"].get<double>();
-    const double difference =
-        root_of_mean_square(logits_of(*before, tokens), logits_of(*after, tokens));
-    EXPECT_GT(difference, 0);
-    EXPECT_LT(difference, 1.25 * std::sqrt(3.0) * plain);
+    for (const RotationKind kind : kKinds) {
+      SCOPED_TRACE(fixture.name);
+      SCOPED_TRACE(static_cast<int>(kind));
+      const fs::path from = kModels / fixture.name;
+      const TemporaryDirectory directory;
+      const fs::path out = directory.path() / "out";
+      const Checkpoint checkpoint = take(Checkpoint::open(from));
+      const ZackRotations rotations = rotations_for(from, checkpoint, kind);
+      take(write_folded_checkpoint(checkpoint, rotations, 512, out, {}));
+      const auto tokens = some_tokens(200);
+      const auto before = take(Model::load(from, {.isa = best_isa()}));
+      const auto after = take(Model::load(out, {.isa = best_isa()}));
+      const auto json = nlohmann::json::parse(text_of(from / "expected.json"));
+      const double plain = json["errors"][fixture.plain]["rms"].get<double>();
+      const std::vector<float> logits = logits_of(*before, tokens);
+      const double difference = root_of_mean_square(logits, logits_of(*after, tokens));
+      EXPECT_GT(difference, 0);
+      EXPECT_LT(difference, 1.25 * std::sqrt(3.0) * plain);
+
+      // With all dimensions, K and queries being rotated as well.
+      const KvTables tables = take(load_kv_tables(out / kZackTables, after->identity()));
+      const auto format = take(make_kv_format(
+          "zack:keep=1",
+          {.shape = after->config().kv_shape(), .tables = &tables, .isa = after->isa()}));
+      EXPECT_LT(root_of_mean_square(logits, logits_of(*after, tokens, format.get())),
+                1.25 * std::sqrt(3.0) * plain);
+    }
   }
 }
 
@@ -108,7 +125,9 @@ TEST(FoldedCheckpoint, ComputesTheSameFunction) {
 TEST(FoldedCheckpoint, RotationsOfTheWeightsCancel) {
   const Checkpoint checkpoint = take(Checkpoint::open(kModels / "llama-mqa-f32"));
   const ModelConfig& config = checkpoint.config();
-  const ZackRotations rotations = rotations_for(kModels / "llama-mqa-f32", checkpoint);
+  const ZackRotations stacked = rotations_for(kModels / "llama-mqa-f32", checkpoint);
+  const ZackRotations products =
+      rotations_for(kModels / "llama-mqa-f32", checkpoint, RotationKind::kProduct);
   const auto floats = [](const TensorView& tensor, ByteView bytes) {
     std::vector<float> values(bytes.size() / element_bytes(tensor.type));
     widen(tensor.type, bytes.data(), values.size(), values.data());
@@ -123,19 +142,21 @@ TEST(FoldedCheckpoint, RotationsOfTheWeightsCancel) {
     }
     return sum;
   };
-  const std::span<const Rotation> layer(rotations.vw.data() + 1, 1);
   const TensorView& v = checkpoint.tensors().at(value_projection(1));
   const TensorView& o = checkpoint.tensors().at(output_projection(1));
   const auto w_v = floats(v, v.bytes);
   const auto w_o = floats(o, o.bytes);
-  const auto folded_v = floats(v, take(fold_values(config, v, layer)));
-  const auto folded_o = floats(o, take(fold_outputs(config, o, layer)));
-  EXPECT_NE(folded_v, w_v);
-  for (int head = 0; head < config.heads; ++head) {
-    for (int row = 0; row < config.hidden; ++row) {
-      for (int column = 0; column < config.hidden; ++column) {
-        ASSERT_NEAR(product(folded_o, folded_v, head, row, column),
-                    product(w_o, w_v, head, row, column), 1e-6);
+  for (const ZackRotations& rotations : {stacked, products}) {
+    const std::span<const Rotation> layer(rotations.vw.data() + 1, 1);
+    const auto folded_v = floats(v, take(fold_values(config, v, layer)));
+    const auto folded_o = floats(o, take(fold_outputs(config, o, layer)));
+    EXPECT_NE(folded_v, w_v);
+    for (int head = 0; head < config.heads; ++head) {
+      for (int row = 0; row < config.hidden; ++row) {
+        for (int column = 0; column < config.hidden; ++column) {
+          ASSERT_NEAR(product(folded_o, folded_v, head, row, column),
+                      product(w_o, w_v, head, row, column), 1e-6);
+        }
       }
     }
   }
@@ -244,6 +265,33 @@ TEST(FoldedCheckpoint, TablesBelongToTheFoldedModel) {
         }
         EXPECT_TRUE(std::is_sorted(values.begin() + head * d, values.begin() + (head + 1) * d,
                                    std::greater<>()));
+      }
+    }
+  }
+}
+
+// Where queries have a rotation of their own, it lies beside that of K, and nothing else changes.
+TEST(FoldedCheckpoint, TablesHaveTheRotationOfQueriesWhereItIsAnother) {
+  const fs::path from = kModels / "qwen3-gqa-bf16";
+  const TemporaryDirectory directory;
+  const fs::path out = directory.path() / "out";
+  const Checkpoint checkpoint = take(Checkpoint::open(from));
+  const ZackRotations rotations = rotations_for(from, checkpoint, RotationKind::kProduct);
+  const ModelIdentity identity = take(write_folded_checkpoint(checkpoint, rotations, 512, out, {}));
+  const KvTables tables = take(load_kv_tables(out / kZackTables, identity));
+  const ModelConfig& config = checkpoint.config();
+  const std::size_t matrix = std::size_t(config.head_dim) * config.head_dim;
+  EXPECT_EQ(tables.values.size(), 5U * config.layers);
+  for (int layer = 0; layer < config.layers; ++layer) {
+    const std::string prefix = "zack.layers." + std::to_string(layer) + ".k.";
+    const auto& keys = tables.values.at(prefix + "rotation");
+    const auto& queries = tables.values.at(prefix + "query_rotation");
+    ASSERT_EQ(queries.size(), config.kv_heads * matrix);
+    for (int head = 0; head < config.kv_heads; ++head) {
+      const Rotation& rotation = rotations.qk[std::size_t(layer) * config.kv_heads + head];
+      for (std::size_t i = 0; i < matrix; ++i) {
+        EXPECT_EQ(keys[head * matrix + i], static_cast<float>(rotation.matrix[i]));
+        EXPECT_EQ(queries[head * matrix + i], static_cast<float>(rotation.dual[i]));
       }
     }
   }

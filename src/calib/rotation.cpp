@@ -9,17 +9,11 @@
 #include <string>
 
 #include "calib/gram.h"
+#include "calib/product_rotation.h"
 #include "cpu/parallel.h"
 
 namespace kvlane {
 namespace {
-
-// The factor of each column that makes its entry of largest magnitude positive.
-double sign_of(const Eigen::Ref<const Eigen::VectorXd>& column) {
-  Eigen::Index largest = 0;
-  column.cwiseAbs().maxCoeff(&largest);
-  return column[largest] < 0 ? -1 : 1;
-}
 
 // Every rotation, or what went wrong with the first that failed.
 template <class Find>
@@ -52,18 +46,32 @@ Result<Rotation> rotation_of(std::span<const double> gram, std::size_t d) {
   rotation.matrix.resize(d * d);
   for (Eigen::Index i = 0; i < n; ++i) {
     const Eigen::Index from = n - 1 - i;  // theirs ascend
-    const double sign = sign_of(solver.eigenvectors().col(from));
     for (Eigen::Index row = 0; row < n; ++row) {
-      rotation.matrix[row * n + i] = sign * solver.eigenvectors()(row, from);
+      rotation.matrix[row * n + i] = solver.eigenvectors()(row, from);
     }
     // Rounding may leave those of lower ranks a hair below zero.
     rotation.singular_values.push_back(std::sqrt(std::max(0.0, solver.eigenvalues()[from])));
   }
+  turn_columns(rotation);
   return rotation;
 }
 
+void turn_columns(Rotation& rotation) {
+  const std::size_t d = rotation.singular_values.size();
+  for (std::size_t column = 0; column < d; ++column) {
+    double largest = 0;
+    for (std::size_t at = column; at < d * d; at += d) {
+      if (std::abs(rotation.matrix[at]) > std::abs(largest)) largest = rotation.matrix[at];
+    }
+    if (largest >= 0) continue;
+    for (std::vector<double>* const matrix : {&rotation.matrix, &rotation.dual}) {
+      for (std::size_t at = column; at < matrix->size(); at += d) (*matrix)[at] = -(*matrix)[at];
+    }
+  }
+}
+
 std::vector<double> stacked_gram(std::span<const double> a, std::span<const double> b,
-                                 std::size_t d, const StackOptions& options) {
+                                 std::size_t d, const RotationOptions& options) {
   const double squares_a = squares_of(a, d);
   const double squares_b = squares_of(b, d);
   double scale = 1;  // of the squares of b, and one over that of a
@@ -74,17 +82,18 @@ std::vector<double> stacked_gram(std::span<const double> a, std::span<const doub
 }
 
 Result<ZackRotations> zack_rotations(const KvGrams& grams, std::span<const double> outputs,
-                                     const StackOptions& options) {
+                                     const RotationOptions& options) {
   const auto d = static_cast<std::size_t>(grams.head_dim);
+  const auto find = [&](std::span<const double> x, std::span<const double> y) {
+    return options.kind == RotationKind::kProduct ? product_rotation(x, y, d)
+                                                  : rotation_of(stacked_gram(x, y, d, options), d);
+  };
   ZackRotations rotations;
   KVLANE_TRY(find_all(grams.heads(), rotations.qk, [&](std::size_t head) {
-    return rotation_of(
-        stacked_gram(grams.of(GramPart::kK, head), grams.of(GramPart::kQ, head), d, options), d);
+    return find(grams.of(GramPart::kK, head), grams.of(GramPart::kQ, head));
   }));
   KVLANE_TRY(find_all(grams.heads(), rotations.vw, [&](std::size_t head) {
-    return rotation_of(stacked_gram(grams.of(GramPart::kV, head),
-                                    outputs.subspan(head * d * d, d * d), d, options),
-                       d);
+    return find(grams.of(GramPart::kV, head), outputs.subspan(head * d * d, d * d));
   }));
   return rotations;
 }

@@ -13,9 +13,14 @@ namespace {
 
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-Eigen::Map<const Matrix> matrix_of(const Rotation& rotation) {
-  const auto d = static_cast<Eigen::Index>(rotation.singular_values.size());
-  return {rotation.matrix.data(), d, d};
+Eigen::Map<const Matrix> matrix_of(std::span<const double> values, std::int64_t d) {
+  return {values.data(), d, d};
+}
+
+// What is left of rows in the first k columns, in the basis that they came in.
+Matrix projection_of(const Rotation& rotation, std::int64_t d, std::int64_t k) {
+  return matrix_of(rotation.matrix, d).leftCols(k) *
+         matrix_of(rotation.for_second(), d).leftCols(k).transpose();
 }
 
 // Singular values of each head, [heads] of [head_dim], of each stack.
@@ -68,13 +73,12 @@ std::vector<double> mean_spectrum(std::span<const std::vector<double>> heads) {
 RotationDistance distance_of(std::span<const Rotation> a, std::span<const Rotation> b) {
   std::vector<RotationDistance> heads(a.size());
   parallel_for(static_cast<std::int64_t>(a.size()), [&](std::int64_t head) {
-    const auto first = matrix_of(a[head]);
-    const auto second = matrix_of(b[head]);
-    const Eigen::Index d = first.rows();
+    const auto d = static_cast<Eigen::Index>(a[head].singular_values.size());
     const Eigen::Index k = d / 2;
-    const Matrix projection = first.leftCols(k) * first.leftCols(k).transpose() -
-                              second.leftCols(k) * second.leftCols(k).transpose();
-    heads[head].subspace = projection.norm() / std::sqrt(2.0 * static_cast<double>(k));
+    const auto first = matrix_of(a[head].matrix, d);
+    const auto second = matrix_of(b[head].matrix, d);
+    const Matrix apart = projection_of(a[head], d, k) - projection_of(b[head], d, k);
+    heads[head].subspace = apart.norm() / std::sqrt(2.0 * static_cast<double>(k));
     heads[head].element = (first - second).cwiseAbs().mean();
     heads[head].magnitude = first.cwiseAbs().mean();
   });
@@ -92,7 +96,7 @@ RotationDistance distance_of(std::span<const Rotation> a, std::span<const Rotati
 }  // namespace
 
 Result<ZackStudy> study_zack(const ZackSums& sums, std::span<const double> outputs,
-                             const ZackRotations& rotations, const StackOptions& options) {
+                             const ZackRotations& rotations, const RotationOptions& options) {
   const KvGrams& grams = sums.grams;
   KVLANE_ASSIGN(const Spectra spectra, spectra_of(grams, rotations));
   ZackStudy study;

@@ -14,7 +14,7 @@
 
 namespace kvlane {
 
-// Of K alone, V alone, and the two stacked pairs.
+// Of K alone, V alone, and the two pairs.
 enum class Stack { kK, kV, kQk, kVw };
 inline constexpr int kStacks = 4;
 
@@ -33,7 +33,8 @@ struct LayerStudy {
 // How far two sets of rotations of one pair are apart, over heads.
 struct RotationDistance {
   // Of the subspaces of the first head_dim / 2 columns: ||A A^T - B B^T||_F / sqrt(head_dim), from
-  // 0 (the same) to 1 (orthogonal), whatever the columns' signs and order.
+  // 0 (the same) to 1 (orthogonal), whatever the columns' signs and order. Where a rotation has a
+  // dual, its columns take the place of A^T or B^T, and 1 is no bound.
   double subspace = 0;
   double subspace_worst = 0;
   double element = 0;    // mean |A - B| of the matrices' entries
@@ -54,7 +55,7 @@ struct ZackStudy {
 
 // rotations: of sums.grams and outputs, as zack_rotations() gives them.
 Result<ZackStudy> study_zack(const ZackSums& sums, std::span<const double> outputs,
-                             const ZackRotations& rotations, const StackOptions& options);
+                             const ZackRotations& rotations, const RotationOptions& options);
 
 // From `a`, which comes from other text and so many tokens of it, to `b`, of the same model.
 PairDistance pair_distance(const ZackRotations& a, const ZackRotations& b, std::uint64_t tokens);

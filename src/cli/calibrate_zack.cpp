@@ -28,10 +28,19 @@ namespace fs = std::filesystem;
 constexpr const char* kExample =
     "Example: kvlane calibrate zack models/kvlane-small --text FILE --out /tmp/kvlane-small-zack";
 
+// Values of --rotation.
+constexpr const char* kStacked = "stacked";
+constexpr const char* kProduct = "product";
+
 struct ZackFlags {
   CalibrationFlags common;
-  StackOptions stack;
+  std::string kind = kStacked;
+  bool balance = false;
   std::string report;
+
+  RotationOptions rotation() const {
+    return {kind == kProduct ? RotationKind::kProduct : RotationKind::kStacked, balance};
+  }
 };
 
 // The directory to write, without a slash at its end.
@@ -80,11 +89,12 @@ Result<ZackReport> make_report(const ZackFlags& flags, const Sums& sums,
   ZackReport report{.model = sums.model,
                     .text = flags.common.text,
                     .tokens = sums.own.grams.tokens,
-                    .balance = flags.stack.balance};
-  KVLANE_ASSIGN(report.study, study_zack(sums.own, outputs, rotations, flags.stack));
+                    .rotation = flags.kind,
+                    .balance = flags.balance};
+  KVLANE_ASSIGN(report.study, study_zack(sums.own, outputs, rotations, flags.rotation()));
   if (sums.other) {
     KVLANE_ASSIGN(const ZackRotations other,
-                  zack_rotations(sums.other->grams, outputs, flags.stack));
+                  zack_rotations(sums.other->grams, outputs, flags.rotation()));
     report.other_text = flags.common.other_text;
     report.other = pair_distance(other, rotations, sums.other->grams.tokens);
   }
@@ -100,7 +110,7 @@ Result<Written> write_all_of(const ZackFlags& flags, const Sums& sums, const fs:
   KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.common.directory));
   const std::vector<double> outputs = output_grams(checkpoint);
   KVLANE_ASSIGN(const ZackRotations rotations,
-                zack_rotations(sums.own.grams, outputs, flags.stack));
+                zack_rotations(sums.own.grams, outputs, flags.rotation()));
   Written written;
   if (!flags.report.empty()) {
     KVLANE_ASSIGN(const ZackReport report, make_report(flags, sums, outputs, rotations));
@@ -123,7 +133,8 @@ void print(const ZackFlags& flags, const Sums& sums, const Written& written, dou
                                          {"layers", sums.own.grams.layers},
                                          {"kv_heads", sums.own.grams.kv_heads},
                                          {"head_dim", sums.own.grams.head_dim},
-                                         {"balance", flags.stack.balance},
+                                         {"rotation", flags.kind},
+                                         {"balance", flags.balance},
                                          {"seconds", seconds}};
     std::cout << json.dump() << '\n';
     return;
@@ -136,6 +147,10 @@ void print(const ZackFlags& flags, const Sums& sums, const Written& written, dou
 
 Status calibrate(const ZackFlags& flags) {
   const TimePoint start = SteadyClock::now();
+  if (flags.balance && flags.kind != kStacked) {
+    return invalid_argument(
+        "--balance is for --rotation stacked: a product has no scales to choose");
+  }
   KVLANE_ASSIGN(const fs::path out, find_place(flags.common.out));
   KVLANE_ASSIGN(const Sums sums, sum_texts(flags, out));
   KVLANE_ASSIGN(const Written written, write_all_of(flags, sums, out));
@@ -157,8 +172,14 @@ void add_calibrate_zack(CLI::App& parent, Run& run) {
   flags->common.tokens_min = static_cast<int>(kZackTokensMin);
   add_calibration_options(*command, flags->common,
                           "directory to write; an interrupted run goes on from OUT.partial");
-  command->add_flag("--balance", flags->stack.balance,
-                    "let Q and K, and V and the output projection, weigh alike");
+  command
+      ->add_option("--rotation", flags->kind,
+                   "what axes are chosen by: stacked, K on top of Q, as in the paper, or "
+                   "product, their scores")
+      ->check(CLI::IsMember({kStacked, kProduct}))
+      ->capture_default_str();
+  command->add_flag("--balance", flags->balance,
+                    "stacked only: let Q and K, and V and the output projection, weigh alike");
   CLI::Option* const report = command->add_option(
       "--report", flags->report, "JSON file to write: spectra, heads, how much text is needed");
   command

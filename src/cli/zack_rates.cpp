@@ -6,6 +6,7 @@
 
 #include "calib/kv_tables_file.h"
 #include "model/checkpoint.h"
+#include "quant/table_lookup.h"
 #include "quant/zack.h"
 #include "transfer/hex.h"
 
@@ -47,7 +48,9 @@ Status add_zack_rates(const std::filesystem::path& directory, bool steps,
   KVLANE_ASSIGN(const zack::Rates rates,
                 zack_rates({.shape = checkpoint.config().kv_shape(), .tables = &tables},
                            zack::Weigh::kValues));
-  Json& member = json["zack"] = {{"tables", kZackTables}};
+  const bool product = tables.values.contains(table_prefix("zack", 0, true) + "query_rotation");
+  Json& member =
+      json["zack"] = {{"tables", kZackTables}, {"rotation", product ? "product" : "stacked"}};
   for (const int share : kShares) {
     const auto ranks = rates.at(share);
     if (ranks.ok()) member["keep=" + share_text(share)] = describe(*ranks);

@@ -84,6 +84,7 @@ std::string zack_report_json(const ZackReport& report) {
   Json json = {{"model", to_hex(report.model)},
                {"text", report.text},
                {"tokens", report.tokens},
+               {"rotation", report.rotation},
                {"balance", report.balance},
                {"layers", layers},
                {"largest", to_json(report.study.spreads)},

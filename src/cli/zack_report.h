@@ -15,6 +15,7 @@ struct ZackReport {
   ModelIdentity model{};  // the one that was calibrated
   std::string text;
   std::uint64_t tokens = 0;
+  std::string rotation;  // as --rotation says
   bool balance = false;
   ZackStudy study;
   std::string other_text;             // empty: none

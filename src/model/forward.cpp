@@ -238,12 +238,13 @@ void Forward::rotate(float* heads, int layer) {
     std::copy_n(rotated, rows * d, head);
   };
   for (int kv_head = 0; kv_head < config.kv_heads; ++kv_head) {
-    const float* const rotation = format_ ? format_->key_rotation(layer, kv_head) : nullptr;
-    if (rotation == nullptr) return;
+    const float* const of_key = format_ ? format_->key_rotation(layer, kv_head) : nullptr;
+    if (of_key == nullptr) return;
+    const float* const of_queries = format_->query_rotation(layer, kv_head);
     for (int i = 0; i < group; i += kRows) {
-      turn(heads + (kv_head * group + i) * d, std::min(kRows, group - i), rotation);
+      turn(heads + (kv_head * group + i) * d, std::min(kRows, group - i), of_queries);
     }
-    turn(heads + (config.heads + kv_head) * d, 1, rotation);
+    turn(heads + (config.heads + kv_head) * d, 1, of_key);
   }
 }
 

@@ -1,4 +1,4 @@
-// Rows of heads times an orthogonal matrix: x R, the change of basis of format `zack`.
+// Rows of heads times a square matrix: x R, the change of basis of format `zack`.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

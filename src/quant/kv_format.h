@@ -79,9 +79,13 @@ class KvFormat {
     return {bytes * kv_head, bytes};
   }
 
-  // What K and queries are multiplied by behind RoPE, x -> x R, before anybody else sees them:
-  // [head_dim][head_dim] of this KV head and its query heads. Null: they are left as they are.
+  // What K of this KV head is multiplied by behind RoPE, x -> x R, before anybody else sees it:
+  // [head_dim][head_dim]. Null: K and queries are left as they are.
   virtual const float* key_rotation(int /*layer*/, int /*kv_head*/) const { return nullptr; }
+  // The same of the query heads that read it: another matrix where that of K is not orthogonal.
+  virtual const float* query_rotation(int layer, int kv_head) const {
+    return key_rotation(layer, kv_head);
+  }
 
   // Bytes of a sealed slab that carry something (codes, scales, outliers, lengths; not padding, and
   // not what follows from the rest): what quality is to be compared at, and what travels.

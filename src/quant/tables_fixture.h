@@ -187,6 +187,21 @@ inline void add_zack_tables(const KvShape& shape, bool reflect, KvTables& tables
   }
 }
 
+// Makes K's rotations anything but orthogonal, and gives queries what undoes that: columns of the
+// one are stretched, those of the other shrunk as much.
+inline void stretch_zack_rotations(const KvShape& shape, KvTables& tables) {
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    const std::string prefix = table_prefix("zack", layer, true);
+    std::vector<float>& keys = tables.values.at(prefix + "rotation");
+    std::vector<float>& queries = tables.values[prefix + "query_rotation"] = keys;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const float factor = 0.2F + 0.3F * static_cast<float>(i % shape.head_dim % 11);
+      keys[i] *= factor;
+      queries[i] /= factor;
+    }
+  }
+}
+
 // Memory aligned to 64 that ends where it ends, so that AddressSanitizer sees every slip.
 class Lines {
  public:

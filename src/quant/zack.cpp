@@ -62,8 +62,7 @@ std::size_t value_at(HeadWidths widths, int token, int channel) {
 }  // namespace
 
 ZackFormat::ZackFormat(std::string name, const KvShape& shape, const KvWindow& window,
-                       zack::Ranks ranks, Codes codes, std::vector<float> rotations,
-                       std::uint64_t tables)
+                       zack::Ranks ranks, Codes codes, Rotations rotations, std::uint64_t tables)
     : KvFormat(std::move(name), shape, window, kvlane::slab_sizes(shape, ranks, codes), tables),
       ranks_(std::move(ranks)),
       codes_(std::move(codes)),
@@ -77,8 +76,12 @@ ZackFormat::ZackFormat(std::string name, const KvShape& shape, const KvWindow& w
 }
 
 const float* ZackFormat::key_rotation(int layer, int kv_head) const {
-  const std::size_t d = shape().head_dim;
-  return rotations_.data() + head(layer, kv_head) * d * d;
+  return rotation_in(rotations_.keys, layer, kv_head);
+}
+
+const float* ZackFormat::query_rotation(int layer, int kv_head) const {
+  return rotation_in(rotations_.queries.empty() ? rotations_.keys : rotations_.queries, layer,
+                     kv_head);
 }
 
 PagePlace ZackFormat::page_place(int layer, int kv_head) const {
@@ -201,6 +204,19 @@ Result<std::vector<float>> gather(const KvFormatContext& context, bool is_key, c
   return all;
 }
 
+Result<ZackFormat::Rotations> read_rotations(const KvFormatContext& context) {
+  const std::size_t matrix = std::size_t(context.shape.head_dim) * context.shape.head_dim;
+  constexpr const char* kOfQueries = "query_rotation";
+  ZackFormat::Rotations rotations;
+  KVLANE_ASSIGN(rotations.keys, gather(context, true, "rotation", matrix));
+  for (int layer = 0; layer < context.shape.layers; ++layer) {
+    if (!context.tables->values.contains(table_prefix(kName, layer, true) + kOfQueries)) continue;
+    KVLANE_ASSIGN(rotations.queries, gather(context, true, kOfQueries, matrix));
+    break;
+  }
+  return rotations;
+}
+
 Result<zack::Ranks> choose_ranks(const KvFormatContext& context, int keep, const std::string& ranks,
                                  const std::string& weigh) {
   const int d = context.shape.head_dim;
@@ -275,8 +291,7 @@ Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
   KVLANE_TRY(text.finish());
   const int d = context.shape.head_dim;
   KVLANE_TRY(check_head_dim(d));
-  KVLANE_ASSIGN(std::vector<float> rotations,
-                gather(context, true, "rotation", std::size_t(d) * d));
+  KVLANE_ASSIGN(ZackFormat::Rotations rotations, read_rotations(context));
   auto chosen = choose_ranks(context, keep, ranks, weigh);
   if (!chosen.ok()) return chosen.status().with_context("KV format 'zack'");
   std::string name_of_codes;

@@ -9,8 +9,9 @@
 //                               codes (quant/linear_format.h)
 //
 // The model's directory is one that `kvlane calibrate zack` made: its V is in that basis anyway,
-// its weights being folded. K and queries get there by key_rotation(), behind RoPE. A product of a
-// query and a key is the same in any basis, and what is dropped of both is the end of that sum.
+// its weights being folded. K and queries get there by key_rotation() and query_rotation(), behind
+// RoPE. A product of a query and a key is the same in any basis, and what is dropped of both is the
+// end of that sum.
 // Nothing is decompressed: attention computes on the narrow rows (attention/sealed_kernel.h).
 //
 // Unlike the paper, a query reads its own block of 64 tokens with all dimensions, as with every
@@ -32,19 +33,27 @@
 namespace kvlane {
 
 // Names of tables: "zack.layers.3.k.rotation" [kv_heads][d][d], columns by descending singular
-// value; "zack.layers.3.k.singular_values" [kv_heads][d]; likewise v, whose rotation formats do not
-// read. spec/zack.md.
+// value; "zack.layers.3.k.query_rotation", likewise, in all layers, or in none where queries have
+// that of K; "zack.layers.3.k.singular_values" [kv_heads][d]; rotation and singular values of v, of
+// which formats do not read the rotation. spec/zack.md.
 class ZackFormat final : public KvFormat {
  public:
   // Formats of slabs of one head in all layers, with its widths; shared by all heads that have the
   // same ones. Null where rows stay as they are.
   using Codes = std::vector<std::shared_ptr<const KvFormat>>;  // [layers][kv_heads]
 
-  // rotations: [layers][kv_heads][head_dim][head_dim]. ranks.widths: [layers][kv_heads].
+  // [layers][kv_heads][head_dim][head_dim] of K, and of queries unless they have those of K.
+  struct Rotations {
+    std::vector<float> keys;
+    std::vector<float> queries;
+  };
+
+  // ranks.widths: [layers][kv_heads].
   ZackFormat(std::string name, const KvShape& shape, const KvWindow& window, zack::Ranks ranks,
-             Codes codes, std::vector<float> rotations, std::uint64_t tables);
+             Codes codes, Rotations rotations, std::uint64_t tables);
 
   const float* key_rotation(int layer, int kv_head) const override;
+  const float* query_rotation(int layer, int kv_head) const override;
   PagePlace page_place(int layer, int kv_head) const override;
 
   Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const override;
@@ -62,6 +71,10 @@ class ZackFormat final : public KvFormat {
 
  private:
   std::size_t used_in_page(SlabPlace place, int kv_head, const std::byte* slab) const;
+  const float* rotation_in(const std::vector<float>& rotations, int layer, int kv_head) const {
+    const std::size_t d = shape().head_dim;
+    return rotations.data() + head(layer, kv_head) * d * d;
+  }
   std::size_t head(int layer, int kv_head) const {
     return std::size_t(layer) * shape().kv_heads + kv_head;
   }
@@ -69,7 +82,7 @@ class ZackFormat final : public KvFormat {
   zack::Ranks ranks_;
   Codes codes_;
   std::optional<ZackPlanes> planes_;  // without codes
-  std::vector<float> rotations_;
+  Rotations rotations_;
   std::vector<PagePlace> pages_;  // [layers][kv_heads]
 };
 

@@ -187,6 +187,26 @@ TEST(Zack, GivesTheRotationOfTheTables) {
   const auto format = *make("zack:keep=0.4", tables);
   const auto& expected = tables.values.at("zack.layers.2.k.rotation");
   EXPECT_EQ(std::memcmp(format->key_rotation(2, 1), expected.data() + 64 * 64, 64 * 64 * 4), 0);
+  EXPECT_EQ(format->query_rotation(2, 1), format->key_rotation(2, 1));
+}
+
+TEST(Zack, QueriesMayHaveARotationOfTheirOwn) {
+  KvTables tables = tables_of(kShape);
+  const auto same = *make("zack:keep=0.4", tables);
+  stretch_zack_rotations(kShape, tables);
+  const auto format = *make("zack:keep=0.4", tables);
+  const auto& of_keys = tables.values.at("zack.layers.2.k.rotation");
+  const auto& of_queries = tables.values.at("zack.layers.2.k.query_rotation");
+  constexpr std::size_t kMatrix = std::size_t{64} * 64;
+  EXPECT_EQ(std::memcmp(format->key_rotation(2, 1), of_keys.data() + kMatrix, kMatrix * 4), 0);
+  EXPECT_EQ(std::memcmp(format->query_rotation(2, 1), of_queries.data() + kMatrix, kMatrix * 4), 0);
+  EXPECT_NE(format->tables(), same->tables());
+  tables.values.erase("zack.layers.0.k.query_rotation");
+  EXPECT_NE(make("zack:keep=0.4", tables)
+                .status()
+                .message()
+                .find("the tables have no 'zack.layers.0.k.query_rotation'"),
+            std::string::npos);
 }
 
 TEST(Zack, OtherTablesAreOtherSlabs) {
