@@ -266,6 +266,7 @@ class ZackSlabs(unittest.TestCase):
         cls.about = json.loads((cls.folder / "cases.json").read_text())
         cls.shape = shape_of(cls.about)
         cls.model, cls.tables = kv_tables.read((cls.folder / "tables.safetensors").read_bytes())
+        cls.tables |= kv_tables.read((cls.folder / "errors.safetensors").read_bytes())[1]
 
     def cases(self):
         """Name, widths of the layer's heads, slab, and what lies beside it."""
@@ -281,8 +282,15 @@ class ZackSlabs(unittest.TestCase):
             widths = slab_zack.widths(case["format"], self.tables, self.shape)
             self.assertEqual([[list(pair) for pair in layer] for layer in widths], case["widths"], case["format"])
             self.assertEqual(widths, zack.widths_of(case["format"], self.tables), case["format"])
-            seen |= {width for layer in widths for pair in layer for width in pair}
-        self.assertEqual(seen, {16, 32, 48})
+            seen |= {width for layer in widths for page in layer for width in page}
+        self.assertLessEqual({16, 32, 48, "hack:k=4,v=2", "hack:k=8,v=4,mix=0,meta=bf16"}, seen)
+
+    def test_bits_of_every_budget_are_those_of_a_search(self):
+        for parts in range(17500, 86000, 4999):
+            name = f"zack:bits={parts / 10000:g}+hack"
+            self.assertEqual(slab_zack.widths(name, self.tables, self.shape), zack.widths_of(name, self.tables), name)
+        with self.assertRaises(Refusal):
+            slab_zack.widths("zack:bits=0.5+hack", self.tables, self.shape)
 
     def test_widths_of_every_share_are_those_of_a_search(self):
         for share in range(3334, 10001, 101):
@@ -311,7 +319,7 @@ class ZackSlabs(unittest.TestCase):
             opened = slab_zack.open_slab(name, pages, zack.DIM, slab)
             self.assertEqual(hack.rows_to_bytes(opened), path.with_name(path.name + ".opened").read_bytes())
             self.assertEqual(slab_zack.slab_bytes(name, pages), len(slab))
-        self.assertEqual(len(list(self.folder.iterdir())), 3 + 2 * len(zack.CASES))
+        self.assertEqual(len(list(self.folder.iterdir())), 4 + 2 * len(zack.CASES))
 
     def test_rows_without_codes_are_what_was_sealed_and_zeros(self):
         rows = zack.example_rows()
@@ -352,6 +360,10 @@ class ZackSlabs(unittest.TestCase):
         self.assertEqual(slab_hack.sections(slab_hack.format_of("hack:k=2,v=2"), page), ([0, 256, 768, 960], 1152))
         self.assertEqual(slab_zack.slab_bytes(coded, [page]), 1152)
         self.assertEqual(slab_zack.used_bytes(coded, [page]), 1120)
+        errors = {"zack.layers.0.k.errors": [0.5, 0.1, 0.01], "zack.layers.0.v.errors": [0.3, 0.1, 0.0]}
+        ((page,),) = slab_zack.widths("zack:bits=5+hack", errors, (1, 16, 1))
+        self.assertEqual(page, (16, 16, "hack:k=4,v=2"))
+        self.assertEqual(slab_zack.used_bytes("zack:bits=5+hack", [page]), 672 + 416)
 
     def test_what_cannot_be_is_refused(self):
         for name in (
@@ -359,7 +371,10 @@ class ZackSlabs(unittest.TestCase):
             "zack:keep=0.5,ranks=adaptive", "zack:keep=0.5,weigh=energies,ranks=uniform", "zack:keep=0.5,sink=0",
             "zack:keep=0.5+", "zack:keep=0.5+hack", "zack:keep=0.5+zack:keep=0.5", "zack:keep=0.5+cachegen:form=paper",
             "zack:keep=0.5+hack:k=2,v=2,sink=1", "zack:keep=0.5+hack:k=2,v=2,p=64,rqe=0", "zack:keep=0.5+int4",
-            "zack:keep=0.5+mxfp4,recent=1", "zack:keep=0.5+mxfp4:recent=1",
+            "zack:keep=0.5+mxfp4,recent=1", "zack:keep=0.5+mxfp4:recent=1", "zack:bits=2.5",
+            "zack:bits=2.5+int4:sym=0", "zack:bits=2.50+hack", "zack:bits=16.5+hack", "zack:bits=02+hack",
+            "zack:bits=0+hack", "zack:bits=2.5+hack:k=2,v=2", "zack:bits=2.5+hack:p=64",
+            "zack:bits=2.5,keep=0.5+hack", "zack:bits=2.5+hack:", "zack:bits=2.5+hack:sink=1",
         ):  # fmt: skip
             with self.subTest(name), self.assertRaises(Refusal) as caught:
                 slab_zack.format_of(name)

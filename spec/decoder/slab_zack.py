@@ -1,4 +1,4 @@
-"""Reader of sealed slabs of format `zack`, version 1, written from spec/slab_zack.md alone.
+"""Reader of sealed slabs of format `zack`, version 2, written from spec/slab_zack.md alone.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -17,11 +17,15 @@ TOKENS = 64
 TILE = 16
 HEAD_DIM_MAX = 256
 SHARE_PARTS = 10000  # of a share: its four decimals
+CODE_BITS = (2, 4, 8)
+BITS_MAX = 16
 # Section 1: each parameter at its place, and only where it differs from the usual.
 NAME = re.compile(
-    r"zack:keep=(?P<keep>1|0\.[0-9]{0,3}[1-9])(?P<uniform>,ranks=uniform)?(?P<energies>,weigh=energies)?"
+    r"zack:(?:keep=(?P<keep>1|0\.[0-9]{0,3}[1-9])(?P<uniform>,ranks=uniform)?(?P<energies>,weigh=energies)?"
+    r"|bits=(?P<bits>[1-9][0-9]?|(?:0|[1-9][0-9]?)\.[0-9]{0,3}[1-9]))"
     r"(?:,sink=[1-9][0-9]*)?(?:,recent=[1-9][0-9]*)?(?:\+(?P<codes>.+))?"
 )
+CODES_OF_BITS = re.compile("hack(?::((?!p=).+))?")
 # What `zack` says itself, or does not have.
 OWN_BLOCK = re.compile("[:,](?:sink|recent|ktail|rqe|diag)=")
 
@@ -29,10 +33,17 @@ OWN_BLOCK = re.compile("[:,](?:sink|recent|ktail|rqe|diag)=")
 class Format(NamedTuple):
     """What a name says of bytes. `codes` is the format of pages, None where they hold BF16."""
 
-    keep: int  # of SHARE_PARTS
+    keep: int  # of SHARE_PARTS; 0 with `bits`
     uniform: bool
     energies: bool
-    codes: str | None
+    codes: str | None  # with `bits` those of K and V of a head are still to be put in
+    bits: int  # of SHARE_PARTS, 0 with `keep`
+
+
+def parts_of(decimal):
+    """In ten thousandths."""
+    whole, _, behind = decimal.partition(".")
+    return int(whole + behind.ljust(4, "0"))
 
 
 def format_of(name):
@@ -42,12 +53,18 @@ def format_of(name):
     if match["uniform"] and match["energies"]:
         raise unsupported(f"with ranks=uniform nothing is weighed: {name}")
     codes = match["codes"]
+    if match["bits"]:
+        if not (of_bits := CODES_OF_BITS.fullmatch(codes or "")):
+            raise unsupported(f"behind bits stands hack without p: {name}")
+        codes = "hack:k={},v={}" + ("," + of_bits[1] if of_bits[1] else "")
     if codes:
         if OWN_BLOCK.search(codes):
             raise unsupported(f"windows stand before the '+', and an own block is in 16 bits: {name}")
-        page_bytes(codes, (TILE, TILE))  # refuses what is no format of pages
-    keep = SHARE_PARTS if match["keep"] == "1" else int(match["keep"][2:].ljust(4, "0"))
-    return Format(keep, bool(match["uniform"]), bool(match["energies"]), codes)
+        reader_of(codes).slab_bytes(codes.format(2, 2), 1, (TILE, TILE))  # refuses what is no format of pages
+    bits = parts_of(match["bits"] or "0")
+    if bits > BITS_MAX * SHARE_PARTS:
+        raise unsupported(f"more than {BITS_MAX} bits: {name}")
+    return Format(parts_of(match["keep"] or "0"), bool(match["uniform"]), bool(match["energies"]), codes, bits)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -75,11 +92,13 @@ def threshold(all_tails, keep):
 
 
 def widths(name, tables, shape):
-    """(of K, of V) as [layer][head]. shape: (kv_heads, head_dim, layers)."""
+    """(of K, of V), with `bits` and the format of the page, as [layer][head]. shape: (kv_heads, head_dim, layers)."""
     form = format_of(name)
     heads, d, layers = shape
-    if d % TILE or not TILE <= d <= HEAD_DIM_MAX or form.keep * d < TILE * SHARE_PARTS:
+    if d % TILE or not TILE <= d <= HEAD_DIM_MAX or (form.keep * d < TILE * SHARE_PARTS and not form.bits):
         raise unsupported(f"{name} of heads of {d}")
+    if form.bits:
+        return chosen_pages(form, tables, shape)
     if form.uniform:
         width = d * form.keep // SHARE_PARTS // TILE * TILE
         return [[(width, width)] * heads for _ in range(layers)]
@@ -100,7 +119,57 @@ def widths(name, tables, shape):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Sections 3 to 5: pages. `pages` are the widths of a layer's heads.
+# Section 6: widths and bits.
+
+
+def plane_bytes(width, bits):
+    return 8 * bits * width + 2 * (width + TOKENS)
+
+
+def next_choice(errors, now):
+    """(gain, (width, bits)) behind `now`, or None. errors: of each choice of a plane."""
+    size, error = plane_bytes(*now), errors[now]
+    gains = [
+        ((error - e) / (plane_bytes(*c) - size), plane_bytes(*c), -c[1], c)
+        for c, e in errors.items()
+        if plane_bytes(*c) > size and e < error
+    ]
+    return (max(gains)[0], max(gains)[3]) if gains else None
+
+
+def chosen_pages(form, tables, shape):
+    heads, d, layers = shape
+    order = [(width, bits) for bits in CODE_BITS for width in range(TILE, d + 1, TILE)]
+    planes = []
+    for layer, head, part in itertools.product(range(layers), range(heads), "kv"):
+        own = tables[f"zack.layers.{layer}.{part}.errors"][head * len(order) : (head + 1) * len(order)]
+        if not all(math.inf > e >= 0 for e in own):
+            raise unsupported(f"errors of layer {layer}")
+        planes.append(dict(zip(order, own, strict=True)))
+    now = [(TILE, CODE_BITS[0])] * len(planes)
+    left = len(planes) * d * TOKENS * form.bits // (8 * SHARE_PARTS) - sum(plane_bytes(*c) for c in now)
+    if left < 0:
+        raise unsupported("fewer bits than the fewest of all")
+    while steps := [(gain, -i, c) for i, c in enumerate(now) if (gain := next_choice(planes[i], c))]:
+        (_, choice), minus, before = max(steps, key=lambda step: (step[0][0], step[1]))
+        left -= plane_bytes(*choice) - plane_bytes(*before)
+        if left < 0:
+            break
+        now[-minus] = choice
+    found = iter(now)
+    return [
+        [(k[0], v[0], form.codes.format(k[1], v[1])) for k, v in ((next(found), next(found)) for _ in range(heads))]
+        for _ in range(layers)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Sections 3 to 5: pages. `pages` are of a layer's heads, as widths() gives them.
+
+
+def parted(form, page):
+    """The format of a page's codes, and its two widths."""
+    return (page[2] if form.bits else form.codes), tuple(page[:2])
 
 
 def reader_of(codes):
@@ -125,21 +194,21 @@ def split(data, sizes, what):
 
 
 def slab_bytes(name, pages):
-    return sum(page_bytes(format_of(name).codes, page) for page in pages)
+    return sum(page_bytes(*parted(format_of(name), page)) for page in pages)
 
 
 def used_bytes(name, pages):
     """The bytes that travel."""
-    return sum(wire_bytes(format_of(name).codes, page) for page in pages)
+    return sum(wire_bytes(*parted(format_of(name), page)) for page in pages)
 
 
 def unpack(name, pages, packed):
     """Section 5: the slab of a frame's body."""
-    codes = format_of(name).codes
-    parts = split(packed, [wire_bytes(codes, page) for page in pages], "a slab")
-    if codes:
-        parts = [reader_of(codes).unpack(codes, 1, page, part) for page, part in zip(pages, parts)]
-    return b"".join(parts)
+    kinds = [parted(format_of(name), page) for page in pages]
+    parts = split(packed, [wire_bytes(*kind) for kind in kinds], "a slab")
+    return b"".join(
+        reader_of(codes).unpack(codes, 1, page, part) if codes else part for (codes, page), part in zip(kinds, parts)
+    )
 
 
 def plane_widths(pages):
@@ -168,9 +237,8 @@ def plane(bits, width, d):
 
 def open_slab(name, pages, d, data):
     """The bf16 bits of K and V of each head in the rotated basis: a list of pairs of lists [64 * d]."""
-    codes = format_of(name).codes
-    heads = []
-    for page, part in zip(pages, split(data, [page_bytes(codes, page) for page in pages], "a slab")):
+    heads, kinds = [], [parted(format_of(name), page) for page in pages]
+    for (codes, page), part in zip(kinds, split(data, [page_bytes(*kind) for kind in kinds], "a slab")):
         if codes:
             ((k, v),) = reader_of(codes).open_slab(codes, 1, page, part)
         else:

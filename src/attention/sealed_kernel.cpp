@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <map>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "attention/hack_complete_page.h"
@@ -127,17 +127,18 @@ class NarrowPagesKernel final : public SealedKernel {
   const NarrowKernel kernel_;
 };
 
-// Pages of heads with widths of their own: for each pair of widths a kernel, to which a page is a
-// slab of one head.
+// Pages of heads with widths, and perhaps codes, of their own: for each kind a kernel, to which a
+// page is a slab of one head.
 class HeadsKernel final : public SealedKernel {
  public:
   HeadsKernel(const ZackFormat& format, Isa isa) : format_(format) {
     const KvShape& shape = format.shape();
-    std::map<std::pair<int, int>, const SealedKernel*> made;
+    // Heads of the same codes share their format.
+    std::map<std::tuple<int, int, const KvFormat*>, const SealedKernel*> made;
     for (int layer = 0; layer < shape.layers; ++layer) {
       for (int head = 0; head < shape.kv_heads; ++head) {
         const HeadWidths widths = format.widths(layer, head);
-        const SealedKernel*& kernel = made[{widths.k, widths.v}];
+        const SealedKernel*& kernel = made[{widths.k, widths.v, format.codes(layer, head)}];
         if (kernel == nullptr) {
           kernels_.push_back(make(format.codes(layer, head), widths, isa));
           kernel = kernels_.back().get();

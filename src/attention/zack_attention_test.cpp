@@ -166,8 +166,8 @@ TEST_P(ZackAttention, OnCodesIsNearWhatSlabsOpenTo) {
   for (const char* name :
        {"zack:keep=0.5+int8", "zack:keep=0.5+mxfp8_e4m3", "zack:keep=0.6+kivi:bits=4",
         "zack:keep=0.5+hack:k=8,v=8", "zack:keep=0.5+hack:k=4,v=2,compute=bf16",
-        "zack:keep=0.6,sink=1+hack:p=32,compute=dequantise", "zack:keep=0.5+hack:k=8,v=8,p=64",
-        "zack:keep=0.5+hack:k=8,v=8,p=64,compute=complete"}) {
+        "zack:bits=4,sink=1+hack:compute=bf16", "zack:keep=0.6,sink=1+hack:p=32,compute=dequantise",
+        "zack:keep=0.5+hack:k=8,v=8,p=64", "zack:keep=0.5+hack:k=8,v=8,p=64,compute=complete"}) {
     for (const int heads : {2, 10}) {
       Scene scene(name, GetParam(), heads, 1);
       const int first = kTokens - 3;
@@ -188,7 +188,8 @@ TEST_P(ZackAttention, OnCodesIsNearWhatSlabsOpenTo) {
 }
 
 TEST_P(ZackAttention, ChunksChangeNoBit) {
-  for (const char* name : {"zack:keep=0.5", "zack:keep=0.5+hack", "zack:keep=0.7,recent=1+int4"}) {
+  for (const char* name :
+       {"zack:keep=0.5", "zack:keep=0.5+hack", "zack:bits=4+hack", "zack:keep=0.7,recent=1+int4"}) {
     Scene scene(name, GetParam(), 8, 1);
     const auto together = scene.run(0, kTokens);
     const std::size_t row = 8 * kHeadDim;

@@ -32,6 +32,7 @@ void add_zack_tables(const KvShape& shape, KvTables& tables) {
       const std::string prefix = "zack" + of_layer(layer) + (is_key ? "k." : "v.");
       std::vector<float>& rotation = tables.values[prefix + "rotation"];
       std::vector<float>& singular_values = tables.values[prefix + "singular_values"];
+      std::vector<float>& errors = tables.values[prefix + "errors"];
       rotation.assign(d * d * shape.kv_heads, 0);
       for (int head = 0; head < shape.kv_heads; ++head) {
         const auto pace = static_cast<float>((is_key ? 4 : 2) + (layer + 3 * head) % 5);
@@ -39,6 +40,14 @@ void add_zack_tables(const KvShape& shape, KvTables& tables) {
           rotation[(head * d + i) * d + i] = 1;
           singular_values.push_back(
               std::exp(-pace * static_cast<float>(i) / static_cast<float>(d)));
+        }
+        // Of a Gaussian whose variances fall as the squares of singular values.
+        for (const float lost : {0.12F, 0.01F, 3e-5F}) {
+          for (std::size_t width = 16; width <= d; width += 16) {
+            const float tail =
+                *(singular_values.end() - static_cast<std::ptrdiff_t>(d - width + 1));
+            errors.push_back(width < d ? lost + tail * tail : lost);
+          }
         }
       }
     }

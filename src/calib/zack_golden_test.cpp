@@ -25,11 +25,10 @@ using linear_fixture::Poisoned;
 
 constexpr Isa kScalar = Isa::kScalar;
 
-KvTables load_tables() {
+KvTables load_tables(const char* name) {
   ModelIdentity model{};
   for (std::size_t i = 0; i < model.size(); ++i) model[i] = static_cast<std::byte>(100 + i);
-  const auto path =
-      std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/golden/slab/zack/tables.safetensors";
+  const auto path = std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/golden/slab/zack" / name;
   auto tables = load_kv_tables(path, model);
   EXPECT_TRUE(tables.ok()) << tables.status().message();
   return tables.ok() ? std::move(*tables) : KvTables{};
@@ -42,13 +41,16 @@ class ZackGolden : public ::testing::Test {
     about_ = nlohmann::json::parse(reinterpret_cast<const char*>(text.data()),
                                    reinterpret_cast<const char*>(text.data() + text.size()));
     shape_ = {about_["layers"], about_["kv_heads"], about_["head_dim"], ElementType::kBf16};
+    errors_ = load_tables("errors.safetensors");
+    errors_.values.insert(tables_.values.begin(), tables_.values.end());
   }
 
   const nlohmann::json& cases() const { return about_["cases"]; }
   SlabPlace place_of(const nlohmann::json& one) const { return {one["layer"], about_["position"]}; }
 
   std::shared_ptr<const ZackFormat> format_of(const std::string& name, Isa isa) const {
-    const auto made = make_kv_format(name, {.shape = shape_, .tables = &tables_, .isa = isa});
+    const KvTables& tables = name.starts_with("zack:bits") ? errors_ : tables_;
+    const auto made = make_kv_format(name, {.shape = shape_, .tables = &tables, .isa = isa});
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? std::dynamic_pointer_cast<const ZackFormat>(*made) : nullptr;
   }
@@ -75,7 +77,8 @@ class ZackGolden : public ::testing::Test {
     return rows;
   }
 
-  KvTables tables_ = load_tables();
+  KvTables tables_ = load_tables("tables.safetensors");
+  KvTables errors_;  // and those that only `bits` needs
   nlohmann::json about_;
   KvShape shape_;
 };
@@ -87,6 +90,9 @@ TEST_F(ZackGolden, WidthsAreThoseOfTheTables) {
     for (int layer = 0; layer < shape_.layers; ++layer) {
       for (int head = 0; head < shape_.kv_heads; ++head) {
         const auto& widths = one["widths"][layer][head];
+        if (widths.size() > 2) {
+          EXPECT_EQ(format->codes(layer, head)->name(), widths[2]);
+        }
         EXPECT_EQ(format->widths(layer, head), (HeadWidths{widths[0], widths[1]}))
             << format->name() << " layer " << layer << " head " << head;
       }
@@ -97,7 +103,7 @@ TEST_F(ZackGolden, WidthsAreThoseOfTheTables) {
 TEST_F(ZackGolden, RowsAreSealedAndOpenedAlikeOnAllTiers) {
   const Rows rows = read_rows("zack/rows.rows");
   ASSERT_EQ(rows.size() * sizeof(rows[0]), shape_.slab_bytes());
-  EXPECT_EQ(cases().size(), 9U);
+  EXPECT_EQ(cases().size(), 11U);
   for (const Isa isa : kAllIsas) {
     if (!isa_supported(isa)) continue;
     for (const auto& one : cases()) {

@@ -14,7 +14,7 @@
 
 namespace kvlane {
 
-// Shares are told in so many parts of the whole.
+// Shares, and other numbers with decimals, are told in so many parts of the whole.
 inline constexpr int kShareParts = 10000;
 // "0.5" of 5000.
 std::string share_text(int share);
@@ -27,6 +27,7 @@ class FormatText {
   static Result<FormatText> parse(std::string_view text);
 
   const std::string& name() const { return name_; }
+  bool has(const std::string& key) const { return parameters_.contains(key); }
 
   // The parameter, or `otherwise` where it is not given. An error unless it is a whole number among
   // `allowed`.

@@ -70,12 +70,20 @@ TEST(FormatText, SharesHaveFourDecimals) {
             "KV format 'zack': keep is a share above 0 and up to 1, with at most four decimals, "
             "not '2'");
   EXPECT_EQ(*share("zack"), 7);
+  const auto bits = [](const char* text) { return parsed(text).decimal("bits", 1, 16 * kShareParts, 7); };
+  EXPECT_EQ(*bits("zack:bits=2.4"), 24000);
+  EXPECT_EQ(*bits("zack:bits=16"), 16 * kShareParts);
+  EXPECT_EQ(*bits("zack"), 7);
+  for (const char* text : {"zack:bits=0", "zack:bits=16.0001", "zack:bits=2.40001"}) {
+    EXPECT_FALSE(bits(text).ok()) << text;
+  }
   for (const int parts : {1, 10, 3125, 5000, 9999, kShareParts}) {
     const std::string text = "zack:keep=" + share_text(parts);
     EXPECT_EQ(*share(text.c_str()), parts) << text;
   }
   EXPECT_EQ(share_text(5000), "0.5");
   EXPECT_EQ(share_text(kShareParts), "1");
+  EXPECT_EQ(share_text(24500), "2.45");
 }
 
 TEST(KvFormats, UnknownNamesAreRefusedWithTheKnownOnes) {

@@ -41,6 +41,7 @@ constexpr const char* kNames[] = {
     "zack:keep=0.7",
     "zack:keep=0.5,ranks=uniform",
     "zack:keep=0.7+hack",
+    "zack:bits=3.5+hack",
     "zack:keep=0.7+kivi:bits=2",
 };
 const KvShape kShape{2, 2, 48, ElementType::kBf16};

@@ -162,8 +162,8 @@ inline void add_kvquant_tables(const KvShape& shape, KvTables& tables) {
   }
 }
 
-// ZACK's tables: reflections as rotations, and spectra of which no two are alike. `reflect`: else
-// rotations change nothing.
+// ZACK's tables: reflections as rotations, and spectra and errors of which no two are alike.
+// `reflect`: else rotations change nothing.
 inline void add_zack_tables(const KvShape& shape, bool reflect, KvTables& tables) {
   const int d = shape.head_dim;
   for (int plane = 0; plane < 2 * shape.layers * shape.kv_heads; ++plane) {
@@ -183,6 +183,14 @@ inline void add_zack_tables(const KvShape& shape, bool reflect, KvTables& tables
       }
       const float fall = 2.0F + static_cast<float>(plane * 5 % 7);
       singular_values.push_back(std::exp(-fall * static_cast<float>(i) / static_cast<float>(d)));
+    }
+    const float weight = 0.1F + static_cast<float>(plane * 3 % 8);
+    for (const float lost : {0.12F, 0.01F, 0.0001F}) {
+      for (int w = 16; w <= d; w += 16) {
+        const float tail = singular_values[singular_values.size() - d + w - 1];
+        const float dropped = w < d ? tail * tail : 0;
+        tables.values[prefix + "errors"].push_back(weight * (lost + dropped));
+      }
     }
   }
 }

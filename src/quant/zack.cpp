@@ -6,10 +6,12 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "quant/slab_rows.h"
 #include "quant/table_lookup.h"
+#include "quant/zack_bits.h"
 
 namespace kvlane {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 constexpr std::string_view kName = "zack";
 constexpr int kUsualKeep = kShareParts / 2;
 constexpr int kHeadDimMax = 256;
+constexpr int kBitsMax = 16;  // as many as a value has that is not coded
 
 // K[64][k], then V[64][v].
 KvShape page_shape(int layers, HeadWidths widths) {
@@ -217,16 +220,80 @@ Result<ZackFormat::Rotations> read_rotations(const KvFormatContext& context) {
   return rotations;
 }
 
-Result<zack::Ranks> choose_ranks(const KvFormatContext& context, int keep, const std::string& ranks,
-                                 const std::string& weigh) {
-  const int d = context.shape.head_dim;
-  if (ranks == "uniform") {
-    return zack::uniform_ranks(d, std::size_t(context.shape.layers) * context.shape.kv_heads, keep);
+// What a text says but for its codes.
+struct Said {
+  int bits;  // 0: the others say what is kept
+  int keep;
+  std::string ranks;
+  std::string weigh;
+  KvWindow window;
+};
+
+Result<Said> parse(FormatText& text) {
+  for (const char* const key : {"keep", "ranks", "weigh"}) {
+    if (text.has("bits") && text.has(key)) {
+      return invalid_argument("KV format 'zack' has either bits or " + std::string(key));
+    }
   }
-  const bool energies = weigh == kWeighs[1];
-  KVLANE_ASSIGN(const zack::Rates rates,
-                zack_rates(context, energies ? zack::Weigh::kEnergies : zack::Weigh::kValues));
-  return rates.at(keep);
+  Said said;
+  KVLANE_ASSIGN(said.bits, text.decimal("bits", 1, kBitsMax * kShareParts, 0));
+  KVLANE_ASSIGN(said.keep, text.share("keep", kUsualKeep));
+  KVLANE_ASSIGN(said.ranks, text.word("ranks", kRanks, kRanks[0]));
+  KVLANE_ASSIGN(said.weigh, text.word("weigh", kWeighs, kWeighs[0]));
+  if (said.ranks != kRanks[0] && said.weigh != kWeighs[0]) {
+    return invalid_argument("KV format 'zack': with ranks=uniform nothing is weighed");
+  }
+  KVLANE_ASSIGN(said.window, text.window());
+  KVLANE_TRY(text.finish());
+  return said;
+}
+
+std::string name_of(const Said& said) {
+  std::string name = std::string(kName) + ":";
+  name += said.bits > 0 ? "bits=" + share_text(said.bits) : "keep=" + share_text(said.keep);
+  if (said.ranks != kRanks[0]) name += ",ranks=" + said.ranks;
+  if (said.weigh != kWeighs[0]) name += ",weigh=" + said.weigh;
+  return name + window_text(said.window);
+}
+
+// Of all heads, [layers * kv_heads].
+struct Kept {
+  zack::Ranks ranks;
+  std::vector<zack::HeadCodes> codes;  // empty: all have those that the text says
+};
+
+Result<Kept> choose_ranks(const KvFormatContext& context, const Said& said) {
+  const auto choose = [&]() -> Result<zack::Ranks> {
+    const KvShape& shape = context.shape;
+    if (said.ranks == kRanks[1]) {
+      const std::size_t heads = std::size_t(shape.layers) * shape.kv_heads;
+      return zack::uniform_ranks(shape.head_dim, heads, said.keep);
+    }
+    const bool energies = said.weigh == kWeighs[1];
+    KVLANE_ASSIGN(const zack::Rates rates,
+                  zack_rates(context, energies ? zack::Weigh::kEnergies : zack::Weigh::kValues));
+    return rates.at(said.keep);
+  };
+  auto ranks = choose();
+  if (!ranks.ok()) return ranks.status().with_context("KV format 'zack'");
+  return Kept{std::move(*ranks), {}};
+}
+
+Result<Kept> choose_bits(const KvFormatContext& context, const Said& said) {
+  const int d = context.shape.head_dim;
+  const std::size_t choices = zack::kCodeBits.size() * (d / zack::kWidthStep);
+  KVLANE_ASSIGN(const std::vector<float> k, gather(context, true, "errors", choices));
+  KVLANE_ASSIGN(const std::vector<float> v, gather(context, false, "errors", choices));
+  auto codes = zack::choose_codes({d, k, v}, said.bits);
+  if (!codes.ok()) return codes.status().with_context("KV format 'zack'");
+  Kept kept{{}, std::move(*codes)};
+  double dimensions = 0;
+  for (const zack::HeadCodes& head : kept.codes) {
+    kept.ranks.widths.push_back({head.k.width, head.v.width});
+    dimensions += head.k.width + head.v.width;
+  }
+  kept.ranks.share = dimensions / (2.0 * d * static_cast<double>(kept.codes.size()));
+  return kept;
 }
 
 // Formats whose slabs have one size, and know pages whose V is narrower than K.
@@ -234,10 +301,41 @@ bool can_code(std::string_view name) {
   return name != "zack" && name != "cachegen" && name != "kvquant" && name != "bf16";
 }
 
-// The formats of all pairs of widths that there are; and what their name is, behind a "+".
+// What a head's bits are in the text of its codes.
+std::string hack_bits_text(const zack::HeadCodes& codes) {
+  return "hack:k=" + std::to_string(codes.k.bits) + ",v=" + std::to_string(codes.v.bits);
+}
+
+// `text` says `hack`, and of it what is not chosen.
+Status check_codes_of_bits(std::string_view text) {
+  if (text.substr(0, text.find(':')) != "hack") {
+    return invalid_argument("zack:bits chooses bits of codes of hack: write zack:bits=2.5+hack");
+  }
+  // Its other word for a parameter is partitions.
+  const bool paper = text.starts_with("hack:paper");
+  KVLANE_ASSIGN(const FormatText codes, FormatText::parse(paper ? "hack:p=64" : text));
+  for (const char* const key : {"k", "v", "p"}) {
+    if (codes.has(key)) {
+      return invalid_argument("behind zack:bits, which chooses them, hack has no parameter '" +
+                              std::string(key) + "'");
+    }
+  }
+  return {};
+}
+
+// The text of the codes of head `i`.
+std::string text_of_head(std::string_view text, const Kept& kept, std::size_t i) {
+  if (kept.codes.empty()) return std::string(text);
+  const std::string_view rest = text.substr(std::min(text.size(), text.find(':')));
+  return hack_bits_text(kept.codes[i]) + (rest.empty() ? "" : "," + std::string(rest.substr(1)));
+}
+
+// The formats of all kinds of heads that there are; and what their name is, behind a "+".
 Result<ZackFormat::Codes> make_codes(std::string_view text, const KvFormatContext& context,
-                                     const zack::Ranks& ranks, std::string& name) {
-  ZackFormat::Codes codes(ranks.widths.size());
+                                     const Kept& kept, std::string& name) {
+  const std::vector<HeadWidths>& widths = kept.ranks.widths;
+  ZackFormat::Codes codes(widths.size());
+  if (!kept.codes.empty()) KVLANE_TRY(check_codes_of_bits(text));
   if (text.empty()) return codes;
   const std::string_view format_name = text.substr(0, text.find(':'));
   if (!can_code(format_name)) {
@@ -245,14 +343,14 @@ Result<ZackFormat::Codes> make_codes(std::string_view text, const KvFormatContex
         "what zack keeps can be coded by hack and formats with linear codes, not by '" +
         std::string(format_name) + "'");
   }
-  std::map<std::pair<int, int>, std::shared_ptr<const KvFormat>> made;
+  std::map<std::tuple<int, int, std::string>, std::shared_ptr<const KvFormat>> made;
   for (std::size_t i = 0; i < codes.size(); ++i) {
-    const HeadWidths widths = ranks.widths[i];
-    std::shared_ptr<const KvFormat>& format = made[{widths.k, widths.v}];
+    const std::string of_head = text_of_head(text, kept, i);
+    std::shared_ptr<const KvFormat>& format = made[{widths[i].k, widths[i].v, of_head}];
     if (!format) {
       KvFormatContext narrow = context;
-      narrow.shape = page_shape(context.shape.layers, widths);
-      KVLANE_ASSIGN(format, make_kv_format(text, narrow));
+      narrow.shape = page_shape(context.shape.layers, widths[i]);
+      KVLANE_ASSIGN(format, make_kv_format(of_head, narrow));
     }
     codes[i] = format;
   }
@@ -265,6 +363,12 @@ Result<ZackFormat::Codes> make_codes(std::string_view text, const KvFormatContex
     return invalid_argument("zack reads a query's own block in 16 bits");
   }
   name = "+" + one.name();
+  if (!kept.codes.empty()) {
+    // "hack:k=4,v=2,compute=bf16" without what only one head has.
+    const std::string_view rest =
+        std::string_view(one.name()).substr(hack_bits_text(kept.codes.front()).size());
+    name = "+hack" + (rest.empty() ? "" : ":" + std::string(rest.substr(1)));
+  }
   return codes;
 }
 
@@ -281,28 +385,17 @@ Result<zack::Rates> zack_rates(const KvFormatContext& context, zack::Weigh weigh
 Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
                                                          const KvFormatContext& context) {
   const std::string codes = text.take_codes();
-  KVLANE_ASSIGN(const int keep, text.share("keep", kUsualKeep));
-  KVLANE_ASSIGN(const std::string ranks, text.word("ranks", kRanks, "adaptive"));
-  KVLANE_ASSIGN(const std::string weigh, text.word("weigh", kWeighs, "values"));
-  if (ranks == "uniform" && weigh != "values") {
-    return invalid_argument("KV format 'zack': with ranks=uniform nothing is weighed");
-  }
-  KVLANE_ASSIGN(const KvWindow window, text.window());
-  KVLANE_TRY(text.finish());
+  KVLANE_ASSIGN(const Said said, parse(text));
   const int d = context.shape.head_dim;
   KVLANE_TRY(check_head_dim(d));
   KVLANE_ASSIGN(ZackFormat::Rotations rotations, read_rotations(context));
-  auto chosen = choose_ranks(context, keep, ranks, weigh);
-  if (!chosen.ok()) return chosen.status().with_context("KV format 'zack'");
+  KVLANE_ASSIGN(Kept kept,
+                said.bits > 0 ? choose_bits(context, said) : choose_ranks(context, said));
   std::string name_of_codes;
-  KVLANE_ASSIGN(ZackFormat::Codes made, make_codes(codes, context, *chosen, name_of_codes));
-  std::string name = std::string(kName) + ":keep=" + share_text(keep);
-  if (ranks != "adaptive") name += ",ranks=" + ranks;
-  if (weigh != "values") name += ",weigh=" + weigh;
-  name += window_text(window) + name_of_codes;
+  KVLANE_ASSIGN(ZackFormat::Codes made, make_codes(codes, context, kept, name_of_codes));
   return std::shared_ptr<const KvFormat>(std::make_shared<const ZackFormat>(
-      std::move(name), context.shape, window, std::move(*chosen), std::move(made),
-      std::move(rotations), tables_id(*context.tables, kName)));
+      name_of(said) + name_of_codes, context.shape, said.window, std::move(kept.ranks),
+      std::move(made), std::move(rotations), tables_id(*context.tables, kName)));
 }
 
 }  // namespace kvlane

@@ -7,6 +7,8 @@
 //     sink=n, recent=n          blocks that attention reads in 16 bits, with all dimensions
 //   zack:keep=0.5+hack:k=2,v=2  what is kept is coded in another format: `hack`, or one with linear
 //                               codes (quant/linear_format.h)
+//   zack:bits=2.5+hack          each head's K and V has dimensions and bits of its own, so many
+//                               bits a value in all (quant/zack_bits.h); takes sink and recent, too
 //
 // The model's directory is one that `kvlane calibrate zack` made: its V is in that basis anyway,
 // its weights being folded. K and queries get there by key_rotation() and query_rotation(), behind
@@ -35,11 +37,12 @@ namespace kvlane {
 // Names of tables: "zack.layers.3.k.rotation" [kv_heads][d][d], columns by descending singular
 // value; "zack.layers.3.k.query_rotation", likewise, in all layers, or in none where queries have
 // that of K; "zack.layers.3.k.singular_values" [kv_heads][d]; rotation and singular values of v, of
-// which formats do not read the rotation. spec/zack.md.
+// which formats do not read the rotation. For `bits` "zack.layers.3.k.errors"
+// [kv_heads][zack::kCodeBits][d / 16], likewise v. spec/zack.md.
 class ZackFormat final : public KvFormat {
  public:
   // Formats of slabs of one head in all layers, with its widths; shared by all heads that have the
-  // same ones. Null where rows stay as they are.
+  // same. Null where rows stay as they are.
   using Codes = std::vector<std::shared_ptr<const KvFormat>>;  // [layers][kv_heads]
 
   // [layers][kv_heads][head_dim][head_dim] of K, and of queries unless they have those of K.

@@ -6,6 +6,8 @@
 
 #include <cstring>
 #include <limits>
+#include <set>
+#include <utility>
 
 #include "quant/tables_fixture.h"
 
@@ -41,6 +43,10 @@ TEST(Zack, NamesSayEverything) {
   EXPECT_EQ(name("zack:sink=1,keep=0.5+hack"), "zack:keep=0.5,sink=1+hack:k=2,v=2");
   EXPECT_EQ((*make("zack:keep=0.5,sink=1+hack:compute=bf16", tables))->slab_name(),
             "zack:keep=0.5+hack:k=2,v=2");
+  EXPECT_EQ(name("zack:recent=1,bits=2.50+hack:compute=bf16"),
+            "zack:bits=2.5,recent=1+hack:compute=bf16");
+  EXPECT_EQ((*make("zack:bits=2.5,recent=1+hack:compute=bf16", tables))->slab_name(),
+            "zack:bits=2.5+hack");
 }
 
 TEST(Zack, PagesAreWordsOfTwoValuesOneAfterAnother) {
@@ -151,6 +157,60 @@ TEST(Zack, CodesWhatItKeeps) {
     }
     EXPECT_EQ(format->used_bytes(place, sealed.slab.data()), used) << text;
   }
+}
+
+// Pages are slabs of formats of their own, of as many bytes together as `bits` says at most.
+TEST(Zack, BitsAreEachHeadsOwn) {
+  const KvTables tables = tables_of(kShape);
+  std::set<std::string> names;
+  for (const auto& [text, bits] : {std::pair{"zack:bits=2+hack", 2.0},
+                                   {"zack:bits=3.3+hack", 3.3},
+                                   {"zack:bits=8.5+hack:meta=bf16", 8.5}}) {
+    const auto format = *make(text, tables);
+    double bytes = 0;
+    for (int layer = 0; layer < kShape.layers; ++layer) {
+      for (int head = 0; head < kShape.kv_heads; ++head) {
+        const KvFormat& codes = *zack(format).codes(layer, head);
+        names.insert(codes.name());
+        EXPECT_EQ(codes.shape().widths(), zack(format).widths(layer, head));
+        EXPECT_EQ(format->page_place(layer, head).bytes, codes.slab_bytes());
+      }
+      bytes += static_cast<double>(format->used_bytes({layer, 0}, nullptr));
+    }
+    const double values = static_cast<double>(kShape.layers * kShape.slab_bytes()) / 2;
+    EXPECT_LE(8 * bytes / values, bits) << text;
+    EXPECT_GT(8 * bytes / values, bits - 0.4) << text;
+  }
+  EXPECT_GT(names.size(), 3U);
+  EXPECT_TRUE(names.contains("hack:k=8,v=8,meta=bf16"));
+}
+
+TEST(Zack, WhatBitsCannotBeSaysWhy) {
+  KvTables tables = tables_of(kShape);
+  const auto message = [&](const char* text) {
+    return std::string(make(text, tables).status().message());
+  };
+  EXPECT_EQ(message("zack:bits=2.5,keep=0.5+hack"), "KV format 'zack' has either bits or keep");
+  EXPECT_EQ(message("zack:bits=2.5,weigh=values+hack"),
+            "KV format 'zack' has either bits or weigh");
+  EXPECT_EQ(message("zack:bits=17+hack"),
+            "KV format 'zack': bits is a number from 0.0001 to 16, with at most four decimals, "
+            "not '17'");
+  for (const char* const codes : {"", "+int4", "+zack"}) {
+    EXPECT_EQ(message(("zack:bits=2.5" + std::string(codes)).c_str()),
+              "zack:bits chooses bits of codes of hack: write zack:bits=2.5+hack");
+  }
+  EXPECT_EQ(message("zack:bits=2.5+hack:k=2"),
+            "behind zack:bits, which chooses them, hack has no parameter 'k'");
+  EXPECT_EQ(message("zack:bits=2.5+hack:paper"),
+            "behind zack:bits, which chooses them, hack has no parameter 'p'");
+  EXPECT_EQ(message("zack:bits=2.5+hack:sink=1"),
+            "sink and recent stand before the '+', as in zack:keep=0.5,sink=1+hack");
+  EXPECT_EQ(message("zack:bits=0.5+hack"),
+            "KV format 'zack': fewer than 0.8125 bits a value cannot be met");
+  tables.values.erase("zack.layers.1.v.errors");
+  EXPECT_NE(message("zack:bits=2.5+hack").find("the tables have no 'zack.layers.1.v.errors'"),
+            std::string::npos);
 }
 
 // Errors and random numbers are of the head that a page is of, not of the page's only one.

@@ -41,6 +41,11 @@ CASES = {
     "zack:keep=0.75+int4:sym=0": Case(1, of_linear="int4:sym=0"),
     "zack:keep=0.8,sink=1+kivi:bits=2,group=32": Case(0, of_linear="kivi:bits=2,group=32"),
 }
+# Their bits are each head's own.
+CASES |= {
+    "zack:bits=3.1,recent=1+hack": Case(0, hack.Case("", (0, 0))),
+    "zack:bits=4.25+hack:mix=0,meta=bf16": Case(1, hack.Case("", (0, 0), mixed=False, meta="bf16")),
+}
 FRAME = "zack:keep=0.75+hack:k=2,v=2"
 FRAME_OF_VALUES = "zack:keep=0.75"
 
@@ -74,6 +79,25 @@ def make_tables():
     return tables
 
 
+# [layer][K, V][head]: how much codes of that head lose.
+WEIGHTS = (((1.0, 0.02), (0.3, 0.0)), ((0.001, 0.2), (0.05, 2.5)))
+LOSSES = {2: 0.13, 4: 0.011, 8: 0.0002}
+
+
+def make_errors():
+    """Not quite as codes have them: drawn so that some choices are worse than cheaper ones."""
+    rng, tables = random.Random(14), {}
+    for layer, weights in enumerate(WEIGHTS):
+        for part, of_part in zip("kv", weights):
+            tables[f"zack.layers.{layer}.{part}.errors"] = [
+                f32(weight * (loss + math.exp(-0.1 * width)) * rng.uniform(0.7, 1.4))
+                for weight in of_part
+                for loss in LOSSES.values()
+                for width in range(TILE, DIM + 1, TILE)
+            ]
+    return tables
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Section 2: the smallest threshold at which no more than the share is kept.
 
@@ -95,8 +119,59 @@ def width_at(r, values):
     return min(kept for kept in range(TILE, DIM + 1, TILE) if tail(values, kept) <= r)
 
 
+# ---------------------------------------------------------------------------------------------------------------
+# Section 6: corners of each plane's lower hull, in exact arithmetic; then the steepest edges of all.
+
+
+def bytes_of(choice):
+    width, bits = choice
+    return TOKENS * width * bits // 8 + 2 * width + 2 * TOKENS
+
+
+def hull(errors):
+    """Its corners from the cheapest choice to that of least error. errors: of choices (width, bits)."""
+    points = {choice: (bytes_of(choice), Fraction(error)) for choice, error in errors.items()}
+
+    def is_corner(choice):
+        """Nothing of as few bytes is as good, and no edge from left to right passes below it."""
+        x, y = points[choice]
+        left = [point for point in points.values() if point[0] < x]
+        right = [(a, b) for a, b in points.values() if a > x and b < y]
+        if any(b <= y for _, b in left):
+            return False
+        return all((b - y) * (x - c) > (y - e) * (a - x) for a, b in right for c, e in left)
+
+    return sorted((choice for choice in points if is_corner(choice)), key=bytes_of)
+
+
+def bits_of(name, tables):
+    """[layer][head] (width of K, width of V, format of the page)."""
+    codes = name.partition("+hack")[2].replace(":", ",")
+    order = [(width, bits) for bits in LOSSES for width in range(TILE, DIM + 1, TILE)]
+    at = [(layer, head, part) for layer in range(LAYERS) for head in range(HEADS) for part in "kv"]
+    chosen, edges = {}, []
+    for plane, (layer, head, part) in enumerate(at):
+        own = tables[f"zack.layers.{layer}.{part}.errors"][head * len(order) :][: len(order)]
+        errors = dict(zip(order, own))
+        corners = hull(errors)
+        chosen[plane] = corners[0]
+        for a, b in zip(corners, corners[1:]):
+            gain = (Fraction(errors[a]) - Fraction(errors[b])) / (bytes_of(b) - bytes_of(a))
+            edges.append((-gain, plane, b))
+    budget = math.floor(Fraction(name[len("zack:bits=") :].partition("+")[0].partition(",")[0]) * len(at) * DIM * 8)
+    for _, plane, to in sorted(edges):
+        if sum(map(bytes_of, (chosen | {plane: to}).values())) > budget:
+            break
+        chosen[plane] = to
+    pairs = [(chosen[i], chosen[i + 1]) for i in range(0, len(at), 2)]
+    found = [(k[0], v[0], f"hack:k={k[1]},v={v[1]}{codes}") for k, v in pairs]
+    return [found[i : i + HEADS] for i in range(0, len(found), HEADS)]
+
+
 def widths_of(name, tables):
-    """[layer][head] (of K, of V)."""
+    """[layer][head] (of K, of V), with `bits` and the format of its page."""
+    if "bits=" in name.partition("+")[0]:
+        return bits_of(name, tables)
     share, energies = share_of(name), "energies" in name
     planes = [
         [x * x if energies else x for x in tables[f"zack.layers.{layer}.{part}.{VALUES}"][at : at + DIM]]
@@ -138,7 +213,7 @@ def bell_rows():
 def narrowed(heads, widths):
     """[head][K, V]: the first values of every row."""
     return [
-        [[x for i, x in enumerate(plane) if i % DIM < width] for plane, width in zip(planes, pair)]
+        [[x for i, x in enumerate(plane) if i % DIM < width] for plane, width in zip(planes, pair[:2])]
         for planes, pair in zip(heads, widths)
     ]
 
@@ -150,6 +225,14 @@ def in_words(head):
     words_k = [x for i in pairs for row in k for x in row[i : i + 2]]
     words_v = [x for t in range(0, 64, 2) for two in zip(v[t], v[t + 1]) for x in two]
     return [words_k, words_v]
+
+
+def of_head(case, widths):
+    """The case of a page whose bits are its own."""
+    if len(widths) == 2:
+        return case
+    bits = tuple(int(part.partition("=")[2]) for part in widths[2].partition(":")[2].split(",")[:2])
+    return case._replace(of_hack=case.of_hack._replace(bits=bits))
 
 
 def sections(case, head):
@@ -164,17 +247,19 @@ def sections(case, head):
 def pages(name, tables, heads):
     """Of the slab of the case's layer."""
     case = CASES[name]
-    for head in narrowed(heads, widths_of(name, tables)[case.layer]):
+    widths = widths_of(name, tables)[case.layer]
+    for head, own in zip(narrowed(heads, widths), widths):
         if name == WITH_SUMS:
             yield hack.seal_with_sums(case.of_hack, [head])
         else:
-            yield b"".join(map(hack.pad64, sections(case, head)))
+            yield b"".join(map(hack.pad64, sections(of_head(case, own), head)))
 
 
 def packed(name, tables, heads):
     case = CASES[name]
-    kept = narrowed(heads, widths_of(name, tables)[case.layer])
-    return b"".join(section for head in kept for section in sections(case, head))
+    widths = widths_of(name, tables)[case.layer]
+    kept = zip(narrowed(heads, widths), widths)
+    return b"".join(section for head, own in kept for section in sections(of_head(case, own), head))
 
 
 def planes(name, tables, heads):
@@ -192,6 +277,8 @@ def make(write, open_slab):
     """`open_slab` is the independent reader: what it gives is written beside, for others to compare with."""
     tables, heads, cases = make_tables(), example_rows(), []
     write("slab/zack/tables.safetensors", slabs.tables_file(tables))
+    write("slab/zack/errors.safetensors", slabs.tables_file(make_errors()))
+    tables |= make_errors()
     write("slab/zack/rows.rows", hack.rows_to_bytes(heads))
     for name, case in CASES.items():
         widths = widths_of(name, tables)
