@@ -87,7 +87,7 @@ class CalibrateZack(ProgramTest):
         self.assertEqual(summary["folded_model"], identity.hex())
         self.assertNotEqual(summary["model"], identity.hex())
         self.assertEqual(summary["tokens"], TOKENS)
-        self.assertEqual(len(tables), 4 * LAYERS)
+        self.assertEqual(len(tables), 6 * LAYERS)
         for layer in range(LAYERS):
             for part in "kv":
                 rotations = tables[f"zack.layers.{layer}.{part}.rotation"]
@@ -96,6 +96,9 @@ class CalibrateZack(ProgramTest):
                 for column in range(HEAD_DIM):
                     squares = sum(rotations[row * HEAD_DIM + column] ** 2 for row in range(HEAD_DIM))
                     self.assertAlmostEqual(squares, 1, delta=1e-5)
+                errors = tables[f"zack.layers.{layer}.{part}.errors"]
+                self.assertEqual(len(errors), KV_HEADS * 3 * HEAD_DIM // 16)
+                self.assertTrue(all(error > 0 for error in errors))
                 values = tables[f"zack.layers.{layer}.{part}.singular_values"]
                 for head in range(KV_HEADS):
                     own = values[head * HEAD_DIM : (head + 1) * HEAD_DIM]

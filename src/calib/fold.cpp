@@ -91,6 +91,22 @@ std::vector<double> output_grams(const Checkpoint& checkpoint) {
   return grams;
 }
 
+std::vector<double> output_grams_of_layer(const Checkpoint& checkpoint, int layer) {
+  const ModelConfig& config = checkpoint.config();
+  const auto d = static_cast<std::size_t>(config.head_dim);
+  const TensorView& weights = checkpoint.tensors().at(output_projection(layer));
+  std::vector<double> grams(config.heads * d * d);
+  parallel_for(config.heads, [&](std::int64_t head) {
+    GramSum sum(d, grams.data() + head * d * d);
+    for (std::size_t row = 0; row < std::size_t(config.hidden); ++row) {
+      read(weights, (row * config.heads + head) * d, d, sum.next());
+    }
+    sum.flush();
+  });
+  checkpoint.release(weights);
+  return grams;
+}
+
 Result<Bytes> fold_values(const ModelConfig& config, const TensorView& weights,
                           std::span<const Rotation> rotations) {
   const std::int64_t d = config.head_dim;

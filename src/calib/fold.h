@@ -24,6 +24,8 @@ std::string output_projection(int layer);
 // Gram matrices (calib/gram.h) of the output projection's slices, [layers][kv_heads] matrices
 // [head_dim][head_dim]: for each KV head of the transposed slices of its query heads, together.
 std::vector<double> output_grams(const Checkpoint& checkpoint);
+// The same of each query head by itself, of one layer: [heads] matrices.
+std::vector<double> output_grams_of_layer(const Checkpoint& checkpoint, int layer);
 
 // The bytes of a folded projection, of the type of `weights`. rotations: of this layer, [kv_heads].
 // kUnsupported when a value does not fit the type. Memory: the tensor, and some MB a thread.

@@ -37,7 +37,8 @@ void append(std::span<const double> values, std::vector<float>& to) {
 }
 
 // The tables that spec/zack.md describes.
-KvTables tables_of(const ModelConfig& config, const ZackRotations& rotations) {
+KvTables tables_of(const ModelConfig& config, const ZackRotations& rotations,
+                   const ZackErrors& errors) {
   KvTables tables;
   for (int layer = 0; layer < config.layers; ++layer) {
     for (const bool is_key : {true, false}) {
@@ -53,6 +54,11 @@ KvTables tables_of(const ModelConfig& config, const ZackRotations& rotations) {
           append(rotation.dual, tables.values[prefix + "query_rotation"]);
         }
       }
+      const std::vector<float>& of = is_key ? errors.k : errors.v;
+      if (of.empty()) continue;
+      const std::size_t count = of.size() / config.layers;
+      const auto from = of.begin() + static_cast<std::ptrdiff_t>(layer * count);
+      tables.values[prefix + "errors"].assign(from, from + static_cast<std::ptrdiff_t>(count));
     }
   }
   return tables;
@@ -61,9 +67,13 @@ KvTables tables_of(const ModelConfig& config, const ZackRotations& rotations) {
 // One directory that is being written.
 class Folding {
  public:
-  Folding(const Checkpoint& checkpoint, const ZackRotations& rotations, fs::path to,
-          const OnCalibrated& progress)
-      : checkpoint_(checkpoint), rotations_(rotations), to_(std::move(to)), progress_(progress) {
+  Folding(const Checkpoint& checkpoint, const ZackRotations& rotations, const ZackErrors& errors,
+          fs::path to, const OnCalibrated& progress)
+      : checkpoint_(checkpoint),
+        rotations_(rotations),
+        errors_(errors),
+        to_(std::move(to)),
+        progress_(progress) {
     for (const Checkpoint::Shard& shard : checkpoint.shards()) total_ += shard.file.bytes().size();
     for (int layer = 0; layer < checkpoint.config().layers; ++layer) {
       layers_[value_projection(layer)] = layer;
@@ -124,7 +134,7 @@ class Folding {
     std::error_code error;
     fs::create_directory(path.parent_path(), error);
     if (error) return failure("create", path.parent_path(), error);
-    const KvTables tables = tables_of(folded.config(), rotations_);
+    const KvTables tables = tables_of(folded.config(), rotations_, errors_);
     KVLANE_TRY(write_file(path, build_kv_tables(tables, identity, tokens)));
     return identity;
   }
@@ -191,6 +201,7 @@ class Folding {
 
   const Checkpoint& checkpoint_;
   const ZackRotations& rotations_;
+  const ZackErrors& errors_;
   const fs::path to_;
   const OnCalibrated& progress_;
   std::map<std::string, int> layers_;  // of each tensor that is folded
@@ -201,14 +212,15 @@ class Folding {
 }  // namespace
 
 Result<ModelIdentity> write_folded_checkpoint(const Checkpoint& checkpoint,
-                                              const ZackRotations& rotations, std::uint64_t tokens,
+                                              const ZackRotations& rotations,
+                                              const ZackErrors& errors, std::uint64_t tokens,
                                               const fs::path& out, const OnCalibrated& progress) {
   const fs::path temporary = out.string() + ".folding";
   std::error_code error;
   fs::remove_all(temporary, error);
   if (!error) fs::create_directory(temporary, error);
   if (error) return failure("create", temporary, error);
-  auto identity = Folding(checkpoint, rotations, temporary, progress).write(tokens);
+  auto identity = Folding(checkpoint, rotations, errors, temporary, progress).write(tokens);
   Status status = identity.status();
   if (status.ok() && fs::exists(out, error)) {
     status = invalid_argument(out.string() + " is there already");

@@ -99,7 +99,7 @@ TEST(FoldedCheckpoint, ComputesTheSameFunction) {
       const fs::path out = directory.path() / "out";
       const Checkpoint checkpoint = take(Checkpoint::open(from));
       const ZackRotations rotations = rotations_for(from, checkpoint, kind);
-      take(write_folded_checkpoint(checkpoint, rotations, 512, out, {}));
+      take(write_folded_checkpoint(checkpoint, rotations, {}, 512, out, {}));
       const auto tokens = some_tokens(200);
       const auto before = take(Model::load(from, {.isa = best_isa()}));
       const auto after = take(Model::load(out, {.isa = best_isa()}));
@@ -199,7 +199,7 @@ TEST(FoldedCheckpoint, LeavesAllElseAsItWas) {
   ASSERT_TRUE(write_file(directory.path() / "out.folding" / "old", as_byte_view("old")).ok());
   std::uint64_t last = 0;
   std::uint64_t all = 0;
-  take(write_folded_checkpoint(checkpoint, rotations_for(from, checkpoint), 512, out,
+  take(write_folded_checkpoint(checkpoint, rotations_for(from, checkpoint), {}, 512, out,
                                [&](std::uint64_t done, std::uint64_t total) {
                                  EXPECT_GE(done, last);
                                  last = done;
@@ -242,7 +242,8 @@ TEST(FoldedCheckpoint, TablesBelongToTheFoldedModel) {
   const fs::path out = directory.path() / "out";
   const Checkpoint checkpoint = take(Checkpoint::open(from));
   const ZackRotations rotations = rotations_for(from, checkpoint);
-  const ModelIdentity identity = take(write_folded_checkpoint(checkpoint, rotations, 512, out, {}));
+  const ModelIdentity identity =
+      take(write_folded_checkpoint(checkpoint, rotations, {}, 512, out, {}));
   EXPECT_EQ(identity, take(take(Checkpoint::open(out)).identity({})));
   const KvTables tables = take(load_kv_tables(out / kZackTables, identity));
   EXPECT_EQ(load_kv_tables(out / kZackTables, take(checkpoint.identity({}))).status().code(),
@@ -277,7 +278,8 @@ TEST(FoldedCheckpoint, TablesHaveTheRotationOfQueriesWhereItIsAnother) {
   const fs::path out = directory.path() / "out";
   const Checkpoint checkpoint = take(Checkpoint::open(from));
   const ZackRotations rotations = rotations_for(from, checkpoint, RotationKind::kProduct);
-  const ModelIdentity identity = take(write_folded_checkpoint(checkpoint, rotations, 512, out, {}));
+  const ModelIdentity identity =
+      take(write_folded_checkpoint(checkpoint, rotations, {}, 512, out, {}));
   const KvTables tables = take(load_kv_tables(out / kZackTables, identity));
   const ModelConfig& config = checkpoint.config();
   const std::size_t matrix = std::size_t(config.head_dim) * config.head_dim;
@@ -304,7 +306,7 @@ TEST(FoldedCheckpoint, DoesNotReplaceAnything) {
   fs::create_directory(out);
   const Checkpoint checkpoint = take(Checkpoint::open(from));
   const auto written =
-      write_folded_checkpoint(checkpoint, rotations_for(from, checkpoint), 512, out, {});
+      write_folded_checkpoint(checkpoint, rotations_for(from, checkpoint), {}, 512, out, {});
   ASSERT_FALSE(written.ok());
   EXPECT_EQ(written.status().message(), out.string() + " is there already");
   EXPECT_TRUE(fs::is_empty(out));

@@ -66,9 +66,8 @@ struct Sums {
   std::optional<ZackSums> other;
 };
 
-// Both texts through the model, which is gone from memory afterwards.
-Result<Sums> sum_texts(const ZackFlags& flags, const fs::path& out) {
-  KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags.common));
+// Both texts through the model.
+Result<Sums> sum_texts(const ZackFlags& flags, const CalibrationInput& input, const fs::path& out) {
   const auto sum = [&](std::span<const std::int32_t> tokens, const fs::path& state,
                        bool snapshots) -> Result<ZackSums> {
     Progress progress("computing " + std::to_string(tokens.size()) + " tokens");
@@ -101,12 +100,20 @@ Result<ZackReport> make_report(const ZackFlags& flags, const Sums& sums,
   return report;
 }
 
+Result<ZackErrors> measure(const CalibrationInput& input, const Checkpoint& checkpoint,
+                           const ZackRotations& rotations) {
+  Progress progress("measuring what codes lose");
+  return measure_zack_errors(*input.model, checkpoint, input.tokens, rotations, progress.counter());
+}
+
 struct Written {
   ModelIdentity model{};
   std::string table;  // of the report
 };
 
-Result<Written> write_all_of(const ZackFlags& flags, const Sums& sums, const fs::path& out) {
+// The model is gone from memory when it has been measured.
+Result<Written> write_all_of(const ZackFlags& flags, CalibrationInput input, const Sums& sums,
+                             const fs::path& out) {
   KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.common.directory));
   const std::vector<double> outputs = output_grams(checkpoint);
   KVLANE_ASSIGN(const ZackRotations rotations,
@@ -117,9 +124,12 @@ Result<Written> write_all_of(const ZackFlags& flags, const Sums& sums, const fs:
     KVLANE_TRY(write_file(flags.report, as_byte_view(zack_report_json(report))));
     written.table = zack_report_table(report);
   }
+  KVLANE_ASSIGN(const ZackErrors errors, measure(input, checkpoint, rotations));
+  input.model.reset();
   Progress progress("folding " + flags.common.directory);
-  KVLANE_ASSIGN(written.model, write_folded_checkpoint(checkpoint, rotations, sums.own.grams.tokens,
-                                                       out, progress.counter()));
+  KVLANE_ASSIGN(written.model,
+                write_folded_checkpoint(checkpoint, rotations, errors, sums.own.grams.tokens, out,
+                                        progress.counter()));
   return written;
 }
 
@@ -152,8 +162,9 @@ Status calibrate(const ZackFlags& flags) {
         "--balance is for --rotation stacked: a product has no scales to choose");
   }
   KVLANE_ASSIGN(const fs::path out, find_place(flags.common.out));
-  KVLANE_ASSIGN(const Sums sums, sum_texts(flags, out));
-  KVLANE_ASSIGN(const Written written, write_all_of(flags, sums, out));
+  KVLANE_ASSIGN(CalibrationInput input, load_calibration_input(flags.common));
+  KVLANE_ASSIGN(const Sums sums, sum_texts(flags, input, out));
+  KVLANE_ASSIGN(const Written written, write_all_of(flags, std::move(input), sums, out));
   std::error_code ignored;
   for (const fs::path& state : {state_of(out), other_state_of(out)}) fs::remove(state, ignored);
   print(flags, sums, written, seconds_since(start));

@@ -70,7 +70,9 @@ TEST(FormatText, SharesHaveFourDecimals) {
             "KV format 'zack': keep is a share above 0 and up to 1, with at most four decimals, "
             "not '2'");
   EXPECT_EQ(*share("zack"), 7);
-  const auto bits = [](const char* text) { return parsed(text).decimal("bits", 1, 16 * kShareParts, 7); };
+  const auto bits = [](const char* text) {
+    return parsed(text).decimal("bits", 1, 16 * kShareParts, 7);
+  };
   EXPECT_EQ(*bits("zack:bits=2.4"), 24000);
   EXPECT_EQ(*bits("zack:bits=16"), 16 * kShareParts);
   EXPECT_EQ(*bits("zack"), 7);

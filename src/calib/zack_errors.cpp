@@ -1,0 +1,316 @@
+// A task for each KV head: its choices one after another, attention block by block.
+// SPDX-License-Identifier: Apache-2.0
+#include "calib/zack_errors.h"
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "base/bf16.h"
+#include "calib/fold.h"
+#include "cpu/parallel.h"
+#include "quant/kv_format.h"
+#include "quant/zack_bits.h"
+#include "quant/zack_ranks.h"
+
+namespace kvlane {
+namespace {
+
+using Eigen::Index;
+
+constexpr Index kZackDimMax = 256;  // of format `zack`
+
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using Formats = std::vector<std::shared_ptr<const KvFormat>>;
+
+// Of one sequence, in whole blocks.
+struct Queries {
+  int parts = 1;
+  std::vector<std::vector<std::uint16_t>> layers;  // [tokens][heads][parts][head_dim] each
+};
+
+// One KV head of a layer: its rows in the rotated bases, as they would be cached.
+struct Head {
+  Matrix k;                     // [tokens][d]
+  Matrix v;                     // [tokens][d]
+  std::vector<Matrix> queries;  // of each query head [tokens][d], scaled
+  // Of each query head: behind the output projection the energy of y is y G y^T.
+  std::span<const Matrix> energies;
+};
+
+Matrix rounded(const Matrix& x) {
+  return x.unaryExpr([](float value) { return to_float(to_bf16(value)); });
+}
+
+// What K or V becomes by a rotation, and what queries or the output projection become.
+struct Bases {
+  explicit Bases(const Rotation& rotation)
+      : first(to_matrix(rotation.matrix)), second(to_matrix(rotation.for_second())) {}
+
+  Matrix first, second;
+
+ private:
+  static Matrix to_matrix(std::span<const double> values) {
+    const auto d = static_cast<Index>(std::lround(std::sqrt(static_cast<double>(values.size()))));
+    return Eigen::Map<const Eigen::Matrix<double, -1, -1, Eigen::RowMajor>>(values.data(), d, d)
+        .cast<float>();
+  }
+};
+
+// Formats of pages of one choice each, in the order of ZackErrors: K and V alike.
+Result<Formats> formats_of(int head_dim, Isa isa) {
+  Formats formats;
+  for (const int bits : zack::kCodeBits) {
+    const std::string b = std::to_string(bits);
+    for (int width = zack::kWidthStep; width <= head_dim; width += zack::kWidthStep) {
+      KvFormatContext context;
+      context.shape = {1, 1, width, ElementType::kBf16};
+      context.isa = isa;
+      KVLANE_ASSIGN(auto format, make_kv_format("hack:k=" + b + ",v=" + b, context));
+      formats.push_back(std::move(format));
+    }
+  }
+  return formats;
+}
+
+// The first `width` dimensions of K and V as codes stand for them; false where they have none.
+bool code(const KvFormat& format, Index width, const Head& head, Matrix& k, Matrix& v) {
+  std::vector<std::uint16_t> rows(2 * kBlockTokens * width);
+  std::vector<std::byte> room(format.slab_bytes() + 64);
+  alignas(64) std::array<std::uint16_t, 2 * kBlockTokens * kZackDimMax> opened;
+  std::byte* const slab =
+      room.data() + (64 - reinterpret_cast<std::uintptr_t>(room.data()) % 64) % 64;
+  k.resize(head.k.rows(), width);
+  v.resize(head.v.rows(), width);
+  for (Index first = 0; first < head.k.rows(); first += kBlockTokens) {
+    std::uint16_t* to = rows.data();
+    for (const Matrix* plane : {&head.k, &head.v}) {
+      for (Index t = 0; t < kBlockTokens; ++t) {
+        for (Index i = 0; i < width; ++i) *to++ = to_bf16((*plane)(first + t, i)).bits;
+      }
+    }
+    const SlabPlace place{0, static_cast<int>(first)};
+    if (!format.seal(place, rows.data(), slab).ok()) return false;
+    format.open_page(place, slab, 0, opened.data());
+    const std::uint16_t* from = opened.data();
+    for (Matrix* const plane : {&k, &v}) {
+      for (Index t = 0; t < kBlockTokens; ++t) {
+        for (Index i = 0; i < width; ++i) (*plane)(first + t, i) = to_float(bf16{*from++});
+      }
+    }
+  }
+  return true;
+}
+
+// Rows of a block's weights: of all tokens up to its end.
+void softmax(Matrix& scores, Index first) {
+  for (Index row = 0; row < scores.rows(); ++row) {
+    const Index seen = first + row + 1;
+    auto own = scores.row(row).head(seen);
+    own = (own.array() - own.maxCoeff()).exp().matrix();
+    own /= own.sum();
+    scores.row(row).tail(scores.cols() - seen).setZero();
+  }
+}
+
+double energy(const Matrix& y, const Matrix& gram) {
+  return (y * gram).cwiseProduct(y).cast<double>().sum();
+}
+
+// What is lost of one block of one query head when its earlier tokens are coded so.
+struct Block {
+  const Head& head;
+  std::size_t query;  // head of the group
+  Index first;        // token
+  Matrix scores;      // exact, before softmax, [64][first + 64]
+  Matrix weights;     // after it
+  Matrix out;         // [64][d]
+
+  Block(const Head& of, std::size_t index, Index from) : head(of), query(index), first(from) {
+    const Index seen = first + kBlockTokens;
+    scores.noalias() = rows() * head.k.topRows(seen).transpose();
+    weights = scores;
+    softmax(weights, first);
+    out.noalias() = weights * head.v.topRows(seen);
+  }
+
+  Matrix rows() const { return head.queries[query].middleRows(first, kBlockTokens); }
+  const Matrix& gram() const { return head.energies[query]; }
+
+  double lost_by_k(const Matrix& k) const {
+    Matrix coded = scores;
+    coded.leftCols(first).noalias() = rows().leftCols(k.cols()) * k.topRows(first).transpose();
+    softmax(coded, first);
+    return energy(coded * head.v.topRows(first + kBlockTokens) - out, gram());
+  }
+  // error: of V, [tokens][d].
+  double lost_by_v(const Matrix& error) const {
+    return energy(weights.leftCols(first) * error.topRows(first), gram());
+  }
+};
+
+// Sums over sequences, in double precision.
+struct Sums {
+  std::vector<double> k;  // [heads][choices]
+  std::vector<double> v;
+  std::vector<double> all;  // energy of each head
+};
+
+// Adds what one head loses by each choice.
+void add_head(const Head& head, const Formats& formats, std::size_t index, Sums& sums) {
+  std::vector<Block> blocks;
+  for (std::size_t query = 0; query < head.queries.size(); ++query) {
+    for (Index first = 0; first < head.k.rows(); first += kBlockTokens) {
+      blocks.emplace_back(head, query, first);
+      sums.all[index] += energy(blocks.back().out, blocks.back().gram());
+    }
+  }
+  Matrix k;
+  Matrix v;
+  for (std::size_t choice = 0; choice < formats.size(); ++choice) {
+    const Index width = formats[choice]->shape().head_dim;
+    double& lost_k = sums.k[index * formats.size() + choice];
+    double& lost_v = sums.v[index * formats.size() + choice];
+    if (!code(*formats[choice], width, head, k, v)) {
+      // No codes for such rows: as if nothing was kept.
+      k.setZero();
+      v.setZero();
+    }
+    Matrix error = -head.v;
+    error.leftCols(width) += v;
+    for (const Block& block : blocks) {
+      lost_k += block.lost_by_k(k);
+      lost_v += block.lost_by_v(error);
+    }
+  }
+}
+
+Matrix rows_of(const BlockTable& table, int layer, int kv_head, bool is_key, Index tokens,
+               Index d) {
+  Matrix rows(tokens, d);
+  for (Index t = 0; t < tokens; ++t) {
+    const std::uint16_t* const row =
+        table.page(static_cast<int>(t / kBlockTokens), layer, kv_head) +
+        ((is_key ? 0 : kBlockTokens) + t % kBlockTokens) * d;
+    for (Index i = 0; i < d; ++i) rows(t, i) = to_float(bf16{row[i]});
+  }
+  return rows;
+}
+
+// What a pass needs of the model, and the sums.
+class Measuring {
+ public:
+  Measuring(const Checkpoint& checkpoint, const ZackRotations& rotations, Formats formats)
+      : checkpoint_(checkpoint), rotations_(rotations), formats_(std::move(formats)) {
+    const ModelConfig& config = checkpoint.config();
+    const std::size_t heads = std::size_t(config.layers) * config.kv_heads;
+    sums_ = {std::vector<double>(heads * formats_.size()),
+             std::vector<double>(heads * formats_.size()), std::vector<double>(heads)};
+  }
+
+  void add(const BlockTable& table, const Queries& queries) {
+    const ModelConfig& config = checkpoint_.config();
+    const std::size_t group = std::size_t(config.heads) / config.kv_heads;
+    for (int layer = 0; layer < config.layers; ++layer) {
+      const std::vector<double> grams = output_grams_of_layer(checkpoint_, layer);
+      parallel_for(config.kv_heads, [&](std::int64_t kv_head) {
+        const std::size_t index = std::size_t(layer) * config.kv_heads + kv_head;
+        const Bases v(rotations_.vw[index]);
+        std::vector<Matrix> energies;
+        for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+          energies.push_back(energy_in_basis(grams, h, v.second));
+        }
+        Head head = head_of(table, queries, layer, static_cast<int>(kv_head), v.first);
+        head.energies = energies;
+        if (head.k.rows() > kBlockTokens) add_head(head, formats_, index, sums_);
+      });
+    }
+  }
+
+  ZackErrors errors() const {
+    const auto heads = static_cast<std::size_t>(checkpoint_.config().kv_heads);
+    ZackErrors errors{std::vector<float>(sums_.k.size()), std::vector<float>(sums_.v.size())};
+    for (std::size_t i = 0; i < sums_.k.size(); ++i) {
+      const std::size_t layer = i / formats_.size() / heads;
+      double all = 0;
+      for (std::size_t head = 0; head < heads; ++head) all += sums_.all[layer * heads + head];
+      if (all > 0) errors.k[i] = static_cast<float>(sums_.k[i] / all);
+      if (all > 0) errors.v[i] = static_cast<float>(sums_.v[i] / all);
+    }
+    return errors;
+  }
+
+ private:
+  // The Gram matrix of a query head's slice of the output projection, in V's basis.
+  Matrix energy_in_basis(std::span<const double> grams, std::size_t query_head,
+                         const Matrix& basis) const {
+    const Index d = basis.rows();
+    const Eigen::Map<const Eigen::MatrixXd> gram(grams.data() + query_head * d * d, d, d);
+    const Eigen::MatrixXf whole =
+        Eigen::MatrixXd(gram.selfadjointView<Eigen::Lower>()).cast<float>();
+    return basis.transpose() * whole * basis;
+  }
+
+  Head head_of(const BlockTable& table, const Queries& queries, int layer, int kv_head,
+               const Matrix& basis_of_v) const {
+    const ModelConfig& config = checkpoint_.config();
+    const Index d = config.head_dim;
+    const Index tokens = table.tokens() / kBlockTokens * kBlockTokens;
+    const std::size_t index = std::size_t(layer) * config.kv_heads + kv_head;
+    const int group = config.heads / config.kv_heads;
+    const Bases k(rotations_.qk[index]);
+    Head head;
+    head.k = rounded(rows_of(table, layer, kv_head, true, tokens, d) * k.first);
+    head.v = rounded(rows_of(table, layer, kv_head, false, tokens, d) * basis_of_v);
+    for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+      Matrix rows = Matrix::Zero(tokens, d);
+      for (Index t = 0; t < tokens; ++t) {
+        const std::uint16_t* const from =
+            queries.layers[layer].data() + (t * config.heads + h) * queries.parts * d;
+        for (Index i = 0; i < queries.parts * d; ++i) rows(t, i % d) += to_float(bf16{from[i]});
+      }
+      head.queries.emplace_back(rows * k.second / std::sqrt(static_cast<float>(d)));
+    }
+    return head;
+  }
+
+  const Checkpoint& checkpoint_;
+  const ZackRotations& rotations_;
+  const Formats formats_;
+  Sums sums_;
+};
+
+}  // namespace
+
+Result<ZackErrors> measure_zack_errors(const Model& model, const Checkpoint& checkpoint,
+                                       std::span<const std::int32_t> tokens,
+                                       const ZackRotations& rotations,
+                                       const OnCalibrated& progress) {
+  const ModelConfig& config = model.config();
+  if (config.head_dim % zack::kWidthStep != 0 || config.head_dim > kZackDimMax) return ZackErrors{};
+  KVLANE_ASSIGN(Formats formats, formats_of(config.head_dim, model.isa()));
+  Measuring measuring(checkpoint, rotations, std::move(formats));
+  const auto length = static_cast<std::size_t>(std::min(model.context(), kErrorSequence));
+  const std::size_t total = std::min(tokens.size(), kErrorSequences * length);
+  for (std::size_t start = 0; start < total; start += length) {
+    Queries queries{1, std::vector<std::vector<std::uint16_t>>(config.layers)};
+    const SequenceHooks hooks{.on_queries =
+                                  [&](int layer, std::span<const std::uint16_t> rows, int parts) {
+                                    queries.parts = parts;
+                                    queries.layers[layer].insert(queries.layers[layer].end(),
+                                                                 rows.begin(), rows.end());
+                                  },
+                              .on_pass = {}};
+    const auto sequence = tokens.subspan(start, std::min(length, total - start));
+    KVLANE_TRY(run_sequences(
+        model, sequence, [&](const BlockTable& table) { measuring.add(table, queries); }, {},
+        hooks));
+    if (progress) progress(start + sequence.size(), total);
+  }
+  return measuring.errors();
+}
+
+}  // namespace kvlane
