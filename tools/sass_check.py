@@ -47,6 +47,11 @@ def decode_attention(dim, tiles):
     return {"load16": dim // 8, "mma": tiles * dim // 8}
 
 
+def narrow_attention(dim, tiles):
+    """Groups of four copies: the first ones, and behind products of 16 channels of K and of 32 of V, by halves."""
+    return {"async16": 4 * (4 + 1 + dim // 16), "mma": tiles * (4 + dim // 4), "transpose": 8 * tiles}
+
+
 def prefill_attention(dim, tiles):
     """A warp's page of 64 tokens: it copies a part of 128 threads, reads all of K and V, and multiplies both."""
     return {"async16": dim // 8, "ldmatrix": dim // 2, "mma": tiles * dim}
@@ -72,6 +77,10 @@ EXPECTED = {
     "decode_planes": {"store16": 4},
     **{f"attend_units<{dim}, {tiles}>": decode_attention(dim, tiles) for dim in (64, 128) for tiles in (1, 2)},
     "attend_units<256, 1>": decode_attention(256, 1),
+    **{
+        f"attend_narrow_runs<{dim}, {tiles}>": narrow_attention(dim, tiles)
+        for dim, tiles in ((64, 1), (64, 2), (128, 1), (128, 2), (256, 1))
+    },
     "attend_tiles<64, 2, 2>": prefill_attention(64, 2),
     "attend_tiles<128, 2, 2>": prefill_attention(128, 2),
     "attend_tiles<256, 1, 2>": prefill_attention(256, 1),

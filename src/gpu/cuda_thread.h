@@ -90,6 +90,11 @@ class CudaThread {
                  : "memory");
   }
   __device__ void wait_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+  __device__ void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+  template <int kLeft>
+  __device__ void wait_copies_but() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(kLeft) : "memory");
+  }
   __device__ void add(std::uint32_t& word, std::uint32_t x) { atomicAdd(&word, x); }
 
  private:

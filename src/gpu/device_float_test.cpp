@@ -183,6 +183,40 @@ TEST(DeviceFloat, CopiesArriveAtTheWait) {
   for (const std::uint32_t word : left_out.w) EXPECT_EQ(word, 0) << "zeros, and nothing is read";
 }
 
+TEST(DeviceFloat, GroupsOfCopiesArriveInTheirOrder) {
+  constexpr int kGroups = 5;
+  Words4 source[kGroups], shared[kGroups]{};
+  for (unsigned i = 0; i < kGroups; ++i) source[i] = {{i, i, i, i}};
+  int there[kGroups]{};
+  run_block(kWarpThreads, 9, [&](EmulatedThread& t) {
+    if (t.index() != 0) return;
+    const auto count = [&] {
+      int arrived = 0;
+      for (int i = 0; i < kGroups; ++i) arrived += shared[i].w[0] == source[i].w[0] ? 1 : 0;
+      return arrived;
+    };
+    for (int i = 0; i < kGroups; ++i) {
+      t.copy_async(shared[i], reinterpret_cast<const std::byte*>(&source[i]), true);
+      if (i == 2) t.close_copies();  // nothing more is in the third one
+      if (i < 4) t.close_copies();
+    }
+    there[0] = count();
+    t.wait_copies_but<3>();
+    there[1] = count();
+    t.wait_copies_but<1>();
+    there[2] = count();
+    t.wait_copies_but<0>();
+    there[3] = count();
+    t.wait_copies();
+    there[4] = count();
+  });
+  EXPECT_EQ(there[0], 0);
+  EXPECT_EQ(there[1], 2) << "of five groups, one without copies";
+  EXPECT_EQ(there[2], 3);
+  EXPECT_EQ(there[3], 4) << "the last copy is in no group yet";
+  EXPECT_EQ(there[4], 5);
+}
+
 // Some order of threads shows it: without a barrier others see what was there before the wait.
 TEST(DeviceFloat, CopiesNeedABarrierForOthers) {
   int missed = 0;

@@ -316,18 +316,20 @@ void EmulatedThread::load_transposed(const Words4& own, std::uint32_t (&m)[4]) {
 
 void EmulatedThread::copy_async(Words4& to, const std::byte* from, bool wanted) {
   to = {{~0U, ~0U, ~0U, ~0U}};
-  copies_.push_back({&to, from, wanted});
+  copies_.push_back({&to, from, wanted, groups_});
 }
 
-void EmulatedThread::wait_copies() {
-  for (const Copy& copy : copies_) {
+void EmulatedThread::complete_copies(int group) {
+  std::size_t done = 0;
+  for (; done < copies_.size() && copies_[done].group <= group; ++done) {
+    const Copy& copy = copies_[done];
     if (copy.wanted) {
       std::memcpy(copy.to, copy.from, sizeof(Words4));
     } else {
       *copy.to = {};
     }
   }
-  copies_.clear();
+  copies_.erase(copies_.begin(), copies_.begin() + static_cast<std::ptrdiff_t>(done));
 }
 
 void run_block(int threads, std::uint64_t seed,

@@ -52,7 +52,12 @@ class EmulatedThread {
   void load_matrices(const Words4& own, std::uint32_t (&m)[4]);
   void load_transposed(const Words4& own, std::uint32_t (&m)[4]);
   void copy_async(Words4& to, const std::byte* from, bool wanted);
-  void wait_copies();
+  void wait_copies() { complete_copies(groups_); }
+  void close_copies() { ++groups_; }
+  template <int kLeft>
+  void wait_copies_but() {
+    complete_copies(groups_ - kLeft - 1);
+  }
   void add(std::uint32_t& word, std::uint32_t x) { word += x; }
 
   // What threads may bring to an exchange at most.
@@ -69,6 +74,9 @@ class EmulatedThread {
   void multiply(Sum (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
                 const ValueA& value_a, const ValueB& value_b);
 
+  // Those of groups up to this one.
+  void complete_copies(int group);
+
   EmulatedBlock& block_;
   const int index_;
   Lanes seen_{};
@@ -76,8 +84,10 @@ class EmulatedThread {
     Words4* to;
     const std::byte* from;
     bool wanted;
+    int group;
   };
-  std::vector<Copy> copies_;  // that were begun
+  std::vector<Copy> copies_;  // that were begun, in order
+  int groups_ = 0;            // that were closed
 };
 
 // Runs `kernel` once for each of `threads` threads, a multiple of 32, and returns when all are
