@@ -104,6 +104,7 @@ EXPECTED = {
         for keys in (0, 1)
         for both in (0, 1)
     },
+    **{f"seal_narrow_pages<{keys}>": {"load16": 4, "store16": 4} for keys in (0, 1)},
     "embed_rows": {"store16": 1},
     # Residual, what is added, and weights, four values a thread and part.
     **{f"norm_rows<{parts}>": {"load16": 3 * parts, "store16": parts} for parts in (1, 2, 4)},
