@@ -109,6 +109,7 @@ EXPECTED = {
     # Residual, what is added, and weights, four values a thread and part.
     **{f"norm_rows<{parts}>": {"load16": 3 * parts, "store16": parts} for parts in (1, 2, 4)},
     "write_qkv_rows": {"load16": 6},  # both halves of a head, their angles and weights
+    "write_turned_rows": {"load16": 12},  # as above, V beside its K, four rows of a matrix
     "silu_rows": {"load16": 2},
     "scan_parts": {"load16": 8},
     "copy_words": {"load16": 4, "store16": 4},

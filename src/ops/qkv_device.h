@@ -30,6 +30,9 @@ struct QkvRows {
   std::byte* q;           // [rows][heads][head_dim], BF16
   std::byte* slabs;       // the layer's slab of block 0: pages of K[64][head_dim], V[64][head_dim]
   std::size_t block_bytes;  // from there to the slab of block 1
+  // [kv_heads][head_dim][head_dim], row-major: Q and K behind the embedding, x, become x R before
+  // they are rounded, R their KV head's. Null: none (ops/rotated_qkv_device.h)
+  const float* rotations = nullptr;
 };
 
 inline constexpr int kQkvHeadDimMax = 8 * gpu::kWarpThreads;
@@ -58,6 +61,22 @@ KVLANE_DEVICE void rotate(const QkvRows& qkv, int position, int at, Halves& x) {
     x.low.x[i] = times(low, cos.x[i]) - times(high, sin.x[i]);
     x.high.x[i] = times(high, cos.x[i]) + times(low, sin.x[i]);
   }
+}
+
+// Of a model with norms of heads; those of V have none. By all lanes of the warp, which add up
+// whatever they have.
+template <class Thread>
+KVLANE_DEVICE void norm_head(Thread& t, const QkvRows& qkv, int head, int at, bool there,
+                             int lanes_log2, Halves& x) {
+  if (qkv.q_norm == nullptr) return;
+  const int d = qkv.head_dim;
+  const float squares =
+      sum_of_lanes(t, sum_of_squares(x.low) + sum_of_squares(x.high), 1 << lanes_log2);
+  if (!there || head >= qkv.heads + qkv.kv_heads) return;
+  const float scale = norm_scale(squares, d, qkv.eps);
+  const float* const weight = (head < qkv.heads ? qkv.q_norm : qkv.k_norm) + at;
+  x = {scaled(x.low, scale, load_floats(weight)),
+       scaled(x.high, scale, load_floats(weight + d / 2))};
 }
 
 KVLANE_DEVICE std::byte* query_row(const QkvRows& qkv, int row, int head) {
@@ -101,17 +120,7 @@ KVLANE_DEVICE void write_heads(Thread& t, const QkvRows& qkv, int row, int first
     if (there && head < key_begin) store_halves(query_row(qkv, row, head) + 2 * at, half, {});
     return;
   }
-  if (qkv.q_norm != nullptr) {
-    // All lanes of the warp add up, whatever they have.
-    const float squares =
-        sum_of_lanes(t, sum_of_squares(x.low) + sum_of_squares(x.high), 1 << lanes_log2);
-    if (there && head < value_begin) {
-      const float scale = norm_scale(squares, d, qkv.eps);
-      const float* const weight = (head < key_begin ? qkv.q_norm : qkv.k_norm) + at;
-      x = {scaled(x.low, scale, load_floats(weight)),
-           scaled(x.high, scale, load_floats(weight + half))};
-    }
-  }
+  norm_head(t, qkv, head, at, there, lanes_log2, x);
   if (!there) return;
   if (head < value_begin) rotate(qkv, position, at, x);
   if (head < key_begin) return store_halves(query_row(qkv, row, head) + 2 * at, half, x);

@@ -1,9 +1,12 @@
-// Device code of norms and rotation of heads on emulated blocks of threads: bit for bit what the
-// CPU does without norms, within a derived bound with them.
+// Device code of norms and rotation of heads, into another basis too, on emulated blocks of
+// threads: bit for bit what the CPU does where it neither norms nor changes the basis, else within
+// a derived bound.
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/qkv_device.h"
+#include "ops/rotated_qkv_device.h"
 
 #include <gtest/gtest.h>
+
+#include <memory>
 
 #include "gpu/emulated_block.h"
 #include "ops/qkv_fixture.h"
@@ -28,6 +31,19 @@ Written run(const Scene& scene, std::uint64_t seed = 1) {
   rows.q = reinterpret_cast<std::byte*>(written.q.data());
   rows.slabs = reinterpret_cast<std::byte*>(written.pool.data()) + scene.layer_offset();
   const int lanes_log2 = qkv_lanes_log2(rows.head_dim);
+  if (rows.rotations != nullptr) {
+    const auto shared = std::make_unique<TurnedHeads>();
+    const int turned = rows.rows * (rows.heads / rows.kv_heads + 1);
+    const int blocks = (turned - 1) / kTurnedHeads + 1;
+    for (int i = 0; i < blocks * rows.kv_heads; ++i) {
+      std::fill_n(&shared->x[0][0], sizeof(shared->x) / sizeof(float), rows_fixture::kPoison);
+      gpu::run_block(kThreads, seed++, [&](gpu::EmulatedThread& thread) {
+        write_turned_heads(thread, rows, i / blocks, i % blocks * kTurnedHeads, lanes_log2,
+                           *shared);
+      });
+    }
+    return written;
+  }
   const int heads = rows.heads + 2 * rows.kv_heads;
   for (int row = 0; row < rows.rows; ++row) {
     for (int first = 0; first < heads; first += kThreads >> lanes_log2) {
@@ -64,10 +80,33 @@ TEST(QkvDevice, HeadsAndPlaces) {
   }
 }
 
+TEST(QkvDevice, EveryHeadDimIntoAnotherBasis) {
+  for (int head_dim = 8; head_dim <= kQkvHeadDimMax; head_dim += 8) {
+    for (const bool norm : {false, true}) {
+      expect_right(Scene({3, 1, head_dim, norm, {{0, 5}, {0, -1}, {0, 66}}, true}, head_dim));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+// Groups that end within a block of threads, and ones that take several.
+TEST(QkvDevice, GroupsIntoAnotherBasis) {
+  for (const bool norm : {false, true}) {
+    for (const int group : {1, 2, 7, 15, 29, 40}) {
+      expect_right(Scene({2 * group, 2, 48, norm, mixed_rows(), true}, group));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    expect_right(Scene({6, 6, 80, norm, mixed_rows(), true}));
+  }
+}
+
 TEST(QkvDevice, NoOrderOfThreadsChangesABit) {
   const Scene scene({5, 2, 72, true, mixed_rows()});
   const Written first = run(scene);
   for (const std::uint64_t seed : {100, 200, 300}) EXPECT_TRUE(run(scene, seed) == first);
+  const Scene turned({10, 2, 72, true, mixed_rows(), true});
+  const Written also = run(turned);
+  for (const std::uint64_t seed : {100, 200, 300}) EXPECT_TRUE(run(turned, seed) == also);
 }
 
 TEST(QkvDevice, LanesOfAHead) {
@@ -103,6 +142,11 @@ TEST(QkvDevice, LauncherRefusesWhatItCannotDo) {
   expect_refused([&](QkvRows& rows) { rows.q_norm = floats + 1; });
   expect_refused([&](QkvRows& rows) { rows.product = floats + 1; });
   expect_refused([&](QkvRows& rows) { rows.angles = nullptr; });
+  expect_refused([&](QkvRows& rows) { rows.rotations = floats + 1; });
+  expect_refused([&](QkvRows& rows) {
+    rows.rotations = floats;
+    rows.heads = 5;
+  });
   expect_refused([](QkvRows& rows) { rows.positions = nullptr; });
   expect_refused([](QkvRows& rows) { rows.sequences = nullptr; });
   expect_refused([](QkvRows& rows) { rows.tables = nullptr; });

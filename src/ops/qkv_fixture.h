@@ -23,6 +23,7 @@ struct SceneShape {
   int heads, kv_heads, head_dim;
   bool norm;
   std::vector<Place> rows;
+  bool turned = false;  // Q and K into another basis
 };
 
 // One layer of a pool of two. Places are those of no two rows.
@@ -38,6 +39,11 @@ class Scene {
     product_ = rows_fixture::normal_values(shape_.rows.size() * width(), 3, random);
     q_norm_ = rows_fixture::normal_values(d, 1, random);
     k_norm_ = rows_fixture::normal_values(d, 1, random);
+    if (shape_.turned) {
+      // Not orthogonal, but of the same size: errors are not rotated away.
+      const float size = 1 / std::sqrt(static_cast<float>(d));
+      rotations_ = rows_fixture::normal_values(std::size_t(shape_.kv_heads) * d * d, size, random);
+    }
     std::vector<float> frequencies(d / 2);
     for (int i = 0; i < d / 2; ++i) {
       frequencies[i] = static_cast<float>(std::pow(10000.0, -2.0 * i / d));
@@ -58,6 +64,7 @@ class Scene {
   const std::vector<float>& product() const { return product_; }
   const std::vector<float>& q_norm() const { return q_norm_; }
   const std::vector<float>& k_norm() const { return k_norm_; }
+  const std::vector<float>& rotations() const { return rotations_; }
   const std::vector<std::int32_t>& positions() const { return positions_; }
   const std::vector<std::int32_t>& sequences() const { return sequences_; }
   const std::vector<std::int32_t>& tables() const { return tables_; }
@@ -86,7 +93,8 @@ class Scene {
             .heads = shape_.heads,
             .kv_heads = shape_.kv_heads,
             .head_dim = shape_.head_dim,
-            .block_bytes = 2 * block_values()};
+            .block_bytes = 2 * block_values(),
+            .rotations = shape_.turned ? rotations_.data() : nullptr};
   }
 
   // `pool` was poisoned before.
@@ -102,7 +110,7 @@ class Scene {
         if (place.position < 0) {
           for (int i = 0; i < d; ++i) ASSERT_EQ(own[i], 0) << "row " << row << ", head " << h;
         } else {
-          expect_head(own, head, q_norm_, place.position);
+          expect_head(own, head, q_norm_, place.position, h / (shape_.heads / shape_.kv_heads));
         }
       }
       for (int plane = 0; place.position >= 0 && plane < 2 * shape_.kv_heads; ++plane) {
@@ -112,7 +120,7 @@ class Scene {
         if (is_value != 0) {
           for (int i = 0; i < d; ++i) ASSERT_EQ(own[i], to_bf16(from[i]).bits) << "V, row " << row;
         } else {
-          expect_head(own, from, k_norm_, place.position);
+          expect_head(own, from, k_norm_, place.position, kv_head);
         }
         std::fill_n(own, d, kPoison16);
       }
@@ -137,21 +145,24 @@ class Scene {
            (std::size_t(plane) * kBlockTokens + place.position % kBlockTokens) * shape_.head_dim;
   }
 
+  // A value behind the embedding, and how far a device's may be from it.
+  struct Embedded {
+    double exact, allowed;
+  };
   // Without norm every operation is the CPU's, and so is every bit. With it: a square is rounded
   // and goes through 4 + 1 + 5 additions, the mean and eps follow: 13 U; half of that, the root,
   // the scale and two products: 10.5 U of a normed value, and of what it contributes to a rotated
   // one; there the product and the sum are rounded, too: 12.5 U and terms of second order.
-  void expect_head(const std::uint16_t* out, const float* head, const std::vector<float>& weight,
-                   int position) const {
+  std::vector<Embedded> embedded(const float* head, const std::vector<float>& weight,
+                                 int position) const {
     const int d = shape_.head_dim, half = d / 2;
     const RopeAngles angles = rope_.angles(position);
+    std::vector<Embedded> values(d);
     if (!shape_.norm) {
       std::vector<float> expected(head, head + d);
       rope(expected.data(), angles, d);
-      for (int i = 0; i < d; ++i) {
-        ASSERT_EQ(out[i], to_bf16(expected[i]).bits) << "value " << i << ", position " << position;
-      }
-      return;
+      for (int i = 0; i < d; ++i) values[i] = {expected[i], 0};
+      return values;
     }
     double squares = 0;
     for (int i = 0; i < d; ++i) squares += double{head[i]} * head[i];
@@ -161,15 +172,47 @@ class Scene {
       const double cos = angles.cos[i % half], sin = angles.sin[i % half];
       const double along = normed(i) * cos;
       const double across = i < half ? -normed(i + half) * sin : normed(i - half) * sin;
-      const double allowed = 13 * kU * (std::abs(along) + std::abs(across)) + 0x1p-140;
-      ASSERT_TRUE(rows_fixture::is_rounded(out[i], along + across, allowed))
-          << to_float(bf16{out[i]}) << " is not " << along + across << ": value " << i << " of "
-          << d << ", position " << position;
+      values[i] = {along + across, 13 * kU * (std::abs(along) + std::abs(across)) + 0x1p-140};
+    }
+    return values;
+  }
+
+  // The head times its KV head's matrix. A value goes through d sums of a product each, all rounded
+  // once: d U of the sum of magnitudes, and terms of second order.
+  void turn(std::vector<Embedded>& values, int kv_head) const {
+    const int d = shape_.head_dim;
+    const float* const matrix = &rotations_[std::size_t(kv_head) * d * d];
+    const std::vector<Embedded> x = values;
+    for (int j = 0; j < d; ++j) {
+      double sum = 0, magnitudes = 0, allowed = 0;
+      for (int i = 0; i < d; ++i) {
+        const double by = matrix[i * d + j];
+        sum += x[i].exact * by;
+        magnitudes += std::abs(x[i].exact * by);
+        allowed += x[i].allowed * std::abs(by);
+      }
+      values[j] = {sum, allowed + 1.01 * d * kU * magnitudes + 0x1p-140};
+    }
+  }
+
+  void expect_head(const std::uint16_t* out, const float* head, const std::vector<float>& weight,
+                   int position, int kv_head) const {
+    std::vector<Embedded> values = embedded(head, weight, position);
+    if (shape_.turned) turn(values, kv_head);
+    for (int i = 0; i < shape_.head_dim; ++i) {
+      if (!shape_.norm && !shape_.turned) {
+        const auto expected = to_bf16(static_cast<float>(values[i].exact));
+        ASSERT_EQ(out[i], expected.bits) << "value " << i << ", position " << position;
+        continue;
+      }
+      ASSERT_TRUE(rows_fixture::is_rounded(out[i], values[i].exact, values[i].allowed))
+          << to_float(bf16{out[i]}) << " is not " << values[i].exact << ": value " << i << " of "
+          << shape_.head_dim << ", position " << position;
     }
   }
 
   const SceneShape shape_;
-  std::vector<float> product_, q_norm_, k_norm_;
+  std::vector<float> product_, q_norm_, k_norm_, rotations_;
   RopeTable rope_;
   std::vector<std::int32_t> positions_, sequences_, tables_;
 };

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "gpu/device.h"
-#include "ops/qkv_device.h"
+#include "ops/rotated_qkv_device.h"
 #include "ops/rows_device.h"
 
 namespace kvlane {
@@ -21,7 +21,7 @@ Status embed_on_gpu(const EmbedRows& embed, const gpu::Stream& stream);
 // residual += add, and out = its RMS norm, weighted and rounded. Up to kNormValuesMax values a row.
 Status norm_on_gpu(const NormRows& norm, const gpu::Stream& stream);
 
-// Q heads to `q`, K and V heads to their blocks.
+// Q heads to `q`, K and V heads to their blocks; with `rotations` in another basis.
 Status write_qkv_on_gpu(const QkvRows& qkv, const gpu::Stream& stream);
 
 // out = silu(gate) * up, rounded.

@@ -98,6 +98,7 @@ class RowsGpuTest : public gpu_fixture::GpuTest {
     const DeviceBytes q_norm = on_device(scene.q_norm()), k_norm = on_device(scene.k_norm());
     const DeviceBytes angles = on_device(scene.angles()), tables = on_device(scene.tables());
     const DeviceBytes positions = on_device(scene.positions());
+    const DeviceBytes rotations = on_device(scene.rotations());
     const DeviceBytes sequences = on_device(scene.sequences());
     const DeviceBytes q = poisoned(scene.q_values() * 2), pool = poisoned(scene.pool_values() * 2);
     QkvRows rows = scene.rows();
@@ -105,6 +106,7 @@ class RowsGpuTest : public gpu_fixture::GpuTest {
     rows.q_norm = floats(q_norm, rows.q_norm != nullptr);
     rows.k_norm = floats(k_norm, rows.k_norm != nullptr);
     rows.angles = floats(angles);
+    rows.rotations = floats(rotations, rows.rotations != nullptr);
     rows.positions = numbers(positions);
     rows.sequences = numbers(sequences);
     rows.tables = numbers(tables);
@@ -138,6 +140,7 @@ TEST_F(RowsGpuTest, SmallOneOfEachKernel) {
   for (const int n : {264, 1032, 4104}) expect_right(NormScene({3, n, true, true, {2, -1, 0}}));
   for (const int head_dim : {8, 80, 128, 256}) {
     expect_right(QkvScene({6, 2, head_dim, head_dim != 128, mixed_rows()}));
+    expect_right(QkvScene({6, 2, head_dim, head_dim != 128, mixed_rows(), true}));
   }
 }
 
@@ -198,6 +201,19 @@ TEST_F(RowsGpuTest, HeadsOfEveryDim) {
   }
 }
 
+TEST_F(RowsGpuTest, HeadsIntoAnotherBasis) {
+  for (int head_dim = 16; head_dim <= kQkvHeadDimMax; head_dim += 16) {
+    for (const bool norm : {false, true}) {
+      expect_right(QkvScene({9, 3, head_dim, norm, mixed_rows(), true}, head_dim));
+      if (HasFatalFailure()) return;
+    }
+  }
+  for (const int group : {1, 2, 4, 8, 15, 29, 40}) {
+    expect_right(QkvScene({2 * group, 2, 128, true, mixed_rows(), true}, group));
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_F(RowsGpuTest, HeadsOfManyRows) {
   // Two sequences' tokens, all that the table of angles has.
   std::vector<qkv_fixture::Place> rows;
@@ -206,6 +222,7 @@ TEST_F(RowsGpuTest, HeadsOfManyRows) {
     rows.push_back({1, QkvScene::kPositions - 1 - i});
   }
   for (const bool norm : {false, true}) expect_right(QkvScene({32, 8, 128, norm, rows}));
+  expect_right(QkvScene({32, 8, 128, false, rows, true}));
   expect_right(QkvScene({64, 64, 64, false, mixed_rows()}));
 }
 

@@ -71,6 +71,12 @@ Status check_rows(const QkvRows& qkv) {
   KVLANE_TRY(check_optional("the norm of Q", qkv.q_norm));
   KVLANE_TRY(check_optional("the norm of K", qkv.k_norm));
   KVLANE_TRY(check_address("the table of angles", qkv.angles));
+  KVLANE_TRY(check_optional("the rotations of heads", qkv.rotations));
+  if (qkv.rotations != nullptr && qkv.heads % qkv.kv_heads != 0) {
+    return invalid_argument("rotations are of groups of query heads, and " +
+                            std::to_string(qkv.heads) + " are no groups for " +
+                            std::to_string(qkv.kv_heads) + " KV heads");
+  }
   KVLANE_TRY(check_there("positions", qkv.positions));
   KVLANE_TRY(check_there("sequences", qkv.sequences));
   KVLANE_TRY(check_there("tables of blocks", qkv.tables));
