@@ -41,9 +41,10 @@ kvlane_library(cache DEPS format cpu)
 kvlane_library(plan DEPS format)
 # Products on a CPU need oneDNN; rotations are for forward passes there.
 kvlane_library(ops DEPS cpu format gpu WITHOUT "/(linear(_onednn|_scalar)?|rotation_[a-z0-9]+)\\.cpp$")
-# What attention on codes and on narrow pages, and its tests, need.
-kvlane_library(quant DEPS format cpu gpu
-  ONLY "/(hadamard(_avx512)?|hack_(scalar|(open|seal)[a-z0-9_]*)|zack_seal_(no_cuda|gpu_test))\\.cpp$")
+# What attention on codes and on narrow pages, their tests and the benchmark need.
+set(of_hack "hadamard(_avx512)?|hack_(scalar|(open|seal)[a-z0-9_]*)")
+set(of_zack "zack_ranks|zack_seal_(no_cuda|gpu_test)|format_text")
+kvlane_library(quant DEPS format cpu gpu ONLY "/(${of_hack}|${of_zack})\\.cpp$")
 kvlane_library(attention DEPS cpu cache gpu plan quant)
 # The forward pass on devices; reading checkpoints needs libraries.
 kvlane_library(model DEPS format codec ops attention cache gpu plan ONLY "/(device|gpu)_[a-z_]*\\.cpp$")

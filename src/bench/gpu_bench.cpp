@@ -15,6 +15,7 @@
 #include "bench/gpu_rows.h"
 #include "bench/gpu_step.h"
 #include "bench/gpu_timer.h"
+#include "bench/gpu_zack.h"
 #include "codec/exponents.h"
 #include "codec/gpu_codecs.h"
 #include "gpu/device_list.h"
@@ -301,6 +302,8 @@ Result<std::vector<Figure>> bench_gpu(const GpuBenchOptions& options,
   KVLANE_TRY(bench_gpu_prefill(stream, options.rounds, values.front(), figures));
   on_progress("attention on codes");
   KVLANE_TRY(bench_gpu_hack(stream, options.rounds, values, figures));
+  on_progress("attention over narrow pages");
+  KVLANE_TRY(bench_gpu_zack(stream, options.rounds, values, figures));
   on_progress("row operations");
   KVLANE_TRY(bench_gpu_rows(stream, options.rounds, values, figures));
   on_progress("decode step");

@@ -30,7 +30,7 @@ constexpr int kLaunches = 100;
 // What all operations work on. Each of them reads `values`, a result of its own apart.
 struct Memory {
   gpu::DeviceBuffer values, residual, normed, weight;
-  gpu::DeviceBuffer angles, positions, sequences, tables, q, slabs;
+  gpu::DeviceBuffer angles, positions, sequences, tables, rotations, q, slabs;
   gpu::DeviceBuffer activated, parts, tokens, logprobs;
 };
 
@@ -54,6 +54,9 @@ Result<Memory> prepare(const gpu::Stream& stream, const std::vector<Bytes>& valu
   KVLANE_ASSIGN(auto places, on_device(stream, positions));
   KVLANE_ASSIGN(auto sequences, on_device(stream, std::vector<std::int32_t>(kQkvRows, 0)));
   KVLANE_ASSIGN(auto tables, on_device(stream, blocks));
+  KVLANE_ASSIGN(auto rotations,
+                allocate(std::size_t{kKvHeads} * kHeadDim * kHeadDim, sizeof(float)));
+  KVLANE_TRY(fill_with(stream, values, rotations.data(), rotations.bytes()));
   KVLANE_ASSIGN(auto q, allocate(std::size_t{kQkvRows} * kHeads * kHeadDim, 2));
   KVLANE_ASSIGN(auto slabs, allocate(blocks.size(), kSlabBytes));
   KVLANE_ASSIGN(auto activated, allocate(std::size_t{kSiluRows} * kFfn, 2));
@@ -63,10 +66,11 @@ Result<Memory> prepare(const gpu::Stream& stream, const std::vector<Bytes>& valu
   KVLANE_ASSIGN(auto logprobs, allocate(kGreedyRows, sizeof(float)));
   KVLANE_TRY(fill_with(stream, values, all.data(), all.bytes()));
   KVLANE_TRY(fill_with(stream, values, residual.data(), residual.bytes()));
-  return Memory{std::move(all),    std::move(residual), std::move(normed),    std::move(weight),
-                std::move(angles), std::move(places),   std::move(sequences), std::move(tables),
-                std::move(q),      std::move(slabs),    std::move(activated), std::move(parts),
-                std::move(tokens), std::move(logprobs)};
+  return Memory{std::move(all),       std::move(residual), std::move(normed),
+                std::move(weight),    std::move(angles),   std::move(places),
+                std::move(sequences), std::move(tables),   std::move(rotations),
+                std::move(q),         std::move(slabs),    std::move(activated),
+                std::move(parts),     std::move(tokens),   std::move(logprobs)};
 }
 
 struct Operation {
@@ -75,6 +79,26 @@ struct Operation {
   double row_bytes;  // read and written
   std::function<Status(int rows)> run;
 };
+
+QkvRows qkv_rows(const Memory& memory, int rows, const float* rotations) {
+  return {.product = memory.values.as<float>(),
+          .q_norm = nullptr,
+          .k_norm = nullptr,
+          .eps = 1e-5F,
+          .angles = memory.angles.as<float>(),
+          .positions = memory.positions.as<std::int32_t>(),
+          .sequences = memory.sequences.as<std::int32_t>(),
+          .tables = memory.tables.as<std::int32_t>(),
+          .table_stride = blocks_for(kQkvRows),
+          .rows = rows,
+          .heads = kHeads,
+          .kv_heads = kKvHeads,
+          .head_dim = kHeadDim,
+          .q = memory.q.data(),
+          .slabs = memory.slabs.data(),
+          .block_bytes = kSlabBytes,
+          .rotations = rotations};
+}
 
 std::vector<Operation> operations(const gpu::Stream& stream, const Memory& memory) {
   const auto* const values = memory.values.as<float>();
@@ -91,22 +115,12 @@ std::vector<Operation> operations(const gpu::Stream& stream, const Memory& memor
                             stream);
        }},
       {"qkv", kQkvRows, 6.0 * kQkv,
-       [&stream, &memory, values](int rows) {
-         return write_qkv_on_gpu({.product = values,
-                                  .eps = 1e-5F,
-                                  .angles = memory.angles.as<float>(),
-                                  .positions = memory.positions.as<std::int32_t>(),
-                                  .sequences = memory.sequences.as<std::int32_t>(),
-                                  .tables = memory.tables.as<std::int32_t>(),
-                                  .table_stride = blocks_for(kQkvRows),
-                                  .rows = rows,
-                                  .heads = kHeads,
-                                  .kv_heads = kKvHeads,
-                                  .head_dim = kHeadDim,
-                                  .q = memory.q.data(),
-                                  .slabs = memory.slabs.data(),
-                                  .block_bytes = kSlabBytes},
-                                 stream);
+       [&stream, &memory](int rows) {
+         return write_qkv_on_gpu(qkv_rows(memory, rows, nullptr), stream);
+       }},
+      {"turned", kQkvRows, 6.0 * kQkv,
+       [&stream, &memory](int rows) {
+         return write_qkv_on_gpu(qkv_rows(memory, rows, memory.rotations.as<float>()), stream);
        }},
       {"silu", kSiluRows, 10.0 * kFfn,
        [&stream, &memory, values](int rows) {
