@@ -52,6 +52,11 @@ def narrow_attention(dim, tiles):
     return {"async16": 4 * (4 + 1 + dim // 16), "mma": tiles * (4 + dim // 4), "transpose": 8 * tiles}
 
 
+def narrow_prefill_attention(dim, tiles):
+    """16 channels of K and all of V for a page of 64 tokens, and sums of weights; copies are in loops."""
+    return {"async16": 8 + 1 + 1, "ldmatrix": tiles, "mma": tiles * (8 + 4 + dim // 2)}
+
+
 def prefill_attention(dim, tiles):
     """A warp's page of 64 tokens: it copies a part of 128 threads, reads all of K and V, and multiplies both."""
     return {"async16": dim // 8, "ldmatrix": dim // 2, "mma": tiles * dim}
@@ -80,6 +85,10 @@ EXPECTED = {
     **{
         f"attend_narrow_runs<{dim}, {tiles}>": narrow_attention(dim, tiles)
         for dim, tiles in ((64, 1), (64, 2), (128, 1), (128, 2), (256, 1))
+    },
+    **{
+        f"attend_narrow_tiles<{dim}, {tiles}, 2>": narrow_prefill_attention(dim, tiles)
+        for dim, tiles in ((64, 2), (128, 2), (256, 1))
     },
     "attend_tiles<64, 2, 2>": prefill_attention(64, 2),
     "attend_tiles<128, 2, 2>": prefill_attention(128, 2),

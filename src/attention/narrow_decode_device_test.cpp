@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "attention/decode_merge_device.h"
-#include "attention/narrow_decode_fixture.h"
+#include "attention/narrow_attention_fixture.h"
 #include "attention/narrow_page.h"
 #include "gpu/emulated_block.h"
 
@@ -178,7 +178,7 @@ TEST(NarrowDecodeDevice, IsWhatTheScalarKernelComputes) {
     attend_narrow_scalar({q, widths, scene.page(0, block, 0), {}, &tile});
   }
   for (int head = 0; head < 4; ++head) {
-    const Row row = scene.exact(0, head);
+    const Row row = scene.exact(0, 0, head);
     for (int i = 0; i < 128; ++i) {
       const float expected = i < widths.v ? tile.out[head * widths.v + i] / tile.sum[head] : 0;
       ASSERT_NEAR(result[head * 128 + i], expected, 2 * row.allowed[i])

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "attention/decode_gpu.h"
-#include "attention/narrow_decode_fixture.h"
+#include "attention/narrow_attention_fixture.h"
 #include "gpu/gpu_fixture.h"
 
 namespace kvlane {

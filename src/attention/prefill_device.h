@@ -140,9 +140,9 @@ KVLANE_DEVICE std::size_t row_of(const Batch& batch, const PrefillUnit& unit, in
 }
 
 // Begins to copy the tile's queries; pairs and dimensions that are not there are 0.
-template <class Thread, int kDim, int kTiles>
-KVLANE_DEVICE void copy_queries(Thread& t, const PrefillBatch& batch, const PrefillUnit& unit,
-                                int group, PrefillShared<kDim, kTiles>& shared) {
+template <class Thread, class Batch, int kDim, int kTiles>
+KVLANE_DEVICE void copy_queries(Thread& t, const Batch& batch, const PrefillUnit& unit, int group,
+                                PrefillShared<kDim, kTiles>& shared) {
   using Shared = PrefillShared<kDim, kTiles>;
   const unsigned row_bytes = 2 * batch.head_dim;
   const int piece = t.index() % Shared::kPieces;

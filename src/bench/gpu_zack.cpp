@@ -85,7 +85,7 @@ struct Memory {
 
 Result<Memory> allocate(const gpu::Stream& stream, const std::vector<Bytes>& values) {
   KVLANE_ASSIGN(std::vector<HeadWidths> widths, made_widths());
-  std::vector<ZackSealHead> pages;
+  std::vector<NarrowHead> pages;
   std::int32_t bytes = 0;
   for (const HeadWidths& head : widths) {
     pages.push_back({bytes, head.k, head.v});
@@ -123,7 +123,7 @@ Status seal(const gpu::Stream& stream, const Memory& memory) {
                              .block_bytes = memory.sealed_bytes,
                              .kv_heads = kKvHeads,
                              .head_dim = kHeadDim,
-                             .heads = memory.heads.as<ZackSealHead>(),
+                             .heads = memory.heads.as<NarrowHead>(),
                              .beyond = memory.beyond.as<std::uint32_t>()},
                             kBlocks, stream);
 }

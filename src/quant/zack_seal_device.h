@@ -9,18 +9,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "format/head_widths.h"
+#include "format/narrow_head.h"
 #include "format/shape.h"
 #include "gpu/device_code.h"
 #include "quant/hack_seal_device.h"
 
 namespace kvlane {
-
-// Where a KV head's page begins in a slab, and what it keeps.
-struct ZackSealHead {
-  std::int32_t page;  // bytes
-  std::int32_t k, v;  // widths: multiples of 16 up to head_dim
-};
 
 // What a launch seals of one layer: blocks of rows, pages of K[64][head_dim] then V[64][head_dim]
 // in BF16. All addresses and distances are multiples of 16 bytes.
@@ -31,7 +25,7 @@ struct ZackSealBatch {
   std::byte* slabs;              // the layer's sealed slab of block 0
   std::size_t block_bytes;
   std::int32_t kv_heads, head_dim;  // head_dim is a multiple of 16
-  const ZackSealHead* heads;        // [kv_heads]
+  const NarrowHead* heads;          // [kv_heads]
   // [count][kv_heads][K, V]: 1 where a value is no finite number: then the page means nothing.
   // Else 0.
   std::uint32_t* beyond;
@@ -60,7 +54,7 @@ KVLANE_DEVICE int token_of(int quad, int i) {
 
 // Words of these rows' channels 8 part ... + 7.
 template <bool kKeys>
-KVLANE_DEVICE void store_words(const ZackSealHead& head, std::byte* page, int quad, int part,
+KVLANE_DEVICE void store_words(const NarrowHead& head, std::byte* page, int quad, int part,
                                const Words4 (&rows)[4]) {
   KVLANE_UNROLL
   for (int i = 0; i < 4; ++i) {
@@ -91,7 +85,7 @@ KVLANE_DEVICE void seal_narrow_part(Thread& t, const ZackSealBatch& batch, int p
   if (t.index() == 0) wrong = 0;
   t.sync_block();
   const HackSealPlace at = batch.places[place];
-  const ZackSealHead head = batch.heads[kv_head];
+  const NarrowHead head = batch.heads[kv_head];
   const int row_bytes = 2 * batch.head_dim, parts = batch.head_dim / 8;
   const std::size_t plane = 2 * std::size_t(kv_head) + (kKeys ? 0 : 1);
   const std::byte* const rows =

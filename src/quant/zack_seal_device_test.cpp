@@ -45,7 +45,7 @@ Sealed seal_on_device(const KvFormat& format, const std::vector<std::uint16_t>& 
   Aligned all = filled(3 * shape.slab_bytes(), ~0U);
   auto* const third = reinterpret_cast<std::byte*>(all.data()) + 2 * shape.slab_bytes();
   std::memcpy(third, rows.data(), shape.slab_bytes());
-  std::vector<ZackSealHead> heads;
+  std::vector<NarrowHead> heads;
   for (int i = 0; i < shape.kv_heads; ++i) {
     const HeadWidths kept = dynamic_cast<const ZackFormat&>(format).widths(kLayer, i);
     const auto page = static_cast<std::int32_t>(format.page_place(kLayer, i).offset);

@@ -30,7 +30,7 @@ class ZackSealGpuTest : public gpu_fixture::GpuTest {
     const std::size_t plane = std::size_t{kBlockTokens} * d, slab = 2 * plane * kv_heads;
     std::vector<std::uint16_t> rows = rows_of(kBlocks * slab);
     if (bad >= 0) rows[2 * slab + bad * plane + plane / 2 + 1] = 0x7FC0;
-    std::vector<ZackSealHead> heads;
+    std::vector<NarrowHead> heads;
     std::int32_t bytes = 0;
     for (const HeadWidths& head : widths) {
       heads.push_back({bytes, head.k, head.v});
@@ -57,7 +57,7 @@ class ZackSealGpuTest : public gpu_fixture::GpuTest {
                               .block_bytes = std::size_t(bytes),
                               .kv_heads = kv_heads,
                               .head_dim = d,
-                              .heads = reinterpret_cast<const ZackSealHead*>(of_heads.data()),
+                              .heads = reinterpret_cast<const NarrowHead*>(of_heads.data()),
                               .beyond = reinterpret_cast<std::uint32_t*>(beyond.data())},
                              places.size(), stream()));
     check(stream().synchronize());

@@ -1,6 +1,6 @@
-// Decode attention over narrow pages as tests see it: sequences of sealed blocks in a pool with
-// everything else poisoned, exact results in double precision, and how far a kernel may be from
-// them.
+// Attention over narrow pages as tests see it, in decode and in prefill: sequences of sealed blocks
+// in a pool with everything else poisoned, exact results in double precision, and how far a kernel
+// may be from them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/narrow_decode_gpu.h"
+#include "attention/narrow_prefill_gpu.h"
 #include "base/bf16.h"
 
 namespace kvlane::narrow_fixture {
@@ -21,12 +22,21 @@ namespace kvlane::narrow_fixture {
 // Bytes that begin at a multiple of 16.
 using Aligned = std::vector<gpu::Words4>;
 
+// Rows [position, position + rows) of a sequence.
+struct SpanShape {
+  int position;
+  int rows;
+};
+
 struct SceneShape {
   int group;  // query heads a KV head
   std::vector<HeadWidths> widths;
   int head_dim;
   std::vector<std::int32_t> blocks;  // of each sequence
   float size = 4;                    // of queries: how much some tokens weigh more than others
+  // Of each sequence; without them each has one row, which sees all blocks.
+  std::vector<SpanShape> spans = {};
+  KvWindow window = {};  // the blocks that rows of spans do not see sealed
 
   int kv_heads() const { return static_cast<int>(widths.size()); }
   int heads() const { return group * kv_heads(); }
@@ -36,6 +46,9 @@ struct SceneShape {
 struct Row {
   std::vector<double> exact;
   std::vector<double> allowed;  // how far a result in F32 may be away from it
+  // Of all tokens' state. The maximum is in units of log2; without tokens there is none.
+  double max = 0, max_allowed = 0;
+  double sum = 0, sum_allowed = 0;
 };
 
 // K, V and queries of one layer. A sequence's values depend on its own length and `seed` alone, not
@@ -57,7 +70,14 @@ class Scene {
     tables_.assign(std::size_t(sequences) * stride_, -1);
     pool_.resize(ids.size() * block_bytes() / 16);
     std::fill_n(values(pool_), pool_.size() * 8, kNan);
+    for (int sequence = 0; sequence < sequences; ++sequence) {
+      const bool one = shape_.spans.empty();
+      const SpanShape span = one ? SpanShape{0, 1} : shape_.spans[sequence];
+      prefill_spans_.push_back({span.position, span.rows, tokens_});
+      tokens_ += span.rows + (one ? 0 : 1);  // behind the rows of a span is one that none has
+    }
     q_.resize(rows() * shape_.head_dim / 8);
+    std::fill_n(values(q_), q_.size() * 8, kNan);
     std::int32_t states = 0;
     for (int sequence = 0, used = 0; sequence < sequences; ++sequence) {
       for (int i = 0; i < shape_.blocks[sequence]; ++i) {
@@ -81,7 +101,18 @@ class Scene {
   const std::vector<NarrowSpan>& spans() const { return spans_; }
   // As DecodeMerge has it.
   const std::vector<std::int32_t>& first_state() const { return first_state_; }
-  std::size_t rows() const { return shape_.blocks.size() * shape_.heads(); }
+  // Of heads: of all tokens that have queries.
+  std::size_t rows() const { return std::size_t(tokens_) * shape_.heads(); }
+  const std::vector<PrefillSpan>& prefill_spans() const { return prefill_spans_; }
+  // Where the KV heads' pages are.
+  std::vector<NarrowHead> heads() const {
+    std::vector<NarrowHead> all;
+    for (int i = 0; i < shape_.kv_heads(); ++i) {
+      const auto page = static_cast<std::int32_t>(page_offset(i));
+      all.push_back({page, shape_.widths[i].k, shape_.widths[i].v});
+    }
+    return all;
+  }
   int width_max() const { return narrow_width_max(shape_.widths); }
 
   NarrowDecodePlan plan(int machines, bool longest_first = true) const {
@@ -100,69 +131,101 @@ class Scene {
             .q = reinterpret_cast<const std::byte*>(q_.data()),
             .scale = static_cast<float>(scale())};
   }
+  // The same; the list of pages is the caller's, too.
+  NarrowPrefillBatch prefill_batch() const {
+    const NarrowDecodeBatch like = batch();
+    return {.tables = like.tables,
+            .table_stride = like.table_stride,
+            .heads = like.heads,
+            .kv_heads = like.kv_heads,
+            .head_dim = like.head_dim,
+            .slabs = like.slabs,
+            .block_bytes = like.block_bytes,
+            .window = shape_.window,
+            .q = like.q,
+            .scale = like.scale};
+  }
   double scale() const { return std::numbers::log2e / std::sqrt(shape_.head_dim); }
-  const std::uint16_t* query(int sequence, int head) const {
-    return values(q_) + (std::size_t(sequence) * shape_.heads() + head) * shape_.head_dim;
+  const std::uint16_t* query(int token, int head) const {
+    return values(q_) + (std::size_t(token) * shape_.heads() + head) * shape_.head_dim;
   }
   const std::uint16_t* page(int sequence, int block, int kv_head) const {
     const std::int32_t id = tables_[sequence * stride_ + block];
     return values(pool_) + (id * block_bytes() + layer_offset() + page_offset(kv_head)) / 2;
   }
 
-  // As decode_fixture has it, with k for D: a score is off by at most scale M (k + 4) U, in units
-  // of log2; its weight relatively by ln 2 times that and 2 U of the power of two, and 3 U for each
-  // factor that moves it to another maximum, of which there is one for each page of its warp in a
-  // run, and two of merges. A weight is rounded to bfloat16 where it meets V: 2^-8. Sums over T
-  // tokens, of outputs and of weights, add T U each.
-  Row exact(int sequence, int head) const {
-    const int kv_head = head / shape_.group, tokens = shape_.blocks[sequence] * kBlockTokens;
+  // Of a row of a sequence, one head. As decode_fixture and prefill_fixture have it, with k for D:
+  // a score is off by at most scale M (k + 4) U, in units of log2; its weight relatively by ln 2
+  // times that and 2 U of the power of two, and 3 U for each factor that moves it to another
+  // maximum, of which there is one for each page that its warp has: in decode of a run, and two of
+  // merges. A weight is rounded to bfloat16: in decode where it meets V, 2^-8; in prefill for
+  // outputs and for sums, 2^-9 each. Sums over T tokens, of outputs and of weights, add T U each.
+  Row exact(int sequence, int row, int head) const {
+    const int kv_head = head / shape_.group;
+    const auto [begin, end] = blocks_of(sequence, row);
     const auto [k, v] = shape_.widths[kv_head];
-    const std::uint16_t* const q = query(sequence, head);
+    const std::uint16_t* const q = query(prefill_spans_[sequence].first_row + row, head);
+    const int tokens = (end - begin) * kBlockTokens;
     std::vector<double> score(tokens);
     double products_max = 0;
     for (int t = 0; t < tokens; ++t) {
       double products = 0;
       for (int i = 0; i < k; ++i) {
-        const double product = value(q[i]) * value(*key(sequence, t, kv_head, i));
+        const int token = begin * kBlockTokens + t;
+        const double product = value(q[i]) * value(*key(sequence, token, kv_head, i));
         score[t] += product;
         products += std::abs(product);
       }
       products_max = std::max(products_max, products);
     }
-    Row row{std::vector<double>(shape_.head_dim), std::vector<double>(shape_.head_dim)};
-    if (tokens == 0) return row;
-    const double max = *std::max_element(score.begin(), score.end());
-    double sum = 0;
-    for (double& s : score) sum += s = std::exp2((s - max) * scale());
+    Row of{std::vector<double>(shape_.head_dim), std::vector<double>(shape_.head_dim)};
+    if (tokens == 0) return of;
+    of.max = scale() * *std::max_element(score.begin(), score.end());
+    for (double& s : score) of.sum += s = std::exp2(s * scale() - of.max);
     for (int t = 0; t < tokens; ++t) {
       for (int i = 0; i < v; ++i) {
-        const double term = score[t] / sum * value(*value_of(sequence, t, kv_head, i));
-        row.exact[i] += term;
-        row.allowed[i] += std::abs(term);
+        const int token = begin * kBlockTokens + t;
+        const double term = score[t] / of.sum * value(*value_of(sequence, token, kv_head, i));
+        of.exact[i] += term;
+        of.allowed[i] += std::abs(term);
       }
     }
     constexpr double kU = 0x1p-23;
-    constexpr int kMoves = kNarrowRunBlocks / kDecodeWarps + 2;
-    const double weight =
-        std::numbers::ln2 * scale() * products_max * (k + 4) * kU + 2 * kU + 3 * kMoves * kU;
+    const int moves = shape_.spans.empty() ? kNarrowRunBlocks / kDecodeWarps + 2 : end - begin + 1;
+    of.max_allowed = 1.01 * scale() * products_max * (k + 4) * kU;
+    const double weight = std::numbers::ln2 * of.max_allowed + 2 * kU + 3 * moves * kU;
     const double share = 0x1p-8 + 2 * (weight + tokens * kU) + 2 * kU;
+    of.sum_allowed = 1.01 * share * of.sum;
     // What is below 2^-126 may be lost; channels that are not there are zeros.
-    for (int i = 0; i < v; ++i) row.allowed[i] = 1.01 * share * row.allowed[i] + 1e-30;
-    return row;
+    for (int i = 0; i < v; ++i) of.allowed[i] = 1.01 * share * of.allowed[i] + 1e-30;
+    return of;
   }
 
-  // `result` is [sequences][heads][head_dim].
-  void expect_right(const std::vector<float>& result) const {
+  // `result` is [tokens][heads][head_dim], or, with `max` and `sum` ([tokens][heads]), states.
+  void expect_right(const std::vector<float>& result, const std::vector<float>* max = nullptr,
+                    const std::vector<float>* sum = nullptr) const {
     ASSERT_EQ(result.size(), rows() * shape_.head_dim);
-    for (std::size_t at = 0; at < rows(); ++at) {
-      const int sequence = static_cast<int>(at) / shape_.heads();
-      const int head = static_cast<int>(at) % shape_.heads();
-      const Row row = exact(sequence, head);
-      for (int i = 0; i < shape_.head_dim; ++i) {
-        ASSERT_NEAR(result[at * shape_.head_dim + i], row.exact[i], row.allowed[i])
-            << "sequence " << sequence << " of " << shape_.blocks[sequence] << " blocks, head "
-            << head << " of " << shape_.heads() << ", channel " << i << " of "
-            << shape_.widths[head / shape_.group].v;
+    for (int sequence = 0; sequence < static_cast<int>(shape_.blocks.size()); ++sequence) {
+      for (int i = 0; i < prefill_spans_[sequence].rows * shape_.heads(); ++i) {
+        const int row = i / shape_.heads(), head = i % shape_.heads();
+        const Row right = exact(sequence, row, head);
+        const std::size_t at =
+            std::size_t(prefill_spans_[sequence].first_row + row) * shape_.heads() + head;
+        float by = 1;
+        if (max != nullptr && right.sum == 0) {
+          ASSERT_EQ((*max)[at], gpu::minus_infinity());
+          ASSERT_EQ((*sum)[at], 0);
+        } else if (max != nullptr) {
+          ASSERT_NEAR((*max)[at], right.max, right.max_allowed);
+          ASSERT_NEAR((*sum)[at] * std::exp2((*max)[at] - right.max), right.sum, right.sum_allowed);
+          by = (*sum)[at];
+        }
+        for (int c = 0; c < shape_.head_dim; ++c) {
+          ASSERT_NEAR(result[at * shape_.head_dim + c] / by, right.exact[c], right.allowed[c])
+              << "sequence " << sequence << " of " << shape_.blocks[sequence] << " blocks, row "
+              << row << ", head " << head << " of " << shape_.heads() << ", channel " << c << " of "
+              << shape_.widths[head / shape_.group].v;
+        }
       }
     }
   }
@@ -174,6 +237,16 @@ class Scene {
   }
   static const std::uint16_t* values(const Aligned& bytes) {
     return reinterpret_cast<const std::uint16_t*>(bytes.data());
+  }
+  // Sealed blocks that a row sees.
+  struct Blocks {
+    int begin, end;
+  };
+  Blocks blocks_of(int sequence, int row) const {
+    if (shape_.spans.empty()) return {0, shape_.blocks[sequence]};
+    const int own = (shape_.spans[sequence].position + row) / kBlockTokens;
+    const int begin = shape_.window.sink;
+    return {begin, std::max(begin, own - shape_.window.recent)};
   }
   std::size_t page_offset(int kv_head) const {
     std::size_t bytes = 0;
@@ -202,8 +275,9 @@ class Scene {
     const auto draw = [&](const std::uint16_t* at, float size) {
       *const_cast<std::uint16_t*>(at) = to_bf16(size * normal(random)).bits;
     };
-    for (int i = 0; i < shape_.heads() * shape_.head_dim; ++i) {
-      draw(query(sequence, 0) + i, shape_.size);
+    const PrefillSpan& span = prefill_spans_[sequence];
+    for (int i = 0; i < span.rows * shape_.heads() * shape_.head_dim; ++i) {
+      draw(query(span.first_row, 0) + i, shape_.size);
     }
     for (int token = 0; token < shape_.blocks[sequence] * kBlockTokens; ++token) {
       for (int head = 0; head < shape_.kv_heads(); ++head) {
@@ -217,6 +291,8 @@ class Scene {
   std::int32_t stride_ = 0;
   std::vector<std::int32_t> tables_, first_state_;
   std::vector<NarrowSpan> spans_;
+  std::vector<PrefillSpan> prefill_spans_;
+  int tokens_ = 0;  // that have queries
   Aligned pool_, q_;
 };
 
