@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/random.h"
+#include "format/shape.h"
 #include "quant/format_text.h"
 
 namespace kvlane {
@@ -73,6 +74,10 @@ EvictionBudget eviction_budget(const EvictionRule& rule, int prompt_tokens) {
   const int tokens = std::max(1, part_of(prompt_tokens, rule.keep));
   const int recent = part_of(tokens, rule.recent);
   return {tokens - recent, recent};
+}
+
+int eviction_blocks(const EvictionRule& rule, int prompt_tokens) {
+  return blocks_for(eviction_budget(rule, prompt_tokens).tokens() + 1);
 }
 
 std::vector<int> kept_tokens(std::span<const float> scores, EvictionBudget budget) {

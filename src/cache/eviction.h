@@ -61,6 +61,8 @@ struct EvictionBudget {
 
 // Of a prompt of so many tokens, of which at least one is kept.
 EvictionBudget eviction_budget(const EvictionRule& rule, int prompt_tokens);
+// Blocks that have room for these tokens and the next one.
+int eviction_blocks(const EvictionRule& rule, int prompt_tokens);
 
 // Which tokens of a prompt stay, in order of position; scores[i] is that of the token at position
 // i. Of equal scores the earlier one is the higher. A score that is no number is the lowest.

@@ -36,14 +36,17 @@ void SparseCache::put(int layer, int kv_head, int slot, const std::uint16_t* k,
   std::copy_n(v, widths.v, keys + kBlockTokens * widths.k + row * widths.v);
 }
 
+Status SparseCache::reserve(BlockPool& pool, int prompt_tokens) {
+  if (!slots_) slots_.emplace(pool);
+  return slots_->grow(blocks_for_prompt(prompt_tokens) * kBlockTokens);
+}
+
 Status SparseCache::evict(BlockTable& prompt) {
   assert(!evicted() && prompt.pool().on_host());
   const int tokens = prompt.tokens();
-  const EvictionBudget budget = eviction_budget(rule_, tokens);
-  BlockTable slots(prompt.pool());
-  KVLANE_TRY(slots.grow(budget.tokens() + 1));
-  slots_ = std::move(slots);
-  budget_ = budget;
+  KVLANE_TRY(reserve(prompt.pool(), tokens));
+  evicted_ = true;
+  budget_ = eviction_budget(rule_, tokens);
   prompt_tokens_ = tokens_ = tokens;
   const int kv_heads = layout_->shape().kv_heads;
   parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t i) {
@@ -118,6 +121,7 @@ Status SparseCache::copy(const SparseCache& other) {
     KVLANE_TRY(pool.copy_block(slots.id(block), other.slots_->id(block)));
   }
   slots_ = std::move(slots);
+  evicted_ = true;
   heads_ = other.heads_;
   budget_ = other.budget_;
   prompt_tokens_ = other.prompt_tokens_;
@@ -127,6 +131,7 @@ Status SparseCache::copy(const SparseCache& other) {
 
 void SparseCache::clear() {
   slots_.reset();
+  evicted_ = false;
   for (HeadSlots& head : heads_) head = {};
   budget_ = {0, 0};
   prompt_tokens_ = tokens_ = 0;

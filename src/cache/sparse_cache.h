@@ -46,18 +46,20 @@ class SparseCache {
   const SparseLayout& layout() const { return *layout_; }
   const EvictionRule& rule() const { return rule_; }
   // Whether the prompt is over and its blocks are gone.
-  bool evicted() const { return slots_.has_value(); }
+  bool evicted() const { return evicted_; }
+
+  // Takes the blocks that evict() will want for a prompt of so many tokens, so that it will have
+  // them. All or none (kExhausted).
+  Status reserve(BlockPool& pool, int prompt_tokens);
 
   // While the prompt is computed: scores of its first `tokens` tokens, those that are new being 0.
   std::span<float> prompt_scores(int layer, int kv_head, int tokens);
 
   // Ends the prompt, whose tokens have all been scored: takes blocks of its pool for what stays,
-  // and clears its table. All of it or nothing (kExhausted).
+  // unless it has them, and clears its table. All of it or nothing (kExhausted).
   Status evict(BlockTable& prompt);
   // Blocks that evict() will take for a prompt of so many tokens.
-  int blocks_for_prompt(int tokens) const {
-    return blocks_for(eviction_budget(rule_, tokens).tokens() + 1);
-  }
+  int blocks_for_prompt(int tokens) const { return eviction_blocks(rule_, tokens); }
 
   // From here on of a sequence whose prompt is over.
 
@@ -101,6 +103,7 @@ class SparseCache {
   EvictionRule rule_;
   std::vector<HeadSlots> heads_;     // [layers][kv_heads]
   std::optional<BlockTable> slots_;  // owner of the blocks; nothing in it is a position
+  bool evicted_ = false;
   EvictionBudget budget_{0, 0};
   int prompt_tokens_ = 0;
   int tokens_ = 0;

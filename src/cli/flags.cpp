@@ -56,6 +56,9 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
                       std::string(kv_format_names()))
       ->transform([](const std::string& name) { return name == "auto" ? "bf16" : name; })
       ->capture_default_str();
+  command.add_option("--kv-evict", flags.kv_evict,
+                     "keep some tokens of each prompt only, for example h2o:keep=0.5 or "
+                     "keyformer:keep=0.6; in one process (default: keep all)");
   command.add_option("--kv-tables", flags.kv_tables,
                      "what `kvlane calibrate tables` wrote for this model, for kvquant and "
                      "cachegen");
@@ -209,6 +212,9 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
   };
   if (!flags.kv_codebook.empty()) {
     arguments.insert(arguments.end(), {"--kv-codebook", flags.kv_codebook});
+  }
+  if (!flags.kv_evict.empty()) {
+    arguments.insert(arguments.end(), {"--kv-evict", flags.kv_evict});
   }
   if (!flags.kv_tables.empty()) {
     arguments.insert(arguments.end(), {"--kv-tables", flags.kv_tables});

@@ -15,6 +15,7 @@ namespace kvlane {
 struct ModelFlags {
   std::string directory;
   std::string kv_format = "bf16";
+  std::string kv_evict;   // empty: nothing
   std::string kv_tables;  // file; empty: none
   std::string kv_codec = "none";
   std::string kv_codebook;                               // file; empty: none

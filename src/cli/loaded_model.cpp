@@ -110,6 +110,9 @@ Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model
                                                  .rope = &model.rope(),
                                                  .tables = &tables,
                                                  .isa = model.isa()}));
+  if (!flags.kv_evict.empty()) {
+    KVLANE_ASSIGN(options.eviction, make_eviction_rule(flags.kv_evict));
+  }
   options.kv_codec = flags.kv_codec;
   options.threads = flags.threads;
   if (flags.kv_codebook.empty()) return options;

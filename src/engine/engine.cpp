@@ -82,6 +82,21 @@ Status check_answers(const GenerationRequest& request, int vocab) {
   return check_tokens(request.stop_tokens, vocab);
 }
 
+// Where rows lie in a cache that tokens are evicted from, if the options want one.
+Result<std::optional<SparseLayout>> sparse_layout(const Model& model, const Endpoint* endpoint,
+                                                  const EngineOptions& options) {
+  std::optional<SparseLayout> layout;
+  if (!options.eviction) return layout;
+  if (endpoint != nullptr || model.device() != nullptr) {
+    return unsupported(
+        "tokens are evicted where one process computes prompt and answer on the "
+        "CPU, not " +
+        std::string(endpoint != nullptr ? "between workers" : "on a device"));
+  }
+  KVLANE_ASSIGN(layout, SparseLayout::create(model.config().kv_shape(), options.kv_format.get()));
+  return layout;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokenizer& tokenizer,
@@ -102,17 +117,20 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
     return unsupported("KV format '" + options.kv_format->name() + "' cannot travel: frames have " +
                        std::to_string(kFormatNameBytesMax) + " bytes for its name");
   }
+  KVLANE_ASSIGN(std::optional<SparseLayout> sparse, sparse_layout(model, endpoint, options));
   KVLANE_ASSIGN(EngineParts parts, make_parts(model, options));
   return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(
-      model, tokenizer, endpoint, std::move(options), std::move(parts)));
+      model, tokenizer, endpoint, std::move(options), std::move(sparse), std::move(parts)));
 }
 
 EngineImpl::EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
-                       EngineOptions options, EngineParts parts)
+                       EngineOptions options, std::optional<SparseLayout> sparse_layout,
+                       EngineParts parts)
     : model_(model),
       tokenizer_(tokenizer),
       endpoint_(endpoint),
       options_(std::move(options)),
+      sparse_layout_(std::move(sparse_layout)),
       parts_(std::move(parts)) {
   slots_.reserve(options_.sequences_max);
   spans_.reserve(options_.sequences_max);
@@ -148,10 +166,13 @@ Status EngineImpl::validate(const GenerationRequest& request) const {
   }
   KVLANE_TRY(check_sampling(request.sampling, model_.config().vocab));
   KVLANE_TRY(check_answers(request, model_.config().vocab));
-  if (blocks_for(prompt + request.max_tokens) > pool_.blocks_total()) {
-    return invalid_argument(
-        "prompt and max_tokens need " + std::to_string(blocks_for(prompt + request.max_tokens)) +
-        " KV blocks, the whole KV memory has " + std::to_string(pool_.blocks_total()));
+  const int blocks = options_.eviction
+                         ? blocks_for(prompt) + eviction_blocks(*options_.eviction, prompt)
+                         : blocks_for(prompt + request.max_tokens);
+  if (blocks > pool_.blocks_total()) {
+    return invalid_argument("prompt and max_tokens need " + std::to_string(blocks) +
+                            " KV blocks, the whole KV memory has " +
+                            std::to_string(pool_.blocks_total()));
   }
   return {};
 }
@@ -161,14 +182,20 @@ BlockTable EngineImpl::new_table() {
                             : BlockTable(pool_);
 }
 
+std::unique_ptr<Sequence> EngineImpl::new_sequence(Request& request, int index,
+                                                   const BlockName& root) {
+  auto sequence = std::make_unique<Sequence>(request, index, tokenizer_, new_table(), root);
+  if (options_.eviction) sequence->sparse.emplace(*sparse_layout_, *options_.eviction);
+  return sequence;
+}
+
 Result<EngineImpl::RequestPtr> EngineImpl::new_request(GenerationRequest generation) {
   KVLANE_TRY(validate(generation));
   const std::uint64_t seed = generation.seed ? *generation.seed : random_seed();
   KVLANE_ASSIGN(const BlockName root,
                 BlockNames::root(model_.identity(), kv_format(), generation.cache_salt));
   auto request = std::make_unique<Request>(next_id_.fetch_add(1), std::move(generation), seed);
-  request->sequences.push_back(
-      std::make_unique<Sequence>(*request, 0, tokenizer_, new_table(), root));
+  request->sequences.push_back(new_sequence(*request, 0, root));
   // Here, on the caller's thread: a long prompt has thousands of blocks to be hashed.
   KVLANE_TRY(request->prompt().names.extend(request->generation.prompt));
   return request;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "cache/eviction.h"
 #include "codec/codec.h"
 #include "engine/account.h"
 #include "model/model.h"
@@ -99,6 +100,9 @@ struct EngineOptions {
   bool prefix_caching = true;                   // requests share blocks of equal names
   // How sealed blocks lie in memory; null: rows of 16 bits. With a window blocks are not shared.
   std::shared_ptr<const KvFormat> kv_format;
+  // Which tokens of its prompt a sequence keeps; absent: all. Sequences then share no blocks, and
+  // only an engine on the CPU that neither sends nor receives KV does it.
+  std::optional<EvictionRule> eviction;
   int chunk_tokens = 512;  // most prompt tokens computed in one step
   // How much longer a step may take for running answers because it carries prompt tokens too; at
   // least kPromptTokensMin (plan/batching.h) are carried anyway. More than 1.

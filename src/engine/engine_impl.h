@@ -21,7 +21,7 @@ namespace kvlane {
 class EngineImpl final : public Engine {
  public:
   EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
-             EngineOptions options, EngineParts parts);
+             EngineOptions options, std::optional<SparseLayout> sparse_layout, EngineParts parts);
   ~EngineImpl() override;
 
   Status validate(const GenerationRequest& request) const override;
@@ -48,10 +48,12 @@ class EngineImpl final : public Engine {
   // Whoever takes over another's blocks would miss the rows of its window.
   bool shares_blocks() const {
     const KvFormat* const format = options_.kv_format.get();
+    if (options_.eviction) return false;  // nobody would know scores of what others computed
     return options_.prefix_caching && (format == nullptr || (format->window() == KvWindow{} &&
                                                              !format->own_block().sees_ahead));
   }
   BlockTable new_table();
+  std::unique_ptr<Sequence> new_sequence(Request& request, int index, const BlockName& root);
 
   // Any thread (engine.cpp).
   Result<RequestPtr> new_request(GenerationRequest generation);
@@ -86,6 +88,7 @@ class EngineImpl final : public Engine {
   void leave(Sequence& sequence);
   void admit();
   bool start(Sequence& sequence);
+  int blocks_to_start(const Sequence& sequence) const;
   bool may_have(const Sequence& sequence, int blocks) const;
   int adopt_prefix(Sequence& sequence);
   void adopt_what_others_computed(Sequence& sequence);
@@ -102,6 +105,8 @@ class EngineImpl final : public Engine {
   bool slabs_leave() const;
   void on_layer(int layer, const std::shared_ptr<const DeviceMark>& done);
   void after_pass();
+  Status end_prompt(Sequence& sequence);
+  bool copy_blocks(const Sequence& from, Sequence& to);
   void draw();
   void accept(Sequence& sequence, std::int32_t token, std::optional<TokenLogprobs> logprobs);
   void answer_prompt(Sequence& sequence, const std::vector<PrefillOutcome::First>& first);
@@ -124,6 +129,7 @@ class EngineImpl final : public Engine {
   Endpoint* const endpoint_;
   const EngineOptions options_;
 
+  const std::optional<SparseLayout> sparse_layout_;  // where tokens are evicted
   EngineParts parts_;
   BlockPool& pool_ = parts_.pool;
   BlockArena& arena_ = parts_.arena;

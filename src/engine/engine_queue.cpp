@@ -48,7 +48,7 @@ void EngineImpl::leave(Sequence& sequence) {
     case State::kOver: return;
   }
   sequence.state = State::kOver;
-  sequence.table.clear();
+  sequence.release_blocks();
 }
 
 // The first in rank starts, or nobody: who needs much is not overtaken for ever by those who need
@@ -81,9 +81,13 @@ bool EngineImpl::start(Sequence& sequence) {
     return receives ? sequence.table.open_arriving_rows(tokens)
                     : sequence.table.open_rows(sequence.table.tokens() + 1);
   };
-  if (!may_have(sequence, blocks_for(tokens) - hits) || !sequence.table.grow(tokens).ok() ||
+  const auto reserve_slots = [&] {
+    return sequence.sparse ? sequence.sparse->reserve(pool_, request.prompt_tokens()) : Status();
+  };
+  if (!may_have(sequence, blocks_to_start(sequence) - hits) ||
+      !sequence.table.grow(sequence.table_tokens()).ok() || !reserve_slots().ok() ||
       !open_rows().ok()) {
-    sequence.table.clear();
+    sequence.release_blocks();
     totals_.host_hit_tokens = host_hits_before;  // nobody had anything of it
     return false;
   }
@@ -120,6 +124,13 @@ bool EngineImpl::start(Sequence& sequence) {
   return true;
 }
 
+// Those of all its tokens; where some will be evicted, those of the prompt and of what stays of it.
+int EngineImpl::blocks_to_start(const Sequence& sequence) const {
+  const int blocks = blocks_for(sequence.table_tokens());
+  if (!sequence.sparse) return blocks;
+  return blocks + sequence.sparse->blocks_for_prompt(sequence.request.prompt_tokens());
+}
+
 bool EngineImpl::may_have(const Sequence& sequence, int blocks) const {
   const auto growing = std::count_if(running_.begin(), running_.end(), [](const Sequence* running) {
     return can_give_way(*running);
@@ -128,7 +139,9 @@ bool EngineImpl::may_have(const Sequence& sequence, int blocks) const {
   const bool first = std::none_of(running_.begin(), running_.end(), [&](const Sequence* running) {
     return running->request.generation.priority <= sequence.request.generation.priority;
   });
-  return may_start(blocks, pool_.blocks_free(), first ? 0 : static_cast<int>(growing));
+  // Where tokens are evicted nobody grows.
+  const bool grow = !first && !options_.eviction;
+  return may_start(blocks, pool_.blocks_free(), grow ? static_cast<int>(growing) : 0);
 }
 
 // Takes what is known of the sequence's blocks; at least one token is left to be computed, for its
@@ -192,7 +205,7 @@ Sequence* EngineImpl::least_important() const {
 // it goes on is computed again.
 void EngineImpl::preempt(Sequence& sequence) {
   std::erase(running_, &sequence);
-  sequence.table.clear();
+  sequence.release_blocks();
   sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
                                                 : &TimeAccount::queue);
   if (sequence.completion_tokens == 0) waiting_.fetch_add(1);
@@ -206,8 +219,8 @@ void EngineImpl::make_room() {
   auto next = running_.begin();
   while (next != running_.end()) {
     Sequence& sequence = **next;
-    if (sequence.table.grow(static_cast<int>(sequence.tokens.size())).ok() &&
-        sequence.table.open_rows(sequence.table.tokens() + 1).ok()) {
+    if (sequence.evicted() || (sequence.table.grow(sequence.table_tokens()).ok() &&
+                               sequence.table.open_rows(sequence.table.tokens() + 1).ok())) {
       ++next;
       continue;
     }

@@ -55,17 +55,22 @@ bool EngineImpl::choose_batch() {
   share_step(missing_, budget, static_cast<unsigned>(totals_.steps), shares_of_step_);
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     Sequence& sequence = *batch_[i];
-    // Fewer where rows of a coded cache are short; make_room() saw to one.
-    const int tokens = std::min(shares_of_step_[i], sequence.table.tokens_with_rows());
+    int tokens = shares_of_step_[i];
+    if (!sequence.evicted()) {
+      // Fewer where rows of a coded cache are short; make_room() saw to one.
+      tokens = std::min({tokens, sequence.table.tokens_with_rows(),
+                         sequence.table_tokens() - sequence.table.tokens()});
+      (void)sequence.table.open_rows(sequence.table.tokens() + tokens);
+    }
     if (tokens == 0) continue;
-    (void)sequence.table.open_rows(sequence.table.tokens() + tokens);
     const bool wants_logits = tokens == missing_[i];
-    const std::int32_t* first = sequence.tokens.data() + sequence.table.tokens();
+    const std::int32_t* first = sequence.tokens.data() + sequence.computed();
     slots_.push_back({&sequence, tokens, wants_logits, {}});
     spans_.push_back({&sequence.table,
                       {first, std::size_t(tokens)},
                       wants_logits,
-                      wants_logits && takes_best(sequence)});
+                      wants_logits && takes_best(sequence),
+                      sequence.sparse ? &*sequence.sparse : nullptr});
     shares_.charge(sequence.request.generation.client, tokens);
   }
   return !slots_.empty();
@@ -131,6 +136,10 @@ void EngineImpl::after_pass() {
       sequence.account.decode_attention += times.attention - times.dequantise;
       sequence.account.decode_dequantise += times.dequantise;
     }
+    if (const Status status = end_prompt(sequence); !status.ok()) {
+      fail(sequence.request, status);
+      continue;
+    }
     publish_blocks(sequence);
     if (sequence.request.job != nullptr && !options_.push_whole) {
       sequence.request.blocks_sent = sequence.table.tokens() / kBlockTokens;
@@ -143,6 +152,19 @@ void EngineImpl::after_pass() {
       accept(sequence, slot.drawn.front().token, std::move(slot.drawn.front().logprobs));
     }
   }
+}
+
+// Where tokens are evicted, once the prompt is computed.
+Status EngineImpl::end_prompt(Sequence& sequence) {
+  const bool now = sequence.sparse && !sequence.evicted() &&
+                   sequence.table.tokens() == sequence.request.prompt_tokens();
+  return now ? sequence.sparse->evict(sequence.table) : Status();
+}
+
+// Makes of `to`, which has none, a second sequence with the tokens of `from`; false without room.
+bool EngineImpl::copy_blocks(const Sequence& from, Sequence& to) {
+  if (from.sparse) return to.sparse->copy(*from.sparse).ok();
+  return to.table.fork(from.table).ok();
 }
 
 // The next token of every sequence that has logits: one, or after a prompt one for each answer.
@@ -207,8 +229,7 @@ void EngineImpl::answer_prompt(Sequence& sequence,
   }
   sequence.enter(&TimeAccount::decode);
   for (int choice = 1; choice < request.generation.n; ++choice) {
-    request.sequences.push_back(
-        std::make_unique<Sequence>(request, choice, tokenizer_, new_table(), BlockName{}));
+    request.sequences.push_back(new_sequence(request, choice, BlockName{}));
     Sequence& other = *request.sequences.back();
     other.names = sequence.names;
     other.account = sequence.account;
@@ -216,7 +237,7 @@ void EngineImpl::answer_prompt(Sequence& sequence,
     other.interval_start = sequence.interval_start;
     other.published = sequence.published;
     const bool place = static_cast<int>(running_.size()) + receiving_ < options_.sequences_max;
-    if (place && other.table.fork(sequence.table).ok()) {
+    if (place && copy_blocks(sequence, other)) {
       run(other);
     } else {
       other.enter(&TimeAccount::wait_for_memory);

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "cache/block_pool.h"
+#include "cache/sparse_cache.h"
 #include "engine/block_names.h"
 #include "engine/engine.h"
 #include "engine/kv_receiver.h"
@@ -38,8 +39,19 @@ struct Sequence {
   Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockTable empty,
            const BlockName& root);
 
-  // Tokens whose K and V are not in the blocks yet. The last one's logits give the next token.
-  int missing() const { return static_cast<int>(tokens.size()) - table.tokens(); }
+  // Whether tokens of its prompt are gone: then `sparse` has the sequence, and its table nothing.
+  bool evicted() const { return sparse && sparse->evicted(); }
+  // Tokens whose K and V were written.
+  int computed() const { return evicted() ? sparse->tokens() : table.tokens(); }
+  // Those that are to come. The last one's logits give the next token.
+  int missing() const { return static_cast<int>(tokens.size()) - computed(); }
+  // Tokens that the table is to have: where some will be evicted, those of the prompt.
+  int table_tokens() const;
+  // Gives all blocks back.
+  void release_blocks() {
+    table.clear();
+    if (sparse) sparse->clear();
+  }
 
   // Ends the current interval of the account and begins another.
   void enter(AccountInterval next) {
@@ -56,6 +68,7 @@ struct Sequence {
   int completion_tokens = 0;         // the end-of-sequence token included
   OutputText text;
   BlockTable table;
+  std::optional<SparseCache> sparse;  // where the engine evicts tokens
   BlockNames names;
   int published = 0;  // blocks that were offered under their names
 
@@ -105,6 +118,11 @@ struct Request {
   std::vector<PrefillOutcome::First> first;  // of a prefill for another worker
   KvBytes kv;
 };
+
+inline int Sequence::table_tokens() const {
+  if (!sparse) return static_cast<int>(tokens.size());
+  return evicted() ? 0 : request.prompt_tokens();
+}
 
 inline Sequence::Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockTable empty,
                           const BlockName& root)
