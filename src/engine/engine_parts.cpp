@@ -92,14 +92,14 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
                                     const EngineOptions& options,
                                     std::unique_ptr<CodecChoice> codecs) {
   const KvShape shape = model.config().kv_shape();
-  std::optional<DeviceCodes> codes;
+  std::optional<DeviceFormat> format;
   if (options.kv_format) {
-    KVLANE_ASSIGN(codes, device_codes(*options.kv_format));
+    KVLANE_ASSIGN(format, device_codes(*options.kv_format));
   }
   KVLANE_ASSIGN(
       std::unique_ptr<ForwardPass> forward,
       DeviceForward::create(model.on_device(), device, options.chunk_tokens + options.sequences_max,
-                            options.sequences_max, true, codes));
+                            options.sequences_max, true, format));
   KVLANE_ASSIGN(Accelerator::Memory memory, device.allocate(options.kv_bytes));
   KVLANE_ASSIGN(const MemoryCopy copy, device.copies());
   KVLANE_ASSIGN(Pools pools,

@@ -11,6 +11,8 @@
 
 #include "attention/decode_gpu.h"
 #include "attention/hack_prefill_gpu.h"
+#include "attention/narrow_decode_gpu.h"
+#include "attention/narrow_prefill_gpu.h"
 #include "attention/prefill_gpu.h"
 #include "cache/memory_copy.h"
 #include "codec/gpu_codecs.h"
@@ -18,6 +20,7 @@
 #include "ops/products_gpu.h"
 #include "ops/rows_gpu.h"
 #include "quant/hack_seal_gpu.h"
+#include "quant/zack_seal_gpu.h"
 
 namespace kvlane {
 
@@ -119,6 +122,13 @@ class Accelerator {
   virtual Status attend(const HackKind& kind, const HackPrefillBatch& batch,
                         const PrefillUnit* units, std::size_t count) = 0;
   virtual Status attend(const PrefillBatch& batch, const SealedSeen& seen, const PrefillUnit* units,
+                        std::size_t count) = 0;
+
+  // Of narrow pages: see quant/zack_seal_gpu.h, attention/narrow_decode_gpu.h and
+  // attention/narrow_prefill_gpu.h.
+  virtual Status seal(const ZackSealBatch& batch, std::size_t count) = 0;
+  virtual Status attend(const NarrowDecodeBatch& batch, int width_max, int machines) = 0;
+  virtual Status attend(const NarrowPrefillBatch& batch, int width_max, const PrefillUnit* units,
                         std::size_t count) = 0;
 };
 

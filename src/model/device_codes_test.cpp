@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "base/random.h"
@@ -17,6 +18,7 @@
 #include "model/format_codes.h"
 #include "model/forward.h"
 #include "model/model.h"
+#include "quant/tables_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -30,16 +32,26 @@ constexpr const char* kName = "llama-gqa-bf16-llama3-sharded";
 constexpr int kRowsMax = 256;
 constexpr int kBlocks = 8;
 
-const Model& cpu_model() {
-  static const std::unique_ptr<Model> model =
-      take(Model::load(kModels / kName, {.isa = best_isa()}));
+// Of heads that have something to drop.
+constexpr const char* kWideName = "qwen3-gqa-bf16";
+
+const char* model_of(const std::string& format) {
+  return format.starts_with("zack") ? kWideName : kName;
+}
+const Model& cpu_model(const std::string& name) {
+  static std::map<std::string, std::unique_ptr<Model>> models;
+  std::unique_ptr<Model>& model = models[name];
+  if (!model) model = take(Model::load(kModels / name, {.isa = best_isa()}));
   return *model;
 }
 
 std::shared_ptr<const KvFormat> make_format(const std::string& text) {
-  const Model& model = cpu_model();
+  const Model& model = cpu_model(model_of(text));
+  const KvShape shape = model.config().kv_shape();
+  KvTables tables;
+  tables_fixture::add_zack_tables(shape, true, tables);
   return take(make_kv_format(
-      text, {.shape = model.config().kv_shape(), .rope = &model.rope(), .isa = model.isa()}));
+      text, {.shape = shape, .rope = &model.rope(), .tables = &tables, .isa = model.isa()}));
 }
 
 std::vector<std::int32_t> random_tokens(int count) {
@@ -55,7 +67,7 @@ std::vector<std::int32_t> random_tokens(int count) {
 struct Runner {
   explicit Runner(const std::string& text, bool replays = true)
       : format(make_format(text)),
-        model(take(Model::load(kModels / kName, {.isa = best_isa(), .device = &device}))),
+        model(take(Model::load(kModels / model_of(text), {.isa = best_isa(), .device = &device}))),
         shape(model->config().kv_shape()),
         rows_memory(take(device.allocate(kBlocks * shape.block_bytes()))),
         sealed_memory(take(device.allocate(sealed_bytes()))),
@@ -107,7 +119,7 @@ struct Runner {
 // A block that a chunk completes, and one that a single token does.
 TEST(DeviceCodes, SlabsAreThoseThatTheCpuSeals) {
   const auto tokens = random_tokens(130);
-  for (const char* const text : {"hack:recent=6", "hack:p=64,recent=6"}) {
+  for (const char* const text : {"hack:recent=6", "hack:p=64,recent=6", "zack:keep=0.6,recent=6"}) {
     SCOPED_TRACE(text);
     Runner runner(text);
     BlockTable table = runner.table();
@@ -134,8 +146,7 @@ TEST(DeviceCodes, SlabsAreThoseThatTheCpuSeals) {
   }
 }
 
-Logits on_cpu(const KvFormat* format, std::span<const std::int32_t> tokens) {
-  const Model& model = cpu_model();
+Logits on_cpu(const Model& model, const KvFormat* format, std::span<const std::int32_t> tokens) {
   const KvShape shape = model.config().kv_shape();
   auto rows = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
   auto sealed = take(BlockPool::create_sealed(
@@ -160,11 +171,12 @@ double distance(const Logits& a, const Logits& b) {
 TEST(DeviceCodes, LogitsAreNearTheCpus) {
   const auto tokens = random_tokens(200);
   const std::span<const std::int32_t> all(tokens);
-  for (const char* const text : {"hack", "hack:k=4,v=4,p=64,sink=1"}) {
+  for (const char* const text : {"hack", "hack:k=4,v=4,p=64,sink=1", "zack:keep=0.5,sink=1"}) {
     SCOPED_TRACE(text);
     const auto format = make_format(text);
-    const Logits expected = on_cpu(format.get(), all);
-    const double of_format = distance(expected, on_cpu(nullptr, all));
+    const Model& model = cpu_model(model_of(text));
+    const Logits expected = on_cpu(model, format.get(), all);
+    const double of_format = distance(expected, on_cpu(model, nullptr, all));
     Runner runner(text);
     BlockTable prefilled = runner.table();
     const Logits prefill = runner.run(prefilled, all, kRowsMax).back();
@@ -179,33 +191,39 @@ TEST(DeviceCodes, LogitsAreNearTheCpus) {
 
 TEST(DeviceCodes, NoChunkingOfAPromptChangesABit) {
   const auto tokens = random_tokens(200);
-  Runner runner("hack:recent=1");
-  BlockTable whole = runner.table();
-  const Logits expected = runner.run(whole, tokens, kRowsMax).back();
-  whole.clear();
-  BlockTable table = runner.table();
-  EXPECT_EQ(runner.run(table, tokens, 110).back(), expected);
+  for (const char* const text : {"hack:recent=1", "zack:keep=0.5"}) {
+    SCOPED_TRACE(text);
+    Runner runner(text);
+    BlockTable whole = runner.table();
+    const Logits expected = runner.run(whole, tokens, kRowsMax).back();
+    whole.clear();
+    BlockTable table = runner.table();
+    EXPECT_EQ(runner.run(table, tokens, 110).back(), expected);
+  }
 }
 
 // Steps in which blocks are completed included.
 TEST(DeviceCodes, GraphsChangeNoBit) {
   const auto tokens = random_tokens(138);
   const std::span<const std::int32_t> all(tokens);
-  std::vector<Logits> logits[2];
-  for (const bool replays : {false, true}) {
-    Runner runner("hack:recent=1", replays);
-    BlockTable table = runner.table();
-    runner.run(table, all.first(120), 120);
-    logits[replays] = runner.run(table, all.subspan(120), 1);
-    EXPECT_EQ(runner.device.replays() > 10, replays);
+  for (const char* const text : {"hack:recent=1", "zack:keep=0.5"}) {
+    SCOPED_TRACE(text);
+    std::vector<Logits> logits[2];
+    for (const bool replays : {false, true}) {
+      Runner runner(text, replays);
+      BlockTable table = runner.table();
+      runner.run(table, all.first(120), 120);
+      logits[replays] = runner.run(table, all.subspan(120), 1);
+      EXPECT_EQ(runner.device.replays() > 10, replays);
+    }
+    EXPECT_EQ(logits[0], logits[1]);
   }
-  EXPECT_EQ(logits[0], logits[1]);
 }
 
 TEST(DeviceCodes, SaysWhichLayerCannotBeSealed) {
   Runner runner("hack");
   const auto pass = take(DeviceCodedPass::create(take(device_codes(*runner.format)),
-                                                 cpu_model().config(), runner.device, 4));
+                                                 cpu_model(kName).config(), runner.device, 4));
   const KvShape& shape = runner.shape;
   // Of zeros in all layers, and infinity in layer 1.
   std::vector<std::byte> block(shape.block_bytes());
@@ -233,7 +251,7 @@ TEST(DeviceCodes, FormatsWithoutKernels) {
   for (const char* const text :
        {"int8", "kivi:bits=2,group=32", "hack:k=8,v=8", "hack:k=4,v=2", "hack:p=64,round=sr",
         "hack:compute=dequantise", "hack:p=64,diag=int8", "hack:p=64,ktail=code",
-        "hack:k=2,v=2,p=64,meta=bf16"}) {
+        "hack:k=2,v=2,p=64,meta=bf16", "zack:keep=0.5+int8"}) {
     const auto codes = device_codes(*make_format(text));
     ASSERT_EQ(codes.status().code(), Code::kUnsupported) << text;
     EXPECT_THAT(codes.status().message(), HasSubstr("has no kernels for devices")) << text;

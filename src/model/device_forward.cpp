@@ -43,20 +43,20 @@ class Cutter {
 Result<std::unique_ptr<DeviceForward>> DeviceForward::create(const DeviceModel& model,
                                                              Accelerator& device, int rows_max,
                                                              int logits_max, bool replays,
-                                                             std::optional<DeviceCodes> codes) {
+                                                             std::optional<DeviceFormat> format) {
   std::unique_ptr<DeviceForward> forward(
       new DeviceForward(model, device, rows_max, logits_max, replays));
-  KVLANE_TRY(forward->allocate(std::move(codes)));
+  KVLANE_TRY(forward->allocate(format));
   return forward;
 }
 
-Status DeviceForward::allocate(std::optional<DeviceCodes> codes) {
+Status DeviceForward::allocate(const std::optional<DeviceFormat>& format) {
   const ModelConfig& c = model_.config();
   KVLANE_ASSIGN(decode_shape_,
                 decode_shape(c.heads, c.kv_heads, c.head_dim, device_.multiprocessors()));
   KVLANE_ASSIGN(prefill_shape_, prefill_shape(c.heads, c.kv_heads, c.head_dim));
-  if (codes) {
-    KVLANE_ASSIGN(coded_, DeviceCodedPass::create(*codes, c, device_, rows_max_));
+  if (format) {
+    KVLANE_ASSIGN(coded_, DeviceCodedPass::create(*format, c, device_, rows_max_));
   }
   scale_ = static_cast<float>(std::numbers::log2e / std::sqrt(static_cast<double>(c.head_dim)));
 
@@ -131,7 +131,7 @@ Status DeviceForward::arrange(std::span<const ForwardSpan> spans, bool may_repla
       KVLANE_TRY(
           span.table->open_rows(span.table->tokens() + static_cast<int>(span.tokens.size())));
     }
-    const DevicePass::Coded coded{coded_->codes().window, coded_->decode_shape()};
+    const DevicePass::Coded coded = coded_->reads();
     pass_.arrange(spans, decode_shape_, prefill_shape_, &coded);
   } else {
     pass_.arrange(spans, decode_shape_, prefill_shape_);
@@ -258,7 +258,8 @@ Status DeviceForward::write_rows(const Pools& pools, int index) {
                             .head_dim = c.head_dim,
                             .q = q_,
                             .slabs = pools.rows->slab_memory(0, index),
-                            .block_bytes = pools.rows->block_bytes()});
+                            .block_bytes = pools.rows->block_bytes(),
+                            .rotations = coded_ ? coded_->rotations(index) : nullptr});
 }
 
 DeviceCodedPass::Layer DeviceForward::layer_of(const Pools& pools, int index) const {
@@ -286,8 +287,7 @@ Status DeviceForward::decode(const Pools& pools, int index) {
                           .sum = cutter.take<float>(states),
                           .out = cutter.take<float>(states * c.head_dim)};
   if (coded_) {
-    KVLANE_TRY(coded_->attend(layer_of(pools, index), batch, inputs_.sealed_tables,
-                              inputs_.sealed_units, pass_.shape().sealed_units));
+    KVLANE_TRY(coded_->attend(layer_of(pools, index), batch, pass_.shape(), inputs_));
   }
   KVLANE_TRY(device_.attend(batch, inputs_.decode_units, pass_.shape().decode_units));
   return device_.merge({.first_state = inputs_.first_state,
@@ -319,8 +319,7 @@ Status DeviceForward::prefill(const Pools& pools, int index) {
                            .scale = scale_,
                            .out = wide_};
   if (coded_) {
-    return coded_->attend(layer_of(pools, index), batch, inputs_.sealed_tables + first,
-                          inputs_.prefill_units, pass_.shape().prefill_units);
+    return coded_->attend(layer_of(pools, index), batch, pass_.shape(), inputs_);
   }
   return device_.attend(batch, inputs_.prefill_units, pass_.shape().prefill_units);
 }

@@ -34,7 +34,7 @@ class DeviceForward final : public ForwardPass {
   static Result<std::unique_ptr<DeviceForward>> create(const DeviceModel& model,
                                                        Accelerator& device, int rows_max,
                                                        int logits_max, bool replays = true,
-                                                       std::optional<DeviceCodes> codes = {});
+                                                       std::optional<DeviceFormat> format = {});
 
   // Blocks are in memory of the device, all of one pool, or two with `codes`.
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override;
@@ -65,7 +65,7 @@ class DeviceForward final : public ForwardPass {
     const BlockPool* sealed;
   };
 
-  Status allocate(std::optional<DeviceCodes> codes);
+  Status allocate(const std::optional<DeviceFormat>& format);
   Status grow(Growing& memory, std::size_t bytes, bool on_host);
   Status arrange(std::span<const ForwardSpan> spans, bool may_replay);
   Status upload();

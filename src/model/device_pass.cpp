@@ -64,13 +64,7 @@ void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& 
     }
   }
   take(spans, last_rows);
-  if (coded == nullptr) {
-    decode_plan_ = plan_decode(decode_tokens, decode);
-  } else {
-    CodedDecodePlan plan = plan_coded_decode(decode_tokens, coded->window, coded->sealed, decode);
-    decode_plan_ = {std::move(plan.rows), std::move(plan.first_state)};
-    sealed_units_ = std::move(plan.sealed);
-  }
+  plan_decoding(decode_tokens, decode, coded);
   sealed_blocks_ = count_of(seals_);
   prefill_units_ = plan_prefill(prefill_spans, prefill);
   shape_.decoding = count_of(decode_tokens);
@@ -81,6 +75,40 @@ void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& 
   shape_.prefill_units = count_of(prefill_units_);
   shape_.sealed_units = count_of(sealed_units_);
   shape_.seals = sealed_blocks_;
+  shape_.narrow_pieces = count_of(narrow_pieces_);
+}
+
+void DevicePass::plan_decoding(std::span<const std::int32_t> tokens, const DecodeShape& decode,
+                               const Coded* coded) {
+  if (coded == nullptr) {
+    decode_plan_ = plan_decode(tokens, decode);
+  } else if (coded->narrow != nullptr) {
+    NarrowCodedPlan plan = plan_narrow_coded_decode(tokens, coded->window, decode);
+    decode_plan_ = {std::move(plan.rows), std::move(plan.first_state)};
+    plan_narrow(std::move(plan.sealed), decode.heads, *coded->narrow);
+  } else {
+    CodedDecodePlan plan = plan_coded_decode(tokens, coded->window, coded->sealed, decode);
+    decode_plan_ = {std::move(plan.rows), std::move(plan.first_state)};
+    sealed_units_ = std::move(plan.sealed);
+  }
+}
+
+void DevicePass::plan_narrow(std::vector<NarrowSpan> spans, int heads, const NarrowLayers& layers) {
+  if (!narrow_first_.empty() && spans == narrow_spans_) {
+    narrow_pieces_.resize(narrow_first_.back());  // without padding
+    return;
+  }
+  narrow_spans_ = std::move(spans);
+  narrow_pieces_.clear();
+  narrow_first_.clear();
+  for (std::size_t layer = 0; layer < layers.machines.size(); ++layer) {
+    const NarrowDecodePlan& plan =
+        narrow_planner_.plan(narrow_spans_, layers.of_layer(layer),
+                             {.heads = heads, .machines = layers.machines[layer]});
+    const auto before = static_cast<std::int32_t>(narrow_pieces_.size());
+    narrow_pieces_.insert(narrow_pieces_.end(), plan.pieces.begin(), plan.pieces.end());
+    for (const std::int32_t first : plan.first) narrow_first_.push_back(before + first);
+  }
 }
 
 // Rows whose logits are wanted, then those of which a token will do: so one copy fetches logits.
@@ -140,6 +168,7 @@ void DevicePass::pad(int rows_max, int logits_max, int heads) {
   shape_.states = padded_count(shape_.states / heads) * heads;
   shape_.sealed_units = padded_count(shape_.sealed_units);
   shape_.seals = std::min(padded_count(shape_.seals), rows_max);
+  shape_.narrow_pieces = padded_count(shape_.narrow_pieces);
   tokens_.resize(shape_.rows, -1);
   positions_.resize(shape_.rows, -1);
   sequences_.resize(shape_.rows, 0);
@@ -150,6 +179,7 @@ void DevicePass::pad(int rows_max, int logits_max, int heads) {
   decode_plan_.units.resize(shape_.decode_units, {});
   sealed_units_.resize(shape_.sealed_units, {});
   seals_.resize(shape_.seals, {-1, -1});
+  narrow_pieces_.resize(shape_.narrow_pieces, {});
   decode_plan_.first_state.resize(shape_.decoding + 1, decode_plan_.first_state.back());
 }
 
@@ -159,7 +189,7 @@ std::size_t DevicePass::bytes() const {
     ((bytes += aligned(lists.size() * sizeof(lists[0]))), ...);
   };
   add(tokens_, positions_, sequences_, tables_, take_, decode_plan_.units, decode_plan_.first_state,
-      prefill_units_, sealed_tables_, sealed_units_, seals_);
+      prefill_units_, sealed_tables_, sealed_units_, seals_, narrow_pieces_, narrow_first_);
   return bytes;
 }
 
@@ -184,7 +214,9 @@ DevicePass::Inputs DevicePass::write(std::byte* host, const std::byte* device) c
           .prefill_units = put(prefill_units_),
           .sealed_tables = put(sealed_tables_),
           .sealed_units = put(sealed_units_),
-          .seals = put(seals_)};
+          .seals = put(seals_),
+          .narrow_pieces = put(narrow_pieces_),
+          .narrow_first = put(narrow_first_)};
 }
 
 }  // namespace kvlane

@@ -7,12 +7,15 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
 #include "format/kv_window.h"
 #include "model/forward_pass.h"
+#include "plan/coded_decode_units.h"
 #include "plan/decode_units.h"
+#include "plan/narrow_decode_plan.h"
 #include "plan/prefill_units.h"
 #include "quant/hack_seal_device.h"
 
@@ -29,9 +32,10 @@ struct DevicePassShape {
   int states;  // of decode attention, one a query head
   int prefill_units;
   // Of a coded cache.
-  int sealed_units;  // of decode attention, of sealed pages; decode_units are of rows then
-  int seals;         // blocks that the pass completes
-  bool chooses;      // the most likely tokens of all that are taken
+  int sealed_units;   // of decode attention, of sealed pages; decode_units are of rows then
+  int seals;          // blocks that the pass completes
+  int narrow_pieces;  // of narrow pages, of all layers
+  bool chooses;       // the most likely tokens of all that are taken
 
   friend auto operator<=>(const DevicePassShape&, const DevicePassShape&) = default;
 };
@@ -53,12 +57,32 @@ class DevicePass {
     const std::int32_t* sealed_tables;  // [sequences][table_stride]
     const DecodeUnit* sealed_units;
     const HackSealPlace* seals;  // negative: none
+    // Of narrow pages, in place of units: pieces of all layers, and where machines begin among
+    // them: those of layer i from narrow_first + NarrowLayers::first_at(i) on.
+    const NarrowPiece* narrow_pieces;
+    const std::int32_t* narrow_first;
+  };
+
+  // Layers of narrow pages.
+  struct NarrowLayers {
+    int kv_heads;
+    std::vector<HeadWidths> widths;  // [layers][kv_heads]
+    std::vector<int> machines;       // [layers]: that pieces are shared among
+
+    std::span<const HeadWidths> of_layer(std::size_t layer) const {
+      return std::span(widths).subspan(layer * kv_heads, kv_heads);
+    }
+    std::size_t first_at(std::size_t layer) const {
+      return std::accumulate(machines.begin(), machines.begin() + std::ptrdiff_t(layer),
+                             std::size_t{layer});
+    }
   };
 
   // How a coded cache is read.
   struct Coded {
     KvWindow window;
-    DecodeShape sealed;  // that sealed pages are cut by
+    DecodeShape sealed;                    // that sealed pages are cut by
+    const NarrowLayers* narrow = nullptr;  // where they are narrow, and cut by these
   };
 
   // Replaces what was there. With `coded`, tables are of a coded cache and have rows for the
@@ -86,6 +110,9 @@ class DevicePass {
   void take(std::span<const ForwardSpan> spans, const std::vector<int>& last_rows);
   void append_rows(const ForwardSpan& span, int sequence, bool coded);
   void append_seals(const ForwardSpan& span);
+  void plan_decoding(std::span<const std::int32_t> tokens, const DecodeShape& decode,
+                     const Coded* coded);
+  void plan_narrow(std::vector<NarrowSpan> spans, int heads, const NarrowLayers& layers);
   void pad_tables(std::vector<std::int32_t>& tables, int sequences, int stride) const;
 
   DevicePassShape shape_{};
@@ -98,6 +125,11 @@ class DevicePass {
   std::vector<DecodeUnit> sealed_units_;
   std::vector<HackSealPlace> seals_;
   int sealed_blocks_ = 0;
+  // Kept while spans are the same: most steps complete no block.
+  std::vector<NarrowSpan> narrow_spans_;
+  std::vector<NarrowPiece> narrow_pieces_;
+  std::vector<std::int32_t> narrow_first_;
+  NarrowDecodePlanner narrow_planner_;
 };
 
 // The next of 1, 2, 3, 4, 6, 8, 12, 16, 24 ...: few shapes, and at most half of a pass is padding.

@@ -119,6 +119,10 @@ class EmulatedAccelerator final : public Accelerator {
     KVLANE_TRY(check_rows(rows));
     return give([this, rows]() -> Status {
       const int lanes_log2 = qkv_lanes_log2(rows.head_dim);
+      if (rows.rotations != nullptr) {
+        write_turned(rows, lanes_log2);
+        return {};
+      }
       const int step = kThreads >> lanes_log2;
       for (int row = 0; row < rows.rows; ++row) {
         for (int head = 0; head < rows.heads + 2 * rows.kv_heads; head += step) {
@@ -271,6 +275,52 @@ class EmulatedAccelerator final : public Accelerator {
     });
   }
 
+  Status seal(const ZackSealBatch& batch, std::size_t count) override {
+    return give([this, batch, count]() -> Status {
+      for (int i = 0; i < static_cast<int>(count) * batch.kv_heads; ++i) {
+        const int place = i / batch.kv_heads, head = i % batch.kv_heads;
+        if (batch.places[place].rows < 0) continue;
+        for (const bool keys : {true, false}) {
+          std::uint32_t wrong = ~0U;
+          gpu::run_block(kThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+            keys ? seal_narrow_part<true>(thread, batch, place, head, wrong)
+                 : seal_narrow_part<false>(thread, batch, place, head, wrong);
+          });
+        }
+      }
+      return {};
+    });
+  }
+  Status attend(const NarrowDecodeBatch& batch, int width_max, int machines) override {
+    return give([this, batch, width_max, machines]() -> Status {
+      const auto* const kernel = narrow_decode_kernel(batch.heads / batch.kv_heads, width_max);
+      for (int machine = 0; machine < machines; ++machine) {
+        switch (kernel->dim * 8 + kernel->tiles) {
+          case 64 * 8 + 1: narrow_decode<64, 1>(batch, machine); break;
+          case 64 * 8 + 2: narrow_decode<64, 2>(batch, machine); break;
+          case 128 * 8 + 1: narrow_decode<128, 1>(batch, machine); break;
+          case 128 * 8 + 2: narrow_decode<128, 2>(batch, machine); break;
+          default: narrow_decode<256, 1>(batch, machine);
+        }
+      }
+      return {};
+    });
+  }
+  Status attend(const NarrowPrefillBatch& batch, int width_max, const PrefillUnit* units,
+                std::size_t count) override {
+    KVLANE_TRY(check_narrow_prefill(batch, width_max));
+    return give([this, batch, width_max, units, count]() -> Status {
+      for (std::size_t i = 0; i < count; ++i) {
+        switch (prefill_kernel(width_max)->dim) {
+          case 64: narrow_prefill<64, 2>(batch, units[i]); break;
+          case 128: narrow_prefill<128, 2>(batch, units[i]); break;
+          default: narrow_prefill<256, 1>(batch, units[i]);
+        }
+      }
+      return {};
+    });
+  }
+
  private:
   static constexpr int kThreads = 64;
 
@@ -408,6 +458,31 @@ class EmulatedAccelerator final : public Accelerator {
     gpu::run_block(kDecodeWarps * gpu::kWarpThreads, seed_++, [&](gpu::EmulatedThread& thread) {
       attend_unit<kDim, kTiles>(thread, batch, unit, *shared);
     });
+  }
+  template <int kDim, int kTiles>
+  void narrow_decode(const NarrowDecodeBatch& batch, int machine) {
+    const auto shared = poisoned<NarrowDecodeShared<kDim, kTiles>>();
+    gpu::run_block(kDecodeWarps * gpu::kWarpThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+      attend_narrow_pieces<kDim, kTiles>(thread, batch, machine, *shared);
+    });
+  }
+  template <int kDim, int kTiles>
+  void narrow_prefill(const NarrowPrefillBatch& batch, const PrefillUnit& unit) {
+    const auto shared = poisoned<PrefillShared<kDim, kTiles>>();
+    gpu::run_block(kPrefillWarps * gpu::kWarpThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+      attend_narrow_tile<kDim, kTiles>(thread, batch, unit, *shared);
+    });
+  }
+  void write_turned(const QkvRows& rows, int lanes_log2) {
+    const int heads = rows.rows * (rows.heads / rows.kv_heads + 1);
+    for (int kv_head = 0; kv_head < rows.kv_heads; ++kv_head) {
+      for (int first = 0; first < heads; first += kTurnedHeads) {
+        const auto shared = poisoned<TurnedHeads>();
+        gpu::run_block(kThreads, seed_++, [&](gpu::EmulatedThread& thread) {
+          write_turned_heads(thread, rows, kv_head, first, lanes_log2, *shared);
+        });
+      }
+    }
   }
   template <class Seen>
   Status prefill_units(const PrefillBatch& batch, const PrefillUnit* units, std::size_t count,

@@ -8,6 +8,6 @@
 namespace kvlane {
 
 // kUnsupported for formats without kernels.
-Result<DeviceCodes> device_codes(const KvFormat& format);
+Result<DeviceFormat> device_codes(const KvFormat& format);
 
 }  // namespace kvlane

@@ -137,6 +137,16 @@ class GpuAccelerator final : public Accelerator {
                 std::size_t count) override {
     return attend_window_on_gpu(batch, seen, units, count, stream_);
   }
+  Status seal(const ZackSealBatch& batch, std::size_t count) override {
+    return seal_narrow_on_gpu(batch, count, stream_);
+  }
+  Status attend(const NarrowDecodeBatch& batch, int width_max, int machines) override {
+    return attend_narrow_on_gpu(batch, width_max, machines, stream_);
+  }
+  Status attend(const NarrowPrefillBatch& batch, int width_max, const PrefillUnit* units,
+                std::size_t count) override {
+    return attend_narrow_prefill_on_gpu(batch, width_max, units, count, stream_);
+  }
 
  private:
   const gpu::Device device_;

@@ -33,6 +33,22 @@ void sort_longest_first(std::vector<DecodeUnit>& units) {
   });
 }
 
+// What a sequence with so many tokens, at least one, reads sealed; all else it reads as rows.
+struct Sealed {
+  int begin, end;
+};
+Sealed sealed_of(int tokens, const KvWindow& window) {
+  const int own = (tokens - 1) / kBlockTokens;
+  const int sink = std::min(window.sink, own) * kBlockTokens;
+  return {sink, std::max(sink, (own - window.recent) * kBlockTokens)};
+}
+int append_rows(std::vector<DecodeUnit>& units, const DecodeShape& shape, int sequence, int tokens,
+                const Sealed& sealed, int state) {
+  if (sealed.begin == sealed.end) return append(units, shape, sequence, 0, tokens, state);
+  state = append(units, shape, sequence, 0, sealed.begin, state);
+  return append(units, shape, sequence, sealed.end, tokens, state);
+}
+
 }  // namespace
 
 CodedDecodePlan plan_coded_decode(std::span<const std::int32_t> tokens, const KvWindow& window,
@@ -43,19 +59,30 @@ CodedDecodePlan plan_coded_decode(std::span<const std::int32_t> tokens, const Kv
     plan.first_state.push_back(state);
     const int count = tokens[sequence];
     if (count == 0) continue;
-    const int own = (count - 1) / kBlockTokens;
-    const int sink = std::min(window.sink, own) * kBlockTokens;
-    const int recent = std::max(sink, (own - window.recent) * kBlockTokens);
-    state = append(plan.sealed, sealed, sequence, sink, recent, state);
-    if (sink < recent) {
-      state = append(plan.rows, rows, sequence, 0, sink, state);
-      state = append(plan.rows, rows, sequence, recent, count, state);
-    } else {
-      state = append(plan.rows, rows, sequence, 0, count, state);
-    }
+    const Sealed own = sealed_of(count, window);
+    state = append(plan.sealed, sealed, sequence, own.begin, own.end, state);
+    state = append_rows(plan.rows, rows, sequence, count, own, state);
   }
   plan.first_state.push_back(state);
   sort_longest_first(plan.sealed);
+  sort_longest_first(plan.rows);
+  return plan;
+}
+
+NarrowCodedPlan plan_narrow_coded_decode(std::span<const std::int32_t> tokens,
+                                         const KvWindow& window, const DecodeShape& rows) {
+  NarrowCodedPlan plan;
+  int state = 0;
+  for (int sequence = 0; sequence < static_cast<int>(tokens.size()); ++sequence) {
+    plan.first_state.push_back(state);
+    const int count = tokens[sequence];
+    const Sealed own = count == 0 ? Sealed{0, 0} : sealed_of(count, window);
+    plan.sealed.push_back({own.begin / kBlockTokens, own.end / kBlockTokens, state});
+    if (count == 0) continue;
+    state += plan.sealed.back().runs() * rows.heads;
+    state = append_rows(plan.rows, rows, sequence, count, own, state);
+  }
+  plan.first_state.push_back(state);
   sort_longest_first(plan.rows);
   return plan;
 }

@@ -9,6 +9,7 @@
 
 #include "format/kv_window.h"
 #include "plan/decode_units.h"
+#include "plan/narrow_decode_plan.h"
 
 namespace kvlane {
 
@@ -23,5 +24,14 @@ struct CodedDecodePlan {
 // what kernels of either kind take, with as many heads. A sequence is cut by its own length alone.
 CodedDecodePlan plan_coded_decode(std::span<const std::int32_t> tokens, const KvWindow& window,
                                   const DecodeShape& sealed, const DecodeShape& rows);
+
+// The same of narrow pages, whose runs a planner shares (plan/narrow_decode_plan.h).
+struct NarrowCodedPlan {
+  std::vector<NarrowSpan> sealed;         // [sequences]
+  std::vector<DecodeUnit> rows;           // longest first
+  std::vector<std::int32_t> first_state;  // [sequences + 1], as DecodePlan has it
+};
+NarrowCodedPlan plan_narrow_coded_decode(std::span<const std::int32_t> tokens,
+                                         const KvWindow& window, const DecodeShape& rows);
 
 }  // namespace kvlane

@@ -46,6 +46,37 @@ TEST(CodedDecodeUnits, CoverEveryTokenOfEveryHeadOnceInItsKind) {
   }
 }
 
+// Rows are those of the other plan, and runs of sealed pages leave states before theirs.
+TEST(CodedDecodeUnits, NarrowPagesAreLeftToTheirPlanner) {
+  const std::vector<std::int32_t> tokens = {0, 1, 64, 65, 193, 1000, 0, 40001};
+  for (const KvWindow& window : kWindows) {
+    const CodedDecodePlan like = plan_coded_decode(tokens, window, kSealed, kRows);
+    const NarrowCodedPlan plan = plan_narrow_coded_decode(tokens, window, kRows);
+    ASSERT_EQ(plan.sealed.size(), tokens.size());
+    ASSERT_EQ(plan.first_state.size(), tokens.size() + 1);
+    ASSERT_EQ(plan.rows.size(), like.rows.size());
+    std::vector<int> writers(plan.first_state.back());
+    for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+      EXPECT_EQ(plan.rows[i].sequence, like.rows[i].sequence);
+      EXPECT_EQ(plan.rows[i].first_token, like.rows[i].first_token);
+      EXPECT_EQ(plan.rows[i].end_token, like.rows[i].end_token);
+      for (int j = 0; j < plan.rows[i].queries; ++j) ++writers[plan.rows[i].first_state + j];
+    }
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const NarrowSpan& span = plan.sealed[i];
+      EXPECT_EQ(span.first_state, plan.first_state[i]);
+      const int own = tokens[i] == 0 ? 0 : (tokens[i] - 1) / kBlockTokens;
+      for (int block = 0; block < own; ++block) {
+        const bool sealed = block >= span.first_block && block < span.end_block;
+        EXPECT_NE(sealed, window.reads_rows(block, own)) << block << " of " << own;
+      }
+      EXPECT_LE(span.end_block, own);
+      for (int j = 0; j < span.runs() * kRows.heads; ++j) ++writers[span.first_state + j];
+    }
+    for (const int count : writers) EXPECT_EQ(count, 1);
+  }
+}
+
 TEST(CodedDecodeUnits, ASequenceIsCutInTheSameWayInAnyCompany) {
   for (const KvWindow& window : kWindows) {
     const CodedDecodePlan together =

@@ -27,6 +27,7 @@ struct NarrowSpan {
   constexpr int runs() const {
     return (end_block - first_block + kNarrowRunBlocks - 1) / kNarrowRunBlocks;
   }
+  friend bool operator==(const NarrowSpan&, const NarrowSpan&) = default;
 };
 
 // Runs of a KV head's pages of one sequence, for all query heads of the group. 32 bytes, as two
