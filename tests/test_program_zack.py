@@ -176,7 +176,7 @@ class CalibrateZack(ProgramTest):
         self.assertEqual(done.status, 0, done.err)
         self.assertEqual((self.done.json()["rotation"], done.json()["rotation"]), ("stacked", "product"))
         _, tables = kv_tables.read((out / "kvlane" / "zack.safetensors").read_bytes())
-        self.assertEqual(len(tables), 5 * LAYERS)
+        self.assertEqual(len(tables), 7 * LAYERS)
         for layer, head in ((0, 1), (LAYERS - 1, 0)):
             of_keys, of_queries = (
                 matrix_in(tables[f"zack.layers.{layer}.k.{name}"], head) for name in ("rotation", "query_rotation")
@@ -230,7 +230,7 @@ class CalibrateZack(ProgramTest):
         self.assertEqual(answers[0].out.split()[:4], answers[1].out.split()[:4])
 
     def test_what_it_keeps_goes_through_codecs_between_workers(self):
-        prompt = self.text.read_text()[:3000]
+        prompt = self.text.read_text()[:1200]
         model = (self.out, "--kv-format", "zack:keep=0.5,recent=1", *SMALL, "--port", 0)
         decode = self.server("decode", *model)
         # Alone, it is one process that does both.

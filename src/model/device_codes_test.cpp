@@ -258,5 +258,15 @@ TEST(DeviceCodes, FormatsWithoutKernels) {
   }
 }
 
+// Kernels turn Q and K alike.
+TEST(DeviceCodes, RefusesRotationsOfProducts) {
+  const KvShape shape = cpu_model(kWideName).config().kv_shape();
+  KvTables tables;
+  tables_fixture::add_zack_tables(shape, true, tables);
+  tables_fixture::stretch_zack_rotations(shape, tables);
+  const auto format = take(make_kv_format("zack:keep=0.5", {.shape = shape, .tables = &tables}));
+  EXPECT_THAT(device_codes(*format).status().message(), HasSubstr("rotations of products"));
+}
+
 }  // namespace
 }  // namespace kvlane

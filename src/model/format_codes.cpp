@@ -26,6 +26,11 @@ Result<DeviceFormat> narrow_of(const ZackFormat& format) {
     }
     narrow.widths.push_back(format.widths(layer, head));
     const float* const rotation = format.key_rotation(layer, head);
+    if (format.query_rotation(layer, head) != rotation) {
+      return unsupported(none_of(format) +
+                         " with rotations of products, in which queries have one of their own: use "
+                         "--device cpu, or a model made with --rotation stacked");
+    }
     narrow.rotations.insert(narrow.rotations.end(), rotation, rotation + values);
   }
   return DeviceFormat(std::move(narrow));
