@@ -87,9 +87,9 @@ bool Attention::make_tasks(int layer) {
   };
   int parts_all = 0;
   for (int tile = 0; tile < tiles_all; ++tile) parts_all += parts(tile);
-  // Four tasks a thread, or one that ends late is waited for.
+  // Twelve tasks a thread, or one that ends late is waited for.
   const int most =
-      threads == 1 ? kGroupTiles : std::clamp(parts_all / (4 * threads), 1, kGroupTiles);
+      threads == 1 ? kGroupTiles : std::clamp(parts_all / (12 * threads), 1, kGroupTiles);
   int states = 0;
   for (int tile = 0; tile < tiles_all;) {
     const int tiles = tiles_together(tile, most);
