@@ -3,7 +3,9 @@
 #include "attention/sealed_kernel.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <ranges>
 #include <tuple>
 #include <vector>
 
@@ -131,7 +133,8 @@ class NarrowPagesKernel final : public SealedKernel {
 // page is a slab of one head.
 class HeadsKernel final : public SealedKernel {
  public:
-  HeadsKernel(const ZackFormat& format, Isa isa) : format_(format) {
+  HeadsKernel(const ZackFormat& format, Isa isa)
+      : format_(format), overlaps_(format.codes(0, 0) != nullptr) {
     const KvShape& shape = format.shape();
     // Heads of the same codes share their format.
     std::map<std::tuple<int, int, const KvFormat*>, const SealedKernel*> made;
@@ -153,24 +156,16 @@ class HeadsKernel final : public SealedKernel {
   }
   int value_dim(int layer, int kv_head) const override { return format_.widths(layer, kv_head).v; }
 
-  // A kernel gets all its pages at once, which it may overlap. The order of a tile's own stays.
   double attend(std::span<const SealedItem> items) const override {
-    double seconds = 0;
     SealedItem pages[kSealedItemsMax];
-    bool done[kSealedItemsMax] = {};
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      if (done[i]) continue;
-      const SealedKernel& same = kernel(items[i].place.layer, items[i].kv_head);
-      std::size_t count = 0;
-      for (std::size_t j = i; j < items.size(); ++j) {
-        const SealedItem& item = items[j];
-        if (&kernel(item.place.layer, item.kv_head) != &same) continue;
-        done[j] = true;
-        pages[count] = item;
-        pages[count].slab += format_.page_place(item.place.layer, item.kv_head).offset;
-        pages[count++].kv_head = 0;
-      }
-      seconds += same.attend({pages, count});
+    const std::span<SealedItem> all(pages, items.size());
+    std::ranges::transform(items, pages, [this](const SealedItem& item) { return page_of(item); });
+    if (overlaps_) put_together(items, all);
+    double seconds = 0;
+    for (std::size_t i = 0, end = 0; i < all.size(); i = end) {
+      const SealedKernel& same = kernel(all[i].place);
+      while (end < all.size() && &kernel(all[end].place) == &same) ++end;
+      seconds += same.attend(all.subspan(i, end - i));
     }
     return seconds;
   }
@@ -200,8 +195,33 @@ class HeadsKernel final : public SealedKernel {
   const SealedKernel& kernel(int layer, int kv_head) const {
     return *of_heads_[std::size_t(layer) * format_.shape().kv_heads + kv_head];
   }
+  const SealedKernel& kernel(SlabPlace page) const { return kernel(page.layer, page.kv_head); }
+
+  // A slab of one head, as the head's kernel takes it.
+  SealedItem page_of(const SealedItem& item) const {
+    SealedItem page = item;
+    page.place.kv_head = item.kv_head;
+    page.slab += format_.page_place(item.place.layer, item.kv_head).offset;
+    page.kv_head = 0;
+    return page;
+  }
+
+  // The pages of a kernel one after another, which it may overlap; those of a tile stay in order.
+  // Other pages than before are wanted next.
+  void put_together(std::span<const SealedItem> items, std::span<SealedItem> pages) const {
+    const std::less<const SealedKernel*> before;
+    std::ranges::stable_sort(pages, [&](const SealedItem& a, const SealedItem& b) {
+      return before(&kernel(a.place), &kernel(b.place));
+    });
+    for (std::size_t i = 0; i + 1 < pages.size(); ++i) {
+      const SlabPlace next = pages[i + 1].place;
+      pages[i].next = {pages[i + 1].slab, format_.page_place(next.layer, next.kv_head).bytes};
+    }
+    pages.back().next = items.back().next;
+  }
 
   const ZackFormat& format_;
+  const bool overlaps_;  // kernels of codes do, those of rows do not
   std::vector<std::unique_ptr<const SealedKernel>> kernels_;
   std::vector<const SealedKernel*> of_heads_;  // [layers][kv_heads]
 };
