@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ZACK would cost if each request had rotations of its own, found, applied and undone while it is served.
 
-Per layer of Llama 3.1 8B (8 KV heads of 128, 4 query heads each) and a prompt of --tokens: the singular vectors of K and
-V of each head behind prefill, compression of both to half of their dimensions, and decompression of all of it in every
-step of decoding, before attention can read it. Products are numpy's (OpenBLAS, float32, --threads threads), the
+Per layer of Llama 3.1 8B (8 KV heads of 128, 4 query heads each) and a prompt of --tokens: the singular vectors of K
+and V of each head behind prefill, compression of both to half of their dimensions, and decompression of all of it in
+every step of decoding, before attention can read it. Products are numpy's (OpenBLAS, float32, --threads threads), the
 decomposition is that of the d x d Gram matrix, the cheapest way there is. Beside it, from `kvlane bench attention` in
-the same run: a step's attention over rows in 16 bits, and over `zack:keep=0.5`, whose rotations come from calibration;
-and from `kvlane bench model` the prefill of a layer.
+the same run: a step's attention over rows in 16 bits, and over `zack:keep=0.5`, whose rotations come from calibration.
 
     OPENBLAS_NUM_THREADS=1 lab/zack_online/online.py --program build/release/kvlane --tokens 16384
 """
