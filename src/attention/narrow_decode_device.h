@@ -327,8 +327,9 @@ KVLANE_DEVICE void attend_pages(Thread& t, const NarrowDecodeBatch& batch, const
     KVLANE_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       weigh(t, tile, scores[tile], state);
-      turn(t, scores[tile], weights.of[tile]);  // cppcheck-suppress uninitvar ; this fills it
+      turn(t, scores[tile], weights.of[tile]);
     }
+    // cppcheck-suppress uninitvar ; the loop fills it
     add_values(t, run, place, weights, stream, shared, state);
   }
 }

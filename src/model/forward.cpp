@@ -21,8 +21,10 @@ constexpr int kRowGrain = 4;
 // for each of its dozens of parallel loops costs more than they save.
 constexpr double kSerialWorkMax = 32e6;
 
-// Whether the sequence is one behind a prompt from which tokens were evicted.
-bool is_sparse(const ForwardSpan& span) { return span.sparse != nullptr && span.sparse->evicted(); }
+// The cache of a sequence behind a prompt from which tokens were evicted; null for all others.
+SparseCache* evicted_cache(const ForwardSpan& span) {
+  return span.sparse != nullptr && span.sparse->evicted() ? span.sparse : nullptr;
+}
 
 // Adds the time until the end of its scope to `total`.
 class ScopedTimer {
@@ -102,17 +104,21 @@ Status Forward::place_rows(std::span<const ForwardSpan> spans) {
   seals_.clear();
   for (const ForwardSpan& span : spans) {
     const int count = static_cast<int>(span.tokens.size());
-    const bool sparse = is_sparse(span);
-    const BlockTable* const table = sparse ? nullptr : span.table;
-    const int first = sparse ? span.sparse->tokens() : table->tokens();
-    if (!sparse) attention_spans_.push_back({table, first, count, rows_});
-    if (span.sparse != nullptr) {
-      (sparse ? sparse_spans_ : scored_spans_).push_back({span.sparse, table, first, count, rows_});
+    SparseCache* const evicted = evicted_cache(span);
+    const BlockTable* const table = evicted != nullptr ? nullptr : span.table;
+    const int first = evicted != nullptr ? evicted->tokens() : table->tokens();
+    if (evicted != nullptr) {
+      sparse_spans_.push_back({evicted, nullptr, first, count, rows_});
+    } else {
+      attention_spans_.push_back({table, first, count, rows_});
+      if (span.sparse != nullptr) {
+        scored_spans_.push_back({span.sparse, table, first, count, rows_});
+      }
     }
     for (int i = 0; i < count; ++i) row_places_.push_back({table, first + i});
     rows_ += count;
     for (int back = span.logits; back > 0; --back) logits_rows_.push_back(rows_ - back);
-    if (!format_ || sparse) continue;
+    if (!format_ || evicted != nullptr) continue;
     KVLANE_TRY(span.table->open_rows(first + count));
     for (int block = first / kBlockTokens; block < (first + count) / kBlockTokens; ++block) {
       seals_.push_back({span.table, block, {}});
@@ -160,7 +166,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
   KVLANE_TRY(project_logits());
   for (const ForwardSpan& span : spans) {
     const int count = static_cast<int>(span.tokens.size());
-    if (is_sparse(span)) {
+    if (evicted_cache(span) != nullptr) {
       span.sparse->set_tokens(span.sparse->tokens() + count);
     } else {
       span.table->set_tokens(span.table->tokens() + count);
