@@ -176,6 +176,7 @@ template <class Thread, int kDim, int kTiles>
 KVLANE_DEVICE void add_values(Thread& t, const PrefillShared<kDim, kTiles>& shared, int v,
                               const Weights<kTiles>& weights, WarpState<kDim, kTiles>& state) {
   const unsigned lane = lane_anew(t), row = lane / 4, column = lane % 4;
+  const Words4* const values = shared.values[0];
   constexpr std::uint32_t kOnes = 0x3F803F80;
   KVLANE_UNROLL
   for (int i = 0; i < kBlockTokens / 16; ++i) {
@@ -192,8 +193,8 @@ KVLANE_DEVICE void add_values(Thread& t, const PrefillShared<kDim, kTiles>& shar
     KVLANE_UNROLL
     for (int q = 0; q < kDim / 32; ++q) {
       if (32 * q >= v) break;
-      const Words4 low = shared.values[0][(first + 8 * q) ^ 2 * column];
-      const Words4 high = shared.values[0][(second + 8 * q) ^ 2 * column];
+      const Words4 low = values[(first + 8 * q) ^ 2 * column];
+      const Words4 high = values[(second + 8 * q) ^ 2 * column];
       KVLANE_UNROLL
       for (int j = 0; j < 4; ++j) {
         KVLANE_UNROLL
