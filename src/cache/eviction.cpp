@@ -50,7 +50,7 @@ bool names_eviction_rule(std::string_view text) {
 }
 
 Result<EvictionRule> make_eviction_rule(std::string_view text) {
-  KVLANE_ASSIGN(FormatText parsed, FormatText::parse(text));
+  KVLANE_ASSIGN(FormatText parsed, FormatText::parse(text, "eviction"));
   if (!names_eviction_rule(parsed.name())) {
     return invalid_argument("there is no eviction '" + parsed.name() + "'; known are " +
                             std::string(kH2o) + ", " + std::string(kKeyformer));

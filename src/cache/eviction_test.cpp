@@ -32,15 +32,15 @@ TEST(EvictionRule, NamesSayEveryParameter) {
 
 TEST(EvictionRule, SaysWhatIsWrong) {
   EXPECT_EQ(name("lru"), "there is no eviction 'lru'; known are h2o, keyformer");
-  EXPECT_EQ(name("h2o:tau=1"), "KV format 'h2o' has no parameter 'tau'");
+  EXPECT_EQ(name("h2o:tau=1"), "eviction 'h2o' has no parameter 'tau'");
   EXPECT_EQ(name("h2o:keep=0"),
-            "KV format 'h2o': keep is a share above 0 and up to 1, with at most four decimals, not "
+            "eviction 'h2o': keep is a share above 0 and up to 1, with at most four decimals, not "
             "'0'");
   EXPECT_EQ(name("h2o:recent=1.5"),
-            "KV format 'h2o': recent is a number from 0 to 1, with at most four decimals, not "
+            "eviction 'h2o': recent is a number from 0 to 1, with at most four decimals, not "
             "'1.5'");
   EXPECT_EQ(name("keyformer:tau=0"),
-            "KV format 'keyformer': tau is a number from 0.0001 to 100, with at most four "
+            "eviction 'keyformer': tau is a number from 0.0001 to 100, with at most four "
             "decimals, not '0'");
   for (const char* text : {"keyformer:tau=nan", "keyformer:tau=1e300", "keyformer:tau=0.00001",
                            "keyformer:tau_delta=-1", "keyformer:seed=-1", "h2o:keep", "h2o+hack"}) {

@@ -13,6 +13,8 @@ namespace {
 
 // Values of the largest page that a format opens, K and V.
 constexpr std::size_t kPageElementsMax = 2 * kBlockTokens * 256;
+// Waking other threads costs more than choosing among a few thousand tokens.
+constexpr std::int64_t kParallelTokensMin = 1 << 14;
 
 }  // namespace
 
@@ -49,7 +51,9 @@ Status SparseCache::evict(BlockTable& prompt) {
   budget_ = eviction_budget(rule_, tokens);
   prompt_tokens_ = tokens_ = tokens;
   const int kv_heads = layout_->shape().kv_heads;
-  parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t i) {
+  const auto heads = static_cast<std::int64_t>(heads_.size());
+  const ParallelScope threads(heads * tokens < kParallelTokensMin ? 1 : parallel_threads());
+  parallel_for(heads, [&](std::int64_t i) {
     gather(prompt, static_cast<int>(i / kv_heads), static_cast<int>(i % kv_heads));
   });
   prompt.clear();

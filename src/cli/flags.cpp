@@ -213,9 +213,6 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
   if (!flags.kv_codebook.empty()) {
     arguments.insert(arguments.end(), {"--kv-codebook", flags.kv_codebook});
   }
-  if (!flags.kv_evict.empty()) {
-    arguments.insert(arguments.end(), {"--kv-evict", flags.kv_evict});
-  }
   if (!flags.kv_tables.empty()) {
     arguments.insert(arguments.end(), {"--kv-tables", flags.kv_tables});
   }

@@ -61,6 +61,11 @@ Status check_model(const ModelFlags& flags) {
   return Checkpoint::open(flags.directory).status();
 }
 
+Status check_travels(const ModelFlags& flags) {
+  if (flags.kv_evict.empty()) return {};
+  return unsupported("--kv-evict is for one process: evicted caches do not travel between workers");
+}
+
 Result<LoadedModel> load_model(const ModelFlags& flags) {
   KVLANE_TRY(check_model(flags));
   ModelOptions options;

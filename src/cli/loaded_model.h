@@ -26,6 +26,8 @@ struct LoadedModel {
 // What can be found wrong without reading weights: the flags, and that the directory holds a
 // checkpoint kvlane knows.
 Status check_model(const ModelFlags& flags);
+// Whether workers can send each other what these flags make a cache of.
+Status check_travels(const ModelFlags& flags);
 
 // Checks the same, then reads the directory. Takes as long as the weights are large.
 Result<LoadedModel> load_model(const ModelFlags& flags);

@@ -101,6 +101,7 @@ Status run_up(const UpFlags& flags) {
   // Here, because each child would say it again.
   KVLANE_TRY(set_log_level(flags.server.log_level));
   KVLANE_TRY(check_model(flags.model));
+  KVLANE_TRY(check_travels(flags.model));
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   Family family(flags, signals.descriptor());
   std::vector<std::string> prefill_arguments = worker_arguments(flags);

@@ -39,6 +39,7 @@ Result<std::unique_ptr<Endpoint>> start_endpoint(Network& network, const WorkerF
 Status run_worker(Role role, const WorkerFlags& flags) {
   if (flags.parent != 0) end_with_parent(flags.parent);
   KVLANE_TRY(set_log_level(flags.server.log_level));
+  if (role != Role::kBoth) KVLANE_TRY(check_travels(flags.model));
   KVLANE_ASSIGN(const LoadedModel loaded, load_model(flags.model));
 
   // In this order, so that they end in the other: the engine before its endpoint, that before its

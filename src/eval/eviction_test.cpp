@@ -42,7 +42,7 @@ TEST(EvalFormat, EvictionStandsAloneOrBehindAFormat) {
             "tokens can be evicted from caches in bf16 and zack, not in 'int8:sym=1', whose slabs "
             "have no room for single tokens");
   EXPECT_EQ(name("h2o:keep=2"),
-            "KV format 'h2o': keep is a share above 0 and up to 1, with at most four decimals, not "
+            "eviction 'h2o': keep is a share above 0 and up to 1, with at most four decimals, not "
             "'2'");
   EXPECT_EQ(make_formats("h2o,int8,h2o:keep=0.5", context()).status().message(),
             "KV format 'h2o:keep=0.5,recent=0.5' is listed twice");

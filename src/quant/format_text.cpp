@@ -24,12 +24,6 @@ std::string listed(std::span<const T> values) {
   return text;
 }
 
-Status wrong(const std::string& name, const std::string& key, const std::string& value,
-             const std::string& right) {
-  return invalid_argument("KV format '" + name + "': " + key + " is " + right + ", not '" + value +
-                          "'");
-}
-
 bool to_int(const std::string& text, int& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size();
@@ -50,8 +44,15 @@ bool to_parts(const std::string& text, int& parts) {
 
 }  // namespace
 
-Result<FormatText> FormatText::parse(std::string_view text) {
+Status FormatText::wrong(const std::string& key, const std::string& value,
+                         const std::string& right) const {
+  return invalid_argument(noun_ + " '" + name_ + "': " + key + " is " + right + ", not '" + value +
+                          "'");
+}
+
+Result<FormatText> FormatText::parse(std::string_view text, std::string_view noun) {
   FormatText result;
+  result.noun_ = noun;
   if (const std::size_t plus = text.find('+'); plus != std::string_view::npos) {
     result.codes_ = text.substr(plus + 1);
     if (result.codes_.empty()) return invalid_argument("'+' is followed by a format");
@@ -66,12 +67,13 @@ Result<FormatText> FormatText::parse(std::string_view text) {
     const std::string_view part = rest.substr(0, comma);
     const std::size_t equals = part.find('=');
     if (equals == std::string_view::npos || equals == 0 || equals + 1 == part.size()) {
-      return invalid_argument("KV format '" + std::string(text) + "': expected KEY=VALUE, not '" +
-                              std::string(part) + "'");
+      return invalid_argument(result.noun_ + " '" + std::string(text) +
+                              "': expected KEY=VALUE, not '" + std::string(part) + "'");
     }
     const std::string key(part.substr(0, equals));
     if (!result.parameters_.emplace(key, part.substr(equals + 1)).second) {
-      return invalid_argument("KV format '" + std::string(text) + "': " + key + " is given twice");
+      return invalid_argument(result.noun_ + " '" + std::string(text) + "': " + key +
+                              " is given twice");
     }
     if (comma == std::string_view::npos) return result;
     rest.remove_prefix(comma + 1);
@@ -88,7 +90,7 @@ Result<int> FormatText::one_of(const std::string& key, std::span<const int> allo
       if (value == candidate) return value;
     }
   }
-  return wrong(name_, key, given.mapped(), listed(allowed));
+  return wrong(key, given.mapped(), listed(allowed));
 }
 
 Result<int> FormatText::within(const std::string& key, int least, int most, int otherwise) {
@@ -96,7 +98,7 @@ Result<int> FormatText::within(const std::string& key, int least, int most, int 
   if (given.empty()) return otherwise;
   int value = 0;
   if (to_int(given.mapped(), value) && value >= least && value <= most) return value;
-  return wrong(name_, key, given.mapped(),
+  return wrong(key, given.mapped(),
                "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
 }
 
@@ -108,7 +110,7 @@ Result<std::string> FormatText::word(const std::string& key,
   for (const std::string_view candidate : allowed) {
     if (given.mapped() == candidate) return given.mapped();
   }
-  return wrong(name_, key, given.mapped(), listed(allowed));
+  return wrong(key, given.mapped(), listed(allowed));
 }
 
 Result<int> FormatText::share(const std::string& key, int otherwise) {
@@ -116,8 +118,7 @@ Result<int> FormatText::share(const std::string& key, int otherwise) {
   if (given.empty()) return otherwise;
   int parts = 0;
   if (to_parts(given.mapped(), parts) && parts > 0 && parts <= kShareParts) return parts;
-  return wrong(name_, key, given.mapped(),
-               "a share above 0 and up to 1, with at most four decimals");
+  return wrong(key, given.mapped(), "a share above 0 and up to 1, with at most four decimals");
 }
 
 Result<int> FormatText::decimal(const std::string& key, int least, int most, int otherwise) {
@@ -125,7 +126,7 @@ Result<int> FormatText::decimal(const std::string& key, int least, int most, int
   if (given.empty()) return otherwise;
   int parts = 0;
   if (to_parts(given.mapped(), parts) && parts >= least && parts <= most) return parts;
-  return wrong(name_, key, given.mapped(),
+  return wrong(key, given.mapped(),
                "a number from " + share_text(least) + " to " + share_text(most) +
                    ", with at most four decimals");
 }
@@ -143,7 +144,7 @@ Status FormatText::finish() const {
                             "+" + codes_ + "'");
   }
   if (parameters_.empty()) return {};
-  return invalid_argument("KV format '" + name_ + "' has no parameter '" +
+  return invalid_argument(noun_ + " '" + name_ + "' has no parameter '" +
                           parameters_.begin()->first + "'");
 }
 

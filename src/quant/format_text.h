@@ -24,7 +24,8 @@ std::string share_text(int share);
 class FormatText {
  public:
   // Fails for a part without "=", an empty key or value, a key given twice, or nothing behind "+".
-  static Result<FormatText> parse(std::string_view text);
+  // Errors call it a `noun`: what else is written in this notation has a word of its own.
+  static Result<FormatText> parse(std::string_view text, std::string_view noun = "KV format");
 
   const std::string& name() const { return name_; }
   bool has(const std::string& key) const { return parameters_.contains(key); }
@@ -51,6 +52,9 @@ class FormatText {
   Status finish() const;
 
  private:
+  Status wrong(const std::string& key, const std::string& value, const std::string& right) const;
+
+  std::string noun_;
   std::string name_;
   std::map<std::string, std::string> parameters_;
   std::string codes_;
