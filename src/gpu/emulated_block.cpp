@@ -1,92 +1,45 @@
-// Fibers over ucontext, and the barriers between them.
+// Fibers that take turns, and the barriers between them.
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/emulated_block.h"
 
-#include <ucontext.h>
-
+#include <algorithm>
 #include <cassert>
+#include <cstring>
+#include <deque>
+#include <functional>
 #include <random>
 #include <stdexcept>
 #include <vector>
 
 #include "gpu/device_float.h"
-
-// Sanitizers have to be told of every change of stacks.
-#if defined(__SANITIZE_ADDRESS__)
-#define KVLANE_ASAN_FIBERS 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define KVLANE_ASAN_FIBERS 1
-#endif
-#endif
-#ifdef KVLANE_ASAN_FIBERS
-#include <sanitizer/common_interface_defs.h>
-#endif
-#ifdef __SANITIZE_THREAD__
-#include <sanitizer/tsan_interface.h>
-#endif
+#include "gpu/fiber.h"
 
 namespace kvlane::gpu {
-
-namespace {
-constexpr std::size_t kStackBytes = 256 * 1024;
-
-#ifdef __SANITIZE_THREAD__
-// What ThreadSanitizer knows of fibers. Making one takes it long, so they are used again by the
-// blocks of a thread; but not for ever, as every use leaves functions on its stack that never
-// return.
-class KnownFibers {
- public:
-  struct Known {
-    void* fiber;
-    int uses;
-  };
-  KnownFibers() = default;
-  KnownFibers(const KnownFibers&) = delete;
-  KnownFibers& operator=(const KnownFibers&) = delete;
-  ~KnownFibers() {
-    for (const Known& known : free_) __tsan_destroy_fiber(known.fiber);
-  }
-  Known take() {
-    if (free_.empty()) return {__tsan_create_fiber(0), 0};
-    const Known known = free_.back();
-    free_.pop_back();
-    return known;
-  }
-  void give(Known known) {
-    if (++known.uses < kUsesMax) {
-      free_.push_back(known);
-    } else {
-      __tsan_destroy_fiber(known.fiber);
-    }
-  }
-
- private:
-  static constexpr int kUsesMax = 2000;
-  std::vector<Known> free_;
-};
-thread_local KnownFibers known_fibers;
-#endif
-}  // namespace
 
 class EmulatedBlock {
  public:
   using Kernel = std::function<void(EmulatedThread&)>;
   EmulatedBlock(int threads, std::uint64_t seed, const Kernel& kernel)
-      : kernel_(kernel), random_(seed), fibers_(threads), warps_(threads / kWarpThreads) {
+      : kernel_(kernel), random_(seed), warps_(threads / kWarpThreads) {
     assert(threads % kWarpThreads == 0);
+    for (int i = 0; i < threads; ++i) {
+      fibers_.emplace_back([this, i] {
+        EmulatedThread thread(*this, i);
+        kernel_(thread);
+      });
+      ready_.push_back(i);
+    }
   }
 
   void run() {
-    for (int i = 0; i < threads(); ++i) prepare(i);
     while (!ready_.empty()) {
       const std::size_t pick = random_() % ready_.size();
       running_ = ready_[pick];
       ready_[pick] = ready_.back();
       ready_.pop_back();
-      switch_to(fibers_[running_]);
+      fibers_[running_].resume();
     }
-    if (done_ != static_cast<int>(fibers_.size())) {
+    if (!std::all_of(fibers_.begin(), fibers_.end(), std::mem_fn(&Fiber::ended))) {
       throw std::logic_error("some threads of the block wait for others that have ended");
     }
   }
@@ -105,74 +58,10 @@ class EmulatedBlock {
   void meet_block() { meet(whole_, threads()); }
 
  private:
-  struct Fiber {
-    ucontext_t context;
-    std::unique_ptr<std::byte[]> stack;
-#ifdef __SANITIZE_THREAD__
-    KnownFibers::Known known = known_fibers.take();
-    ~Fiber() { known_fibers.give(known); }
-#endif
-  };
   struct Group {
     std::vector<int> waiting;
     std::array<EmulatedThread::Words, kWarpThreads> brought{}, told{};
   };
-
-  void prepare(int index) {
-    Fiber& fiber = fibers_[index];
-    fiber.stack = std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    const auto self = reinterpret_cast<std::uintptr_t>(this);
-    makecontext(&fiber.context, reinterpret_cast<void (*)()>(&EmulatedBlock::enter), 3,
-                static_cast<unsigned>(self >> 32), static_cast<unsigned>(self),
-                static_cast<unsigned>(index));
-    ready_.push_back(index);
-  }
-
-  static void enter(unsigned high, unsigned low, unsigned index) {
-    auto* const block =
-        reinterpret_cast<EmulatedBlock*>(static_cast<std::uintptr_t>(high) << 32 | low);
-#ifdef KVLANE_ASAN_FIBERS
-    __sanitizer_finish_switch_fiber(nullptr, &block->main_stack_, &block->main_stack_bytes_);
-#endif
-    {
-      EmulatedThread thread(*block, static_cast<int>(index));
-      block->kernel_(thread);
-    }
-    ++block->done_;
-    block->switch_back(true);
-  }
-
-  void switch_to(Fiber& fiber) {
-#ifdef KVLANE_ASAN_FIBERS
-    void* fake = nullptr;
-    __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), kStackBytes);
-    swapcontext(&main_, &fiber.context);
-    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#else
-#ifdef __SANITIZE_THREAD__
-    __tsan_switch_to_fiber(fiber.known.fiber, 0);
-#endif
-    swapcontext(&main_, &fiber.context);
-#endif
-  }
-  void switch_back([[maybe_unused]] bool for_good) {
-    Fiber& fiber = fibers_[running_];
-#ifdef KVLANE_ASAN_FIBERS
-    void* fake = nullptr;
-    __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, main_stack_, main_stack_bytes_);
-    swapcontext(&fiber.context, &main_);
-    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#else
-#ifdef __SANITIZE_THREAD__
-    __tsan_switch_to_fiber(main_known_, 0);
-#endif
-    swapcontext(&fiber.context, &main_);
-#endif
-  }
 
   void meet(Group& group, int size) {
     group.waiting.push_back(running_);
@@ -181,25 +70,16 @@ class EmulatedBlock {
       ready_.insert(ready_.end(), group.waiting.begin(), group.waiting.end());
       group.waiting.clear();
     }
-    switch_back(false);
+    fibers_[running_].suspend();
   }
 
   const Kernel& kernel_;
   std::mt19937_64 random_;
-  std::vector<Fiber> fibers_;
+  std::deque<Fiber> fibers_;  // which stay where they are
   std::vector<Group> warps_;
   Group whole_;
   std::vector<int> ready_;
   int running_ = 0;
-  int done_ = 0;
-  ucontext_t main_{};
-#ifdef __SANITIZE_THREAD__
-  void* const main_known_ = __tsan_get_current_fiber();
-#endif
-#ifdef KVLANE_ASAN_FIBERS
-  const void* main_stack_ = nullptr;
-  std::size_t main_stack_bytes_ = 0;
-#endif
 };
 
 int EmulatedThread::threads() const { return block_.threads(); }
