@@ -13,6 +13,8 @@
 namespace kvlane {
 namespace {
 
+constexpr int kTileQueries = 32;
+
 int kv_heads_of(const SparseSpan& span) { return span.cache->layout().shape().kv_heads; }
 
 const std::uint16_t* query_of(const AttentionBatch& batch, int row, int head, int head_dim) {
@@ -45,35 +47,68 @@ void store_output(const AttentionBatch& batch, int row, int head, int head_dim, 
   }
 }
 
-// K of a prompt as queries read it: a row's own block as rows, those before as they are sealed.
+// K of a prompt's KV head as queries read it, channel by channel, [head_dim][kBlockTokens] of a
+// block in F32: a row's own block as rows, those before as they are sealed.
 class PromptKeys {
  public:
   PromptKeys(const SparseSpan& span, int layer, int kv_head)
       : table_(*span.table), layer_(layer), kv_head_(kv_head) {
-    if (!table_.coded()) return;
-    const KvFormat& format = *span.cache->layout().format();
-    const std::size_t plane = format.shape().page_plane_elements();
-    // Those that rows of this span see as earlier ones.
-    const int blocks = (span.position + span.rows - 1) / kBlockTokens;
-    opened_.resize(blocks * plane);
-    alignas(64) std::uint16_t page[2 * kBlockTokens * kTileHeadDimMax];
-    for (int block = 0; block < blocks; ++block) {
-      format.open_page({layer, block * kBlockTokens}, table_.sealed(block, layer), kv_head, page);
-      std::copy_n(page, plane, opened_.data() + block * plane);
+    // Those that rows of this span see as earlier ones, and the own one behind them.
+    earlier_ = (span.position + span.rows - 1) / kBlockTokens;
+    keys_.resize((earlier_ + 1) * block_values());
+    const KvFormat* const format = span.cache->layout().format();
+    alignas(64) std::uint16_t opened[2 * kBlockTokens * kTileHeadDimMax];
+    for (int block = 0; block < earlier_; ++block) {
+      const std::uint16_t* page = opened;
+      if (table_.coded()) {
+        format->open_page({layer, block * kBlockTokens}, table_.sealed(block, layer), kv_head,
+                          opened);
+      } else {
+        page = table_.page(block, layer, kv_head);
+      }
+      transpose(page, block);
     }
   }
 
-  const std::uint16_t* block(int index, bool own) const {
-    if (own || !table_.coded()) return table_.page(index, layer_, kv_head_);
-    return opened_.data() + index * table_.pool().shape().page_plane_elements();
+  // The rows of a block, until the next call.
+  const float* own(int block) {
+    transpose(table_.page(block, layer_, kv_head_), earlier_);
+    return at(earlier_);
   }
+  const float* earlier(int block) const { return at(block); }
 
  private:
+  std::size_t block_values() const { return table_.pool().shape().page_plane_elements(); }
+  const float* at(int index) const { return keys_.data() + index * block_values(); }
+
+  void transpose(const std::uint16_t* page, int index) {
+    const int head_dim = table_.pool().shape().head_dim;
+    float* const to = keys_.data() + index * block_values();
+    for (int token = 0; token < kBlockTokens; ++token) {
+      for (int i = 0; i < head_dim; ++i) {
+        to[i * kBlockTokens + token] = to_float(bf16{page[token * head_dim + i]});
+      }
+    }
+  }
+
   const BlockTable& table_;
   const int layer_;
   const int kv_head_;
-  std::vector<std::uint16_t> opened_;
+  int earlier_;
+  std::vector<float> keys_;
 };
+
+// Noise and softmax as the rule wants them.
+void add_scores(const ScoreKernels& kernels, const EvictionRule& rule, const NoiseOf& query,
+                int step, const std::int32_t* positions, int count, float* products,
+                float* scores) {
+  float scale = 1;
+  if (rule.score == EvictionRule::Score::kKeyformer) {
+    kernels.add_noise(query, positions, count, products);
+    scale = 1 / rule.temperature(step);
+  }
+  kernels.add_probabilities(scale, count, products, scores);
+}
 
 // Calls body(span, kv_head) for all heads of all spans.
 template <class Body>
@@ -92,27 +127,37 @@ void SparseAttention::score(const AttentionBatch& batch, std::span<const SparseS
 
 void SparseAttention::score_head(const AttentionBatch& batch, const SparseSpan& span,
                                  int kv_head) const {
+  const EvictionRule& rule = span.cache->rule();
   const int head_dim = span.cache->layout().shape().head_dim;
   const int group = batch.heads / kv_heads_of(span);
-  const PromptKeys keys(span, batch.layer, kv_head);
-  std::vector<float> products(span.position + span.rows);
-  const std::span<float> scores =
-      span.cache->prompt_scores(batch.layer, kv_head, static_cast<int>(products.size()));
-  float query[kTileHeadDimMax];
-  for (int i = 0; i < span.rows; ++i) {
-    const int position = span.position + i;
-    const std::span<float> seen = std::span(products).first(position + 1);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      load_query(batch, span.first_row + i, head, head_dim, query);
-      for (int first = 0; first <= position; first += kBlockTokens) {
-        const int count = std::min<int>(kBlockTokens, position + 1 - first);
-        const int block = first / kBlockTokens;
-        key_products(query, keys.block(block, block == position / kBlockTokens), head_dim, count,
-                     seen.data() + first);
-      }
-      to_probabilities({&span.cache->rule(), batch.layer, head, position, 0}, {}, seen);
-      for (int token = 0; token <= position; ++token) scores[token] += seen[token];
+  const int tokens = span.position + span.rows;
+  const std::size_t stride = std::size_t(blocks_for(tokens)) * kBlockTokens;
+  // So many rows at once that a block of keys, once it is near, serves many queries.
+  const int tile_rows = std::max(1, kTileQueries / group);
+  PromptKeys keys(span, batch.layer, kv_head);
+  std::vector<float> queries(std::size_t(tile_rows) * group * head_dim);
+  std::vector<float> products(tile_rows * group * stride);
+  const std::span<float> scores = span.cache->prompt_scores(batch.layer, kv_head, tokens);
+  for (int position = span.position; position < tokens;) {
+    const int own = position / kBlockTokens;
+    const int rows = std::min({tile_rows, tokens - position, (own + 1) * kBlockTokens - position});
+    for (int i = 0; i < rows * group; ++i) {
+      load_query(batch, span.first_row + position - span.position + i / group,
+                 kv_head * group + i % group, head_dim, queries.data() + i * head_dim);
     }
+    for (int block = 0; block <= own; ++block) {
+      const float* const of_block = block == own ? keys.own(block) : keys.earlier(block);
+      for (int i = 0; i < rows * group; ++i) {
+        kernels_.block_products(queries.data() + i * head_dim, of_block, head_dim,
+                                products.data() + i * stride + block * kBlockTokens);
+      }
+    }
+    for (int i = 0; i < rows * group; ++i) {
+      const int row = position + i / group;
+      add_scores(kernels_, rule, {rule.seed, batch.layer, kv_head * group + i % group, row}, 0,
+                 nullptr, row + 1, products.data() + i * stride, scores.data());
+    }
+    position += rows;
   }
 }
 
@@ -130,7 +175,7 @@ void SparseAttention::run_head(const AttentionBatch& batch, const SparseSpan& sp
   const int kv_heads = kv_heads_of(span);
   const int group = batch.heads / kv_heads;
   HeadSlots& slots = cache.head(batch.layer, kv_head);
-  std::vector<float> products(cache.budget().tokens() + 1);
+  std::vector<float> products(std::size_t(blocks_for(cache.budget().tokens() + 1)) * kBlockTokens);
   float query[kTileHeadDimMax];
   for (int i = 0; i < span.rows; ++i) {
     const int row = span.first_row + i;
@@ -138,18 +183,17 @@ void SparseAttention::run_head(const AttentionBatch& batch, const SparseSpan& sp
     const std::uint16_t* const k = kv + (std::size_t(row) * kv_heads + kv_head) * 2 * head_dim;
     cache.append(batch.layer, kv_head, position, k, k + head_dim);
     attend(batch, span, kv_head, row);
-    const std::span<float> seen = std::span(products).first(slots.positions.size());
+    const auto held = static_cast<int>(slots.positions.size());
     const int step = position - cache.prompt_tokens() + 1;
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       load_query(batch, row, head, head_dim, query);
-      for (std::size_t first = 0; first < seen.size(); first += kBlockTokens) {
-        const auto page = static_cast<int>(first / kBlockTokens);
-        const auto count = std::min<std::size_t>(kBlockTokens, seen.size() - first);
-        key_products(query, cache.page(batch.layer, kv_head, page), key_dim,
-                     static_cast<int>(count), seen.data() + first);
+      for (int first = 0; first < held; first += kBlockTokens) {
+        kernels_.row_products(query, cache.page(batch.layer, kv_head, first / kBlockTokens),
+                              key_dim, std::min<int>(kBlockTokens, held - first),
+                              products.data() + first);
       }
-      to_probabilities({&cache.rule(), batch.layer, head, position, step}, slots.positions, seen);
-      for (std::size_t slot = 0; slot < seen.size(); ++slot) slots.scores[slot] += seen[slot];
+      add_scores(kernels_, cache.rule(), {cache.rule().seed, batch.layer, head, position}, step,
+                 slots.positions.data(), held, products.data(), slots.scores.data());
     }
     cache.discard(batch.layer, kv_head, position);
   }

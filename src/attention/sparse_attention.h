@@ -7,6 +7,7 @@
 #include <span>
 
 #include "attention/attention.h"
+#include "attention/token_scores.h"
 #include "cache/sparse_cache.h"
 
 namespace kvlane {
@@ -23,7 +24,7 @@ struct SparseSpan {
 // Immutable, thread-safe, but for the caches.
 class SparseAttention {
  public:
-  explicit SparseAttention(Isa isa) : kernel_(page_kernel(isa)) {}
+  explicit SparseAttention(Isa isa) : kernel_(page_kernel(isa)), kernels_(score_kernels(isa)) {}
 
   // Adds to the scores of prompts how much these rows read every token. K of all of them is in the
   // blocks, and complete blocks of coded caches are sealed: a token is scored as attention reads
@@ -43,6 +44,7 @@ class SparseAttention {
   void attend(const AttentionBatch& batch, const SparseSpan& span, int kv_head, int row) const;
 
   const PageKernel kernel_;
+  const ScoreKernels& kernels_;
 };
 
 }  // namespace kvlane

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "base/bf16.h"
+#include "base/random.h"
 #include "cpu/parallel.h"
 #include "quant/tables_fixture.h"
 #include "quant/zack.h"
@@ -147,6 +148,14 @@ class Reference {
     return x;
   }
 
+  // Keyformer's, standard Gumbel.
+  double noise(int layer, int head, int query, int token) const {
+    const auto words = philox4x32(std::uint64_t{0x67756D62} << 32 | rule_.seed,
+                                  {std::uint32_t(token / 4), std::uint32_t(query),
+                                   std::uint32_t(head), std::uint32_t(layer)});
+    return -std::log(-std::log(((words[token % 4] >> 9) + 0.5) * 0x1p-23));
+  }
+
   // Whether the query reads all channels of that token: its own block, while that lies in rows.
   bool reads_whole(int query, int token) const {
     return query < kPrompt && token / kBlockTokens == query / kBlockTokens;
@@ -170,7 +179,7 @@ class Reference {
       if (rule_.score == EvictionRule::Score::kKeyformer) {
         const double tau = rule_.tau / 1e4 + step * (rule_.tau_delta / 1e4);
         for (std::size_t i = 0; i < seen.size(); ++i) {
-          logits[i] += gumbel_noise(rule_.seed, layer_, head, query, seen[i] / 4)[seen[i] % 4];
+          logits[i] += noise(layer_, head, query, seen[i]);
           logits[i] /= tau;
         }
       }

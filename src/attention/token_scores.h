@@ -1,31 +1,45 @@
-// How much queries read tokens, as rules of eviction score them (cache/eviction.h). One
-// implementation, the same on every tier: what is kept must not depend on the processor's vectors.
+// How much queries read tokens, as rules of eviction score them (cache/eviction.h). The same bits
+// on every tier: what is kept must not depend on the processor's vectors.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>
-#include <span>
 
-#include "cache/eviction.h"
+#include "cpu/isa.h"
 
 namespace kvlane {
 
-// Products of a query, [dim] in F32, and `count` keys, rows of [dim] in BF16.
-void key_products(const float* query, const std::uint16_t* keys, int dim, int count,
-                  float* products);
-
-// Whose probabilities are wanted.
-struct ScoredQuery {
-  const EvictionRule* rule;
+// Whose noise is wanted.
+struct NoiseOf {
+  std::uint32_t seed;
   int layer;
   int query_head;
-  int position;
-  int step;  // 0 in the prompt, then 1, 2, ...
+  int position;  // of the query
 };
 
-// Makes of a query's products, scaled by 1 / sqrt(head_dim), what it adds to scores. Product i is
-// of the key at positions[i], or at position i where there are no positions.
-void to_probabilities(const ScoredQuery& query, std::span<const std::int32_t> positions,
-                      std::span<float> products);
+// Products of a query and keys, then what they add to scores. Buffers of products have room up to
+// the next multiple of kBlockTokens, which is written too. Pure functions.
+struct ScoreKernels {
+  // Of the query, [dim] in F32, and all keys of a block, [dim][kBlockTokens] in F32. A product is
+  // the sum over channels in their order.
+  void (*block_products)(const float* query, const float* keys, int dim, float* products);
+  // Of the query and `count` keys, rows of [dim] in BF16. Sixteen sums, of every sixteenth channel,
+  // then of each half and the other.
+  void (*row_products)(const float* query, const std::uint16_t* keys, int dim, int count,
+                       float* products);
+  // Adds Keyformer's noise, standard Gumbel: a function of NoiseOf and of the key's position alone,
+  // which is positions[i], or i where there are none.
+  void (*add_noise)(const NoiseOf& noise, const std::int32_t* positions, int count,
+                    float* products);
+  // scores += softmax(products * scale), products becoming the probabilities.
+  void (*add_probabilities)(float scale, int count, float* products, float* scores);
+};
+
+// Of a tier that the processor has.
+const ScoreKernels& score_kernels(Isa isa);
+
+extern const ScoreKernels kScoreKernelsScalar;
+extern const ScoreKernels kScoreKernelsAvx2;
+extern const ScoreKernels kScoreKernelsAvx512;
 
 }  // namespace kvlane

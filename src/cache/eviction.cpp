@@ -7,7 +7,6 @@
 #include <limits>
 #include <numeric>
 
-#include "base/random.h"
 #include "format/shape.h"
 #include "quant/format_text.h"
 
@@ -17,9 +16,6 @@ namespace {
 constexpr std::string_view kH2o = "h2o";
 constexpr std::string_view kKeyformer = "keyformer";
 constexpr int kTauMost = 100 * kShareParts;
-
-// Keeps this use of random numbers apart from others with the same seed.
-constexpr std::uint64_t kNoiseKey = std::uint64_t{0x67756D62} << 32;
 
 float comparable(float score) {
   return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
@@ -110,21 +106,6 @@ int discarded_token(std::span<const float> scores, std::span<const std::int32_t>
     found = i;
   }
   return found;
-}
-
-std::array<float, 4> gumbel_noise(std::uint32_t seed, int layer, int query_head, int query,
-                                  int quad) {
-  const PhiloxCounter words =
-      philox4x32(kNoiseKey | seed,
-                 {static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(query),
-                  static_cast<std::uint32_t>(query_head), static_cast<std::uint32_t>(layer)});
-  std::array<float, 4> noise;
-  for (int i = 0; i < 4; ++i) {
-    // In the middle of one of 2^23 parts of (0, 1), so that neither end can be met.
-    const float uniform = (static_cast<float>(words[i] >> 9) + 0.5F) * 0x1p-23F;
-    noise[i] = -std::log(-std::log(uniform));
-  }
-  return noise;
 }
 
 }  // namespace kvlane

@@ -15,7 +15,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -73,10 +72,5 @@ std::vector<int> kept_tokens(std::span<const float> scores, EvictionBudget budge
 // than the budget allows. Any order; there is one token more than the budget at most.
 int discarded_token(std::span<const float> scores, std::span<const std::int32_t> positions,
                     EvictionBudget budget, int newest);
-
-// Keyformer's noise, standard Gumbel, on the scores that the query at one position gives the keys
-// at positions 4 * quad ... 4 * quad + 3: a function of what it is about and of nothing else.
-std::array<float, 4> gumbel_noise(std::uint32_t seed, int layer, int query_head, int query,
-                                  int quad);
 
 }  // namespace kvlane

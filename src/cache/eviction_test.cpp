@@ -111,35 +111,5 @@ TEST(DiscardedToken, AgreesWithKeptTokens) {
   }
 }
 
-TEST(GumbelNoise, HasItsMomentsAndIsFinite) {
-  constexpr int kQuads = 1 << 16;
-  double sum = 0;
-  double squares = 0;
-  for (int quad = 0; quad < kQuads; ++quad) {
-    for (const float x : gumbel_noise(1, 2, 3, 4, quad)) {
-      ASSERT_TRUE(std::isfinite(x));
-      sum += x;
-      squares += double{x} * x;
-    }
-  }
-  constexpr double kCount = 4.0 * kQuads;
-  constexpr double kMean = 0.5772156649;      // Euler's constant
-  constexpr double kVariance = 1.6449340668;  // pi^2 / 6
-  const double mean = sum / kCount;
-  // Four standard errors; the fourth central moment is 5.4 times the squared variance.
-  EXPECT_NEAR(mean, kMean, 4 * std::sqrt(kVariance / kCount));
-  EXPECT_NEAR(squares / kCount - mean * mean, kVariance, 4 * kVariance * std::sqrt(4.4 / kCount));
-}
-
-TEST(GumbelNoise, DependsOnAllItIsAboutAndOnNothingElse) {
-  const auto one = gumbel_noise(1, 2, 3, 4, 5);
-  EXPECT_EQ(gumbel_noise(1, 2, 3, 4, 5), one);
-  EXPECT_NE(gumbel_noise(2, 2, 3, 4, 5), one);
-  EXPECT_NE(gumbel_noise(1, 3, 3, 4, 5), one);
-  EXPECT_NE(gumbel_noise(1, 2, 2, 4, 5), one);
-  EXPECT_NE(gumbel_noise(1, 2, 3, 5, 5), one);
-  EXPECT_NE(gumbel_noise(1, 2, 3, 4, 6), one);
-}
-
 }  // namespace
 }  // namespace kvlane

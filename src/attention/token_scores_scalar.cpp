@@ -1,0 +1,9 @@
+// Scores of tokens with the vectors of plain x86-64.
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/token_scores_lanes.h"
+
+namespace kvlane {
+
+const ScoreKernels kScoreKernelsScalar = token_scores_lanes::kKernels;
+
+}  // namespace kvlane
