@@ -1,13 +1,14 @@
 // How busy machines are with attention over heads of different widths, by how work is shared among
 // them; computed from works alone. And how long planning takes, which is measured.
 //
-//   balance decode|pieces|prefill|cost
+//   balance decode|pieces|prefill|cost|ranks
 //
 // Prints Markdown tables.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <functional>
 #include <random>
@@ -18,6 +19,7 @@
 #include "plan/decode_balance.h"
 #include "plan/decode_units.h"
 #include "plan/prefill_balance.h"
+#include "quant/zack_ranks.h"
 
 namespace kvlane {
 namespace {
@@ -317,6 +319,36 @@ void cost() {
   }
 }
 
+// The step function of widths (quant/zack_ranks.h) and one share looked up in it, 8 KV heads of 128
+// a layer. Spectra as those of kDecaying widths.
+void ranks() {
+  std::printf("| model's layers | | median, us | P99, us |\n|---|---|---|---|\n");
+  for (const int layers : {32, 80}) {
+    std::mt19937 random(7);
+    std::lognormal_distribution<double> scale(std::log(24.0), 0.5);
+    constexpr int kDim = 128;
+    std::vector<float> planes[2];
+    for (std::vector<float>& plane : planes) {
+      for (int head = 0; head < layers * kKvHeads; ++head) {
+        const double t = scale(random);
+        for (int i = 0; i < kDim; ++i) plane.push_back(static_cast<float>(std::exp(-i / t)));
+      }
+    }
+    const zack::Spectra spectra{kDim, planes[0], planes[1]};
+    const auto make = [&] { return zack::Rates::make(spectra, zack::Weigh::kValues); };
+    const auto rates = make();
+    const std::string name = std::to_string(layers);
+    time_plan((name + " | all steps").c_str(), [&] { (void)make(); });
+    std::printf("\n");
+    int share = 1500;
+    time_plan((name + " | one share").c_str(), [&] {
+      if (!rates->at(share).ok()) std::abort();
+      share = share < 9900 ? share + 7 : 1500;
+    });
+    std::printf("\n");
+  }
+}
+
 }  // namespace
 }  // namespace kvlane
 
@@ -330,6 +362,8 @@ int main(int argc, char** argv) {
     kvlane::prefill();
   else if (what == "cost")
     kvlane::cost();
+  else if (what == "ranks")
+    kvlane::ranks();
   else
     return 1;
 }
