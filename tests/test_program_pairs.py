@@ -34,6 +34,10 @@ class Pairs(unittest.TestCase):
         cls.rotated = pathlib.Path(directory.name) / "rotated"
         done = run("calibrate", "zack", GQA, "--text", text, "--out", cls.rotated, "--tokens", 16384, timeout=300)
         assert done.status == 0, done.err
+        cls.behind_zack = pathlib.Path(directory.name) / "behind_zack.safetensors"
+        done = run("calibrate", "tables", cls.rotated, "--text", TEXT, "--out", cls.behind_zack, "--tokens", 1000,
+                   "--for", "zack:keep=0.5+kvquant", "--threads", 1)  # fmt: skip
+        assert done.status == 0, done.err
         cls.formats = [name for name in run("version", "--json").json()["kv_formats"].split(", ") if name != "bf16"]
 
     def model_of(self, name):
@@ -42,6 +46,8 @@ class Pairs(unittest.TestCase):
     def flags(self, name, memory="64MiB"):
         """The model's directory first."""
         tables = () if name.startswith("zack") else ("--kv-tables", self.tables)
+        if "+kvquant" in name:
+            tables = ("--kv-tables", self.behind_zack)
         return (self.model_of(name), "--kv-format", name, *tables, "--kv-memory", memory, "--threads", 1)
 
     def answer(self, name, *flags):
@@ -86,19 +92,30 @@ class Pairs(unittest.TestCase):
         self.addCleanup(server.close)
         return server
 
+    def assert_they_travel(self, name, codec):
+        with self.subTest(name):
+            workers = [self.worker(role, name, "--kv-codec", codec) for role in ("prefill", "decode")]
+            gateway = self.gateway(*workers)
+            answer = complete(gateway.url, PROMPT, 24, ignore_eos=True)
+            self.assertEqual(text_of(answer), self.answer(name))
+            kv = answer.json()["kvlane"]["kv"]
+            self.assertLess(kv["shipped_bytes"], kv["raw_bytes"])
+            for server in (gateway, *workers):
+                server.close()
+
     def test_sealed_slabs_travel_between_workers(self):
         # Rows of the open block and of the window go through the codec, and nothing changes an answer.
         for name in self.formats:
             for window, codec in (("", "none"), (":sink=1,recent=1", "splitzip")):
-                with self.subTest(name + window):
-                    workers = [self.worker(role, name + window, "--kv-codec", codec) for role in ("prefill", "decode")]
-                    gateway = self.gateway(*workers)
-                    answer = complete(gateway.url, PROMPT, 24, ignore_eos=True)
-                    self.assertEqual(text_of(answer), self.answer(name + window))
-                    kv = answer.json()["kvlane"]["kv"]
-                    self.assertLess(kv["shipped_bytes"], kv["raw_bytes"])
-                    for server in (gateway, *workers):
-                        server.close()
+                self.assert_they_travel(name + window, codec)
+        self.assert_they_travel("zack:keep=0.5,sink=1+kvquant:bits=3", "splitzip")
+
+    def test_tables_of_other_widths_are_refused(self):
+        flags = self.flags("zack:keep=0.75+kvquant")
+        self.assert_refused(run("generate", *flags, "--prompt", "x"), "--for zack:keep=0.75+kvquant --out FILE")
+        text = ("--text", TEXT, "--out", self.behind_zack)
+        done = run("calibrate", "tables", GQA, *text, "--for", "zack:keep=0.5+kvquant", "--tokens", 100)
+        self.assert_refused(done, "kvlane calibrate zack")
 
     def test_workers_with_different_caches_are_refused_by_name(self):
         pairs = (

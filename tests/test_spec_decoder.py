@@ -36,6 +36,7 @@ import slab_cachegen  # noqa: E402
 import slab_kvquant  # noqa: E402
 import slab_linear  # noqa: E402
 import slab_zack  # noqa: E402
+import slab_zack_kvquant  # noqa: E402
 import slabs  # noqa: E402
 import splitzip  # noqa: E402
 import splitzip_channel  # noqa: E402
@@ -112,6 +113,8 @@ def open_sealed(header, body):
     """Opens slabs with tables: the reader's part of what a frame does not say is in slabs.py."""
     packed, _ = body
     family, _, parameters = header["format"].partition(":")
+    if slab_zack_kvquant.is_name(header["format"]):
+        return open_sealed_zack_kvquant(header, packed)
     path = "slab/zack/tables.safetensors" if family == "zack" else "frame/valid/sealed_tables.safetensors"
     _, tables = kv_tables.read((GOLDEN / path).read_bytes())
     if header["tables"] != f"{kv_tables.tables_id(tables, family):016x}":
@@ -133,6 +136,18 @@ def open_sealed(header, body):
         slab = slab_kvquant.unpack(packed, parameters, slabs.SHAPE)
     about = slabs.about(header["format"]) | {"layer": header["layer"], "position": header["position"]}
     return slabs.open_slab(about, slab, tables)
+
+
+def open_sealed_zack_kvquant(header, packed):
+    tables, name, d = {}, header["format"], header["head_dim"]
+    for folder in ("zack", "zack_kvquant"):
+        tables |= kv_tables.read((GOLDEN / "slab" / folder / "tables.safetensors").read_bytes())[1]
+    if header["tables"] != f"{slab_zack_kvquant.tables_id(name, tables):016x}":
+        raise unsupported("other tables")
+    pages = slab_zack_kvquant.widths(name, tables, zack.SHAPE)[header["layer"]]
+    slab = slab_zack_kvquant.unpack(name, pages, packed)
+    opened = slab_zack_kvquant.open_slab(name, pages, d, header["layer"], slab, tables)
+    return [[[plane[t * d : (t + 1) * d] for t in range(64)] for plane in head] for head in opened]
 
 
 class GoldenFiles(unittest.TestCase):
@@ -168,7 +183,7 @@ class GoldenFiles(unittest.TestCase):
                             frame.open_slab(header, body, bytes(v)[:-1], open_sealed)
 
     def test_sealed_slabs_of_other_tables_are_refused(self):
-        for name in ("cachegen", "kvquant", "zack"):
+        for name in ("cachegen", "kvquant", "zack", "zack_kvquant"):
             path = GOLDEN / "frame" / "valid" / f"sealed_{name}.frame"
             (header, body, v), = frame.read_frames(path.read_bytes())
             with self.assertRaises(Refusal) as caught:

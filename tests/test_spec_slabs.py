@@ -27,8 +27,10 @@ import slab_cachegen  # noqa: E402
 import slab_hack  # noqa: E402
 import slab_kvquant  # noqa: E402
 import slab_zack  # noqa: E402
+import slab_zack_kvquant  # noqa: E402
 import slabs  # noqa: E402
 import zack  # noqa: E402
+import zack_kvquant  # noqa: E402
 from refusal import Refusal  # noqa: E402
 
 READERS = {"cachegen": slab_cachegen, "kvquant": slab_kvquant}
@@ -389,6 +391,82 @@ class ZackSlabs(unittest.TestCase):
                 slab_zack.widths(
                     "zack:keep=0.5", self.tables | {"zack.layers.1.v.singular_values": values}, self.shape
                 )
+
+
+class ZackKvquantSlabs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = GOLDEN / "slab" / "zack_kvquant"
+        cls.about = json.loads((cls.folder / "cases.json").read_text())
+        cls.shape = shape_of(cls.about)
+        _, cls.tables = kv_tables.read((GOLDEN / "slab" / "zack" / "tables.safetensors").read_bytes())
+        cls.tables |= kv_tables.read((cls.folder / "tables.safetensors").read_bytes())[1]
+
+    def cases(self):
+        """Name, layer, widths of its heads, slab, and what it opens to."""
+        for case in self.about["cases"]:
+            name, layer = case["format"], case["layer"]
+            slab, opened = ((self.folder / f"{hack.file_name(name)}.{end}").read_bytes() for end in ("slab", "opened"))
+            with self.subTest(name):
+                yield name, layer, [tuple(pair) for pair in case["widths"][layer]], slab, opened
+
+    def test_golden_slabs_open_to_what_lies_beside_them(self):
+        sizes = set()
+        for name, layer, pages, slab, opened in self.cases():
+            self.assertEqual(slab_zack_kvquant.widths(name, self.tables, self.shape)[layer], pages)
+            found = slab_zack_kvquant.open_slab(name, pages, zack.DIM, layer, slab, self.tables)
+            self.assertEqual(hack.rows_to_bytes(found), opened)
+            self.assertEqual(slab_zack_kvquant.used_bytes(name, pages, slab), len(slab))
+            sizes |= {width for pair in pages for width in pair}
+        self.assertEqual(sizes, {16, 32, 48})
+        self.assertEqual(len(list(self.folder.iterdir())), 2 + 2 * len(zack_kvquant.CASES))
+
+    def test_outliers_are_kept_and_cut(self):
+        kept_and_cut = set()
+        for name, _, pages, slab, _ in self.cases():
+            cut, *ends = struct.unpack_from(f"<{1 + 2 * len(pages)}I", slab)
+            self.assertEqual(ends[-1] > 0, "outliers=0" not in name)
+            kept_and_cut.add(cut > 0)
+        self.assertEqual(kept_and_cut, {True, False})
+
+    def test_kept_outliers_open_to_themselves(self):
+        rows = zack.example_rows()
+        for name, _, pages, slab, opened in self.cases():
+            layout = slab_kvquant.Layout(slab_zack_kvquant.parted(name)[1], pages)
+            found = [bits for (bits,) in struct.iter_unpack("<H", opened)]
+            ends = layout.ends(slab)
+            for plane, width in enumerate(layout.planes):
+                for i in range(ends[plane], ends[plane + 1]):
+                    place, value = struct.unpack_from("<HH", slab, layout.outliers + 4 * i)
+                    token, channel = divmod(place, width)
+                    at = token * zack.DIM + channel
+                    self.assertEqual(value, rows[plane // 2][plane % 2][at])
+                    self.assertEqual(value, found[plane * 64 * zack.DIM + at])
+
+    def test_what_is_no_slab_is_refused(self):
+        for name, _, pages, slab, _ in self.cases():
+            self.assertEqual(slab_zack_kvquant.unpack(name, pages, slab), slab)
+            for wrong in (b"", slab[:-1], slab + bytes(1), slab[: len(slab) // 2], b"\0\0\0\0\xff\xff" + slab[6:]):
+                with self.assertRaises(Refusal) as caught:
+                    slab_zack_kvquant.unpack(name, pages, wrong)
+                self.assertEqual(caught.exception.kind, "corrupt")
+
+    def test_what_cannot_be_is_refused(self):
+        for name in (
+            "zack:keep=0.5+kvquant", "zack:keep=0.5+kvquant:bits=5", "zack:keep=0.5+kvquant:bits=3,outliers=1",
+            "zack:keep=0.5+kvquant:bits=3,room=slab", "zack:keep=0.5+kvquant:bits=3,outliers=0,room=token",
+            "zack:keep=0.5+kvquant:bits=3,sink=1", "zack:keep=0.50+kvquant:bits=3", "zack:bits=2.5+kvquant:bits=3",
+        ):  # fmt: skip
+            with self.subTest(name), self.assertRaises(Refusal) as caught:
+                slab_zack_kvquant.parted(name)
+            self.assertEqual(caught.exception.kind, "unsupported")
+        name = zack_kvquant.FRAME
+        others = {"zack:keep=0.75+kvquant.layers.1.v.widths": (48.0, 48.0)}
+        with self.assertRaises(Refusal):
+            slab_zack_kvquant.widths(name, self.tables | others, self.shape)
+
+    def test_names_fit_frames(self):
+        self.assertLessEqual(len("zack:keep=0.6875,ranks=uniform+kvquant:bits=3"), 48)
 
 
 class Binary32(unittest.TestCase):

@@ -182,7 +182,7 @@ def decode_sealed(header, body, channels):
 
 
 def _has_planes(name):
-    return name.startswith("zack:") and slab_zack.format_of(name).codes is None
+    return name.startswith("zack:") and "+" not in name and slab_zack.format_of(name).codes is None
 
 
 def open_slab(header, k, v, open_with_tables=None):

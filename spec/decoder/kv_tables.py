@@ -42,11 +42,11 @@ def read(data):
     return bytes(int(value) for value in model), tables
 
 
-def tables_id(tables, family):
+def tables_id(tables, *families):
     """The `tables` of frames: spec/frame.md, section 4."""
     checksums = b""
     for name in sorted(tables):
-        if name.startswith(family + "."):
+        if name.startswith(tuple(family + "." for family in families)):
             values = struct.pack(f"<{len(tables[name])}f", *tables[name])
             checksums += struct.pack("<2Q", xxh3_64(name.encode("ascii")), xxh3_64(values))
     return xxh3_64(checksums)

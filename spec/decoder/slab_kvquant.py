@@ -1,8 +1,11 @@
 """Reader of sealed slabs of format `kvquant`, version 1, written from spec/slab_kvquant.md alone.
 
+Heads have widths of their own, which are all head_dim here, and others in slab_zack_kvquant.py.
+
 SPDX-License-Identifier: Apache-2.0
 """
 
+import itertools
 import math
 import struct
 
@@ -31,17 +34,22 @@ def middle_and_reach(low, high):
 
 
 class Layout:
-    """Section 1: where parts lie."""
+    """Section 1: where parts lie. widths: (of K, of V) of each head."""
 
-    def __init__(self, parameters, shape):
-        self.heads, self.dim, _ = shape
+    def __init__(self, parameters, widths):
+        self.heads = len(widths)
+        self.planes = [width for pair in widths for width in pair]
         self.bits = int(parameters["bits"])
-        self.groups = -(-self.dim // GROUP)
-        self.capacity = 256 * -(-self.heads * self.dim * int(parameters["outliers"]) // 200)
+        channels = [sum(of_part) for of_part in zip(*widths)]
+        self.capacity = sum(2 * TOKENS * -(-c * int(parameters["outliers"]) // 200) for c in channels)
         self.limits = 4 + 8 * self.heads
         self.codes = self.limits + 4 * TOKENS
-        self.plane_bytes = TOKENS * self.groups * self.bits * 2
-        self.outliers = self.codes + 2 * self.heads * self.plane_bytes
+        sizes = [TOKENS * self.row_bytes(plane) for plane in range(len(self.planes))]
+        ends = list(itertools.accumulate(sizes, initial=self.codes))
+        self.plane_at, self.outliers = ends[:-1], ends[-1]
+
+    def row_bytes(self, plane):
+        return -(-self.planes[plane] // GROUP) * self.bits * 2
 
     def ends(self, slab):
         ends = struct.unpack_from(f"<{2 * self.heads}I", slab, 4)
@@ -49,18 +57,29 @@ class Layout:
 
 
 def _codes(slab, layout, plane, token):
-    at = layout.codes + plane * layout.plane_bytes + token * layout.groups * layout.bits * 2
-    words = struct.unpack_from(f"<{layout.groups * layout.bits}H", slab, at)
+    size = layout.row_bytes(plane)
+    words = struct.unpack_from(f"<{size // 2}H", slab, layout.plane_at[plane] + token * size)
     return [
         sum((words[i // GROUP * layout.bits + bit] >> i % GROUP & 1) << bit for bit in range(layout.bits))
-        for i in range(layout.dim)
+        for i in range(layout.planes[plane])
     ]
+
+
+def widths_of(shape):
+    """(kv_heads, head_dim, layers)"""
+    return [(shape[1], shape[1])] * shape[0]
 
 
 def read_slab(slab, parameters, shape, layer, position, frequencies, tables):
     """[head][K, V][64][head_dim] BF16 bits. parameters: of the name; shape: (kv_heads, head_dim, layers)."""
-    layout = Layout(parameters, shape)
-    prefixes = [f"kvquant.layers.{layer}.{part}.o{parameters['outliers']}." for part in "kv"]
+    turns = [angles_of(frequencies, position + token) for token in range(TOKENS)]
+    return read_planes(slab, parameters, widths_of(shape), f"kvquant.layers.{layer}", tables, turns)
+
+
+def read_planes(slab, parameters, widths, tables_name, tables, turns=None):
+    """[head][K, V][64][width] BF16 bits. turns: cos and sin by which K of each token is rotated, or None."""
+    layout = Layout(parameters, widths)
+    prefixes = [f"{tables_name}.{part}.o{parameters['outliers']}." for part in "kv"]
     levels = [tables[f"{prefix}b{layout.bits}.values"] for prefix in prefixes]
     of_channel = [
         middle_and_reach(low, high)
@@ -72,11 +91,12 @@ def read_slab(slab, parameters, shape, layer, position, frequencies, tables):
         finite = is_finite_bf16(low) and is_finite_bf16(high)
         of_token.append(middle_and_reach(from_bf16(low), from_bf16(high)) if finite else (0.0, 0.0))
     ends = layout.ends(slab)
-    pages = []
+    pages, first = [], 0
     for head in range(layout.heads):
         page = []
         for part in range(2):
             plane = 2 * head + part
+            dim = layout.planes[plane]
             kept = [
                 struct.unpack_from("<HH", slab, layout.outliers + 4 * i)
                 for i in range(ends[plane], ends[plane + 1])
@@ -85,30 +105,39 @@ def read_slab(slab, parameters, shape, layer, position, frequencies, tables):
             for token in range(TOKENS):
                 row = []
                 for i, code in enumerate(_codes(slab, layout, plane, token)):
-                    middle, reach = of_token[token] if part else of_channel[head * layout.dim + i]
+                    middle, reach = of_token[token] if part else of_channel[first + i]
                     row.append(f32(f32(levels[part][code] * reach) + middle))
-                while kept and kept[0][0] < (token + 1) * layout.dim:
+                while kept and kept[0][0] < (token + 1) * dim:
                     place, value = kept.pop(0)
-                    if place >= token * layout.dim and is_finite_bf16(value):
-                        row[place - token * layout.dim] = from_bf16(value)
-                if part == 0:
-                    row = rotate(row, *angles_of(frequencies, position + token))
+                    if place >= token * dim and is_finite_bf16(value):
+                        row[place - token * dim] = from_bf16(value)
+                if part == 0 and turns:
+                    row = rotate(row, *turns[token])
                 rows.append([to_bf16(value) for value in row])
             page.append(rows)
         pages.append(page)
+        first += widths[head][0]
     return pages
 
 
 def used_bytes(slab, shape, parameters):
     """Section 1: the bytes that count."""
-    layout = Layout(parameters, shape)
+    return used_bytes_of(slab, parameters, widths_of(shape))
+
+
+def used_bytes_of(slab, parameters, widths):
+    layout = Layout(parameters, widths)
     end = struct.unpack_from("<I", slab, 4 * 2 * layout.heads)[0]
     return layout.outliers + 4 * min(end, layout.capacity)
 
 
 def unpack(packed, parameters, shape):
     """Section 5: the slab of a frame's body, without padding."""
-    layout = Layout(parameters, shape)
+    return unpack_planes(packed, parameters, widths_of(shape))
+
+
+def unpack_planes(packed, parameters, widths):
+    layout = Layout(parameters, widths)
     if len(packed) < layout.outliers:
         raise corrupt("the slab ends within its codes")
     first = 0

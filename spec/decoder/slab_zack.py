@@ -1,4 +1,6 @@
-"""Reader of sealed slabs of format `zack`, version 2, written from spec/slab_zack.md alone.
+"""Reader of sealed slabs of format `zack`, version 3, written from spec/slab_zack.md alone.
+
+Slabs of section 7, in codes of `kvquant`, have a reader of their own: slab_zack_kvquant.py.
 
 SPDX-License-Identifier: Apache-2.0
 """

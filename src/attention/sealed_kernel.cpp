@@ -17,11 +17,12 @@
 #include "quant/hack_format.h"
 #include "quant/hadamard.h"
 #include "quant/zack.h"
+#include "quant/zack_kvquant.h"
 
 namespace kvlane {
 namespace {
 
-class OpeningKernel final : public SealedKernel {
+class OpeningKernel : public SealedKernel {
  public:
   OpeningKernel(const KvFormat& format, Isa isa)
       : format_(format), dims_(format.shape().widths()), kernel_(page_kernel(isa)) {}
@@ -37,22 +38,59 @@ class OpeningKernel final : public SealedKernel {
     for (const SealedItem& item : items) {
       if (last == nullptr || last->slab != item.slab || last->kv_head != item.kv_head) {
         const TimePoint start = SteadyClock::now();
-        format_.open_page(item.place, item.slab, item.kv_head, opened);
+        open(item, opened);
         seconds += seconds_since(start);
       }
       last = &item;
       PageQuery rows = item.query->rows;
-      rows.key_dim = dims_.k;
+      rows.key_dim = key_dim(item.place.layer, item.kv_head);
       rows.next = item.next;
       kernel_(rows, opened, *item.tile);
     }
     return seconds;
   }
 
+ protected:
+  // To K[64][key_dim], then V[64][value_dim].
+  virtual void open(const SealedItem& item, std::uint16_t* page) const {
+    format_.open_page(item.place, item.slab, item.kv_head, page);
+  }
+  virtual int key_dim(int /*layer*/, int /*kv_head*/) const { return dims_.k; }
+
  private:
   const KvFormat& format_;
   const HeadWidths dims_;
   const PageKernel kernel_;
+};
+
+// Nothing is added to the dimensions that were dropped.
+void widen(StateTile& tile, int to) {
+  const int from = tile.head_dim;
+  for (int row = tile.rows - 1; row >= 0; --row) {
+    std::copy_backward(tile.out + row * from, tile.out + (row + 1) * from,
+                       tile.out + row * to + from);
+    std::fill(tile.out + row * to + from, tile.out + (row + 1) * to, 0.0F);
+  }
+  tile.head_dim = to;
+}
+
+// Opened as far as dimensions are kept, each head its own.
+class OpeningKeptKernel final : public OpeningKernel {
+ public:
+  OpeningKeptKernel(const ZackKvquant& format, Isa isa)
+      : OpeningKernel(format, isa), format_(format) {}
+
+  int value_dim(int layer, int kv_head) const override { return format_.widths(layer, kv_head).v; }
+  bool in_own_basis() const override { return true; }
+  void leave_own_basis(StateTile& tile) const override { widen(tile, format_.shape().head_dim); }
+
+ private:
+  void open(const SealedItem& item, std::uint16_t* page) const override {
+    format_.open_kept(item.place, item.slab, item.kv_head, page);
+  }
+  int key_dim(int layer, int kv_head) const override { return format_.widths(layer, kv_head).k; }
+
+  const ZackKvquant& format_;
 };
 
 class CodeKernel final : public SealedKernel {
@@ -172,18 +210,10 @@ class HeadsKernel final : public SealedKernel {
 
   bool in_own_basis() const override { return true; }
 
-  // Nothing is added to the dimensions that were dropped.
   void leave_own_basis(StateTile& tile) const override {
     // In all of them alike: mixing knows the number of channels from the tile.
     kernels_.front()->leave_own_basis(tile);
-    const int from = tile.head_dim;
-    const int to = format_.shape().head_dim;
-    for (int row = tile.rows - 1; row >= 0; --row) {
-      std::copy_backward(tile.out + row * from, tile.out + (row + 1) * from,
-                         tile.out + row * to + from);
-      std::fill(tile.out + row * to + from, tile.out + (row + 1) * to, 0.0F);
-    }
-    tile.head_dim = to;
+    widen(tile, format_.shape().head_dim);
   }
 
  private:
@@ -233,6 +263,8 @@ std::unique_ptr<const SealedKernel> sealed_kernel(const KvFormat& format, Isa is
   if (hack != nullptr) return std::make_unique<const CodeKernel>(*hack, isa);
   const auto* const zack = dynamic_cast<const ZackFormat*>(&format);
   if (zack != nullptr) return std::make_unique<const HeadsKernel>(*zack, isa);
+  const auto* const kvquant = dynamic_cast<const ZackKvquant*>(&format);
+  if (kvquant != nullptr) return std::make_unique<const OpeningKeptKernel>(*kvquant, isa);
   return std::make_unique<const OpeningKernel>(format, isa);
 }
 

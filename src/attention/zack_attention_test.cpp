@@ -27,6 +27,7 @@ BlockPool take(Result<BlockPool> made) {
 std::shared_ptr<const KvFormat> make(const char* name, Isa isa) {
   KvTables tables;
   tables_fixture::add_zack_tables(kShape, true, tables);
+  tables_fixture::add_zack_kvquant_tables("zack:keep=0.5", kShape, tables);
   auto made = make_kv_format(name, {.shape = kShape, .tables = &tables, .isa = isa});
   EXPECT_TRUE(made.ok()) << made.status().message();
   return *made;
@@ -139,8 +140,9 @@ class ZackAttention : public testing::TestWithParam<Isa> {
 // Scores are sums of 80 products below 40 in all and round to 2^-24 of that at each step, weights
 // are e to that: 2^-16 of what is added up is far above, and a dropped or misplaced channel below.
 TEST_P(ZackAttention, EqualsDoublePrecisionOverWhatSlabsOpenTo) {
-  for (const char* name : {"zack:keep=1", "zack:keep=0.5", "zack:keep=0.4,ranks=uniform",
-                           "zack:keep=0.6,sink=1,recent=2"}) {
+  for (const char* name :
+       {"zack:keep=1", "zack:keep=0.5", "zack:keep=0.4,ranks=uniform",
+        "zack:keep=0.6,sink=1,recent=2", "zack:keep=0.5,sink=1+kvquant:bits=3"}) {
     for (const int heads : {2, 8, 10}) {
       for (const int parts : {1, 2}) {
         Scene scene(name, GetParam(), heads, parts);

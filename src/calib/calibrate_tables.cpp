@@ -8,6 +8,7 @@
 #include "calib/kv_statistics.h"
 #include "cpu/parallel.h"
 #include "quant/slab_rows.h"
+#include "quant/zack_kvquant.h"
 
 namespace kvlane {
 namespace {
@@ -42,7 +43,8 @@ Status see_slabs(const BlockTable& table, const See& see) {
 }  // namespace
 
 Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32_t> tokens,
-                                  const KvTables* weights, const OnCalibrated& progress) {
+                                  const KvTables* weights, const OnCalibrated& progress,
+                                  std::span<const std::shared_ptr<const ZackFormat>> behind) {
   const KvShape shape = model.config().kv_shape();
   const std::uint64_t counted = tokens_in_blocks(model, tokens.size());
   if (counted == 0 || tokens.size() > kTokensMax) {
@@ -53,6 +55,9 @@ Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32
   all.push_back(make_cachegen_statistics(shape));
   KVLANE_ASSIGN(auto kvquant, make_kvquant_statistics(shape, model.rope(), counted, weights));
   all.push_back(std::move(kvquant));
+  for (const auto& zack : behind) {
+    all.push_back(make_zack_kvquant_statistics(zack, model.isa(), counted));
+  }
 
   Status seen;
   for (const bool first : {true, false}) {
@@ -73,6 +78,20 @@ Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32
   KvTables tables;
   for (const auto& statistics : all) statistics->write(tables);
   return tables;
+}
+
+Result<std::shared_ptr<const ZackFormat>> zack_before_kvquant(std::string_view text,
+                                                              const KvShape& shape,
+                                                              const KvTables& tables) {
+  const std::size_t plus = std::min(text.find('+'), text.size());
+  const std::string_view codes = text.substr(std::min(plus + 1, text.size()));
+  if (codes.substr(0, codes.find(':')) == kZackKvquantCodes) {
+    KVLANE_ASSIGN(const auto format,
+                  make_kv_format(text.substr(0, plus), {.shape = shape, .tables = &tables}));
+    if (auto zack = std::dynamic_pointer_cast<const ZackFormat>(format)) return zack;
+  }
+  return invalid_argument("tables are made for cachegen, kvquant and such as zack:keep=0.5+" +
+                          std::string(kZackKvquantCodes) + ", not for '" + std::string(text) + "'");
 }
 
 }  // namespace kvlane

@@ -3,19 +3,30 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string_view>
 
 #include "calib/sequences.h"
 #include "model/model.h"
 #include "quant/kv_tables.h"
+#include "quant/zack.h"
 
 namespace kvlane {
 
 // Tables of all formats that need some (`cachegen`, `kvquant`). Runs the model twice over `tokens`,
 // all inside its vocabulary; only complete blocks of each sequence count, and there must be one,
 // and at most 2^24 tokens. weights: null, or how much each channel's values count for `kvquant`
-// (calib/kv_statistics.h). A value that is not finite is an error.
+// (calib/kv_statistics.h). behind: formats of `zack` without codes, for which there are tables of
+// `kvquant` behind them, too. A value that is not finite is an error.
 Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32_t> tokens,
-                                  const KvTables* weights, const OnCalibrated& progress);
+                                  const KvTables* weights, const OnCalibrated& progress,
+                                  std::span<const std::shared_ptr<const ZackFormat>> behind = {});
+
+// The format before the "+" of `text`, which is "zack:...+kvquant", perhaps with parameters;
+// tables: those of the model's `zack`. Errors say what may stand there.
+Result<std::shared_ptr<const ZackFormat>> zack_before_kvquant(std::string_view text,
+                                                              const KvShape& shape,
+                                                              const KvTables& tables);
 
 }  // namespace kvlane

@@ -53,8 +53,8 @@ class CalibrateTables : public testing::Test {
     std::vector<float> values;
     std::vector<float> row(std::size_t(shape_.kv_heads) * shape_.head_dim);
     for (int token = 0; token < kCounted; ++token) {
-      kvquant::read_token(shape_, slab(layer, token / 64), is_key, token % 64,
-                          model_->rope().angles(token), row.data());
+      kvquant::read_token(shape_, kvquant::all_channels(shape_), slab(layer, token / 64), is_key,
+                          token % 64, model_->rope().angles(token), row.data());
       values.push_back(row[wanted]);
     }
     return values;

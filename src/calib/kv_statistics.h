@@ -10,6 +10,7 @@
 #include "kvlane/status.h"
 #include "ops/rope_table.h"
 #include "quant/kv_format.h"
+#include "quant/zack.h"
 
 namespace kvlane {
 
@@ -39,5 +40,10 @@ Result<std::unique_ptr<KvStatistics>> make_kvquant_statistics(const KvShape& sha
                                                               const RopeTable& rope,
                                                               std::uint64_t tokens,
                                                               const KvTables* weights);
+
+// For format `zack:...+kvquant`: names and sizes in quant/zack_kvquant.h. zack: the name up to the
+// "+"; K of the rows is turned into its basis here.
+std::unique_ptr<KvStatistics> make_zack_kvquant_statistics(std::shared_ptr<const ZackFormat> zack,
+                                                           Isa isa, std::uint64_t tokens);
 
 }  // namespace kvlane

@@ -1,4 +1,5 @@
-// Limits of each channel of K, and signposts of K and V.
+// Limits of each channel of K, and signposts of K and V: of whole heads for `kvquant`, of rotated
+// rows' first channels for `zack:...+kvquant`.
 //
 // The first pass keeps the largest and smallest values of each channel, as many as are outliers,
 // and so finds percentiles exactly without keeping all values. The second normalises by them and
@@ -6,11 +7,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <functional>
+#include <utility>
 
+#include "base/bf16.h"
 #include "calib/kv_statistics.h"
 #include "calib/signposts.h"
+#include "ops/rotation.h"
 #include "quant/kvquant_rows.h"
+#include "quant/slab_rows.h"
 #include "quant/table_lookup.h"
+#include "quant/zack_kvquant.h"
 
 namespace kvlane {
 namespace {
@@ -46,6 +52,18 @@ struct ChannelExtremes {
   Extremes<std::less<>> low;
 };
 
+// What is counted.
+struct Counted {
+  KvShape shape;
+  const RopeTable* rope = nullptr;  // K is rotated back by it; null: stays as it is
+  // [layers] of K and of V: which channels of the rows.
+  std::vector<FirstChannels> keys, values;
+  std::string tables;  // "kvquant"
+  bool writes_widths = false;
+  // [2 * layers][channels], K then V; or empty.
+  std::vector<std::span<const float>> weights;
+};
+
 // One layer.
 struct LayerCounts {
   std::vector<ChannelExtremes> keys;             // [channels]
@@ -55,24 +73,21 @@ struct LayerCounts {
 
 class KvquantStatistics final : public KvStatistics {
  public:
-  // weights: [2 * layers][channels], K then V; or empty.
-  KvquantStatistics(const KvShape& shape, const RopeTable& rope, std::uint64_t tokens,
-                    std::vector<std::span<const float>> weights)
-      : shape_(shape),
-        rope_(rope),
-        channels_(std::size_t(shape.kv_heads) * shape.head_dim),
+  KvquantStatistics(Counted counted, std::uint64_t tokens)
+      : counted_(std::move(counted)),
         keep_(static_cast<std::size_t>(outliers_at_end(static_cast<std::int64_t>(tokens), 1)) + 1),
-        weights_(std::move(weights)),
-        layers_(shape.layers) {
-    for (LayerCounts& layer : layers_) layer.keys.resize(channels_);
+        layers_(counted_.shape.layers) {
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].keys.resize(counted_.keys[i].back());
+    }
   }
 
   void first(SlabPlace place, const std::uint16_t* rows) override {
     std::vector<ChannelExtremes>& keys = layers_[place.layer].keys;
-    std::vector<float> row(channels_);
+    std::vector<float> row(keys.size());
     for (int token = 0; token < kBlockTokens; ++token) {
-      read_token(shape_, rows, true, token, rope_.angles(place.position + token), row.data());
-      for (std::size_t c = 0; c < channels_; ++c) {
+      read_row(place, rows, true, token, row);
+      for (std::size_t c = 0; c < row.size(); ++c) {
         keys[c].high.add(row[c], keep_);
         keys[c].low.add(row[c], keep_);
       }
@@ -82,39 +97,41 @@ class KvquantStatistics final : public KvStatistics {
   void second(SlabPlace place, const std::uint16_t* rows) override {
     LayerCounts& layer = layers_[place.layer];
     if (layer.limits[0].empty()) find_limits(layer);
-    std::vector<float> row(channels_);
-    std::vector<std::uint32_t> order(channels_);
+    std::vector<float> keys(counted_.keys[place.layer].back());
+    std::vector<float> values(counted_.values[place.layer].back());
+    std::vector<std::uint32_t> order(values.size());
     for (int token = 0; token < kBlockTokens; ++token) {
-      read_token(shape_, rows, true, token, rope_.angles(place.position + token), row.data());
+      read_row(place, rows, true, token, keys);
       for (int choice = 0; choice < kOutlierChoices; ++choice) {
-        for (std::size_t c = 0; c < channels_; ++c) {
-          count(layer.limits[choice][c], row[c], weight(place.layer, 0, c),
+        for (std::size_t c = 0; c < keys.size(); ++c) {
+          count(layer.limits[choice][c], keys[c], weight(place.layer, 0, c),
                 layer.histograms[choice][0]);
         }
       }
-      read_token(shape_, rows, false, token, {}, row.data());
+      read_row(place, rows, false, token, values);
       for (int choice = 0; choice < kOutlierChoices; ++choice) {
-        const int at_end = outliers_at_end(static_cast<std::int64_t>(channels_), choice);
-        if (2 * std::size_t(at_end) >= channels_) continue;
-        const Limits limits = token_limits(row, at_end, order);
-        for (std::size_t c = 0; c < channels_; ++c) {
-          count(limits, row[c], weight(place.layer, 1, c), layer.histograms[choice][1]);
+        const int at_end = outliers_at_end(static_cast<std::int64_t>(values.size()), choice);
+        if (2 * std::size_t(at_end) >= values.size()) continue;
+        const Limits limits = token_limits(values, at_end, order);
+        for (std::size_t c = 0; c < values.size(); ++c) {
+          count(limits, values[c], weight(place.layer, 1, c), layer.histograms[choice][1]);
         }
       }
     }
   }
 
   void write(KvTables& tables) const override {
-    for (int layer = 0; layer < shape_.layers; ++layer) {
+    for (int layer = 0; layer < counted_.shape.layers; ++layer) {
+      if (counted_.writes_widths) write_widths(layer, tables);
       for (int choice = 0; choice < kOutlierChoices; ++choice) {
         const std::string outliers = "o" + std::to_string(choice) + ".";
         for (const Limits& limits : layers_[layer].limits[choice]) {
-          const std::string prefix = table_prefix("kvquant", layer, true) + outliers;
+          const std::string prefix = table_prefix(counted_.tables, layer, true) + outliers;
           tables.values[prefix + "low"].push_back(limits.low);
           tables.values[prefix + "high"].push_back(limits.high);
         }
         for (int part = 0; part < 2; ++part) {
-          const std::string prefix = table_prefix("kvquant", layer, part == 0) + outliers;
+          const std::string prefix = table_prefix(counted_.tables, layer, part == 0) + outliers;
           for (const int bits : {2, 3, 4}) {
             write_levels(layers_[layer].histograms[choice][part], bits, prefix, tables);
           }
@@ -124,6 +141,26 @@ class KvquantStatistics final : public KvStatistics {
   }
 
  private:
+  // A token's row of the channels that count.
+  void read_row(SlabPlace place, const std::uint16_t* rows, bool is_key, int token,
+                std::vector<float>& row) const {
+    const bool turned = is_key && counted_.rope != nullptr;
+    const RopeAngles angles =
+        turned ? counted_.rope->angles(place.position + token) : RopeAngles{nullptr, nullptr};
+    const FirstChannels& channels = (is_key ? counted_.keys : counted_.values)[place.layer];
+    read_token(counted_.shape, channels, rows, is_key, token, angles, row.data());
+  }
+
+  void write_widths(int layer, KvTables& tables) const {
+    for (const bool is_key : {true, false}) {
+      const FirstChannels& channels = (is_key ? counted_.keys : counted_.values)[layer];
+      auto& widths = tables.values[table_prefix(counted_.tables, layer, is_key) + "widths"];
+      for (std::size_t head = 0; head + 1 < channels.size(); ++head) {
+        widths.push_back(static_cast<float>(channels[head + 1] - channels[head]));
+      }
+    }
+  }
+
   static void find_limits(LayerCounts& layer) {
     for (const ChannelExtremes& channel : layer.keys) {
       layer.limits[0].push_back({channel.low.greatest(), channel.high.greatest()});
@@ -144,7 +181,8 @@ class KvquantStatistics final : public KvStatistics {
   }
 
   double weight(int layer, int part, std::size_t channel) const {
-    return weights_.empty() ? 1.0 : weights_[2 * std::size_t(layer) + part][channel];
+    return counted_.weights.empty() ? 1.0
+                                    : counted_.weights[2 * std::size_t(layer) + part][channel];
   }
 
   static void write_levels(const UnitHistogram& histogram, int bits, const std::string& prefix,
@@ -158,13 +196,53 @@ class KvquantStatistics final : public KvStatistics {
     tables.values[name + ".values"].assign(values.begin(), values.end());
   }
 
-  const KvShape shape_;
-  const RopeTable& rope_;
-  const std::size_t channels_;
+  const Counted counted_;
   const std::size_t keep_;  // of each channel's values at either end
-  const std::vector<std::span<const float>> weights_;
   std::vector<LayerCounts> layers_;
 };
+
+// The same of rows whose K is turned into the basis of `zack` first.
+class RotatedStatistics final : public KvStatistics {
+ public:
+  RotatedStatistics(std::shared_ptr<const ZackFormat> zack, Isa isa, Counted counted,
+                    std::uint64_t tokens)
+      : zack_(std::move(zack)),
+        rotate_rows_(rotation_kernel(isa)),
+        counts_(std::move(counted), tokens) {}
+
+  void first(SlabPlace place, const std::uint16_t* rows) override {
+    counts_.first(place, rotated(place, rows).data());
+  }
+  void second(SlabPlace place, const std::uint16_t* rows) override {
+    counts_.second(place, rotated(place, rows).data());
+  }
+  void write(KvTables& tables) const override { counts_.write(tables); }
+
+ private:
+  std::vector<std::uint16_t> rotated(SlabPlace place, const std::uint16_t* rows) const {
+    const KvShape& shape = zack_->shape();
+    const int d = shape.head_dim;
+    std::vector<std::uint16_t> turned(rows, rows + shape.slab_bytes() / sizeof(*rows));
+    std::vector<float> plain(shape.page_plane_elements());
+    std::vector<float> out(plain.size());
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      std::uint16_t* const keys = turned.data() + head * shape.page_elements();
+      for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = to_float(bf16{keys[i]});
+      rotate_rows_(plain.data(), kBlockTokens, zack_->key_rotation(place.layer, head), d,
+                   out.data());
+      for (std::size_t i = 0; i < out.size(); ++i) keys[i] = to_bf16(out[i]).bits;
+    }
+    return turned;
+  }
+
+  const std::shared_ptr<const ZackFormat> zack_;
+  const RotationKernel rotate_rows_;
+  KvquantStatistics counts_;
+};
+
+std::vector<FirstChannels> of_all_layers(const KvShape& shape) {
+  return std::vector<FirstChannels>(shape.layers, all_channels(shape));
+}
 
 }  // namespace
 
@@ -182,8 +260,27 @@ Result<std::unique_ptr<KvStatistics>> make_kvquant_statistics(const KvShape& sha
     }
     found.push_back(values);
   }
+  Counted counted{shape,     &rope, of_all_layers(shape), of_all_layers(shape),
+                  "kvquant", false, std::move(found)};
   return std::unique_ptr<KvStatistics>(
-      std::make_unique<KvquantStatistics>(shape, rope, tokens, std::move(found)));
+      std::make_unique<KvquantStatistics>(std::move(counted), tokens));
+}
+
+std::unique_ptr<KvStatistics> make_zack_kvquant_statistics(std::shared_ptr<const ZackFormat> zack,
+                                                           Isa isa, std::uint64_t tokens) {
+  const KvShape& shape = zack->shape();
+  Counted counted{shape, nullptr, {}, {}, zack_kvquant_tables(zack->name()), true, {}};
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    FirstChannels keys = {0}, values = {0};
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      const HeadWidths widths = zack->widths(layer, head);
+      keys.push_back(keys.back() + widths.k);
+      values.push_back(values.back() + widths.v);
+    }
+    counted.keys.push_back(std::move(keys));
+    counted.values.push_back(std::move(values));
+  }
+  return std::make_unique<RotatedStatistics>(std::move(zack), isa, std::move(counted), tokens);
 }
 
 }  // namespace kvlane

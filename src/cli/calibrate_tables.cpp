@@ -6,6 +6,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -22,6 +24,26 @@ constexpr const char* kExample =
     "Example: kvlane calibrate tables models/kvlane-tiny-gqa --text README.md "
     "--out /tmp/tables.safetensors";
 
+// What --for names, up to the "+".
+Result<std::vector<std::shared_ptr<const ZackFormat>>> zacks_of(const CalibrationFlags& flags,
+                                                                const Model& model) {
+  std::vector<std::shared_ptr<const ZackFormat>> zacks;
+  if (flags.formats.empty()) return zacks;
+  KVLANE_ASSIGN(const KvTables tables,
+                load_kv_tables(kv_tables_files(flags.directory, {}), model.identity()));
+  for (const std::string& text : flags.formats) {
+    KVLANE_ASSIGN(auto zack, zack_before_kvquant(text, model.config().kv_shape(), tables));
+    zacks.push_back(std::move(zack));
+  }
+  return zacks;
+}
+
+std::string also_for(const CalibrationFlags& flags) {
+  std::string text;
+  for (const std::string& format : flags.formats) text += ", " + format;
+  return text;
+}
+
 Status calibrate(const CalibrationFlags& flags) {
   const TimePoint start = SteadyClock::now();
   KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags));
@@ -30,11 +52,13 @@ Status calibrate(const CalibrationFlags& flags) {
   if (!flags.weights.empty()) {
     KVLANE_ASSIGN(weights, load_kv_tables(flags.weights, identity));
   }
+  KVLANE_ASSIGN(const auto behind, zacks_of(flags, *input.model));
   KvTables tables;
   {
     Progress progress("computing " + std::to_string(input.tokens.size()) + " tokens twice");
-    KVLANE_ASSIGN(tables, calibrate_tables(*input.model, input.tokens,
-                                           weights ? &*weights : nullptr, progress.counter()));
+    KVLANE_ASSIGN(tables,
+                  calibrate_tables(*input.model, input.tokens, weights ? &*weights : nullptr,
+                                   progress.counter(), behind));
   }
   const Bytes file = build_kv_tables(tables, identity, input.tokens.size());
   KVLANE_TRY(write_file(flags.out, file));
@@ -47,14 +71,15 @@ Status calibrate(const CalibrationFlags& flags) {
                                          {"tables", tables.values.size()},
                                          {"bytes", file.size()},
                                          {"weighted", weights.has_value()},
+                                         {"for", flags.formats},
                                          {"seconds", seconds}};
     std::cout << json.dump() << '\n';
     return {};
   }
   std::cout << std::fixed << std::setprecision(1) << "wrote " << tables.values.size()
-            << " tables for formats cachegen and kvquant to " << flags.out << " ("
-            << static_cast<double>(file.size()) / 1e6 << " MB), from " << input.tokens.size()
-            << " tokens in " << seconds << " s\n";
+            << " tables for formats cachegen and kvquant" << also_for(flags) << " to " << flags.out
+            << " (" << static_cast<double>(file.size()) / 1e6 << " MB), from "
+            << input.tokens.size() << " tokens in " << seconds << " s\n";
   return {};
 }
 
@@ -70,7 +95,12 @@ void add_calibrate_tables(CLI::App& parent, Run& run) {
   add_calibration_options(*command, *flags, "safetensors file to write");
   command->add_option("--weights", flags->weights,
                       "tables with weights of each channel for k-means of kvquant, such as squared "
-                      "gradients (default: all alike)");
+                      "gradients (default: all alike; never used behind zack)");
+  command
+      ->add_option("--for", flags->formats,
+                   "also tables for this format, as in zack:keep=0.5+kvquant, of a directory that "
+                   "`kvlane calibrate zack` made; may be given several times")
+      ->allow_extra_args(false);
   command->callback([flags, &run] { run = [flags] { return calibrate(*flags); }; });
 }
 

@@ -17,8 +17,9 @@ struct CalibrationFlags {
   std::string directory;
   std::string text;
   std::string out;
-  std::string weights;     // of `kvlane calibrate tables`
-  std::string other_text;  // of `kvlane calibrate zack`; empty: none
+  std::string weights;               // of `kvlane calibrate tables`
+  std::vector<std::string> formats;  // of `kvlane calibrate tables`: such as zack:keep=0.5+kvquant
+  std::string other_text;            // of `kvlane calibrate zack`; empty: none
   int tokens = 32768;
   int tokens_min = 1;  // fewer are refused
   int threads = 0;
@@ -26,7 +27,7 @@ struct CalibrationFlags {
   bool json = false;
 };
 
-// All but --weights and --other-text. out_help: what --out is.
+// All but --weights, --for and --other-text. out_help: what --out is.
 void add_calibration_options(CLI::App& command, CalibrationFlags& flags, const char* out_help);
 
 struct CalibrationInput {

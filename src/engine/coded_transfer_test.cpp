@@ -23,6 +23,7 @@ const KvTables& fixture_tables() {
     KvTables made;
     tables_fixture::add_kvquant_tables(shape, made);
     tables_fixture::add_zack_tables(shape, true, made);
+    tables_fixture::add_zack_kvquant_tables("zack:keep=1", shape, made);
     tables_fixture::add_cachegen_tables(
         shape, {tables_fixture::rotated_rows(shape, 1, model.rope(), 0)}, made);
     return made;
@@ -47,7 +48,8 @@ std::vector<std::string> all_formats() {
                                     "cachegen:form=paper",
                                     "kvquant:bits=2,outliers=0",
                                     "hack:paper",
-                                    "hack:paper,compute=complete"};
+                                    "hack:paper,compute=complete",
+                                    "zack:keep=1+kvquant:bits=3"};
   const std::string_view known = kv_format_names();
   for (std::size_t at = 0; at < known.size();) {
     const std::size_t end = std::min(known.find(", ", at), known.size());
@@ -60,7 +62,9 @@ std::vector<std::string> all_formats() {
 }
 
 std::string with_window(const std::string& name) {
-  return name + (name.find(':') == std::string::npos ? ":" : ",") + kWindow;
+  const std::size_t plus = std::min(name.find('+'), name.size());
+  return name.substr(0, plus) + (name.find(':') == std::string::npos ? ":" : ",") + kWindow +
+         name.substr(plus);
 }
 
 EngineOptions options_of(std::shared_ptr<const KvFormat> format) {

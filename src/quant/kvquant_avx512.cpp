@@ -70,6 +70,13 @@ inline void apply_outliers(const Plane& plane, Cursor& cursor, float* row) {
   cursor.first = end;
 }
 
+// row: aligned to 64.
+inline void store_row(const float* row, int width, std::uint16_t* out) {
+  for (int i = 0; i < width; i += kGroup) {
+    _mm256_mask_storeu_epi16(out + i, first_lanes(width - i), narrow(_mm512_load_ps(row + i)));
+  }
+}
+
 template <int kBits>
 void open_keys(const Plane& plane, const float* middle, const float* reach,
                const RopeAngles* angles) {
@@ -88,6 +95,10 @@ void open_keys(const Plane& plane, const float* middle, const float* reach,
     }
     apply_outliers(plane, cursor, row);
     std::uint16_t* const out = plane.rows + std::size_t(token) * plane.head_dim;
+    if (angles == nullptr) {
+      store_row(row, plane.head_dim, out);
+      continue;
+    }
     for (int i = 0; i < half; i += kGroup) {
       const __mmask16 lanes = first_lanes(half - i);
       const __m512 cos = _mm512_maskz_loadu_ps(lanes, angles[token].cos + i);
@@ -106,7 +117,6 @@ template <int kBits>
 void open_values(const Plane& plane, const float* middle, const float* reach) {
   const __m512 values = _mm512_loadu_ps(plane.values);
   const int groups = groups_of(plane.head_dim);
-  const __mmask16 last = first_lanes(plane.head_dim - kGroup * (groups - 1));
   const std::byte* codes = plane.codes;
   alignas(64) float row[kHeadDimMax];
   Cursor cursor;
@@ -119,11 +129,7 @@ void open_values(const Plane& plane, const float* middle, const float* reach) {
                       _mm512_permutexvar_ps(read_codes<kBits>(codes), levels));
     }
     apply_outliers(plane, cursor, row);
-    std::uint16_t* const out = plane.rows + std::size_t(token) * plane.head_dim;
-    for (int group = 0; group < groups; ++group) {
-      _mm256_mask_storeu_epi16(out + kGroup * group, group + 1 < groups ? first_lanes(16) : last,
-                               narrow(_mm512_load_ps(row + kGroup * group)));
-    }
+    store_row(row, plane.head_dim, plane.rows + std::size_t(token) * plane.head_dim);
   }
 }
 

@@ -20,14 +20,23 @@ void undo_rope(float* head, RopeAngles angles, int head_dim) {
   }
 }
 
-void read_token(const KvShape& shape, const std::uint16_t* rows, bool is_key, int token,
-                RopeAngles angles, float* row) {
-  for (int head = 0; head < shape.kv_heads; ++head, row += shape.head_dim) {
+FirstChannels all_channels(const KvShape& shape) {
+  FirstChannels first;
+  for (int head = 0; head <= shape.kv_heads; ++head) first.push_back(head * shape.head_dim);
+  return first;
+}
+
+void read_token(const KvShape& shape, std::span<const int> channels, const std::uint16_t* rows,
+                bool is_key, int token, RopeAngles angles, float* row) {
+  for (int head = 0; head < shape.kv_heads; ++head) {
     const std::uint16_t* const from = slab_row(shape, rows, head, is_key, token);
-    for (int i = 0; i < shape.head_dim; ++i) row[i] = to_float(bf16{from[i]});
-    if (!is_key) continue;
-    undo_rope(row, angles, shape.head_dim);
-    for (int i = 0; i < shape.head_dim; ++i) row[i] = std::clamp(row[i], -kKeyMax, kKeyMax);
+    const int width = channels[head + 1] - channels[head];
+    for (int i = 0; i < width; ++i) row[i] = to_float(bf16{from[i]});
+    if (is_key) {
+      if (angles.cos != nullptr) undo_rope(row, angles, shape.head_dim);
+      for (int i = 0; i < width; ++i) row[i] = std::clamp(row[i], -kKeyMax, kKeyMax);
+    }
+    row += width;
   }
 }
 

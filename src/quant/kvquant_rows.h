@@ -23,10 +23,15 @@ void undo_rope(float* head, RopeAngles angles, int head_dim);
 // K is cut to this after it was rotated back, so that no difference of two values overflows.
 inline constexpr float kKeyMax = 0x1p126F;
 
-// One token's row over all heads in F32, [kv_heads * head_dim]; K as it was before rotation.
-// Finite.
-void read_token(const KvShape& shape, const std::uint16_t* rows, bool is_key, int token,
-                RopeAngles angles, float* row);
+// The first channel of each head's K or V, and behind them their number: [kv_heads + 1]. A head has
+// the first values of its rows, or all.
+using FirstChannels = std::vector<int>;
+FirstChannels all_channels(const KvShape& shape);
+
+// One token's row over all heads in F32, [channels.back()]; K as it was before it was rotated by
+// `angles`, which takes whole heads, or as it is where these are null. Finite.
+void read_token(const KvShape& shape, std::span<const int> channels, const std::uint16_t* rows,
+                bool is_key, int token, RopeAngles angles, float* row);
 
 // What lies between is coded, what lies outside is an outlier. Normalised values are
 // (x - middle()) * per_value().

@@ -63,7 +63,7 @@ void open_keys_scalar(const Plane& plane, const float* middle, const float* reac
       row[i] = plane.values[code_of(plane, token, i)] * reach[i] + middle[i];
     }
     outliers.apply(row);
-    rope(row, angles[token], plane.head_dim);
+    if (angles != nullptr) rope(row, angles[token], plane.head_dim);
     store_bf16(row, plane, token);
   }
 }

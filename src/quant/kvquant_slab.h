@@ -1,15 +1,15 @@
-// Where the parts of a `kvquant` slab lie, and its pages from them.
+// Parts of a `kvquant` slab, and its pages from them. In this order:
 //
-//   u32 cut                   values of K outside their limits for which there was no room
-//   u32 ends[kv_heads][2]     where the outliers of a head's K and of its V end, counted in
-//   outliers u16 v_low[64], v_high[64] BF16: limits of each token's V codes                     K
-//   [64] rows, then V [64] rows of each head outliers                  u16 place in the plane
-//   (token * head_dim + channel), u16 value (BF16);
-//                             those of a plane by place
-//   zeros up to slab_bytes()
+// - u32 cut: values of K outside their limits for which there was no room;
+// - u32 ends[kv_heads][2]: where outliers of a head's K, and of its V, end, counted in outliers;
+// - u16 v_low[64], v_high[64], BF16: limits of each token's V;
+// - codes: K [64] rows, then V [64] rows of each head;
+// - outliers: u16 place in the plane (token * width + channel), u16 value (BF16), by place;
+// - zeros up to slab_bytes().
 //
-// A row of codes is groups of 16 channels; a group is `bits` words of 16 bits: the lowest bits of
-// its codes, a channel each, then the second ones, ... So a word is a mask register.
+// A head's K or V has all its channels or, behind `zack`, the first ones: its width. A row of codes
+// is groups of 16 channels; a group is `bits` words of 16 bits: the lowest bits of its codes, a
+// channel each, then the second ones, ... So a word is a mask register.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -36,7 +36,7 @@ constexpr std::size_t codes_at(int kv_heads) {
 
 // One plane of a page. Codes and outliers may be any bytes.
 struct Plane {
-  int head_dim;            // even, at most kHeadDimMax
+  int head_dim;            // its width: even, at most kHeadDimMax
   int bits;                // 2, 3 or 4
   const std::byte* codes;  // [64][row_bytes()]
   const float* values;     // [kLevelsMax]: what codes stand for
@@ -45,7 +45,8 @@ struct Plane {
   std::uint16_t* rows;  // [64][head_dim], BF16: the result
 };
 
-// middle, reach: [16 * groups_of(head_dim)] of each channel; angles: [64] of each token.
+// middle, reach: [16 * groups_of(head_dim)] of each channel; angles: [64] of each token, or null
+// for keys that were coded as they are.
 using OpenKeys = void (*)(const Plane& plane, const float* middle, const float* reach,
                           const RopeAngles* angles);
 // middle, reach: [64] of each token.

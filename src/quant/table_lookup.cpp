@@ -17,10 +17,13 @@ std::string table_prefix(std::string_view format, int layer, bool is_key) {
 Result<std::span<const float>> find_table(const KvTables* tables, std::string_view format,
                                           const std::string& name, std::size_t size) {
   const std::string quoted = "KV format '" + std::string(format) + "'";
+  const bool behind_zack = format.find('+') != std::string_view::npos;
   const std::string how =
       format == "zack"
           ? "kvlane calibrate zack DIR --text FILE --out OUT, then OUT in the model's place"
-          : "kvlane calibrate tables DIR --text FILE --out FILE, then --kv-tables FILE";
+          : "kvlane calibrate tables DIR --text FILE " +
+                (behind_zack ? "--for " + std::string(format) + " " : std::string()) +
+                "--out FILE, then --kv-tables FILE";
   if (tables == nullptr || tables->values.empty()) {
     return invalid_argument(quoted + " needs tables: " + how);
   }
@@ -41,14 +44,21 @@ Result<std::span<const float>> find_table(const KvTables* tables, std::string_vi
 }
 
 std::uint64_t tables_id(const KvTables& tables, std::string_view format) {
+  return tables_id(tables, {format});
+}
+
+std::uint64_t tables_id(const KvTables& tables, std::initializer_list<std::string_view> formats) {
   static_assert(std::endian::native == std::endian::little);
-  const std::string prefix = std::string(format) + ".";
   std::vector<std::uint64_t> checksums;
-  for (auto at = tables.values.lower_bound(prefix);
-       at != tables.values.end() && at->first.starts_with(prefix); ++at) {
-    const auto& [name, values] = *at;
+  for (const auto& table : tables.values) {
+    const std::string_view name = table.first;
+    if (std::ranges::none_of(formats, [&](std::string_view format) {
+          return name.starts_with(format) && name.substr(format.size()).starts_with('.');
+        })) {
+      continue;
+    }
     checksums.push_back(XXH3_64bits(name.data(), name.size()));
-    checksums.push_back(XXH3_64bits(values.data(), values.size() * sizeof(float)));
+    checksums.push_back(XXH3_64bits(table.second.data(), table.second.size() * sizeof(float)));
   }
   return XXH3_64bits(checksums.data(), checksums.size() * sizeof(std::uint64_t));
 }

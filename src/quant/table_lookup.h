@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,5 +25,7 @@ Result<std::span<const float>> find_table(const KvTables* tables, std::string_vi
 // Names what the tables of a format say, for workers and frames to compare (spec/frame.md, section
 // 4): of all those whose names begin with `format` and a dot.
 std::uint64_t tables_id(const KvTables& tables, std::string_view format);
+// The same where a format reads those of several.
+std::uint64_t tables_id(const KvTables& tables, std::initializer_list<std::string_view> formats);
 
 }  // namespace kvlane

@@ -14,6 +14,7 @@
 #include "quant/kv_format.h"
 #include "quant/slab_rows.h"
 #include "quant/table_lookup.h"
+#include "quant/zack.h"
 
 namespace kvlane::tables_fixture {
 
@@ -134,30 +135,37 @@ inline void add_cachegen_tables(const KvShape& shape,
   }
 }
 
+// Those of one layer's K or V, with limits for these channels of the rows.
+inline void add_kvquant_part(const std::string& format, int layer, bool is_key,
+                             const std::vector<int>& channels, KvTables& tables) {
+  for (const int outliers : {0, 1}) {
+    const std::string prefix =
+        table_prefix(format, layer, is_key) + "o" + std::to_string(outliers) + ".";
+    const float widths = (outliers == 1 ? 2.5F : 12.0F) + 0.1F * static_cast<float>(layer);
+    for (const int c : is_key ? channels : std::vector<int>()) {
+      tables.values[prefix + "low"].push_back(centre(true, c) - widths * width(true, c));
+      tables.values[prefix + "high"].push_back(centre(true, c) + widths * width(true, c));
+    }
+    for (const int bits : {2, 3, 4}) {
+      for (int i = 0; i < 1 << bits; ++i) {
+        const float even = (2.0F * static_cast<float>(i) + 1) / static_cast<float>(1 << bits) - 1;
+        const float signpost = even * (0.6F + 0.4F * std::abs(even));
+        const std::string name = prefix + "b" + std::to_string(bits);
+        tables.values[name + ".signposts"].push_back(signpost);
+        tables.values[name + ".values"].push_back(bits == 2 ? 1.1F * signpost : signpost);
+      }
+    }
+  }
+}
+
 // KVQuant's tables: limits at so many widths around each channel's centre, signposts denser in the
 // middle; all different by layer.
 inline void add_kvquant_tables(const KvShape& shape, KvTables& tables) {
+  std::vector<int> channels;
+  for (int c = 0; c < shape.kv_heads * shape.head_dim; ++c) channels.push_back(c);
   for (int layer = 0; layer < shape.layers; ++layer) {
     for (const bool is_key : {true, false}) {
-      for (const int outliers : {0, 1}) {
-        const std::string prefix =
-            table_prefix("kvquant", layer, is_key) + "o" + std::to_string(outliers) + ".";
-        const float widths = (outliers == 1 ? 2.5F : 12.0F) + 0.1F * static_cast<float>(layer);
-        for (int c = 0; is_key && c < shape.kv_heads * shape.head_dim; ++c) {
-          tables.values[prefix + "low"].push_back(centre(true, c) - widths * width(true, c));
-          tables.values[prefix + "high"].push_back(centre(true, c) + widths * width(true, c));
-        }
-        for (const int bits : {2, 3, 4}) {
-          for (int i = 0; i < 1 << bits; ++i) {
-            const float even =
-                (2.0F * static_cast<float>(i) + 1) / static_cast<float>(1 << bits) - 1;
-            const float signpost = even * (0.6F + 0.4F * std::abs(even));
-            const std::string name = prefix + "b" + std::to_string(bits);
-            tables.values[name + ".signposts"].push_back(signpost);
-            tables.values[name + ".values"].push_back(bits == 2 ? 1.1F * signpost : signpost);
-          }
-        }
-      }
+      add_kvquant_part("kvquant", layer, is_key, channels, tables);
     }
   }
 }
@@ -192,6 +200,26 @@ inline void add_zack_tables(const KvShape& shape, bool reflect, KvTables& tables
         tables.values[prefix + "errors"].push_back(weight * (lost + dropped));
       }
     }
+  }
+}
+
+// The same behind a name of `zack`, whose tables are there: for the dimensions that it keeps.
+inline void add_zack_kvquant_tables(const std::string& zack, const KvShape& shape,
+                                    KvTables& tables) {
+  const auto made = make_kv_format(zack, {.shape = shape, .tables = &tables});
+  if (!made.ok()) throw std::runtime_error(made.status().message());
+  const auto& format = dynamic_cast<const ZackFormat&>(**made);
+  for (int i = 0; i < 2 * shape.layers; ++i) {
+    const bool is_key = i % 2 == 0;
+    std::vector<int> channels;
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      const HeadWidths widths = format.widths(i / 2, head);
+      const int width = is_key ? widths.k : widths.v;
+      tables.values[table_prefix(zack + "+kvquant", i / 2, is_key) + "widths"].push_back(
+          static_cast<float>(width));
+      for (int c = 0; c < width; ++c) channels.push_back(head * shape.head_dim + c);
+    }
+    add_kvquant_part(zack + "+kvquant", i / 2, is_key, channels, tables);
   }
 }
 

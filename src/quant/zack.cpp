@@ -12,6 +12,7 @@
 #include "quant/slab_rows.h"
 #include "quant/table_lookup.h"
 #include "quant/zack_bits.h"
+#include "quant/zack_kvquant.h"
 
 namespace kvlane {
 namespace {
@@ -79,12 +80,11 @@ ZackFormat::ZackFormat(std::string name, const KvShape& shape, const KvWindow& w
 }
 
 const float* ZackFormat::key_rotation(int layer, int kv_head) const {
-  return rotation_in(rotations_.keys, layer, kv_head);
+  return rotations_.of_key(head(layer, kv_head), shape().head_dim);
 }
 
 const float* ZackFormat::query_rotation(int layer, int kv_head) const {
-  return rotation_in(rotations_.queries.empty() ? rotations_.keys : rotations_.queries, layer,
-                     kv_head);
+  return rotations_.of_query(head(layer, kv_head), shape().head_dim);
 }
 
 PagePlace ZackFormat::page_place(int layer, int kv_head) const {
@@ -340,7 +340,7 @@ Result<ZackFormat::Codes> make_codes(std::string_view text, const KvFormatContex
   const std::string_view format_name = text.substr(0, text.find(':'));
   if (!can_code(format_name)) {
     return invalid_argument(
-        "what zack keeps can be coded by hack and formats with linear codes, not by '" +
+        "what zack keeps can be coded by hack, kvquant and formats with linear codes, not by '" +
         std::string(format_name) + "'");
   }
   std::map<std::tuple<int, int, std::string>, std::shared_ptr<const KvFormat>> made;
@@ -391,6 +391,10 @@ Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
   KVLANE_ASSIGN(ZackFormat::Rotations rotations, read_rotations(context));
   KVLANE_ASSIGN(Kept kept,
                 said.bits > 0 ? choose_bits(context, said) : choose_ranks(context, said));
+  if (said.bits == 0 && codes.substr(0, codes.find(':')) == kZackKvquantCodes) {
+    return make_zack_kvquant({name_of(said), said.window, std::move(kept.ranks.widths)},
+                             std::move(rotations), codes, context);
+  }
   std::string name_of_codes;
   KVLANE_ASSIGN(ZackFormat::Codes made, make_codes(codes, context, kept, name_of_codes));
   return std::shared_ptr<const KvFormat>(std::make_shared<const ZackFormat>(

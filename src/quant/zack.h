@@ -6,7 +6,8 @@
 //     weigh=values|energies     whether tails are sums of singular values or of their squares
 //     sink=n, recent=n          blocks that attention reads in 16 bits, with all dimensions
 //   zack:keep=0.5+hack:k=2,v=2  what is kept is coded in another format: `hack`, or one with linear
-//                               codes (quant/linear_format.h)
+//                               codes (quant/linear_format.h); `kvquant` in slabs of its own
+//                               (quant/zack_kvquant.h)
 //   zack:bits=2.5+hack          each head's K and V has dimensions and bits of its own, so many
 //                               bits a value in all (quant/zack_bits.h); takes sink and recent, too
 //
@@ -49,6 +50,14 @@ class ZackFormat final : public KvFormat {
   struct Rotations {
     std::vector<float> keys;
     std::vector<float> queries;
+
+    // Of head `head` of all: [head_dim][head_dim].
+    const float* of_key(std::size_t head, std::size_t d) const {
+      return keys.data() + head * d * d;
+    }
+    const float* of_query(std::size_t head, std::size_t d) const {
+      return (queries.empty() ? keys : queries).data() + head * d * d;
+    }
   };
 
   // ranks.widths: [layers][kv_heads].
@@ -74,10 +83,6 @@ class ZackFormat final : public KvFormat {
 
  private:
   std::size_t used_in_page(SlabPlace place, int kv_head, const std::byte* slab) const;
-  const float* rotation_in(const std::vector<float>& rotations, int layer, int kv_head) const {
-    const std::size_t d = shape().head_dim;
-    return rotations.data() + head(layer, kv_head) * d * d;
-  }
   std::size_t head(int layer, int kv_head) const {
     return std::size_t(layer) * shape().kv_heads + kv_head;
   }

@@ -290,10 +290,11 @@ TEST(Zack, WhatCannotBeSaysWhy) {
   EXPECT_EQ(message(make("zack:keep=0.5", tables, {3, 2, 40, ElementType::kBf16})),
             "KV format 'zack' takes a head_dim that is a multiple of 16 up to 256, not 40");
   EXPECT_EQ(message(make("zack+cachegen", tables)),
-            "what zack keeps can be coded by hack and formats with linear codes, not by "
+            "what zack keeps can be coded by hack, kvquant and formats with linear codes, not by "
             "'cachegen'");
   EXPECT_EQ(message(make("zack+zack", tables)),
-            "what zack keeps can be coded by hack and formats with linear codes, not by 'zack'");
+            "what zack keeps can be coded by hack, kvquant and formats with linear codes, not by "
+            "'zack'");
   EXPECT_EQ(message(make("int4+hack", tables)),
             "only what zack keeps can be coded in another format, not 'int4+hack'");
   EXPECT_EQ(message(make("hack:paper+int4", tables)),

@@ -19,6 +19,7 @@ import messages
 import slabs
 import tensor_files
 import zack
+import zack_kvquant
 from writer import (
     BF16, FP8_E4M3, FP8_E5M2, FP16, MAGIC, Header, best_codebook, coded_body, escape_words, frame, raw_body, splitzip,
     values_to_bytes,
@@ -30,6 +31,7 @@ import kv_tables  # noqa: E402
 import slab_hack  # noqa: E402
 import slab_linear  # noqa: E402
 import slab_zack  # noqa: E402
+import slab_zack_kvquant  # noqa: E402
 
 
 class Out:
@@ -159,6 +161,21 @@ def make_sealed_zack_frames(out):
     valid("sealed_zack_splitzip", name, rows, *(splitzip(plane, BF16) for plane in planes), "splitzip")
     coded = (channel.encode(plane, BF16, 1, 64, len(plane) // 64) for plane in planes)
     valid("sealed_zack_channel", name, rows, *coded, "splitzip:channel")
+    make_sealed_zack_kvquant_frame(out)
+
+
+def make_sealed_zack_kvquant_frame(out):
+    """Its tables are those of slab/zack and of slab/zack_kvquant."""
+    name = zack_kvquant.FRAME
+    tables, layer = slabs.as_stored(zack.make_tables() | zack_kvquant.make_tables()), zack_kvquant.CASES[name]
+    stored = slab_zack_kvquant.tables_id(name, tables).to_bytes(8, "little") + bytes(8)
+    header = Header(flags=3, format=name, tokens=64, kv_heads=zack.HEADS, head_dim=zack.DIM, layer=layer,
+                    position=zack.POSITION, reserved_168=stored)  # fmt: skip
+    body = zack_kvquant.seal(name, tables, zack.example_rows())
+    widths = zack_kvquant.widths_of(name, tables)[layer]
+    opened = slab_zack_kvquant.open_slab(name, widths, zack.DIM, layer, body, tables)
+    planes = [[value for head in opened for value in head[part]] for part in range(2)]
+    out.valid("frame", "sealed_zack_kvquant", [(header, body, b"", *planes)])
 
 
 def make_refused_sealed_frames(corrupt, unsupported):
@@ -508,6 +525,7 @@ def make(directory):
     hack.make(out.write, slab_hack.open_slab)
     slabs.make(out, random.Random(20261122))
     zack.make(out.write, slab_zack.open_slab)
+    zack_kvquant.make(out.write, slab_zack_kvquant.open_slab)
 
 
 if __name__ == "__main__":

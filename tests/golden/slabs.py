@@ -109,7 +109,7 @@ class Kvquant:
     def __init__(self, text, tables):
         self.text = text
         self.parameters = dict(part.split("=") for part in text.split(":")[1].split(","))
-        self.layout = slab_kvquant.Layout(self.parameters, SHAPE)
+        self.layout = slab_kvquant.Layout(self.parameters, slab_kvquant.widths_of(SHAPE))
         self.at_end = -(-CHANNELS * int(self.parameters["outliers"]) // 200)
         prefix = f"kvquant.layers.{LAYER}.%s.o{self.parameters['outliers']}."
         self.limits = list(zip(tables[prefix % "k" + "low"], tables[prefix % "k" + "high"]))
