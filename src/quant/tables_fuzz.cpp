@@ -14,10 +14,18 @@ namespace {
 using namespace tables_fixture;
 
 constexpr int kPosition = 64;
-constexpr const char* kTexts[] = {"cachegen:level=1", "cachegen:level=2",
-                                  "cachegen:level=3", "cachegen:form=paper",
-                                  "kvquant:bits=2",   "kvquant:bits=3,outliers=0",
-                                  "kvquant:bits=4",   "kvquant:bits=4,outliers=0"};
+constexpr const char* kTexts[] = {"cachegen:level=1",
+                                  "cachegen:level=2",
+                                  "cachegen:level=3",
+                                  "cachegen:form=paper",
+                                  "kvquant:bits=2",
+                                  "kvquant:bits=3,outliers=0",
+                                  "kvquant:bits=4",
+                                  "kvquant:bits=4,outliers=0",
+                                  "zack:keep=0.75+kvquant:bits=2",
+                                  "zack:keep=0.75+kvquant:bits=3,outliers=0"};
+
+bool is_of_zack(std::string_view text) { return text.starts_with("zack"); }
 
 void require(bool condition) {
   if (!condition) std::abort();
@@ -31,7 +39,13 @@ struct World {
         rows(to_bits(plain_rows(shape, 2))) {
     add_cachegen_tables(shape, {to_bits(plain_rows(shape, 1))}, tables);
     add_kvquant_tables(shape, tables);
+    const bool zack = shape.head_dim >= 32 && shape.head_dim % 16 == 0;
+    if (zack) {
+      add_zack_tables(shape, true, tables);
+      add_zack_kvquant_tables("zack:keep=0.75", shape, tables);
+    }
     for (const char* text : kTexts) {
+      if (is_of_zack(text) && !zack) continue;
       for (const Isa isa : {Isa::kScalar, Isa::kAvx512}) {  // AVX2 runs the scalar kernels
         if (!isa_supported(isa)) continue;
         formats[text].push_back(*make_kv_format(text, {shape, &rope_table, &tables, isa}));
@@ -98,9 +112,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace kvlane;
   if (size < 4) return 0;
   constexpr int kHeadDims[] = {2, 16, 18, 34, 40};  // small pages are many pages
-  World& world = world_of(1 + data[1] % 2, kHeadDims[data[2] % std::size(kHeadDims)]);
+  const char* const text = kTexts[data[0] % std::size(kTexts)];
+  const int head_dim = is_of_zack(text) ? 32 : kHeadDims[data[2] % std::size(kHeadDims)];
+  World& world = world_of(1 + data[1] % 2, head_dim);
   if (world.shape.kv_heads * world.shape.head_dim < 4) return 0;
-  const auto& formats = world.formats.at(kTexts[data[0] % std::size(kTexts)]);
+  const auto& formats = world.formats.at(text);
   const KvFormat& format = *formats.front();
   tables_fixture::Lines slab(format.slab_bytes());
   const std::uint8_t* const input = data + 3;
