@@ -44,12 +44,14 @@ class BenchAttention(program.ProgramTest):
         # Bytes a token at most: 4 bits and 1 % of outliers; symbols of at most 31 and of 63 levels, coded.
         most = {
             "kvquant_bits_4_outliers_1_room_slab": 150,
+            "zack_keep_0_5_kvquant_bits_3": 80,
             "cachegen_form_code_level_2": 128,
             "cachegen_form_paper": 160,
         }  # fmt: skip
         # Several layers, as some of what they have differs by layer.
         options = (*TINY[:-4], "--size", 8, "--repeats", 1)
-        done = run("bench", "attention", "--formats", "kvquant,cachegen,cachegen:form=paper", *options, "--json")
+        formats = "kvquant,zack:keep=0.5+kvquant:bits=3,cachegen,cachegen:form=paper"
+        done = run("bench", "attention", "--formats", formats, *options, "--json")
         self.assertEqual(done.status, 0, done.err)
         figures = {figure["name"]: figure for figure in done.json()["results"]}
         units = documented_units()

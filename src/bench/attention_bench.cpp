@@ -234,7 +234,8 @@ class AttentionBench {
     say("tables for " + std::to_string(tokens) + " tokens");
     const RopeTable rope = sample_rope(shape.head_dim, tokens);
     KVLANE_ASSIGN(const KvTables tables,
-                  sample_tables(shape, rope, sample_rows(shape), options_.zack));
+                  sample_tables(shape, rope, sample_rows(shape), options_.zack,
+                                split_formats(options_.formats)));
     const KvFormatContext context{shape, &rope, &tables, options_.isa};
     KVLANE_ASSIGN(const auto listed, make_formats(options_.formats, context));
     std::vector<Format> formats;

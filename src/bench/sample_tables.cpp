@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "calib/calibrate_tables.h"
 #include "calib/kv_statistics.h"
 
 namespace kvlane {
@@ -66,10 +67,35 @@ void repeat_layers(const KvTables& from, int period, int layers, KvTables& table
   }
 }
 
+// Shows all slabs of one layer to statistics, twice.
+void see(KvStatistics& statistics, int layer, std::size_t slab,
+         const std::vector<std::uint16_t>& rows) {
+  for (std::size_t at = 0; at < rows.size(); at += slab) statistics.first({layer, 0}, &rows[at]);
+  for (std::size_t at = 0; at < rows.size(); at += slab) statistics.second({layer, 0}, &rows[at]);
+}
+
+// Each layer has widths, and with them tables, of its own.
+Status add_behind_zack(std::span<const std::string> formats, const KvShape& shape,
+                       const std::vector<std::uint16_t>& rows, KvTables& tables) {
+  const std::size_t slab = shape.slab_bytes() / sizeof(rows[0]);
+  for (const std::string& format : formats) {
+    if (!is_kvquant_behind_zack(format)) continue;
+    KVLANE_ASSIGN(const auto zack, zack_before_kvquant(format, shape, tables));
+    const std::uint64_t tokens = rows.size() / slab * kBlockTokens;
+    const auto statistics = make_zack_kvquant_statistics(zack, Isa::kScalar, tokens);
+    for (int layer = 0; layer < shape.layers; ++layer) see(*statistics, layer, slab, rows);
+    KvTables found;
+    statistics->write(found);
+    tables.values.merge(found.values);
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
-                               const std::vector<std::uint16_t>& rows, const KvTables& zack) {
+                               const std::vector<std::uint16_t>& rows, const KvTables& zack,
+                               std::span<const std::string> formats) {
   KvShape layer = shape;
   layer.layers = 1;
   const std::size_t slab = layer.slab_bytes() / sizeof(rows[0]);
@@ -80,8 +106,7 @@ Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
   all.push_back(std::move(kvquant));
   KvTables found;
   for (const auto& statistics : all) {
-    for (std::size_t i = 0; i < slabs; ++i) statistics->first({0, 0}, &rows[slab * i]);
-    for (std::size_t i = 0; i < slabs; ++i) statistics->second({0, 0}, &rows[slab * i]);
+    see(*statistics, 0, slab, rows);
     statistics->write(found);
   }
   KvTables tables;
@@ -94,6 +119,7 @@ Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
     if (period == 0) return invalid_argument("tables without rotations of layer 0");
     repeat_layers(zack, period, shape.layers, tables);
   }
+  KVLANE_TRY(add_behind_zack(formats, shape, rows, tables));
   return tables;
 }
 

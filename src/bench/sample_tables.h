@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "format/shape.h"
@@ -18,8 +20,10 @@ RopeTable sample_rope(int head_dim, int positions);
 
 // The tables of every format that has some, as calibration finds them in `rows`: slabs of `shape`,
 // one behind another, finite, as a layer at position 0 has them. All layers get the same ones, but
-// those of `zack`: made up, or those of a model, whose layers come over and over.
+// those of `zack`: made up, or those of a model, whose layers come over and over. Of `formats`
+// those of `kvquant` behind `zack` have tables of their own.
 Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
-                               const std::vector<std::uint16_t>& rows, const KvTables& zack);
+                               const std::vector<std::uint16_t>& rows, const KvTables& zack,
+                               std::span<const std::string> formats = {});
 
 }  // namespace kvlane

@@ -80,14 +80,19 @@ Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32
   return tables;
 }
 
+bool is_kvquant_behind_zack(std::string_view text) {
+  const std::size_t plus = text.find('+');
+  if (plus == std::string_view::npos) return false;
+  const std::string_view codes = text.substr(plus + 1);
+  return codes.substr(0, codes.find(':')) == kZackKvquantCodes;
+}
+
 Result<std::shared_ptr<const ZackFormat>> zack_before_kvquant(std::string_view text,
                                                               const KvShape& shape,
                                                               const KvTables& tables) {
-  const std::size_t plus = std::min(text.find('+'), text.size());
-  const std::string_view codes = text.substr(std::min(plus + 1, text.size()));
-  if (codes.substr(0, codes.find(':')) == kZackKvquantCodes) {
-    KVLANE_ASSIGN(const auto format,
-                  make_kv_format(text.substr(0, plus), {.shape = shape, .tables = &tables}));
+  if (is_kvquant_behind_zack(text)) {
+    const std::string_view before = text.substr(0, text.find('+'));
+    KVLANE_ASSIGN(const auto format, make_kv_format(before, {.shape = shape, .tables = &tables}));
     if (auto zack = std::dynamic_pointer_cast<const ZackFormat>(format)) return zack;
   }
   return invalid_argument("tables are made for cachegen, kvquant and such as zack:keep=0.5+" +

@@ -23,6 +23,9 @@ Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32
                                   const KvTables* weights, const OnCalibrated& progress,
                                   std::span<const std::shared_ptr<const ZackFormat>> behind = {});
 
+// Whether `text` is a format of `kvquant` behind another.
+bool is_kvquant_behind_zack(std::string_view text);
+
 // The format before the "+" of `text`, which is "zack:...+kvquant", perhaps with parameters;
 // tables: those of the model's `zack`. Errors say what may stand there.
 Result<std::shared_ptr<const ZackFormat>> zack_before_kvquant(std::string_view text,

@@ -15,6 +15,9 @@
 // here the room is 1 % of the slab's values, whichever tokens they belong to (room=slab), or, as
 // the kernel has it, of each token's (room=token).
 //
+// The codes themselves, and where they lie, are in quant/kvquant_coder.h: behind `zack` there are
+// others of the same kind (quant/zack_kvquant.h).
+//
 // Rows arrive rotated and in BF16: seal() turns them back, open_page() forth again. The first
 // tokens stay in 16 bits with sink=N, in blocks of 64 tokens where the public code counts tokens.
 //
