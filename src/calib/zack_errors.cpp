@@ -1,6 +1,9 @@
-// A task for each KV head: its choices one after another, attention block by block.
+// A task for each KV head: its choices one after another, attention block by block. Products are
+// oneDNN's: Eigen knows the vectors of plain x86-64 only, and these are most of the work.
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/zack_errors.h"
+
+#include <oneapi/dnnl/dnnl.h>
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -24,7 +27,30 @@ using Eigen::Index;
 constexpr Index kZackDimMax = 256;  // of format `zack`
 
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using View = Eigen::Ref<const Matrix, 0, Eigen::OuterStride<>>;
+using MutableView = Eigen::Ref<Matrix, 0, Eigen::OuterStride<>>;
 using Formats = std::vector<std::shared_ptr<const KvFormat>>;
+
+enum class Side : char { kAsIs = 'N', kTransposed = 'T' };
+
+// c = a b, or a times b transposed.
+void multiply(const View& a, const View& b, Side side, MutableView c) {
+  if (c.size() == 0) return;
+  if (a.cols() == 0) {
+    c.setZero();
+    return;
+  }
+  const dnnl_status_t done =
+      dnnl_sgemm('N', static_cast<char>(side), c.rows(), c.cols(), a.cols(), 1, a.data(),
+                 a.outerStride(), b.data(), b.outerStride(), 0, c.data(), c.outerStride());
+  if (done == dnnl_success) return;
+  // It may lack memory, of which the other takes less.
+  if (side == Side::kAsIs) {
+    c.noalias() = a * b;
+  } else {
+    c.noalias() = a * b.transpose();
+  }
+}
 
 // Of one sequence, in whole blocks.
 struct Queries {
@@ -117,7 +143,9 @@ void softmax(Matrix& scores, Index first) {
 }
 
 double energy(const Matrix& y, const Matrix& gram) {
-  return (y * gram).cwiseProduct(y).cast<double>().sum();
+  Matrix product(y.rows(), gram.cols());
+  multiply(y, gram, Side::kAsIs, product);
+  return product.cwiseProduct(y).cast<double>().sum();
 }
 
 // What is lost of one block of one query head when its earlier tokens are coded so.
@@ -131,24 +159,31 @@ struct Block {
 
   Block(const Head& of, std::size_t index, Index from) : head(of), query(index), first(from) {
     const Index seen = first + kBlockTokens;
-    scores.noalias() = rows() * head.k.topRows(seen).transpose();
+    scores.resize(kBlockTokens, seen);
+    multiply(rows(), head.k.topRows(seen), Side::kTransposed, scores);
     weights = scores;
     softmax(weights, first);
-    out.noalias() = weights * head.v.topRows(seen);
+    out.resize(kBlockTokens, head.v.cols());
+    multiply(weights, head.v.topRows(seen), Side::kAsIs, out);
   }
 
-  Matrix rows() const { return head.queries[query].middleRows(first, kBlockTokens); }
+  View rows() const { return head.queries[query].middleRows(first, kBlockTokens); }
   const Matrix& gram() const { return head.energies[query]; }
 
   double lost_by_k(const Matrix& k) const {
     Matrix coded = scores;
-    coded.leftCols(first).noalias() = rows().leftCols(k.cols()) * k.topRows(first).transpose();
+    multiply(rows().leftCols(k.cols()), k.topRows(first), Side::kTransposed, coded.leftCols(first));
     softmax(coded, first);
-    return energy(coded * head.v.topRows(first + kBlockTokens) - out, gram());
+    Matrix changed(out.rows(), out.cols());
+    multiply(coded, head.v.topRows(first + kBlockTokens), Side::kAsIs, changed);
+    changed -= out;
+    return energy(changed, gram());
   }
   // error: of V, [tokens][d].
   double lost_by_v(const Matrix& error) const {
-    return energy(weights.leftCols(first) * error.topRows(first), gram());
+    Matrix lost(out.rows(), out.cols());
+    multiply(weights.leftCols(first), error.topRows(first), Side::kAsIs, lost);
+    return energy(lost, gram());
   }
 };
 
@@ -161,6 +196,8 @@ struct Sums {
 
 // Adds what one head loses by each choice.
 void add_head(const Head& head, const Formats& formats, std::size_t index, Sums& sums) {
+  // Sums must not depend on how many threads there are.
+  const ParallelScope one(1);
   std::vector<Block> blocks;
   for (std::size_t query = 0; query < head.queries.size(); ++query) {
     for (Index first = 0; first < head.k.rows(); first += kBlockTokens) {
