@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "format/cache_format.h"
+#include "format/name_field.h"
 
 namespace kvlane {
 namespace {
@@ -65,35 +66,6 @@ std::uint64_t header_checksum(const RawHeader& raw) {
   return checksum(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawHeader, header_checksum)));
 }
 
-bool is_name(std::string_view text, std::size_t bytes_max) {
-  const auto lower = [](char c) { return c >= 'a' && c <= 'z'; };
-  const auto allowed = [&](char c) {
-    return lower(c) || (c >= '0' && c <= '9') || std::string_view("_:=,.+-").find(c) != text.npos;
-  };
-  return !text.empty() && text.size() <= bytes_max && lower(text.front()) &&
-         std::all_of(text.begin(), text.end(), allowed);
-}
-
-template <std::size_t N>
-void write_name(std::array<char, N>& field, std::string_view name) {
-  std::copy(name.begin(), name.end(), field.begin());
-}
-
-// The name in a field with its padding taken off. Zeros inside stay, so that is_name refuses them.
-template <std::size_t N>
-std::string read_name(const std::array<char, N>& field) {
-  std::string name(field.data(), N);
-  name.erase(name.find_last_not_of('\0') + 1);
-  return name;
-}
-
-// Quotes what may be anything: bytes outside printable ASCII become '?'.
-std::string quoted(std::string_view text) {
-  std::string shown = "'";
-  for (const char c : text) shown += c >= ' ' && c <= '~' ? c : '?';
-  return shown + "'";
-}
-
 // The numeric fields as they were read or given, wide enough to hold any wrong value.
 struct Numbers {
   std::int64_t element_type, tokens, layer, kv_heads, head_dim, position, k_bytes, v_bytes;
@@ -145,11 +117,11 @@ Status check_lengths(const Numbers& n) {
 Status check_names(const FrameHeader& header) {
   const std::string& format = header.format;
   const ElementType type = header.type;
-  if (!is_name(format, kFormatNameBytesMax)) {
-    return invalid_argument("the frame's format " + quoted(format) + " is not a name");
+  if (!is_field_name(format, kFormatNameBytesMax)) {
+    return invalid_argument("the frame's format " + quoted_name(format) + " is not a name");
   }
-  if (!is_name(header.codec, kCodecNameBytesMax)) {
-    return invalid_argument("the frame's codec " + quoted(header.codec) + " is not a name");
+  if (!is_field_name(header.codec, kCodecNameBytesMax)) {
+    return invalid_argument("the frame's codec " + quoted_name(header.codec) + " is not a name");
   }
   if (header.sealed) {
     if (!is_row_format(format)) return {};
@@ -190,7 +162,7 @@ Numbers numbers_of(const RawHeader& raw) {
           .k_bytes = raw.k_bytes,
           .v_bytes = raw.v_bytes,
           .sealed = sealed,
-          .packed = sealed && read_name(raw.codec) == "none"};
+          .packed = sealed && read_field_name(raw.codec) == "none"};
 }
 
 // Precondition: the checks above have passed.
@@ -201,8 +173,8 @@ RawHeader to_raw(const FrameHeader& h) {
   raw.header_bytes = kFrameHeaderBytes;
   raw.flags = (h.rope_applied ? kFlagRopeApplied : 0) | (h.sealed ? kFlagSealed : 0);
   raw.model = h.model;
-  write_name(raw.format, h.format);
-  write_name(raw.codec, h.codec);
+  write_field_name(raw.format, h.format);
+  write_field_name(raw.codec, h.codec);
   raw.element_type = static_cast<std::uint8_t>(h.type);
   raw.tokens = static_cast<std::uint16_t>(h.tokens);
   raw.layer = static_cast<std::uint32_t>(h.layer);
@@ -220,8 +192,8 @@ RawHeader to_raw(const FrameHeader& h) {
 
 FrameHeader from_raw(const RawHeader& raw) {
   return {.model = raw.model,
-          .format = read_name(raw.format),
-          .codec = read_name(raw.codec),
+          .format = read_field_name(raw.format),
+          .codec = read_field_name(raw.codec),
           .type = static_cast<ElementType>(raw.element_type),
           .layer = static_cast<int>(raw.layer),
           .kv_heads = static_cast<int>(raw.kv_heads),
