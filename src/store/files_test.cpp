@@ -46,7 +46,7 @@ class Files : public ::testing::TestWithParam<Backend> {
     return std::move(*file);
   }
 
-  TemporaryDirectory directory_;
+  TemporaryDirectory directory_{true};
   std::unique_ptr<StoreFiles> files_;
 };
 

@@ -1,0 +1,168 @@
+// What callers of a store see: pins, drafts, the queue of what is to be saved.
+// SPDX-License-Identifier: Apache-2.0
+#include "store/store.h"
+
+#include <cstring>
+#include <utility>
+
+#include "store/store_impl.h"
+
+namespace kvlane {
+
+PinnedExtent::PinnedExtent(std::shared_ptr<StoredExtent> extent) : extent_(std::move(extent)) {
+  extent_->pins += 1;
+}
+PinnedExtent::PinnedExtent(const PinnedExtent& other) : extent_(other.extent_) {
+  if (extent_ != nullptr) extent_->pins += 1;
+}
+PinnedExtent& PinnedExtent::operator=(PinnedExtent other) noexcept {
+  std::swap(extent_, other.extent_);
+  return *this;
+}
+PinnedExtent::~PinnedExtent() {
+  if (extent_ != nullptr) extent_->pins -= 1;
+}
+const ExtentHead& PinnedExtent::head() const { return extent_->head; }
+
+ExtentDraft::ExtentDraft(std::unique_ptr<Content> content) : content_(std::move(content)) {}
+ExtentDraft::ExtentDraft(ExtentDraft&&) noexcept = default;
+ExtentDraft& ExtentDraft::operator=(ExtentDraft&&) noexcept = default;
+ExtentDraft::~ExtentDraft() = default;
+const ExtentHead& ExtentDraft::head() const { return content_->head; }
+
+std::span<std::byte> ExtentDraft::part(int index) const {
+  return content_->part(static_cast<std::size_t>(index));
+}
+
+Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Store::~Store() = default;
+
+Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options,
+                                           std::unique_ptr<StoreFiles> files) {
+  auto impl = std::make_unique<Impl>();
+  KVLANE_TRY(impl->start(options, std::move(files)));
+  return std::unique_ptr<Store>(new Store(std::move(impl)));
+}
+
+Store::Impl::~Impl() {
+  if (thread.joinable()) {
+    {
+      const std::lock_guard guard(mutex);
+      ending = true;
+    }
+    changed.notify_one();
+    thread.join();
+    // When extents were used is not worth an error.
+    const CatalogueChanges uses = take_touched();
+    if (!uses.empty()) (void)catalogue->commit(uses);
+  }
+  files.reset();  // waits for reads
+}
+
+const StoreOpening& Store::opening() const { return impl_->opening; }
+std::string Store::files_description() const { return impl_->files->description(); }
+
+Result<ExtentDraft> Store::draft(ExtentHead head) {
+  KVLANE_TRY(place_parts(head));
+  head.encrypted = false;
+  head.key_id = 0;
+  head.nonce = {};
+  for (ExtentPart& part : head.parts) {
+    part.checksum = 0;
+    part.tag = {};
+  }
+  if (const auto page = build_extent_head(head); !page.ok()) return page.status();
+  auto content = std::make_unique<ExtentDraft::Content>();
+  const std::uint64_t bytes = head.extent_bytes();
+  content->head = std::move(head);
+  if (impl_->draft_bytes->fetch_add(bytes) + bytes > impl_->options.saving_bytes_max) {
+    *impl_->draft_bytes -= bytes;
+    const std::lock_guard guard(impl_->mutex);
+    impl_->figures.refused += 1;
+    return exhausted("saving is behind: drafts take all of their " +
+                     std::to_string(impl_->options.saving_bytes_max) + " bytes");
+  }
+  content->counted = impl_->draft_bytes;
+  KVLANE_ASSIGN(content->bytes, PageBuffer::allocate(bytes));
+  return ExtentDraft(std::move(content));
+}
+
+Result<ExtentDraft> Store::import_draft(ByteView bytes) {
+  KVLANE_ASSIGN(const ExtentHead head, parse_extent_head(bytes));
+  if (bytes.size() != head.extent_bytes()) {
+    return corrupt("the extent has " + std::to_string(bytes.size()) + " bytes instead of " +
+                   std::to_string(head.extent_bytes()));
+  }
+  KVLANE_ASSIGN(ExtentDraft made, draft(head));
+  for (std::size_t p = 0; p < head.parts.size(); ++p) {
+    const std::size_t at = std::size_t{head.parts[p].page} * kExtentPageBytes;
+    const ByteView part = bytes.subspan(at, head.parts[p].bytes());
+    if (extent_checksum(part) != head.parts[p].checksum) {
+      return corrupt("a part of the extent has a wrong checksum");
+    }
+    std::memcpy(made.part(static_cast<int>(p)).data(), part.data(), part.size());
+  }
+  // Encrypted bytes stay as they are, whoever has the key; others become this store's own.
+  if (head.encrypted) {
+    made.content_->head = head;
+    made.content_->sealed = true;
+  }
+  return made;
+}
+
+void Store::put(ExtentDraft draft, int directory, SaveDone done) {
+  const auto count = static_cast<int>(impl_->directories.size());
+  {
+    const std::lock_guard guard(impl_->mutex);
+    impl_->queue.push_back({.draft = std::move(draft),
+                            .directory = (directory % count + count) % count,
+                            .done = std::move(done)});
+    impl_->saving += 1;
+  }
+  impl_->changed.notify_one();
+}
+
+void Store::flush() {
+  std::unique_lock guard(impl_->mutex);
+  impl_->saved.wait(guard, [this] { return impl_->saving == 0; });
+}
+
+std::vector<PinnedExtent> Store::find(const BlockKey& key) {
+  const std::lock_guard guard(impl_->mutex);
+  std::vector<PinnedExtent> found;
+  for (auto& extent : impl_->index->find(key)) {
+    impl_->index->touch(*extent);
+    impl_->memory->touch(*extent);
+    if (!std::exchange(extent->touched, true)) impl_->touched.push_back(extent);
+    found.emplace_back(std::move(extent));
+  }
+  return found;
+}
+
+bool Store::holds(const BlockKey& key, int layer, int layers) const {
+  const std::lock_guard guard(impl_->mutex);
+  return impl_->index->holds(key, layer, layers);
+}
+
+std::vector<PinnedExtent> Store::all() const {
+  const std::lock_guard guard(impl_->mutex);
+  std::vector<PinnedExtent> found;
+  for (auto& extent : impl_->index->all()) found.emplace_back(std::move(extent));
+  return found;
+}
+
+void Store::forget(const PinnedExtent& extent) { impl_->condemn(extent.extent_); }
+
+StoreFigures Store::figures() const {
+  const std::lock_guard guard(impl_->mutex);
+  StoreFigures figures = impl_->figures;
+  figures.extents = impl_->index->size();
+  for (const Impl::Directory& directory : impl_->directories) {
+    figures.bytes += directory.pages * kExtentPageBytes;
+  }
+  figures.segments = impl_->segments.size();
+  figures.memory_bytes = impl_->memory->bytes();
+  return figures;
+}
+
+}  // namespace kvlane

@@ -1,0 +1,222 @@
+// Reading: batches go to the files at once, and every part is checked before anybody sees it.
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "store/store_impl.h"
+
+namespace kvlane {
+namespace {
+
+struct Batch {
+  std::vector<ExtentRead> reads;
+  Store::ReadDone done;
+};
+
+Status check_request(const ExtentRead& read) {
+  const ExtentHead& head = read.extent.head();
+  if (read.first < 0 || read.count < 1 || read.first > head.layers() - read.count) {
+    return invalid_argument("the extent has " + std::to_string(head.layers()) +
+                            " parts, not those that are asked for");
+  }
+  if (reinterpret_cast<std::uintptr_t>(read.memory.data()) % kFileAlignment != 0 ||
+      read.memory.size() < extent_read_bytes(head, read.first, read.count)) {
+    return invalid_argument("the memory of a read is too small or not aligned");
+  }
+  return {};
+}
+
+}  // namespace
+
+std::size_t extent_read_bytes(const ExtentHead& head, int first, int count) {
+  const ExtentPart& begin = head.parts[static_cast<std::size_t>(first)];
+  const ExtentPart& last = head.parts[static_cast<std::size_t>(first + count - 1)];
+  return std::size_t{last.page - begin.page} * kExtentPageBytes + last.padded_bytes();
+}
+
+AesNonce Store::Impl::part_nonce(const ExtentHead& head, int part) const {
+  AesNonce nonce = head.nonce;
+  std::uint32_t last = 0;
+  std::memcpy(&last, nonce.data() + 8, sizeof last);
+  last += static_cast<std::uint32_t>(part);
+  std::memcpy(nonce.data() + 8, &last, sizeof last);
+  return nonce;
+}
+
+// `bytes`: the part as it lies on the disk; decrypted, if it is right.
+Status Store::Impl::check_part(const ExtentHead& head, int number,
+                               std::span<std::byte> bytes) const {
+  const ExtentPart& part = head.parts[static_cast<std::size_t>(number)];
+  if (extent_checksum(bytes) != part.checksum) {
+    return corrupt("layer " + std::to_string(head.layer + number) +
+                   " of an extent has a wrong checksum");
+  }
+  if (!head.encrypted) return {};
+  if (!options.key || head.key_id != key_id) {
+    return unsupported("an extent is encrypted with another key");
+  }
+  KVLANE_ASSIGN(const Bytes page, build_extent_head(head));
+  ByteWriter also;
+  also.write_bytes(ByteView(page).first(kExtentFixedBytes));
+  also.write(static_cast<std::uint32_t>(number));
+  return aes_gcm_decrypt(*options.key, part_nonce(head, number), also.bytes(), part.tag, bytes);
+}
+
+Status Store::Impl::check_parts(const ExtentRead& read) const {
+  const ExtentHead& head = read.extent.head();
+  const std::uint32_t begin = head.parts[static_cast<std::size_t>(read.first)].page;
+  for (int p = read.first; p < read.first + read.count; ++p) {
+    const ExtentPart& part = head.parts[static_cast<std::size_t>(p)];
+    const std::size_t at = std::size_t{part.page - begin} * kExtentPageBytes;
+    KVLANE_TRY(check_part(head, p, read.memory.subspan(at, part.bytes())));
+  }
+  return {};
+}
+
+// Nobody finds it any more; the thread that saves does the rest.
+void Store::Impl::condemn(const std::shared_ptr<StoredExtent>& extent) {
+  {
+    const std::lock_guard guard(mutex);
+    if (!index->remove(extent)) return;
+    memory->remove(*extent);
+    condemned.push_back(extent);
+  }
+  changed.notify_one();
+}
+
+void Store::Impl::remember(const std::shared_ptr<StoredExtent>& extent, PageBuffer bytes) {
+  const std::lock_guard guard(mutex);
+  if (extent->listed && memory->wants(*extent)) {
+    memory->add(extent, std::make_shared<PageBuffer>(std::move(bytes)));
+  }
+}
+
+// What came from the disk is checked, and kept in memory if there is room for it.
+void Store::Impl::finish(const ExtentRead& read, Status& status) {
+  const auto& extent = read.extent.extent_;
+  PageBuffer copy;
+  if (status.ok() && read.count == extent->head.layers()) {
+    bool wanted = false;
+    {
+      const std::lock_guard guard(mutex);
+      wanted = extent->listed && memory->wants(*extent);
+    }
+    auto buffer = PageBuffer::allocate(wanted ? extent->head.extent_bytes() : 0);
+    const auto page = build_extent_head(extent->head);
+    if (wanted && buffer.ok() && page.ok()) {
+      copy = std::move(*buffer);
+      std::memcpy(copy.data(), page->data(), page->size());
+      std::memcpy(copy.data() + kExtentHeaderBytes, read.memory.data(),
+                  extent_read_bytes(extent->head, read.first, read.count));
+    }
+  }
+  if (status.ok()) status = check_parts(read);
+  if (status.ok() && copy.data() != nullptr) remember(extent, std::move(copy));
+  if (status.code() == Code::kCorrupt) {
+    {
+      const std::lock_guard guard(mutex);
+      figures.damaged += 1;
+    }
+    condemn(extent);
+  }
+}
+
+void Store::read(std::vector<ExtentRead> reads, ReadDone done) {
+  const auto batch = std::make_shared<Batch>(Batch{std::move(reads), std::move(done)});
+  Impl* const impl = impl_.get();
+  for (std::size_t i = 0; i < batch->reads.size(); ++i) {
+    const ExtentRead& read = batch->reads[i];
+    if (const Status status = check_request(read); !status.ok()) {
+      batch->done(i, status);
+      continue;
+    }
+    const auto& extent = read.extent.extent_;
+    const std::uint32_t first = extent->head.parts[static_cast<std::size_t>(read.first)].page;
+    const std::size_t bytes = extent_read_bytes(extent->head, read.first, read.count);
+    std::shared_ptr<PageBuffer> in_memory;
+    std::shared_ptr<StoredSegment> segment;
+    std::uint64_t page = 0;
+    {
+      const std::lock_guard guard(impl->mutex);
+      in_memory = extent->bytes;
+      segment = extent->segment;
+      page = std::uint64_t{extent->page} + first;
+      impl->index->touch(*extent);
+      impl->memory->touch(*extent);
+      if (!std::exchange(extent->touched, true)) impl->touched.push_back(extent);
+      impl->figures.reads += 1;
+      impl->figures.read_bytes += bytes;
+      impl->figures.memory_reads += in_memory != nullptr;
+    }
+    if (in_memory != nullptr) {
+      std::memcpy(read.memory.data(), in_memory->data() + first * kExtentPageBytes, bytes);
+      Status status;
+      impl->finish(read, status);
+      batch->done(i, status);
+      continue;
+    }
+    StoreFile* const file = segment->file.get();
+    // The segment stays open until the read is done, whoever moves or deletes its extents.
+    impl->files->submit({.file = file,
+                         .offset = page * kExtentPageBytes,
+                         .memory = read.memory.first(bytes),
+                         .done = [impl, batch, segment, i](const Status& outcome) {
+                           Status status = outcome;
+                           impl->finish(batch->reads[i], status);
+                           batch->done(i, status);
+                         }});
+  }
+}
+
+Result<PageBuffer> Store::Impl::read_whole(const std::shared_ptr<StoredExtent>& extent) {
+  std::shared_ptr<StoredSegment> segment;
+  std::uint64_t page = 0;
+  {
+    const std::lock_guard guard(mutex);
+    segment = extent->segment;
+    page = extent->page;
+  }
+  const ExtentHead& head = extent->head;
+  KVLANE_ASSIGN(PageBuffer buffer, PageBuffer::allocate(head.extent_bytes()));
+  KVLANE_TRY(transfer_and_wait(*files, *segment->file, false, page * kExtentPageBytes,
+                               {buffer.data(), buffer.bytes()}));
+  const auto there = parse_extent_head({buffer.data(), kExtentHeaderBytes});
+  if (!there.ok()) return corrupt(there.status().message());
+  if (*there != head) return corrupt("an extent's header is not the catalogue's");
+  for (const ExtentPart& part : head.parts) {
+    const ByteView bytes(buffer.data() + std::size_t{part.page} * kExtentPageBytes, part.bytes());
+    if (extent_checksum(bytes) != part.checksum) {
+      return corrupt("a part of an extent has a wrong checksum");
+    }
+  }
+  return buffer;
+}
+
+Status Store::verify(const PinnedExtent& pinned) {
+  const auto& extent = pinned.extent_;
+  const auto check = [&]() -> Status {
+    KVLANE_ASSIGN(const PageBuffer buffer, impl_->read_whole(extent));
+    if (!extent->head.encrypted || !impl_->options.key) return {};
+    for (int p = 0; p < extent->head.layers(); ++p) {
+      const ExtentPart& part = extent->head.parts[static_cast<std::size_t>(p)];
+      std::byte* const at = buffer.data() + std::size_t{part.page} * kExtentPageBytes;
+      KVLANE_TRY(impl_->check_part(extent->head, p, {at, part.bytes()}));
+    }
+    return {};
+  };
+  const Status status = check();
+  if (status.code() == Code::kCorrupt) {
+    {
+      const std::lock_guard guard(impl_->mutex);
+      impl_->figures.damaged += 1;
+    }
+    impl_->condemn(extent);
+  }
+  return status;
+}
+
+Result<Bytes> Store::export_extent(const PinnedExtent& pinned) {
+  KVLANE_ASSIGN(const PageBuffer buffer, impl_->read_whole(pinned.extent_));
+  return Bytes(buffer.data(), buffer.data() + buffer.bytes());
+}
+
+}  // namespace kvlane

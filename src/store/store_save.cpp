@@ -1,0 +1,353 @@
+// Saving: drafts become extents on disks in groups, each step for all of a group before the next.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+#include <latch>
+
+#include "store/directories.h"
+#include "store/store_impl.h"
+
+namespace kvlane {
+namespace {
+
+// One sync and one transaction serve a group. Larger ones save nothing more, and keep drafts
+// longer.
+constexpr std::uint64_t kGroupBytesMax = std::uint64_t{64} << 20;
+constexpr std::size_t kGroupSavesMax = 256;
+
+bool overlap(const ExtentHead& a, const ExtentHead& b) {
+  return a.key == b.key && a.layer < b.layer + b.layers() && b.layer < a.layer + a.layers();
+}
+
+Status other_extents_status() {
+  return invalid_argument("some layers of the block are stored already, in other extents");
+}
+
+}  // namespace
+
+void Store::Impl::run() {
+  std::unique_lock guard(mutex);
+  for (;;) {
+    changed.wait(guard, [this] { return ending || !queue.empty() || !condemned.empty(); });
+    if (queue.empty() && condemned.empty()) return;
+    std::vector<Save> group;
+    std::uint64_t bytes = 0;
+    while (!queue.empty() && bytes < kGroupBytesMax && group.size() < kGroupSavesMax) {
+      bytes += queue.front().draft.head().extent_bytes();
+      group.push_back(std::move(queue.front()));
+      queue.pop_front();
+    }
+    guard.unlock();
+    {
+      const std::lock_guard working(work);
+      save(group);
+    }
+    const std::size_t count = group.size();
+    for (Save& each : group) {
+      if (each.done) each.done(each.status);
+    }
+    group.clear();
+    guard.lock();
+    saving -= count;
+    saved.notify_all();
+  }
+}
+
+void Store::Impl::save(std::vector<Save>& group) {
+  Room room;
+  {
+    const std::lock_guard guard(mutex);
+    for (const auto& extent : std::exchange(condemned, {})) evict(extent, room);
+  }
+  admit(group);
+  for (Save& each : group) {
+    if (each.status.ok() && !each.present) each.status = seal(*each.draft.content_);
+    if (each.status.ok() && !each.present) place(each, room);
+  }
+  if (const Status status = give_up(room); !status.ok()) {
+    for (Save& each : group) {
+      if (!each.present && each.status.ok()) each.status = status;
+    }
+  }
+  write_all(group);
+  sync_all(group);
+  commit_all(group);
+  publish(group);
+}
+
+// What is there already needs no work.
+void Store::Impl::admit(std::vector<Save>& group) {
+  const std::lock_guard guard(mutex);
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    Save& save = group[i];
+    const ExtentHead& head = save.draft.head();
+    if (index->overlaps(head)) {
+      save.present = index->holds(head.key, head.layer, head.layers());
+      if (!save.present) save.status = other_extents_status();
+      continue;
+    }
+    for (std::size_t j = 0; j < i && !save.present; ++j) {
+      const ExtentHead& other = group[j].draft.head();
+      if (group[j].present || !group[j].status.ok() || !overlap(head, other)) continue;
+      save.present = head.layer == other.layer && head.layers() == other.layers();
+      if (!save.present) save.status = other_extents_status();
+      save.twin = &group[j];
+    }
+  }
+}
+
+// Encrypts, checksums, writes the header's page.
+Status Store::Impl::seal(ExtentDraft::Content& draft) {
+  ExtentHead& head = draft.head;
+  if (!draft.sealed) {
+    if (options.key) {
+      head.encrypted = true;
+      head.key_id = key_id;
+      KVLANE_TRY(secure_random(head.nonce));
+    }
+    KVLANE_ASSIGN(const Bytes before, build_extent_head(head));
+    for (std::size_t p = 0; p < head.parts.size(); ++p) {
+      const auto bytes = draft.part(p);
+      if (options.key) {
+        ByteWriter also;
+        also.write_bytes(ByteView(before).first(kExtentFixedBytes));
+        also.write(static_cast<std::uint32_t>(p));
+        const AesNonce nonce = part_nonce(head, static_cast<int>(p));
+        KVLANE_ASSIGN(head.parts[p].tag, aes_gcm_encrypt(*options.key, nonce, also.bytes(), bytes));
+      }
+      head.parts[p].checksum = extent_checksum(bytes);
+    }
+    draft.sealed = true;
+  }
+  KVLANE_ASSIGN(const Bytes page, build_extent_head(head));
+  std::memcpy(draft.bytes.data(), page.data(), page.size());
+  return {};
+}
+
+// In the directory it should go to, or the next that takes it.
+void Store::Impl::place(Save& save, Room& room) {
+  auto extent = std::make_shared<StoredExtent>();
+  extent->head = save.draft.head();
+  const auto count = static_cast<int>(directories.size());
+  for (int k = 0; k < count; ++k) {
+    const Status status = place_in((save.directory + k) % count, extent->pages(), *extent, room);
+    if (status.ok()) {
+      extent->id = ++id_last;
+      save.status = {};
+      save.extent = std::move(extent);
+      return;
+    }
+    if (save.status.ok()) save.status = status;  // of the directory that was asked for
+  }
+}
+
+Status Store::Impl::place_in(int number, std::uint64_t pages, StoredExtent& extent, Room& room) {
+  Directory& directory = directories[static_cast<std::size_t>(number)];
+  {
+    const std::lock_guard guard(mutex);
+    if (!make_room(directory, number, pages, room)) {
+      return exhausted("the limit of " + directory.path.string() + " leaves no room for " +
+                       std::to_string(pages * kExtentPageBytes) + " bytes");
+    }
+  }
+  const StoredSegment* const open = directory.open.get();
+  if (open == nullptr || (open->end_page + pages) * kExtentPageBytes > options.segment_bytes) {
+    KVLANE_TRY(begin_segment(number));
+  }
+  const std::lock_guard guard(mutex);
+  StoredSegment& segment = *directory.open;
+  extent.segment = directory.open;
+  extent.page = static_cast<std::uint32_t>(segment.end_page);
+  segment.end_page += pages;
+  segment.kept_pages += pages;
+  segment.extents += 1;
+  directory.pages += pages;
+  return {};
+}
+
+// Under `mutex`, like evict() and release(). False when what is pinned takes too much.
+bool Store::Impl::make_room(Directory& directory, int number, std::uint64_t pages, Room& room) {
+  if (directory.pages_max == 0) return true;
+  if (pages > directory.pages_max) return false;
+  while (directory.pages + pages > directory.pages_max) {
+    const auto oldest = index->oldest(number);
+    if (oldest == nullptr) return false;
+    evict(oldest, room);
+    figures.evicted += 1;
+  }
+  return true;
+}
+
+// Nobody finds it from now on; its bytes go once the catalogue says so.
+void Store::Impl::evict(const std::shared_ptr<StoredExtent>& extent, Room& room) {
+  index->remove(extent);
+  memory->remove(*extent);
+  room.changes.removed.push_back(extent->id);
+  room.holes.push_back({extent->segment, extent->page, extent->pages()});
+  release(*extent->segment, extent->pages(), room);
+}
+
+void Store::Impl::release(StoredSegment& segment, std::uint64_t pages, Room& room) {
+  Directory& directory = directories[static_cast<std::size_t>(segment.directory)];
+  segment.extents -= 1;
+  if (directory.holes) {
+    segment.kept_pages -= pages;
+    directory.pages -= pages;
+  }
+  if (segment.extents > 0) return;
+  if (directory.open.get() == &segment) directory.open = nullptr;
+  directory.pages -= std::exchange(segment.kept_pages, 0);
+  room.changes.gone_segments.push_back(segment.number);
+  std::erase_if(new_segments, [&](const auto& row) { return row.segment == segment.number; });
+  const auto entry = segments.find(segment.number);
+  room.gone.push_back(entry->second);
+  segments.erase(entry);
+}
+
+Status Store::Impl::begin_segment(int number) {
+  Directory& directory = directories[static_cast<std::size_t>(number)];
+  auto segment = std::make_shared<StoredSegment>();
+  segment->number = segment_last + 1;
+  segment->directory = number;
+  segment->path = segments_path(directory.path) / segment_file_name(segment->number);
+  KVLANE_ASSIGN(segment->file, files->open(segment->path, FileAccess::kCreate, number));
+  segment_last += 1;
+  new_segments.push_back({segment->number, number});
+  unsynced.insert(number);
+  const std::lock_guard guard(mutex);
+  segments[segment->number] = segment;
+  directory.open = std::move(segment);
+  return {};
+}
+
+// Commits that extents are gone, then gives their bytes back.
+Status Store::Impl::give_up(Room& room) {
+  if (!room.changes.empty()) KVLANE_TRY(catalogue->commit(room.changes));
+  for (const Hole& hole : room.holes) {
+    const auto number = static_cast<std::size_t>(hole.segment->directory);
+    Directory& directory = directories[number];
+    const bool gone =
+        std::find(room.gone.begin(), room.gone.end(), hole.segment) != room.gone.end();
+    if (gone || !directory.holes) continue;
+    const Status status = files->give_back(*hole.segment->file, hole.page * kExtentPageBytes,
+                                           hole.pages * kExtentPageBytes);
+    if (status.ok()) continue;
+    const std::lock_guard guard(mutex);
+    if (status.code() == Code::kUnsupported) directory.holes = false;
+    hole.segment->kept_pages += hole.pages;
+    directory.pages += hole.pages;
+  }
+  // A file that cannot be removed has no row, so it goes when the store is opened again.
+  for (const auto& segment : room.gone) (void)files->remove(segment->path);
+  return {};
+}
+
+void Store::Impl::write_all(std::vector<Save>& group) {
+  std::vector<Save*> writes;
+  for (Save& save : group) {
+    if (save.status.ok() && save.extent != nullptr) writes.push_back(&save);
+  }
+  std::latch left(static_cast<std::ptrdiff_t>(writes.size()));
+  for (Save* const save : writes) {
+    const auto bytes = static_cast<std::size_t>(save->extent->head.extent_bytes());
+    files->submit({.file = save->extent->segment->file.get(),
+                   .write = true,
+                   .offset = std::uint64_t{save->extent->page} * kExtentPageBytes,
+                   .memory = {save->draft.content_->bytes.data(), bytes},
+                   .done = [save, &left](const Status& status) {
+                     save->status = status;
+                     left.count_down();
+                   }});
+  }
+  left.wait();
+}
+
+void Store::Impl::sync_all(std::vector<Save>& group) {
+  std::map<StoredSegment*, Status> outcomes;
+  for (const Save& save : group) {
+    if (save.status.ok() && save.extent != nullptr) outcomes[save.extent->segment.get()];
+  }
+  for (auto& [segment, outcome] : outcomes) {
+    outcome = files->sync(*segment->file);
+    const int number = segment->directory;
+    if (outcome.ok() && unsynced.contains(number)) {
+      outcome =
+          files->sync_directory(segments_path(directories[static_cast<std::size_t>(number)].path));
+      if (outcome.ok()) unsynced.erase(number);
+    }
+  }
+  for (Save& save : group) {
+    if (save.status.ok() && save.extent != nullptr) {
+      save.status = outcomes[save.extent->segment.get()];
+    }
+  }
+}
+
+void Store::Impl::commit_all(std::vector<Save>& group) {
+  CatalogueChanges changes = take_touched();
+  std::uint64_t used = 0;
+  {
+    const std::lock_guard guard(mutex);
+    used = index->used_last();
+  }
+  for (const Save& save : group) {
+    if (!save.status.ok() || save.extent == nullptr) continue;
+    const StoredExtent& extent = *save.extent;
+    changes.added.push_back({extent.id, extent.segment->number, extent.page, ++used, extent.head});
+  }
+  changes.new_segments = new_segments;
+  if (changes.empty()) return;
+  const Status status = catalogue->commit(changes);
+  if (status.ok()) {
+    new_segments.clear();
+    return;
+  }
+  for (Save& save : group) {
+    if (save.status.ok() && save.extent != nullptr) save.status = status;
+  }
+}
+
+// What is on the disk can be found from now on; what failed gives its place back.
+void Store::Impl::publish(std::vector<Save>& group) {
+  Room room;
+  {
+    const std::lock_guard guard(mutex);
+    for (Save& save : group) {
+      if (save.twin != nullptr && save.present) save.status = save.twin->status;
+      figures.present += save.present && save.status.ok();
+      figures.failed += !save.status.ok();
+      if (save.extent == nullptr) continue;
+      const std::shared_ptr<StoredExtent>& extent = save.extent;
+      if (save.status.ok()) {
+        index->add(extent);
+        figures.saved += 1;
+        figures.saved_bytes += extent->head.extent_bytes();
+        if (memory->wants(*extent)) {
+          memory->add(extent, std::make_shared<PageBuffer>(std::move(save.draft.content_->bytes)));
+        }
+        continue;
+      }
+      // Nothing more goes into a file that has failed.
+      Directory& directory = directories[static_cast<std::size_t>(extent->segment->directory)];
+      room.holes.push_back({extent->segment, extent->page, extent->pages()});
+      const bool was_open = directory.open == extent->segment;
+      release(*extent->segment, extent->pages(), room);
+      if (was_open) directory.open = nullptr;
+    }
+  }
+  (void)give_up(room);  // else the bytes are found when the store is opened again
+}
+
+CatalogueChanges Store::Impl::take_touched() {
+  CatalogueChanges changes;
+  const std::lock_guard guard(mutex);
+  for (const auto& weak : std::exchange(touched, {})) {
+    const auto extent = weak.lock();
+    if (extent == nullptr || !extent->touched) continue;
+    extent->touched = false;
+    if (extent->listed) changes.uses.push_back({extent->id, extent->used});
+  }
+  return changes;
+}
+
+}  // namespace kvlane
