@@ -6,6 +6,8 @@
 
 #include <functional>
 
+#include "base/file.h"
+
 namespace kvlane {
 namespace {
 
@@ -50,6 +52,28 @@ TEST(Extent, HeadersComeBack) {
     const auto read = parse_extent_head(*page);
     ASSERT_TRUE(read.ok()) << read.status().message();
     EXPECT_EQ(*read, head);
+  }
+}
+
+// Made by spec/decoder/extent.py.
+TEST(Extent, GoldenBytesAreReadAndWrittenBack) {
+  const auto text = read_text_file(
+      std::string(KVLANE_SOURCE_DIR) + "/tests/golden/extent/hidden.extent", 1 << 20);
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  const ByteView bytes = as_byte_view(*text);
+  const auto head = parse_extent_head(bytes);
+  ASSERT_TRUE(head.ok()) << head.status().message();
+  EXPECT_EQ(head->key.kind, ExtentKind::kHidden);
+  EXPECT_EQ(head->key.name[31], std::byte{31});
+  EXPECT_EQ(head->model[0], std::byte{32});
+  EXPECT_EQ(head->layer, 3);
+  EXPECT_EQ(head->layers(), 2);
+  EXPECT_EQ(head->position, 128);
+  EXPECT_EQ(head->extent_bytes(), bytes.size());
+  EXPECT_EQ(as_text(*build_extent_head(*head)), as_text(bytes.first(kExtentHeaderBytes)));
+  for (const ExtentPart& part : head->parts) {
+    EXPECT_EQ(extent_checksum(bytes.subspan(part.page * kExtentPageBytes, part.bytes())),
+              part.checksum);
   }
 }
 

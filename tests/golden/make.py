@@ -27,6 +27,7 @@ from writer import (
 
 # The expectation beside a slab is what the readers of spec/decoder make of it.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "spec" / "decoder"))
+import extents  # noqa: E402
 import kv_tables  # noqa: E402
 import slab_hack  # noqa: E402
 import slab_linear  # noqa: E402
@@ -521,6 +522,7 @@ def make(directory):
     messages.make_refused(out.write)
     tensor_files.make_valid(out.write)
     tensor_files.make_refused(out.write)
+    extents.make(out.write)
     linear.make(out.write, slab_linear.open_slab)
     hack.make(out.write, slab_hack.open_slab)
     slabs.make(out, random.Random(20261122))
