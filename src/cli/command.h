@@ -31,5 +31,6 @@ void add_bench(CLI::App& app, Run& run);
 void add_calibrate(CLI::App& app, Run& run);
 void add_file(CLI::App& app, Run& run);
 void add_eval(CLI::App& app, Run& run);
+void add_store(CLI::App& app, Run& run);
 
 }  // namespace kvlane

@@ -49,10 +49,11 @@ int run_program(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("Example: kvlane up models/kvlane-tiny-gqa");
   kvlane::Run run;
-  for (const auto add : {kvlane::add_serve, kvlane::add_up, kvlane::add_prefill, kvlane::add_decode,
-                         kvlane::add_gateway, kvlane::add_generate, kvlane::add_inspect,
-                         kvlane::add_synth, kvlane::add_file, kvlane::add_calibrate,
-                         kvlane::add_eval, kvlane::add_bench, kvlane::add_version}) {
+  for (const auto add :
+       {kvlane::add_serve, kvlane::add_up, kvlane::add_prefill, kvlane::add_decode,
+        kvlane::add_gateway, kvlane::add_generate, kvlane::add_inspect, kvlane::add_synth,
+        kvlane::add_file, kvlane::add_store, kvlane::add_calibrate, kvlane::add_eval,
+        kvlane::add_bench, kvlane::add_version}) {
     add(app, run);
   }
   try {

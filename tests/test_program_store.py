@@ -1,0 +1,200 @@
+"""`kvlane store` with the real program: what it writes and reads, and what a process that is killed leaves.
+
+    python3 -m unittest discover -s tests -p 'test_program_store.py'
+
+KVLANE_KILLS=500 kills it so often, instead of 60 times. Standard library only.
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import program
+from program import PROGRAM, ROOT, needs_program
+
+sys.path.insert(0, str(ROOT / "spec" / "decoder"))
+import extent  # noqa: E402
+import xxh3  # noqa: E402
+
+KILLS = int(os.environ.get("KVLANE_KILLS", "60"))
+LAYERS = 3
+PLANE = 5000  # bytes of a layer
+EXTENT = extent.PAGE * (1 + 2 * LAYERS)
+
+
+def name_of(block):
+    return block.to_bytes(4, "little") + bytes(28)
+
+
+class Planes:
+    """Planes of a few contents, whose checksums are computed once: XXH3 in plain Python is slow."""
+
+    def __init__(self):
+        rng = random.Random(5)
+        self.contents = [rng.randbytes(PLANE) for _ in range(4)]
+        self.checksums = [xxh3.xxh3_64(content) for content in self.contents]
+
+    def extent(self, block):
+        of = [(block + layer) % 4 for layer in range(LAYERS)]
+        return extent.build(name_of(block), [self.contents[i] for i in of], [self.checksums[i] for i in of],
+                            position=64 * block)  # fmt: skip
+
+
+def disk_bytes(folder):
+    return sum(512 * path.stat().st_blocks for path in folder.rglob("*.seg"))
+
+
+@needs_program
+class StoreTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.planes = Planes()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.store = self.folder / "store"
+
+    def write(self, name, blocks):
+        path = self.folder / name
+        path.write_bytes(b"".join(map(self.planes.extent, blocks)))
+        return path
+
+    def run_store(self, *arguments, status=0):
+        done = program.run("store", *arguments)
+        self.assertEqual(done.status, status, done.err)
+        return done
+
+    def listed(self, *directories):
+        lines = self.run_store("ls", "--json", *(directories or [self.store])).out.splitlines()
+        return {entry["name"]: entry for entry in map(json.loads, lines)}
+
+    def test_extents_come_and_go(self):
+        path = self.write("in", range(5))
+        self.assertEqual(self.run_store("import", path, self.store).out, "saved 5 extents\n")
+        listed = self.listed()
+        self.assertEqual(set(listed), {name_of(block).hex() for block in range(5)})
+        self.assertEqual(listed[name_of(2).hex()]["position"], 128)
+        stat = self.run_store("stat", "--json", self.store).json()
+        self.assertEqual((stat["extents"], stat["bytes"]), (5, 5 * EXTENT))
+        self.assertIn("5 extents", self.run_store("stat", self.store).out)
+        self.assertIn("layers 0-2", self.run_store("ls", self.store).out)
+        self.assertEqual(self.run_store("verify", "--json", self.store).json()["whole"], 5)
+        out = self.folder / "out"
+        self.run_store("export", out, self.store)
+        self.assertEqual(sorted(whole for _, whole in extent.walk(out.read_bytes())),
+                         sorted(whole for _, whole in extent.walk(path.read_bytes())))  # fmt: skip
+        # Segments are such files, too.
+        segment = next(self.store.rglob("*.seg")).read_bytes()
+        self.assertEqual(len(list(extent.walk(segment))), 5)
+        self.run_store("gc", self.store)
+
+    def test_damage_is_named_and_forgotten(self):
+        self.run_store("import", self.write("in", range(3)), self.store)
+        segment = next(self.store.rglob("*.seg"))
+        data = bytearray(segment.read_bytes())
+        data[EXTENT + extent.PAGE + 7] ^= 4
+        segment.write_bytes(data)
+        done = self.run_store("verify", "--json", self.store, status=1)
+        shown = json.loads(done.out)
+        self.assertEqual((shown["whole"], len(shown["damaged"])), (2, 1))
+        self.assertIn("checksum", shown["damaged"][0]["why"])
+        self.assertIn("1 extents were damaged", done.err)
+        self.assertEqual(self.run_store("verify", "--json", self.store).json()["whole"], 2)
+        segment.unlink()
+        done = self.run_store("verify", "--json", self.store, status=1)
+        self.assertEqual(json.loads(done.out)["lost"], 2)
+        self.assertEqual(self.run_store("verify", "--json", self.store).json()["whole"], 0)
+
+    def test_several_directories_and_a_key(self):
+        both = [self.folder / "a", self.folder / "b"]
+        key = self.folder / "key"
+        key.write_text("0123456789abcdef" * 4 + "\n")
+        self.run_store("import", self.write("in", range(20)), *both, "--key-file", key)
+        self.assertEqual({entry["directory"] for entry in self.listed(*both).values()}, {0, 1})
+        self.assertTrue(all(entry["encrypted"] for entry in self.listed(*both).values()))
+        self.assertEqual(self.run_store("verify", "--json", *both[::-1], "--key-file", key).json()["whole"], 20)
+        for path in both:
+            for segment in path.rglob("*.seg"):
+                self.assertNotIn(self.planes.contents[0][:64], segment.read_bytes())
+        self.assertIn("directories, of which 1", self.run_store("verify", both[0], status=1).err)
+        key.write_text("short")
+        self.assertIn("64 lower-case", self.run_store("verify", *both, "--key-file", key, status=1).err)
+        key.write_text("f" * 64)
+        self.assertIn("another key", self.run_store("verify", *both, "--key-file", key, status=1).out)
+        self.assertEqual(len(self.listed(*both)), 20)
+
+    def test_what_is_no_store_and_no_extent_is_refused(self):
+        for command in ("ls", "stat", "verify", "gc"):
+            self.assertIn("no", self.run_store(command, self.store, status=1).err)
+            self.assertFalse(self.store.exists())
+        path = self.write("in", range(2))
+        data = path.read_bytes()
+        for wrong in (data[:-1], data[:5000], b"x" * 5000, data[:100] + b"x" + data[101:]):
+            path.write_bytes(wrong)
+            self.run_store("import", path, self.folder / "other", status=1)
+        (self.folder / "full").mkdir()
+        (self.folder / "full" / "photo.jpg").write_text("")
+        path.write_bytes(data)
+        self.assertIn("is not empty", self.run_store("import", path, self.folder / "full", status=1).err)
+
+    def start_import(self, path, *options):
+        return subprocess.Popen([PROGRAM, "store", "import", path, self.store, "--verbose", *options],
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env=program.environment())  # fmt: skip
+
+    def test_kills_at_any_moment_lose_nothing_durable(self):
+        rng = random.Random(11)
+        count = 40
+        files = [self.write(f"in{n}", range(n * count, (n + 1) * count)) for n in range(6)]
+        # Few extents at a time: many moments between the steps of saving.
+        small = ["--saving-bytes", str(4 * EXTENT)]
+        start = time.monotonic()
+        self.run_store("import", files[0], self.store, *small)
+        whole_run = time.monotonic() - start
+        killed = 0
+        for turn in range(KILLS):
+            if turn % len(files) == 0:
+                shutil.rmtree(self.store, ignore_errors=True)
+                durable = set()
+                bounded = turn // len(files) % 2 == 1
+            options = ["--segment-bytes", str(rng.choice([3, 10, 1000]) * EXTENT)]
+            if bounded:
+                options += ["--directory-bytes", str(60 * EXTENT)]
+            process = self.start_import(files[turn % len(files)], *small, *options)
+            time.sleep(rng.uniform(0, 1.1 * whole_run))
+            process.send_signal(signal.SIGKILL)
+            out, err = process.communicate(timeout=program.PATIENCE)
+            killed += process.returncode == -signal.SIGKILL
+            self.assertEqual(err, b"")
+            # A line that was cut off is no promise.
+            lines = out.decode().split("\n")[:-1]
+            durable |= {line.split()[1] for line in lines if line.split()[2:] == ["0"]}
+            if not (self.store / "kvlane-store").exists():
+                self.assertFalse(durable)
+                continue  # not begun; the next process begins it
+            shown = self.run_store("verify", "--json", self.store).json()
+            self.assertEqual((shown["damaged"], shown["lost"], shown["rebuilt"]), ([], 0, False))
+            listed = self.listed()
+            self.assertEqual(shown["whole"], len(listed))
+            if bounded:
+                self.assertLessEqual(len(listed), 60)
+            else:
+                self.assertLessEqual(durable, set(listed))
+            # What was written in vain takes no room.
+            self.assertLessEqual(disk_bytes(self.store), len(listed) * EXTENT + extent.PAGE)
+        self.assertGreater(killed, KILLS // 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
