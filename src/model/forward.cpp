@@ -149,7 +149,8 @@ Status Forward::seal(int layer) {
 }
 
 Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
-                    const OnInput& on_input, const OnQueries& on_queries) {
+                    const OnInput& on_input, const OnQueries& on_queries,
+                    const OnNormed& on_normed) {
   times_ = {};
   const ScopedTimer timer(times_.total);
   KVLANE_TRY(place_rows(spans));
@@ -159,7 +160,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
   const auto& layers = model_.layers();
   for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
     if (on_input) on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
-    KVLANE_TRY(attention_block(layers[layer], layer, on_queries));
+    KVLANE_TRY(attention_block(layers[layer], layer, on_queries, on_normed));
     if (on_layer) on_layer(layer, nullptr);
     KVLANE_TRY(ffn_block(layers[layer]));
   }
@@ -191,7 +192,8 @@ Status Forward::multiply(const Linear& linear, const void* x, float* y, int rows
   return linear.apply(x, y, rows);
 }
 
-Status Forward::attention_block(const LayerWeights& layer, int index, const OnQueries& on_queries) {
+Status Forward::attention_block(const LayerWeights& layer, int index, const OnQueries& on_queries,
+                                const OnNormed& on_normed) {
   const ModelConfig& config = model_.config();
   const std::size_t hidden = config.hidden;
   const ElementType type = layer.qkv->input_type();
@@ -210,6 +212,7 @@ Status Forward::attention_block(const LayerWeights& layer, int index, const OnQu
     on_queries(index, {q_, rows_ * width}, q_parts_);
   }
   KVLANE_TRY(seal(index));
+  if (on_normed) on_normed(index, {normed_, rows_ * hidden * element_bytes(type)});
   attend(index, type);
   KVLANE_TRY(multiply(*layer.attention_out, wide_, product_, rows_));
   parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
@@ -232,25 +235,22 @@ void Forward::attend(int layer, ElementType out_type) {
   sparse_attention_.run(batch, sparse_spans_, sparse_rows_.data());
 }
 
-// Where the format wants it: heads of a token, those of Q, then those of K.
-void Forward::rotate(float* heads, int layer) {
+// Where the format wants it: query heads of a token.
+void Forward::rotate_queries(float* heads, int layer) {
   const ModelConfig& config = model_.config();
   const int d = config.head_dim;
   const int group = config.heads / config.kv_heads;
   constexpr int kRows = 4;  // at a time
   float rotated[kRows * kTileHeadDimMax];
-  const auto turn = [&](float* head, int rows, const float* rotation) {
-    rotate_rows_(head, rows, rotation, d, rotated);
-    std::copy_n(rotated, rows * d, head);
-  };
   for (int kv_head = 0; kv_head < config.kv_heads; ++kv_head) {
-    const float* const of_key = format_ ? format_->key_rotation(layer, kv_head) : nullptr;
-    if (of_key == nullptr) return;
-    const float* const of_queries = format_->query_rotation(layer, kv_head);
+    const float* const rotation = format_ ? format_->query_rotation(layer, kv_head) : nullptr;
+    if (rotation == nullptr) return;
     for (int i = 0; i < group; i += kRows) {
-      turn(heads + (kv_head * group + i) * d, std::min(kRows, group - i), of_queries);
+      float* const head = heads + (kv_head * group + i) * d;
+      const int rows = std::min(kRows, group - i);
+      rotate_rows_(head, rows, rotation, d, rotated);
+      std::copy_n(rotated, rows * d, head);
     }
-    turn(heads + (config.heads + kv_head) * d, 1, of_key);
   }
 }
 
@@ -265,17 +265,18 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
       float* head = product_ + row * width;
       const Row& place = row_places_[row];
       const RopeAngles angles = model_.rope().angles(place.position);
-      for (int h = 0; h < config.heads + config.kv_heads; ++h) {
-        const std::vector<float>& norm = h < config.heads ? layer.q_norm : layer.k_norm;
-        if (config.qk_norm) rms_norm(head + h * d, norm.data(), config.norm_eps, d, head + h * d);
-        rope(head + h * d, angles, d);
+      for (int h = 0; h < config.heads; ++h) {
+        float* const query = head + h * d;
+        if (config.qk_norm) rms_norm(query, layer.q_norm.data(), config.norm_eps, d, query);
+        rope(query, angles, d);
       }
-      rotate(head, index);
+      rotate_queries(head, index);
       for (int h = 0; h < config.heads; ++h, head += d) {
         store_query(head, q_ + (row * config.heads + h) * q_parts_ * d);
       }
       for (int h = 0; h < config.kv_heads; ++h, head += d) {
         const RowMemory memory = row_memory(static_cast<int>(row), index, h);
+        key_row_.finish(head, index, h, place.position);
         store_row(head, d, ElementType::kBf16, memory.k);
         store_row(head + config.kv_heads * d, d, ElementType::kBf16, memory.v);
       }

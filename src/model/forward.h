@@ -9,10 +9,12 @@
 
 #include "attention/attention.h"
 #include "attention/sparse_attention.h"
+#include "base/bytes.h"
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "kvlane/status.h"
 #include "model/forward_pass.h"
+#include "model/key_row.h"
 #include "model/model.h"
 #include "ops/rotation.h"
 
@@ -37,11 +39,16 @@ class Forward final : public ForwardPass {
   using OnQueries =
       std::function<void(int layer, std::span<const std::uint16_t> queries, int parts)>;
 
+  // Called with what this layer's products of Q, K and V read, the hidden states behind the norm:
+  // [rows of the pass][hidden] in hidden_type() (model/hidden_rows.h), in the order of the spans. K
+  // and V of these rows are in the cache by then.
+  using OnNormed = std::function<void(int layer, ByteView normed)>;
+
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override {
     return run(spans, on_layer, {});
   }
   Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer, const OnInput& on_input,
-             const OnQueries& on_queries = {});
+             const OnQueries& on_queries = {}, const OnNormed& on_normed = {});
 
   std::span<float> logits(int index) const override;
   const ForwardTimes& times() const override { return times_; }
@@ -53,6 +60,7 @@ class Forward final : public ForwardPass {
         attention_(model.isa(), format),
         sparse_attention_(model.isa()),
         rotate_rows_(rotation_kernel(model.isa())),
+        key_row_(model, format),
         rows_max_(rows_max),
         logits_max_(logits_max) {}
 
@@ -60,7 +68,8 @@ class Forward final : public ForwardPass {
   Status place_rows(std::span<const ForwardSpan> spans);
   Status seal(int layer);
   void embed(std::span<const ForwardSpan> spans);
-  Status attention_block(const LayerWeights& layer, int index, const OnQueries& on_queries);
+  Status attention_block(const LayerWeights& layer, int index, const OnQueries& on_queries,
+                         const OnNormed& on_normed);
   Status ffn_block(const LayerWeights& layer);
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
@@ -70,7 +79,7 @@ class Forward final : public ForwardPass {
     std::uint16_t* v;
   };
   RowMemory row_memory(int row, int layer, int kv_head);
-  void rotate(float* heads, int layer);
+  void rotate_queries(float* heads, int layer);
   void store_query(float* head, std::uint16_t* parts) const;
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
 
@@ -79,6 +88,7 @@ class Forward final : public ForwardPass {
   Attention attention_;
   const SparseAttention sparse_attention_;
   const RotationKernel rotate_rows_;
+  const KeyRow key_row_;
   const int rows_max_;
   const int logits_max_;
   int q_parts_ = 1;          // see PageQuery

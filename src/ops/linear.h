@@ -46,6 +46,10 @@ class Linear {
   // surplus rows of x are read and those of y written, their values do not matter.
   virtual Status apply(const void* x, float* y, int rows) const = 0;
 
+  // The product with outputs `first` ... `first` + `count` - 1 alone, the same bits: over the
+  // weights of this one, which outlives it. Null where packed weights cannot be cut there.
+  virtual Result<std::unique_ptr<Linear>> part(int first, int count) const = 0;
+
   // Few exact sizes for decoding, then steps of 16.
   static constexpr int rows_rounded(int rows) { return rows <= 16 ? rows : (rows + 15) / 16 * 16; }
 

@@ -94,10 +94,17 @@ std::shared_ptr<Product> find_product(int n, int k, memory::data_type type) {
 class OnednnLinear final : public Linear {
  public:
   OnednnLinear(std::shared_ptr<Product> product, int n, int k, ElementType input_type,
-               PageBuffer packed)
-      : Linear(n, k, input_type, packed.bytes()),
+               PageBuffer memory)
+      : Linear(n, k, input_type, memory.bytes()),
         product_(std::move(product)),
-        packed_(std::move(packed)) {}
+        memory_(std::move(memory)),
+        packed_(memory_.data()) {}
+  // Over weights that another one packed.
+  OnednnLinear(std::shared_ptr<Product> product, int n, int k, ElementType input_type,
+               std::byte* packed)
+      : Linear(n, k, input_type, product->weights().get_size()),
+        product_(std::move(product)),
+        packed_(packed) {}
 
   Status apply(const void* x, float* y, int rows) const override try {
     const Product::Kernel& kernel = product_->kernel(rows_rounded(rows));
@@ -109,7 +116,7 @@ class OnednnLinear final : public Linear {
     dnnl::stream stream(engine);
     kernel.primitive.execute(
         stream, {{DNNL_ARG_SRC, memory(kernel.x, engine, const_cast<void*>(x))},
-                 {DNNL_ARG_WEIGHTS, memory(product_->weights(), engine, packed_.data())},
+                 {DNNL_ARG_WEIGHTS, memory(product_->weights(), engine, packed_)},
                  {DNNL_ARG_DST, memory(kernel.y, engine, y)},
                  {DNNL_ARG_SCRATCHPAD, memory(kernel.scratch, engine, scratch.data())}});
     stream.wait();
@@ -118,9 +125,26 @@ class OnednnLinear final : public Linear {
     return onednn_status(error);
   }
 
+  // oneDNN lays weights out in panels of outputs, one after another. Some of them are laid out as
+  // those of a smaller product where they begin with a panel.
+  Result<std::unique_ptr<Linear>> part(int first, int count) const override try {
+    memory::desc cut = product_->weights().submemory_desc({k_, count}, {0, first}, true);
+    if (!cut) return std::unique_ptr<Linear>();
+    const std::size_t skipped = std::exchange(cut.data.offset0, 0) * element_bytes(input_type_);
+    const auto type =
+        input_type_ == ElementType::kBf16 ? memory::data_type::bf16 : memory::data_type::f32;
+    auto product = find_product(count, k_, type);
+    if (product->weights() != cut) return std::unique_ptr<Linear>();
+    return std::unique_ptr<Linear>(std::make_unique<OnednnLinear>(std::move(product), count, k_,
+                                                                  input_type_, packed_ + skipped));
+  } catch (const dnnl::error& error) {
+    return onednn_status(error);
+  }
+
  private:
   std::shared_ptr<Product> product_;
-  PageBuffer packed_;
+  PageBuffer memory_;  // empty over weights of another
+  std::byte* packed_;
 };
 
 // Stacks the parts to one matrix and widens F16 to F32 on the way.

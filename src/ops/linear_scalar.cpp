@@ -35,8 +35,13 @@ float to_float(Float32 x) { return x.value; }
 template <class Input, class Weight>
 class ScalarLinear final : public Linear {
  public:
-  ScalarLinear(int n, int k, ElementType input_type, PageBuffer weights)
-      : Linear(n, k, input_type, weights.bytes()), weights_(std::move(weights)) {}
+  ScalarLinear(int n, int k, ElementType input_type, PageBuffer memory)
+      : Linear(n, k, input_type, memory.bytes()),
+        memory_(std::move(memory)),
+        weights_(memory_.as<Weight>()) {}
+  // Over those of another.
+  ScalarLinear(int n, int k, ElementType input_type, const Weight* weights)
+      : Linear(n, k, input_type, std::size_t(n) * k * sizeof(Weight)), weights_(weights) {}
 
   Status apply(const void* x, float* y, int rows) const override {
     const auto* inputs = static_cast<const Input*>(x);
@@ -45,15 +50,21 @@ class ScalarLinear final : public Linear {
       for (int row = 0; row < rows; ++row) {
         for (std::int64_t out = first; out < last; ++out) {
           y[std::size_t(row) * n_ + out] =
-              dot(inputs + std::size_t(row) * k_, weights_.as<Weight>() + out * k_, k_);
+              dot(inputs + std::size_t(row) * k_, weights_ + out * k_, k_);
         }
       }
     });
     return {};
   }
 
+  Result<std::unique_ptr<Linear>> part(int first, int count) const override {
+    return std::unique_ptr<Linear>(
+        std::make_unique<ScalarLinear>(count, k_, input_type_, weights_ + std::size_t(first) * k_));
+  }
+
  private:
-  PageBuffer weights_;  // [n][k], as in the checkpoint
+  PageBuffer memory_;      // empty over the weights of another
+  const Weight* weights_;  // [n][k], as in the checkpoint
 };
 
 }  // namespace

@@ -134,6 +134,48 @@ TEST(Linear, RowsHaveTheSameBitsInAnyCompanyAndThreadCount) {
   }
 }
 
+// What a part puts out is what the whole puts out there, bit for bit. oneDNN's panels have 64
+// outputs: parts that begin or end elsewhere are not to be had.
+TEST(Linear, PartsHaveTheBitsOfTheWhole) {
+  struct Case {
+    int n, k, first, count;
+    bool in_panels;
+  };
+  for (const Isa isa : tiers()) {
+    for (const ElementType type : {ElementType::kBf16, ElementType::kF32, ElementType::kFp16}) {
+      for (const Case& cut : {Case{768, 256, 256, 512, true}, Case{512, 256, 256, 256, true},
+                              Case{768, 128, 256, 256, true}, Case{1024, 384, 512, 512, true},
+                              Case{80, 48, 48, 32, false}, Case{240, 128, 144, 96, false},
+                              Case{192, 64, 64, 120, false}}) {
+        if (isa == Isa::kScalar && cut.n > 512) continue;  // nothing new to learn, slowly
+        const Matrix w = make_matrix(type, std::size_t(cut.n) * cut.k, 7);
+        const std::vector<ByteView> parts = {w.bytes};
+        auto whole = Linear::pack(isa, {type, cut.k, parts});
+        ASSERT_TRUE(whole.ok()) << whole.status().message();
+        const auto part = (*whole)->part(cut.first, cut.count);
+        ASSERT_TRUE(part.ok()) << part.status().message();
+        if (isa != Isa::kAvx512 || cut.in_panels) {
+          ASSERT_NE(*part, nullptr) << isa_name(isa) << " n=" << cut.n << " first=" << cut.first;
+        }
+        if (*part == nullptr) continue;
+        EXPECT_EQ((*part)->outputs(), cut.count);
+        for (const int rows : {1, 5, 70}) {
+          const Matrix x = make_matrix((*whole)->input_type(), std::size_t(rows) * cut.k, 8);
+          const std::vector<float> all = apply(**whole, x, 0, rows);
+          const std::vector<float> some = apply(**part, x, 0, rows);
+          for (int row = 0; row < rows; ++row) {
+            ASSERT_EQ(0, std::memcmp(&some[std::size_t(row) * cut.count],
+                                     &all[std::size_t(row) * cut.n + cut.first],
+                                     cut.count * sizeof(float)))
+                << isa_name(isa) << " n=" << cut.n << " count=" << cut.count << " row " << row
+                << " of " << rows;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(Linear, RefusesPartsThatAreNotWholeRows) {
   const Matrix w = make_matrix(ElementType::kBf16, 100, 6);
   const std::vector<ByteView> parts = {w.bytes};

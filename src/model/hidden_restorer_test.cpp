@@ -1,0 +1,324 @@
+// Sequences restored from hidden states: K and V as the forward pass wrote them, bit for bit, and
+// the answer that an uninterrupted sequence gives.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/hidden_restorer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "base/bf16.h"
+#include "base/random.h"
+#include "cpu/parallel.h"
+#include "model/expected_fixture.h"
+#include "model/forward.h"
+#include "quant/format_fixture.h"
+#include "quant/tables_fixture.h"
+
+namespace kvlane {
+namespace {
+
+namespace fs = std::filesystem;
+using expected_fixture::take;
+using Values = HiddenFormat::Values;
+
+const fs::path kBundled = fs::path(KVLANE_SOURCE_DIR) / "models";
+constexpr int kTokens = 280;  // four blocks and an open one
+constexpr int kAnswer = 6;
+constexpr int kBlocks = 6;
+constexpr int kRowsMax = 320;
+
+std::vector<std::int32_t> random_tokens(int vocab) {
+  std::vector<std::int32_t> tokens(kTokens);
+  for (int i = 0; i < kTokens; ++i) {
+    tokens[i] = static_cast<std::int32_t>(
+        philox4x32(5, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % vocab);
+  }
+  return tokens;
+}
+
+// Null for "bf16".
+std::shared_ptr<const KvFormat> make_format(const Model& model, const char* name) {
+  KvFormatContext context;
+  KvTables tables;
+  context.shape = model.config().kv_shape();
+  context.isa = model.isa();
+  context.tables = &tables;
+  if (std::string(name).find("zack") == 0) {
+    tables_fixture::add_zack_tables(context.shape, true, tables);
+  }
+  return take(make_kv_format(name, context));
+}
+
+// A model with a cache, and the hidden states of one sequence.
+class Sequence {
+ public:
+  Sequence(const Model& model, const KvFormat* format)
+      : model_(model),
+        format_(format),
+        rows_(take(BlockPool::create(shape(), 2 * kBlocks * shape().block_bytes()))),
+        sealed_(take(BlockPool::create_sealed(
+            shape(), format ? format->slab_sizes() : SlabSizes(shape().layers, 64),
+            kBlocks * (format ? format->slab_sizes().block_bytes() : 64 * shape().layers)))),
+        forward_(take(Forward::create(model, kRowsMax, 1, format))),
+        table(format ? BlockTable(sealed_, rows_, format->window()) : BlockTable(rows_)) {}
+
+  KvShape shape() const { return model_.config().kv_shape(); }
+
+  // Computes the prompt in pieces and keeps each layer's hidden states.
+  std::vector<std::vector<std::byte>> compute(std::span<const std::int32_t> tokens, int chunk) {
+    std::vector<std::vector<std::byte>> hidden(shape().layers);
+    EXPECT_TRUE(table.grow(kTokens + kAnswer).ok());
+    for (int at = 0; at < kTokens; at += chunk) {
+      const ForwardSpan span{&table, tokens.subspan(at, std::min(chunk, kTokens - at)), 0};
+      const Status status = forward_->run({&span, 1}, {}, {}, {}, [&](int layer, ByteView normed) {
+        hidden[layer].insert(hidden[layer].end(), normed.begin(), normed.end());
+      });
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    return hidden;
+  }
+
+  // Makes room for a sequence that comes back.
+  void begin_restore() {
+    EXPECT_TRUE(table.grow(kTokens + kAnswer).ok());
+    EXPECT_TRUE(table.open_arriving_rows(kTokens).ok());
+  }
+
+  // The most likely tokens, one after another, and the logits of the last.
+  std::vector<std::int32_t> answer(std::int32_t token, std::vector<float>& logits) {
+    std::vector<std::int32_t> tokens;
+    for (int i = 0; i < kAnswer; ++i) {
+      const ForwardSpan span{&table, {&token, 1}, 1};
+      const Status status = forward_->run({&span, 1}, {});
+      EXPECT_TRUE(status.ok()) << status.message();
+      const auto row = forward_->logits(0);
+      logits.assign(row.begin(), row.end());
+      token = static_cast<std::int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
+      tokens.push_back(token);
+    }
+    return tokens;
+  }
+
+  // K and V of `token` in all layers and heads; only where its block has rows.
+  std::vector<std::uint16_t> row(int token) const {
+    std::vector<std::uint16_t> values;
+    const std::size_t d = shape().head_dim;
+    for (int layer = 0; layer < shape().layers; ++layer) {
+      for (int head = 0; head < shape().kv_heads; ++head) {
+        const std::uint16_t* k =
+            table.page(token / kBlockTokens, layer, head) + std::size_t(token) % kBlockTokens * d;
+        values.insert(values.end(), k, k + d);
+        k += shape().page_plane_elements();
+        values.insert(values.end(), k, k + d);
+      }
+    }
+    return values;
+  }
+
+  void expect_same(const Sequence& other, const std::string& what) const {
+    ASSERT_EQ(table.tokens(), other.table.tokens());
+    for (int block = 0; block < blocks_for(kTokens); ++block) {
+      if (!format_ || table.rows_id(block) >= 0) {
+        ASSERT_TRUE(!format_ || other.table.rows_id(block) >= 0) << what << " block " << block;
+        for (int token = block * kBlockTokens;
+             token < std::min(kTokens, (block + 1) * kBlockTokens); ++token) {
+          ASSERT_EQ(row(token), other.row(token)) << what << " token " << token;
+        }
+      }
+      if (!format_ || block == kTokens / kBlockTokens) continue;
+      for (int layer = 0; layer < shape().layers; ++layer) {
+        ASSERT_EQ(0, std::memcmp(table.sealed(block, layer), other.table.sealed(block, layer),
+                                 format_->slab_bytes(layer)))
+            << what << " block " << block << " layer " << layer;
+      }
+    }
+  }
+
+ private:
+  const Model& model_;
+  const KvFormat* const format_;
+  BlockPool rows_;
+  BlockPool sealed_;
+  std::unique_ptr<Forward> forward_;
+
+ public:
+  BlockTable table;
+};
+
+std::vector<std::byte> encoded(const HiddenFormat& format, ByteView rows) {
+  std::vector<std::byte> bytes(kTokens * format.stored_bytes());
+  EXPECT_TRUE(format.encode(rows, kTokens, bytes.data()).ok());
+  return bytes;
+}
+
+// All layers, their blocks in calls of at most `call` tokens. Layer 0 from tokens.
+void restore(const Model& model, const KvFormat* format, const HiddenFormat& hidden, int rows_max,
+             int call, const std::vector<std::vector<std::byte>>& rows,
+             std::span<const std::int32_t> tokens, Sequence& sequence) {
+  const auto restorer = take(HiddenRestorer::create(model, hidden, rows_max, format));
+  sequence.begin_restore();
+  for (int layer = 0; layer < model.config().layers; ++layer) {
+    const auto stored = encoded(hidden, rows[layer]);
+    for (int first = 0; first < kTokens; first += call) {
+      const RestoreSpan span{&sequence.table, kTokens, first, std::min(call, kTokens - first)};
+      const std::size_t bytes = hidden.stored_bytes();
+      const Status status =
+          layer == 0
+              ? restorer->restore_embedded(span, tokens.subspan(first, span.count))
+              : restorer->restore(span, layer,
+                                  ByteView(stored).subspan(first * bytes, span.count * bytes));
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+  }
+  sequence.table.set_tokens(kTokens);
+}
+
+void expect_restored(const fs::path& directory, Isa isa, std::span<const char* const> formats) {
+  const auto model = take(Model::load(directory, {.isa = isa}));
+  const auto tokens = random_tokens(model->config().vocab);
+  const HiddenFormat hidden = take(HiddenFormat::parse("hidden", *model));
+  for (const char* name : formats) {
+    const auto format = make_format(*model, name);
+    const std::string what =
+        directory.filename().string() + " " + std::string(isa_name(isa)) + " " + name;
+    Sequence computed(*model, format.get());
+    const auto rows = computed.compute(tokens, 100);
+    Sequence restored(*model, format.get());
+    restore(*model, format.get(), hidden, 128, kTokens, rows, tokens, restored);
+    restored.expect_same(computed, what);
+    std::vector<float> expected, logits;
+    EXPECT_EQ(restored.answer(7, logits), computed.answer(7, expected)) << what;
+    EXPECT_EQ(0, std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)))
+        << what;
+  }
+}
+
+TEST(HiddenRestorer, BundledModelsGoOnAsIfUninterrupted) {
+  const char* const formats[] = {"bf16", "hack", "hack:sink=1,recent=1", "kivi",
+                                 "zack:keep=0.6+hack"};
+  for (const char* name : {"kvlane-tiny", "kvlane-tiny-gqa", "kvlane-small"}) {
+    expect_restored(kBundled / name, best_isa(), formats);
+  }
+}
+
+// Norms of K, weights of other types, heads whose weights cannot be cut from packed ones, tiers.
+TEST(HiddenRestorer, AllKindsOfModelsOnAllTiers) {
+  const char* const formats[] = {"bf16", "int8", "hack:p=32,round=sr,mix=1,recent=1", "mxfp4"};
+  const char* const of_16[] = {"zack:keep=0.5,sink=1,recent=1"};
+  for (const Isa isa : kAllIsas) {
+    if (!isa_supported(isa)) continue;
+    for (const auto& entry : fs::directory_iterator(expected_fixture::kModels)) {
+      expect_restored(entry.path(), isa, formats);
+    }
+    expect_restored(expected_fixture::kModels / "qwen3-gqa-bf16", isa, of_16);
+  }
+}
+
+TEST(HiddenRestorer, PartsAndThreadsChangeNoBit) {
+  const auto model = take(Model::load(kBundled / "kvlane-tiny", {.isa = best_isa()}));
+  const auto tokens = random_tokens(model->config().vocab);
+  const HiddenFormat hidden = take(HiddenFormat::parse("hidden", *model));
+  const auto format = make_format(*model, "hack:recent=1");
+  Sequence computed(*model, format.get());
+  const auto rows = computed.compute(tokens, 64);
+  for (const int threads : {1, 3}) {
+    set_parallel_threads(threads);
+    for (const auto& [rows_max, call] : {std::pair{64, kTokens}, {512, 64}, {128, 192}}) {
+      Sequence restored(*model, format.get());
+      restore(*model, format.get(), hidden, rows_max, call, rows, tokens, restored);
+      restored.expect_same(computed, std::to_string(rows_max) + " " + std::to_string(call));
+    }
+  }
+  set_parallel_threads(2);
+}
+
+// The mean square of differences of K and V of all tokens, over that of the values.
+double relative_error(const Sequence& a, const Sequence& b) {
+  double off = 0;
+  double square = 0;
+  for (int token = 0; token < kTokens; ++token) {
+    const auto x = a.row(token);
+    const auto y = b.row(token);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double exact = to_float(bf16{y[i]});
+      off += std::pow(to_float(bf16{x[i]}) - exact, 2);
+      square += exact * exact;
+    }
+  }
+  return std::sqrt(off / square);
+}
+
+// The noise of 8 bits has no direction, and weights are trained for what they read: K and V lose
+// less than hidden states do, here relative to the size of both.
+TEST(HiddenRestorer, EightBitsCostKAndVNoMoreThanTheyCostHiddenStates) {
+  for (const char* name : {"kvlane-tiny", "kvlane-tiny-gqa", "kvlane-small"}) {
+    const auto model = take(Model::load(kBundled / name, {.isa = best_isa()}));
+    const auto tokens = random_tokens(model->config().vocab);
+    const HiddenFormat hidden = take(HiddenFormat::parse("hidden:int8", *model));
+    Sequence computed(*model, nullptr);
+    const auto rows = computed.compute(tokens, kRowsMax);
+    double off = 0;
+    double square = 0;
+    for (int layer = 1; layer < model->config().layers; ++layer) {
+      std::vector<std::byte> back(rows[layer].size());
+      ASSERT_TRUE(hidden.decode(encoded(hidden, rows[layer]), kTokens, back.data()).ok());
+      for (std::size_t i = 0; i < back.size(); i += sizeof(bf16)) {
+        bf16 exact, coded;
+        std::memcpy(&exact, &rows[layer][i], sizeof(bf16));
+        std::memcpy(&coded, &back[i], sizeof(bf16));
+        off += std::pow(to_float(coded) - to_float(exact), 2);
+        square += std::pow(to_float(exact), 2);
+      }
+    }
+    Sequence restored(*model, nullptr);
+    restore(*model, nullptr, hidden, 320, kTokens, rows, tokens, restored);
+    const double lost = std::sqrt(off / square);
+    const double error = relative_error(restored, computed);
+    RecordProperty(std::string(name) + " hidden", std::to_string(lost));
+    RecordProperty(std::string(name) + " kv", std::to_string(error));
+    EXPECT_GT(error, 0);
+    EXPECT_LT(error, lost) << name;
+  }
+}
+
+TEST(HiddenRestorer, RefusesWhatIsNoPartOfASequence) {
+  const auto model = take(Model::load(expected_fixture::kModels / "qwen3-gqa-bf16", {}));
+  const HiddenFormat hidden = take(HiddenFormat::parse("hidden", *model));
+  EXPECT_EQ(HiddenRestorer::create(*model, hidden, 100).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(HiddenRestorer::create(*model, hidden, 0).status().code(), Code::kInvalidArgument);
+  const auto restorer = take(HiddenRestorer::create(*model, hidden, 64));
+  Sequence sequence(*model, nullptr);
+  sequence.begin_restore();
+  const auto of = [&](int first, int count, int layer, std::size_t bytes) {
+    const std::vector<std::byte> stored(bytes);
+    return restorer->restore({&sequence.table, kTokens, first, count}, layer, stored).code();
+  };
+  const std::size_t row = hidden.stored_bytes();
+  EXPECT_EQ(of(0, 64, 1, 64 * row), Code::kOk);
+  EXPECT_EQ(of(0, 64, 1, 64 * row - 1), Code::kCorrupt);
+  EXPECT_EQ(of(0, 63, 1, 63 * row), Code::kInternal);
+  EXPECT_EQ(of(32, 32, 1, 32 * row), Code::kInternal);
+  EXPECT_EQ(of(256, 64, 1, 64 * row), Code::kInternal);
+  EXPECT_EQ(of(0, 64, 2, 64 * row), Code::kInternal);
+  EXPECT_EQ(of(-64, 64, 0, 64 * row), Code::kInternal);
+}
+
+TEST(HiddenRestorer, ASlabThatCannotBeSealedIsAnError) {
+  const auto model = take(Model::load(expected_fixture::kModels / "qwen3-gqa-bf16", {}));
+  const format_fixture::Failing format(model->config().kv_shape(), {1, 128});
+  const HiddenFormat hidden = take(HiddenFormat::parse("hidden", *model));
+  const auto restorer = take(HiddenRestorer::create(*model, hidden, 256, &format));
+  Sequence sequence(*model, &format);
+  sequence.begin_restore();
+  const std::vector<std::byte> stored(kTokens * hidden.stored_bytes());
+  const RestoreSpan all{&sequence.table, kTokens, 0, kTokens};
+  EXPECT_TRUE(restorer->restore(all, 0, stored).ok());
+  EXPECT_EQ(restorer->restore(all, 1, stored).message(), "this slab is bad");
+}
+
+}  // namespace
+}  // namespace kvlane
