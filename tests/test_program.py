@@ -13,7 +13,8 @@ import unittest
 import program
 from program import GQA, ROOT, SMALL, TINY, run
 
-COMMANDS = ("serve", "up", "prefill", "decode", "gateway", "generate", "inspect", "synth", "bench", "version")
+COMMANDS = ("serve", "up", "prefill", "decode", "gateway", "generate", "inspect", "synth", "profile", "plan", "bench")
+COMMANDS += ("version",)
 PROMPT = "The old sailor looked at the sea"
 GOLDEN = ROOT / "tests" / "golden"
 

@@ -32,5 +32,7 @@ void add_calibrate(CLI::App& app, Run& run);
 void add_file(CLI::App& app, Run& run);
 void add_eval(CLI::App& app, Run& run);
 void add_store(CLI::App& app, Run& run);
+void add_profile(CLI::App& app, Run& run);
+void add_plan(CLI::App& app, Run& run);
 
 }  // namespace kvlane

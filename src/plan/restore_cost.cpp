@@ -33,7 +33,9 @@ double seconds_for(std::span<const TimedTokens> points, int tokens) {
 RestoreCosts restore_costs(const RestoreProfile& profile, int layers, int tokens) {
   RestoreCosts costs;
   costs.recompute.assign(layers, seconds_for(profile.prefill, tokens));
-  costs.project.assign(layers, seconds_for(profile.project, tokens));
+  // Projections have no attention: what the last points differ by is noise.
+  const int measured = std::min(tokens, profile.project.back().tokens);
+  costs.project.assign(layers, seconds_for(profile.project, measured) * tokens / measured);
   return costs;
 }
 

@@ -30,7 +30,7 @@ struct RestoreProfile {
   double read_rate = 0;              // bytes a second from all directories together; more than 0
 };
 
-// Costs of everything but the forms.
+// Costs of everything but the forms; `tokens` is at least 1.
 RestoreCosts restore_costs(const RestoreProfile& profile, int layers, int tokens);
 
 // A form of which all layers are alike: `bytes` of a layer are read, and computed in so many
