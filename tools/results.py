@@ -35,9 +35,9 @@ is measured alone, one sequence at a time; speed is in [bench.md](bench.md).
 
 The texts are the held-out books and articles of `tools/train/texts.py`; tables of `kvquant` and `cachegen` come from
 its calibration part (`kvlane calibrate tables DIR --text fiction_calibration.txt --tokens 65536`, behind `zack` with
-`--for`), which shares no book or article with what is read here. Models whose name ends in `-zack` or `-product` are what `kvlane calibrate zack
-DIR` made of the model from the same text, 32,768 tokens of it (65,536 for the run on Wikipedia), the latter with
-`--rotation product`.
+`--for`), which shares no book or article with what is read here. Models whose name ends in `-zack` or `-product` are
+what `kvlane calibrate zack DIR` made of the model from the same text, 32,768 tokens of it (65,536 for the run on
+Wikipedia), the latter with `--rotation product`.
 """
 
 # Tasks in this order, then others; and how their figures are headed.
