@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <string>
 
+#include "base/temporary_directory.h"
 #include "bench/read_rate.h"
 #include "model/expected_fixture.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "base/bf16.h"
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "cpu/parallel.h"
 #include "model/forward.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

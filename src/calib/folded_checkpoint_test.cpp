@@ -10,12 +10,12 @@
 
 #include "base/bf16.h"
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "calib/calibrate_zack.h"
 #include "calib/fold.h"
 #include "calib/kv_tables_file.h"
 #include "model/forward.h"
 #include "model/model.h"
-#include "model/temporary_directory.h"
 #include "model/widen.h"
 
 namespace kvlane {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/file.h"
-#include "model/temporary_directory.h"
+#include "base/temporary_directory.h"
 
 namespace kvlane {
 namespace {

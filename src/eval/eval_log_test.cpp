@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "base/file.h"
-#include "model/temporary_directory.h"
+#include "base/temporary_directory.h"
 
 namespace kvlane {
 namespace {

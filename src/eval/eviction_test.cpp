@@ -3,11 +3,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include "base/temporary_directory.h"
 #include "eval/eval_fixture.h"
 #include "eval/generation.h"
 #include "eval/quality.h"
 #include "eval/text_task.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "eval/eval_fixture.h"
 #include "eval/generation.h"
 #include "eval/json_lines.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "eval/eval_fixture.h"
 #include "eval/generation.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

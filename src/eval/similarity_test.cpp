@@ -4,10 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include "base/temporary_directory.h"
 #include "eval/eval_fixture.h"
 #include "eval/generation.h"
 #include "eval/text_similarity.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/temporary_directory.h"
 #include "eval/eval_fixture.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "crypto/sha256.h"
 #include "model/describe.h"
 #include "model/layout.h"
 #include "model/synth.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

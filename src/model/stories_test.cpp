@@ -9,8 +9,8 @@
 #include <iterator>
 
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "model/forward.h"
-#include "model/temporary_directory.h"
 #include "ops/sampling.h"
 
 namespace kvlane {

@@ -13,8 +13,8 @@
 
 #include "base/bf16.h"
 #include "base/file.h"
+#include "base/temporary_directory.h"
 #include "model/checkpoint.h"
-#include "model/temporary_directory.h"
 
 namespace kvlane {
 namespace {

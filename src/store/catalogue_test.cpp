@@ -35,7 +35,7 @@ class CatalogueTest : public ::testing::Test {
     ::sqlite3_close(database);
   }
 
-  TemporaryDirectory directory_;
+  TemporaryDirectory directory_{TemporaryDirectory::Place::kMemory};
 };
 
 CatalogueExtent row(std::int64_t id, int block, std::uint64_t used) {
@@ -120,7 +120,7 @@ TEST_F(CatalogueTest, OtherFilesAreRefused) {
 }
 
 TEST(Directories, MarksComeBack) {
-  TemporaryDirectory directory;
+  TemporaryDirectory directory(TemporaryDirectory::Place::kMemory);
   const auto path = directory.path() / "new";
   EXPECT_FALSE(read_mark(path)->has_value());
   const std::string identity = *new_identity();
@@ -134,7 +134,7 @@ TEST(Directories, MarksComeBack) {
 }
 
 TEST(Directories, OtherMarksAreCorrupt) {
-  TemporaryDirectory directory;
+  TemporaryDirectory directory(TemporaryDirectory::Place::kMemory);
   const std::string digits(32, 'a');
   for (const std::string& text :
        {std::string("x"), "kvlane store 2\n" + digits + "\n0\n", "kvlane store 1\n" + digits + "\n",
@@ -148,7 +148,7 @@ TEST(Directories, OtherMarksAreCorrupt) {
 }
 
 TEST(Directories, OneHolderOfTheLock) {
-  TemporaryDirectory directory;
+  TemporaryDirectory directory(TemporaryDirectory::Place::kMemory);
   {
     const auto first = lock_directory(directory.path());
     ASSERT_TRUE(first.ok());

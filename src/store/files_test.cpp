@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "base/clock.h"
+#include "base/temporary_directory.h"
 #include "cpu/memory.h"
 #include "store/paced_files.h"
-#include "store/store_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -46,7 +46,7 @@ class Files : public ::testing::TestWithParam<Backend> {
     return std::move(*file);
   }
 
-  TemporaryDirectory directory_{true};
+  TemporaryDirectory directory_;
   std::unique_ptr<StoreFiles> files_;
 };
 
@@ -177,7 +177,7 @@ TEST(FileOptions, OutOfRangeIsRefused) {
 }
 
 TEST(PacedFiles, TakeTheTimeOfTheirDevice) {
-  TemporaryDirectory directory;
+  TemporaryDirectory directory(TemporaryDirectory::Place::kMemory);
   auto files =
       paced_files(std::move(*open_store_files({.devices = 2})),
                   {.read_bytes_per_second = 100 * kPage / 0.05, .latency = Seconds(0.01)}, 2);

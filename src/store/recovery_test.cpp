@@ -57,7 +57,7 @@ class Recovery : public ::testing::Test {
     return disk_->files().begin()->second;
   }
 
-  TemporaryDirectory directory_;
+  TemporaryDirectory directory_{TemporaryDirectory::Place::kMemory};
   std::shared_ptr<FaultyDisk> disk_ = std::make_shared<FaultyDisk>();
   StoreOptions options_;
   std::unique_ptr<Store> store_;

@@ -41,7 +41,7 @@ class StoreTest : public ::testing::Test {
     return static_cast<std::size_t>(std::distance(begin(all), end(all)));
   }
 
-  TemporaryDirectory directory_;
+  TemporaryDirectory directory_{TemporaryDirectory::Place::kMemory};
   StoreOptions options_;
   std::unique_ptr<Store> store_;
 };

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/temporary_directory.h"
 #include "cpu/memory.h"
 #include "store/store.h"
-#include "store/store_fixture.h"
 
 namespace kvlane {
 
