@@ -6,6 +6,7 @@ KVLANE_KILLS=500 kills it so often, instead of 60 times. Standard library only.
 SPDX-License-Identifier: Apache-2.0
 """
 
+import fcntl
 import json
 import os
 import pathlib
@@ -49,8 +50,12 @@ class Planes:
                             position=64 * block)  # fmt: skip
 
 
-def disk_bytes(folder):
-    return sum(512 * path.stat().st_blocks for path in folder.rglob("*.seg"))
+def assert_room_is_given_back(test, folder, extents):
+    """Segments take the room of `extents` extents."""
+    segments = list(folder.rglob("*.seg"))
+    taken = sum(512 * path.stat().st_blocks for path in segments)
+    # A file of many holes has an index in its file system, which is counted with it.
+    test.assertLessEqual(taken, extents * EXTENT + len(segments) * extent.PAGE)
 
 
 @needs_program
@@ -148,6 +153,98 @@ class StoreTest(unittest.TestCase):
         path.write_bytes(data)
         self.assertIn("is not empty", self.run_store("import", path, self.folder / "full", status=1).err)
 
+    def test_a_second_process_is_told_so(self):
+        path = self.write("in", range(2))
+        self.run_store("import", path, self.store)
+        with open(self.store / "lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for arguments in (["verify", self.store], ["gc", self.store], ["import", path, self.store]):
+                done = self.run_store(*arguments, status=1)
+                self.assertIn(f"another process has the store in {self.store} open", done.err)
+                self.assertEqual(len(done.err.splitlines()), 1, done.err)
+            # Looking is free.
+            self.assertEqual(len(self.listed()), 2)
+        self.assertEqual(self.run_store("verify", "--json", self.store).json()["whole"], 2)
+
+    def mounted(self, megabytes, *scripts):
+        """Runs shell scripts in turn beside a file system of its own at self.store; their results."""
+        self.store.mkdir()
+        begin = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c"]
+        mount = f"mount -t tmpfs -o size={megabytes}m kvlane-test {self.store}"
+        if not shutil.which("unshare") or subprocess.run([*begin, mount], capture_output=True, check=False).returncode:
+            self.skipTest("a file system of a few megabytes cannot be mounted here")
+        # Each script's status and output in files, as all need the same mount.
+        lines = [mount]
+        for number, script in enumerate(scripts):
+            out = self.folder / f"out{number}"
+            lines.append(f"( {script} ) >{out} 2>&1 </dev/null; echo $? >{out}.status")
+        subprocess.run([*begin, "\n".join(lines)], env=program.environment(), timeout=program.PATIENCE, check=True)
+        outs = [self.folder / f"out{number}" for number in range(len(scripts))]
+        return [(int(pathlib.Path(f"{out}.status").read_text()), out.read_text()) for out in outs]
+
+    def test_a_full_disk_keeps_what_is_newest(self):
+        blocks = 200  # 5.7 MB, on a disk of 3 MiB
+        path = self.write("in", range(blocks))
+        more = self.write("more", range(blocks, blocks + 20))
+        small = f"--saving-bytes {4 * EXTENT}"
+        (status, told), (_, whole), (_, listed), (filled, _), (again, more_told), (_, after) = self.mounted(
+            3,
+            f"{PROGRAM} store import {path} {self.store} {small}",
+            f"{PROGRAM} store verify --json {self.store}",
+            f"{PROGRAM} store ls --json {self.store}",
+            f"head -c 4m /dev/zero >{self.store}/others; test $(df --output=avail {self.store} | tail -1) = 0",
+            f"{PROGRAM} store import {more} {self.store} {small}; rm {self.store}/others; "
+            f"{PROGRAM} store import {more} {self.store} {small}",
+            f"{PROGRAM} store verify --json {self.store}",
+        )
+        self.assertEqual(status, 0, told)
+        whole = json.loads(whole)
+        self.assertEqual((whole["damaged"], whole["lost"], whole["rebuilt"]), ([], 0, False))
+        names = {json.loads(line)["name"] for line in listed.splitlines()}
+        self.assertGreater(len(names), 10)
+        self.assertLess(len(names), blocks)
+        newest = {name_of(block).hex() for block in range(blocks - 8, blocks)}
+        self.assertLessEqual(newest, names)
+        # Somebody else takes what is left; what fails then is refused in a sentence, and passes.
+        self.assertEqual(filled, 0)
+        self.assertEqual(again, 0, more_told)
+        after = json.loads(after)
+        self.assertEqual((after["damaged"], after["lost"], after["rebuilt"]), ([], 0, False))
+        self.assertGreater(after["whole"], 10)
+
+    def test_a_read_only_disk_is_refused_in_a_sentence(self):
+        path = self.write("in", range(5))
+        results = self.mounted(
+            3,
+            f"{PROGRAM} store import {path} {self.store}",
+            f"mount -o remount,ro {self.store}",
+            f"{PROGRAM} store import {path} {self.store}",
+            f"{PROGRAM} store verify {self.store}",
+            f"mount -o remount,rw {self.store}",
+            f"{PROGRAM} store verify --json {self.store}",
+        )
+        for status, told in results[:2]:
+            self.assertEqual(status, 0, told)
+        for status, told in results[2:4]:
+            self.assertEqual((status, len(told.splitlines())), (1, 1), told)
+            self.assertIn(str(self.store), told)
+            self.assertIn("Read-only file system", told)
+        whole = json.loads(results[5][1])
+        self.assertEqual((whole["whole"], whole["lost"], whole["rebuilt"]), (5, 0, False))
+        # And where none was begun.
+        status, told = self.mounted_read_only()
+        self.assertEqual((status, len(told.splitlines())), (1, 1), told)
+        self.assertIn("Read-only file system", told)
+
+    def mounted_read_only(self):
+        self.store.rmdir()
+        _, result = self.mounted(
+            3,
+            f"mount -o remount,ro {self.store}",
+            f"{PROGRAM} store import {self.folder / 'in'} {self.store}",
+        )
+        return result
+
     def start_import(self, path, *options):
         return subprocess.Popen([PROGRAM, "store", "import", path, self.store, "--verbose", *options],
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -192,7 +289,7 @@ class StoreTest(unittest.TestCase):
             else:
                 self.assertLessEqual(durable, set(listed))
             # What was written in vain takes no room.
-            self.assertLessEqual(disk_bytes(self.store), len(listed) * EXTENT + extent.PAGE)
+            assert_room_is_given_back(self, self.store, len(listed))
         self.assertGreater(killed, KILLS // 2)
 
 

@@ -7,6 +7,7 @@
 
 #include <cstring>
 #include <initializer_list>
+#include <system_error>
 
 namespace kvlane {
 namespace {
@@ -82,7 +83,12 @@ Status Catalogue::failed(int code, const char* verb) const {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB: return corrupt(message);
     case SQLITE_FULL: return exhausted(message);
-    case SQLITE_CANTOPEN: return not_found(message);
+    // Also of the files beside it, on a disk that takes no more.
+    case SQLITE_CANTOPEN: {
+      std::error_code unknown;
+      const bool missing = !std::filesystem::exists(path_, unknown) && !unknown;
+      return missing ? not_found(message) : unavailable(message);
+    }
     case SQLITE_NOMEM: return exhausted(message);
     default: return unavailable(message);
   }
@@ -252,6 +258,12 @@ Status Catalogue::write_changes(const CatalogueChanges& changes) {
     KVLANE_TRY(step(use.get()));
   }
   return add_extents(changes.added);
+}
+
+void Catalogue::shrink() {
+  // What cannot be done is no worse than before.
+  (void)::sqlite3_wal_checkpoint_v2(database_.get(), nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr,
+                                    nullptr);
 }
 
 Status Catalogue::set_directories(int directories) {

@@ -82,6 +82,9 @@ class Catalogue {
   // kCorrupt when SQLite cannot read it.
   Result<CatalogueContents> load();
 
+  // Gives back what the file of the last transactions takes, as far as that can be done now.
+  void shrink();
+
   // All of the changes or none; on the disk when it returns. kExhausted when the disk is full.
   Status commit(const CatalogueChanges& changes);
   Status set_directories(int directories);

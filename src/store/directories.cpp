@@ -76,7 +76,8 @@ Status require_empty(const fs::path& directory) {
     const fs::path name = at->path().filename();
     // What a process leaves that was killed before it had made its mark.
     std::error_code unreadable;
-    const bool begun = name == "lock" || name == std::string(kMarkName) + ".partial" ||
+    const bool begun = name == "lock" || name == "reserve" ||
+                       name == std::string(kMarkName) + ".partial" ||
                        (name == "segments" && fs::is_empty(at->path(), unreadable));
     if (begun || name == "lost+found") continue;
     return invalid_argument(directory.string() + " is not empty and has no mark of a store");

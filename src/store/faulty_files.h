@@ -39,6 +39,9 @@ class FaultyDisk {
   // Of a read that is to be short.
   std::function<bool(int number)> short_read;
 
+  // How many bytes it takes, holes excepted; 0: any number.
+  std::uint64_t bytes_max = 0;
+
   // The machine has lost power: all that comes fails until restart().
   void crash() {
     const std::lock_guard lock(mutex_);
@@ -72,6 +75,13 @@ class FaultyDisk {
   // Of pages that are not all zeros, which is what holes are.
   std::uint64_t bytes_kept() {
     const std::lock_guard lock(mutex_);
+    return kept();
+  }
+
+ private:
+  friend class FaultyFiles;
+
+  std::uint64_t kept() const {
     std::uint64_t bytes = 0;
     for (const auto& [path, file] : files_) {
       for (std::size_t at = 0; at < file.now.size(); at += kFileAlignment) {
@@ -84,9 +94,6 @@ class FaultyDisk {
     }
     return bytes;
   }
-
- private:
-  friend class FaultyFiles;
 
   Status ask(Kind kind, const std::string& path) {
     if (crashed_) return unavailable("the power is off");
@@ -193,6 +200,9 @@ class FaultyFiles final : public StoreFiles {
     Bytes& now = disk_->files_[path].now;
     const std::size_t end = request.offset + request.memory.size();
     if (request.write) {
+      if (disk_->bytes_max > 0 && disk_->kept() + request.memory.size() > disk_->bytes_max) {
+        return exhausted("cannot write " + path + ": No space left on device");
+      }
       if (now.size() < end) now.resize(end);
       std::copy(request.memory.begin(), request.memory.end(),
                 now.begin() + static_cast<std::ptrdiff_t>(request.offset));

@@ -245,6 +245,35 @@ TEST_F(Recovery, ADamagedCatalogueIsMadeAnew) {
   EXPECT_EQ(store_->figures().extents, 9U);
 }
 
+// Whoever reads an extent while it is moved still finds its bytes in the old place.
+TEST_F(Recovery, GarbageCollectionMakesNoHolesWhereOthersMayRead) {
+  options_.segment_bytes = 8 * block_bytes();
+  for (int block = 0; block < 3; ++block) {
+    ASSERT_TRUE(open().ok());
+    save_and_wait_block(*store_, block);
+  }
+  FaultyDisk::File& file =
+      disk_->files().begin()->second;  // its segment does not get empty at once
+  file.now[kExtentPageBytes + 9] ^= std::byte{1};
+  int holes = 0;
+  disk_->fault = [&holes](Kind kind, int, const std::string&) {
+    holes += kind == Kind::kGiveBack;
+    return Status();
+  };
+  const auto collected = store_->collect_garbage();
+  ASSERT_TRUE(collected.ok()) << collected.status().message();
+  EXPECT_EQ(collected->moved, 3U);
+  save_and_wait_block(*store_, 3);  // meanwhile the damaged one went, and its segment with it
+  EXPECT_EQ(holes, 0);
+  disk_->fault = nullptr;
+  expect_all_whole();
+  EXPECT_EQ(store_->figures().extents, 7U);
+  ASSERT_TRUE(open().ok());
+  EXPECT_TRUE(store_->opening().notes.empty());
+  EXPECT_EQ(store_->figures().extents, 7U);
+  expect_all_whole();
+}
+
 TEST_F(Recovery, DisksWithoutHolesAreEmptiedBySegments) {
   disk_->fault = [](Kind kind, int, const std::string&) {
     return kind == Kind::kGiveBack ? unsupported("no holes") : Status();

@@ -30,6 +30,8 @@ ExtentDraft& ExtentDraft::operator=(ExtentDraft&&) noexcept = default;
 ExtentDraft::~ExtentDraft() = default;
 const ExtentHead& ExtentDraft::head() const { return content_->head; }
 
+void ExtentDraft::set_name(const BlockName& name) { content_->head.key.name = name; }
+
 std::span<std::byte> ExtentDraft::part(int index) const {
   return content_->part(static_cast<std::size_t>(index));
 }
@@ -55,11 +57,14 @@ Store::Impl::~Impl() {
     // When extents were used is not worth an error.
     const CatalogueChanges uses = take_touched();
     if (!uses.empty()) (void)catalogue->commit(uses);
+    // What was evicted in vain comes back otherwise.
+    if (!owed.empty()) (void)give_up(owed);
   }
   files.reset();  // waits for reads
 }
 
 const StoreOpening& Store::opening() const { return impl_->opening; }
+int Store::directories() const { return static_cast<int>(impl_->directories.size()); }
 std::string Store::files_description() const { return impl_->files->description(); }
 
 Result<ExtentDraft> Store::draft(ExtentHead head) {

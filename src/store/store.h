@@ -64,6 +64,7 @@ struct StoreFigures {
   std::uint64_t evicted = 0;
   std::uint64_t reads = 0, read_bytes = 0;
   std::uint64_t memory_reads = 0;  // of these, from memory
+  std::uint64_t prefetched = 0;    // extents that were brought into memory before they were read
   std::uint64_t damaged = 0;       // extents that were found wrong, and forgotten
 };
 
@@ -96,6 +97,8 @@ class ExtentDraft {
   ~ExtentDraft();
 
   const ExtentHead& head() const;
+  // Of the block, where it was not known when the draft was made. Not for imported drafts.
+  void set_name(const BlockName& name);
   // k_bytes + v_bytes of the part, zeros at first; from a multiple of 4,096 on.
   std::span<std::byte> part(int index) const;
 
@@ -132,6 +135,7 @@ class Store {
   Store& operator=(const Store&) = delete;
 
   const StoreOpening& opening() const;
+  int directories() const;  // how many there are; never changes
 
   // Memory for an extent of these fields; of parts only the lengths count. Does not wait:
   // kExhausted when drafts take all of saving_bytes_max, so that this state is not saved.
@@ -161,6 +165,13 @@ class Store {
   // Begins all of the reads and returns; memory stays the caller's and must be left alone until
   // done() was called. What the tier in memory has is copied before it returns.
   void read(std::vector<ExtentRead> reads, ReadDone done);
+
+  // Brings whole extents that will be read soon into the tier in memory, in the background; returns
+  // at once. Nothing happens for one that is there or on its way, or for which there is no room:
+  // what was brought and nobody has read yet takes half of the tier at most, so that it is not
+  // driven out by what is to be read after it. What is damaged is forgotten, as in a read; other
+  // failures are left for the read to tell. A read of an extent that is on its way waits for it.
+  void prefetch(std::vector<PinnedExtent> extents);
 
   // Deletes the extent; those who have it pinned may find it damaged.
   void forget(const PinnedExtent& extent);

@@ -79,7 +79,7 @@ Status Store::Impl::collect(const std::shared_ptr<StoredSegment>& segment, Colle
       segments_path(directories[static_cast<std::size_t>(segment->directory)].path);
   if (status.ok() && !written.empty()) status = files->sync_directory(folder);
   changes.new_segments = new_segments;
-  if (status.ok()) status = catalogue->commit(changes);
+  if (status.ok()) status = commit(changes);
   if (status.ok()) new_segments.clear();
   return settle(segment, moves, status, collected);
 }
@@ -98,8 +98,9 @@ Status Store::Impl::settle(const std::shared_ptr<StoredSegment>& segment, std::d
         std::swap(move.extent->page, move.place.page);
         collected.moved += 1;
       }
-      // What is not needed now: the old bytes, or the new ones.
-      room.holes.push_back({move.place.segment, move.place.page, pages});
+      // Copies in vain are given back. The old bytes are read by those who have begun to, and go
+      // with their segment, which these keep open.
+      if (!status.ok()) room.holes.push_back({move.place.segment, move.place.page, pages});
       release(*move.place.segment, pages, room);
     }
   }

@@ -18,6 +18,7 @@
 #include "base/descriptor.h"
 #include "store/catalogue.h"
 #include "store/directories.h"
+#include "store/disk_reserve.h"
 #include "store/extent_index.h"
 #include "store/memory_tier.h"
 #include "store/store.h"
@@ -49,6 +50,7 @@ class Store::Impl {
     std::uint64_t pages_max = 0;          // 0: no limit
     std::uint64_t pages = 0;              // of its segments, without holes
     bool holes = true;                    // the file system has them, as far as we know
+    bool full = false;                    // its disk is, as this piece of work has found
     std::shared_ptr<StoredSegment> open;  // what is appended to; empty: the next extent begins one
   };
 
@@ -70,11 +72,20 @@ class Store::Impl {
     std::uint64_t pages = 0;
   };
 
+  // Reads that were asked for together.
+  struct ReadBatch {
+    std::vector<ExtentRead> reads;
+    ReadDone done;
+  };
+
   // What a piece of work will write to the catalogue before it gives anything up.
   struct Room {
-    CatalogueChanges changes;
+    CatalogueChanges changes;  // removed and gone_segments alone
     std::vector<Hole> holes;
     std::vector<std::shared_ptr<StoredSegment>> gone;
+
+    bool empty() const { return changes.empty() && holes.empty() && gone.empty(); }
+    void add(Room other);
   };
 
   ~Impl();
@@ -112,10 +123,16 @@ class Store::Impl {
   void evict(const std::shared_ptr<StoredExtent>& extent, Room& room);
   void release(StoredSegment& segment, std::uint64_t pages, Room& room);
   Status begin_segment(int directory);
+  void free_pages(int directory, std::uint64_t pages, Room& room);
+  void put_back(Save& save, Room& room);
+  std::vector<Save*> evict_for_full_disks(std::vector<Save>& group, Room& room);
+  void retry_on_full_disks(std::vector<Save>& group);
+  void keep_reserve(Room& room);
+  Status commit(const CatalogueChanges& changes);
   Status give_up(Room& room);
   void admit(std::vector<Save>& group);
-  void write_all(std::vector<Save>& group);
-  void sync_all(std::vector<Save>& group);
+  void write_all(const std::vector<Save*>& group);
+  void sync_all(const std::vector<Save*>& group);
   void commit_all(std::vector<Save>& group);
   void publish(std::vector<Save>& group);
   CatalogueChanges take_touched();
@@ -125,6 +142,10 @@ class Store::Impl {
   Status check_parts(const ExtentRead& read) const;
   void condemn(const std::shared_ptr<StoredExtent>& extent);
   void finish(const ExtentRead& read, Status& status);
+  void serve(const std::shared_ptr<ReadBatch>& batch, std::size_t which, ByteView in_memory);
+  void prefetch(const PinnedExtent& pinned);
+  void finish_prefetch(const PinnedExtent& pinned, const std::shared_ptr<PageBuffer>& bytes,
+                       Status status);
   // Header and parts, checked but not decrypted.
   Result<PageBuffer> read_whole(const std::shared_ptr<StoredExtent>& extent);
   void remember(const std::shared_ptr<StoredExtent>& extent, PageBuffer bytes);
@@ -157,6 +178,8 @@ class Store::Impl {
   std::vector<std::optional<DirectoryMark>> marks;  // while the store is opened, of each directory
   std::vector<CatalogueSegment> new_segments;       // which have no row yet
   std::set<int> unsynced;  // directories whose new names may not be on the disk
+  Room owed;               // what could not be given up yet, as the catalogue took no writes
+  DiskReserve reserve;     // of directory 0
 
   Descriptor lock;
   std::unique_ptr<StoreFiles> files;

@@ -117,6 +117,8 @@ Status Store::Impl::open_catalogue(const std::string& identity) {
   const fs::path path = catalogue_path(directories[0].path);
   const auto count = static_cast<int>(directories.size());
   CatalogueContents contents;
+  // A catalogue on a full disk needs a little room to be opened.
+  reserve = DiskReserve::open(directories[0].path / "reserve");
   const auto read = [&]() -> Status {
     KVLANE_ASSIGN(Catalogue there, Catalogue::open(path, Catalogue::Access::kWrite));
     KVLANE_ASSIGN(contents, there.load());
@@ -179,6 +181,7 @@ Status Store::Impl::load(CatalogueContents contents) {
   if (!changes.empty()) KVLANE_TRY(catalogue->commit(changes));
   remove_strangers();
   give_back_gaps();
+  reserve.take();
   if (opening.extents_lost > 0) {
     opening.notes.push_back(counted(opening.extents_lost, "extent") +
                             " had damaged rows or lost their bytes and will be computed again");

@@ -7,11 +7,6 @@
 namespace kvlane {
 namespace {
 
-struct Batch {
-  std::vector<ExtentRead> reads;
-  Store::ReadDone done;
-};
-
 Status check_request(const ExtentRead& read) {
   const ExtentHead& head = read.extent.head();
   if (read.first < 0 || read.count < 1 || read.first > head.layers() - read.count) {
@@ -21,6 +16,17 @@ Status check_request(const ExtentRead& read) {
   if (reinterpret_cast<std::uintptr_t>(read.memory.data()) % kFileAlignment != 0 ||
       read.memory.size() < extent_read_bytes(head, read.first, read.count)) {
     return invalid_argument("the memory of a read is too small or not aligned");
+  }
+  return {};
+}
+
+// `whole`: an extent as it lies on the disk.
+Status check_sums(const ExtentHead& head, ByteView whole) {
+  for (const ExtentPart& part : head.parts) {
+    const ByteView bytes = whole.subspan(std::size_t{part.page} * kExtentPageBytes, part.bytes());
+    if (extent_checksum(bytes) != part.checksum) {
+      return corrupt("a part of an extent has a wrong checksum");
+    }
   }
   return {};
 }
@@ -120,8 +126,23 @@ void Store::Impl::finish(const ExtentRead& read, Status& status) {
   }
 }
 
+// From an extent in memory, `in_memory`.
+void Store::Impl::serve(const std::shared_ptr<ReadBatch>& batch, std::size_t which,
+                        ByteView in_memory) {
+  const ExtentRead& read = batch->reads[which];
+  const ExtentHead& head = read.extent.head();
+  const std::size_t from =
+      std::size_t{head.parts[static_cast<std::size_t>(read.first)].page} * kExtentPageBytes;
+  const std::size_t bytes = extent_read_bytes(head, read.first, read.count);
+  std::memcpy(read.memory.data(), in_memory.data() + from, bytes);
+  Status status;
+  finish(read, status);
+  batch->done(which, status);
+}
+
 void Store::read(std::vector<ExtentRead> reads, ReadDone done) {
-  const auto batch = std::make_shared<Batch>(Batch{std::move(reads), std::move(done)});
+  const auto batch =
+      std::make_shared<Impl::ReadBatch>(Impl::ReadBatch{std::move(reads), std::move(done)});
   Impl* const impl = impl_.get();
   for (std::size_t i = 0; i < batch->reads.size(); ++i) {
     const ExtentRead& read = batch->reads[i];
@@ -142,16 +163,25 @@ void Store::read(std::vector<ExtentRead> reads, ReadDone done) {
       page = std::uint64_t{extent->page} + first;
       impl->index->touch(*extent);
       impl->memory->touch(*extent);
+      impl->memory->note_read(*extent);
       if (!std::exchange(extent->touched, true)) impl->touched.push_back(extent);
       impl->figures.reads += 1;
       impl->figures.read_bytes += bytes;
-      impl->figures.memory_reads += in_memory != nullptr;
+      const bool coming = extent->ahead == StoredExtent::Ahead::kComing;
+      impl->figures.memory_reads += in_memory != nullptr || coming;
+      if (coming) {
+        extent->waiting.push_back([impl, batch, i](const Status& status, ByteView arrived) {
+          if (status.ok()) {
+            impl->serve(batch, i, arrived);
+          } else {
+            batch->done(i, status);
+          }
+        });
+        continue;
+      }
     }
     if (in_memory != nullptr) {
-      std::memcpy(read.memory.data(), in_memory->data() + first * kExtentPageBytes, bytes);
-      Status status;
-      impl->finish(read, status);
-      batch->done(i, status);
+      impl->serve(batch, i, {in_memory->data(), in_memory->bytes()});
       continue;
     }
     StoreFile* const file = segment->file.get();
@@ -165,6 +195,64 @@ void Store::read(std::vector<ExtentRead> reads, ReadDone done) {
                            batch->done(i, status);
                          }});
   }
+}
+
+void Store::prefetch(std::vector<PinnedExtent> extents) {
+  for (const PinnedExtent& pinned : extents) impl_->prefetch(pinned);
+}
+
+void Store::Impl::prefetch(const PinnedExtent& pinned) {
+  const auto& extent = pinned.extent_;
+  const ExtentHead& head = extent->head;
+  std::shared_ptr<StoredSegment> segment;
+  std::uint64_t page = 0;
+  {
+    const std::lock_guard guard(mutex);
+    memory->touch(*extent);
+    if (!extent->listed || !memory->expect(*extent)) return;
+    segment = extent->segment;
+    page = std::uint64_t{extent->page} + head.parts.front().page;
+  }
+  auto buffer = PageBuffer::allocate(head.extent_bytes());
+  const auto header = build_extent_head(head);
+  const auto bytes = std::make_shared<PageBuffer>(buffer.ok() ? std::move(*buffer) : PageBuffer());
+  if (!buffer.ok() || !header.ok()) {
+    finish_prefetch(pinned, bytes, buffer.ok() ? header.status() : buffer.status());
+    return;
+  }
+  std::memcpy(bytes->data(), header->data(), header->size());
+  StoreFile* const file = segment->file.get();
+  // As in read(), the segment stays open; and the pin keeps the extent until it is there.
+  files->submit(
+      {.file = file,
+       .offset = page * kExtentPageBytes,
+       .memory = {bytes->data() + kExtentHeaderBytes, extent_read_bytes(head, 0, head.layers())},
+       .done = [this, pinned, segment, bytes](const Status& status) {
+         finish_prefetch(pinned, bytes, status);
+       }});
+}
+
+// What came is checked before it is kept; reads check again what they copy, and decrypt it.
+void Store::Impl::finish_prefetch(const PinnedExtent& pinned,
+                                  const std::shared_ptr<PageBuffer>& bytes, Status status) {
+  const auto& extent = pinned.extent_;
+  const ByteView whole(bytes->data(), bytes->bytes());
+  if (status.ok()) status = check_sums(extent->head, whole);
+  std::vector<StoredExtent::Arrived> waiting;
+  {
+    const std::lock_guard guard(mutex);
+    waiting.swap(extent->waiting);
+    figures.damaged += status.code() == Code::kCorrupt;
+    if (status.ok() && extent->listed) {
+      figures.prefetched += 1;
+      memory->arrive(extent, bytes);
+      if (!waiting.empty()) memory->note_read(*extent);
+    } else {
+      memory->cancel(*extent);
+    }
+  }
+  if (status.code() == Code::kCorrupt) condemn(extent);
+  for (const StoredExtent::Arrived& arrived : waiting) arrived(status, whole);
 }
 
 Result<PageBuffer> Store::Impl::read_whole(const std::shared_ptr<StoredExtent>& extent) {
@@ -182,12 +270,7 @@ Result<PageBuffer> Store::Impl::read_whole(const std::shared_ptr<StoredExtent>& 
   const auto there = parse_extent_head({buffer.data(), kExtentHeaderBytes});
   if (!there.ok()) return corrupt(there.status().message());
   if (*there != head) return corrupt("an extent's header is not the catalogue's");
-  for (const ExtentPart& part : head.parts) {
-    const ByteView bytes(buffer.data() + std::size_t{part.page} * kExtentPageBytes, part.bytes());
-    if (extent_checksum(bytes) != part.checksum) {
-      return corrupt("a part of an extent has a wrong checksum");
-    }
-  }
+  KVLANE_TRY(check_sums(head, {buffer.data(), buffer.bytes()}));
   return buffer;
 }
 

@@ -53,8 +53,18 @@ void Store::Impl::run() {
   }
 }
 
+void Store::Impl::Room::add(Room other) {
+  const auto append = [](auto& to, auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  append(changes.removed, other.changes.removed);
+  append(changes.gone_segments, other.changes.gone_segments);
+  append(holes, other.holes);
+  append(gone, other.gone);
+}
+
 void Store::Impl::save(std::vector<Save>& group) {
   Room room;
+  for (Directory& directory : directories) directory.full = false;
+  keep_reserve(room);
   {
     const std::lock_guard guard(mutex);
     for (const auto& extent : std::exchange(condemned, {})) evict(extent, room);
@@ -69,8 +79,12 @@ void Store::Impl::save(std::vector<Save>& group) {
       if (!each.present && each.status.ok()) each.status = status;
     }
   }
-  write_all(group);
-  sync_all(group);
+  reserve.take();
+  std::vector<Save*> all;
+  for (Save& each : group) all.push_back(&each);
+  write_all(all);
+  sync_all(all);
+  retry_on_full_disks(group);
   commit_all(group);
   publish(group);
 }
@@ -143,6 +157,7 @@ void Store::Impl::place(Save& save, Room& room) {
 
 Status Store::Impl::place_in(int number, std::uint64_t pages, StoredExtent& extent, Room& room) {
   Directory& directory = directories[static_cast<std::size_t>(number)];
+  if (directory.full) return exhausted("the disk of " + directory.path.string() + " is full");
   {
     const std::lock_guard guard(mutex);
     if (!make_room(directory, number, pages, room)) {
@@ -152,7 +167,9 @@ Status Store::Impl::place_in(int number, std::uint64_t pages, StoredExtent& exte
   }
   const StoredSegment* const open = directory.open.get();
   if (open == nullptr || (open->end_page + pages) * kExtentPageBytes > options.segment_bytes) {
-    KVLANE_TRY(begin_segment(number));
+    const Status begun = begin_segment(number);
+    directory.full = begun.code() == Code::kExhausted;
+    KVLANE_TRY(begun);
   }
   const std::lock_guard guard(mutex);
   StoredSegment& segment = *directory.open;
@@ -220,9 +237,42 @@ Status Store::Impl::begin_segment(int number) {
   return {};
 }
 
-// Commits that extents are gone, then gives their bytes back.
+// Under `mutex`: evicts what was used the longest ago until so much is free, or nothing is left.
+void Store::Impl::free_pages(int number, std::uint64_t pages, Room& room) {
+  for (std::uint64_t freed = 0; freed < pages;) {
+    const auto oldest = index->oldest(number);
+    if (oldest == nullptr) return;
+    evict(oldest, room);
+    figures.evicted += 1;
+    freed += oldest->pages();
+  }
+}
+
+// A reserve that was spent is taken anew, if need be from what directory 0 has.
+void Store::Impl::keep_reserve(Room& room) {
+  if (reserve.take()) return;
+  const std::lock_guard guard(mutex);
+  free_pages(0, DiskReserve::kBytesMin / kExtentPageBytes, room);
+}
+
+// On a full disk the reserve makes room, also in the file of the last transactions.
+Status Store::Impl::commit(const CatalogueChanges& changes) {
+  Status status = catalogue->commit(changes);
+  if (status.code() != Code::kExhausted) return status;
+  reserve.spend();
+  catalogue->shrink();
+  return catalogue->commit(changes);
+}
+
+// Commits that extents are gone, then gives their bytes back. What cannot be committed is owed, and
+// part of the next attempt: until then nothing is written in the place of these extents.
 Status Store::Impl::give_up(Room& room) {
-  if (!room.changes.empty()) KVLANE_TRY(catalogue->commit(room.changes));
+  room.add(std::exchange(owed, {}));
+  const Status committed = room.changes.empty() ? Status() : commit(room.changes);
+  if (!committed.ok()) {
+    owed = std::exchange(room, {});
+    return committed;
+  }
   for (const Hole& hole : room.holes) {
     const auto number = static_cast<std::size_t>(hole.segment->directory);
     Directory& directory = directories[number];
@@ -242,10 +292,10 @@ Status Store::Impl::give_up(Room& room) {
   return {};
 }
 
-void Store::Impl::write_all(std::vector<Save>& group) {
+void Store::Impl::write_all(const std::vector<Save*>& group) {
   std::vector<Save*> writes;
-  for (Save& save : group) {
-    if (save.status.ok() && save.extent != nullptr) writes.push_back(&save);
+  for (Save* const save : group) {
+    if (save->status.ok() && save->extent != nullptr) writes.push_back(save);
   }
   std::latch left(static_cast<std::ptrdiff_t>(writes.size()));
   for (Save* const save : writes) {
@@ -260,12 +310,16 @@ void Store::Impl::write_all(std::vector<Save>& group) {
                    }});
   }
   left.wait();
+  for (const Save* const save : writes) {
+    const auto number = static_cast<std::size_t>(save->extent->segment->directory);
+    if (save->status.code() == Code::kExhausted) directories[number].full = true;
+  }
 }
 
-void Store::Impl::sync_all(std::vector<Save>& group) {
+void Store::Impl::sync_all(const std::vector<Save*>& group) {
   std::map<StoredSegment*, Status> outcomes;
-  for (const Save& save : group) {
-    if (save.status.ok() && save.extent != nullptr) outcomes[save.extent->segment.get()];
+  for (const Save* const save : group) {
+    if (save->status.ok() && save->extent != nullptr) outcomes[save->extent->segment.get()];
   }
   for (auto& [segment, outcome] : outcomes) {
     outcome = files->sync(*segment->file);
@@ -276,9 +330,9 @@ void Store::Impl::sync_all(std::vector<Save>& group) {
       if (outcome.ok()) unsynced.erase(number);
     }
   }
-  for (Save& save : group) {
-    if (save.status.ok() && save.extent != nullptr) {
-      save.status = outcomes[save.extent->segment.get()];
+  for (Save* const save : group) {
+    if (save->status.ok() && save->extent != nullptr) {
+      save->status = outcomes[save->extent->segment.get()];
     }
   }
 }
@@ -297,7 +351,7 @@ void Store::Impl::commit_all(std::vector<Save>& group) {
   }
   changes.new_segments = new_segments;
   if (changes.empty()) return;
-  const Status status = catalogue->commit(changes);
+  const Status status = commit(changes);
   if (status.ok()) {
     new_segments.clear();
     return;
@@ -305,6 +359,59 @@ void Store::Impl::commit_all(std::vector<Save>& group) {
   for (Save& save : group) {
     if (save.status.ok() && save.extent != nullptr) save.status = status;
   }
+}
+
+// Under `mutex`: gives the place of what failed back. Nothing more goes into a file that has
+// failed, but where there was no room alone: on a full disk each group would begin another.
+void Store::Impl::put_back(Save& save, Room& room) {
+  const std::shared_ptr<StoredExtent> extent = std::exchange(save.extent, nullptr);
+  Directory& directory = directories[static_cast<std::size_t>(extent->segment->directory)];
+  room.holes.push_back({extent->segment, extent->page, extent->pages()});
+  const bool was_open = directory.open == extent->segment;
+  release(*extent->segment, extent->pages(), room);
+  if (was_open && save.status.code() != Code::kExhausted) directory.open = nullptr;
+}
+
+// Of the saves that found a full disk, each directory makes room for as much as it could not take.
+std::vector<Store::Impl::Save*> Store::Impl::evict_for_full_disks(std::vector<Save>& group,
+                                                                  Room& room) {
+  const std::lock_guard guard(mutex);
+  std::vector<Save*> again;
+  std::map<int, std::uint64_t> wanted;
+  for (Save& save : group) {
+    if (save.present || save.status.code() != Code::kExhausted) continue;
+    const int number = save.extent != nullptr ? save.extent->segment->directory : save.directory;
+    // Else it was a limit that left no room, or the catalogue's disk.
+    if (!directories[static_cast<std::size_t>(number)].full) continue;
+    wanted[number] += save.draft.head().extent_bytes() / kExtentPageBytes;
+    if (save.extent != nullptr) put_back(save, room);
+    again.push_back(&save);
+  }
+  for (const auto& [number, pages] : wanted) {
+    const std::size_t before = room.changes.removed.size();
+    free_pages(number, pages, room);
+    // Where there is nothing to evict, others are asked.
+    directories[static_cast<std::size_t>(number)].full = room.changes.removed.size() == before;
+  }
+  return again;
+}
+
+void Store::Impl::retry_on_full_disks(std::vector<Save>& group) {
+  Room room;
+  const std::vector<Save*> again = evict_for_full_disks(group, room);
+  if (again.empty()) return;
+  if (!give_up(room).ok()) return;
+  Room more;
+  for (Save* const save : again) {
+    save->status = {};
+    place(*save, more);
+  }
+  const Status status = give_up(more);
+  for (Save* const save : again) {
+    if (!status.ok() && save->status.ok()) save->status = status;
+  }
+  write_all(again);
+  sync_all(again);
 }
 
 // What is on the disk can be found from now on; what failed gives its place back.
@@ -317,8 +424,8 @@ void Store::Impl::publish(std::vector<Save>& group) {
       figures.present += save.present && save.status.ok();
       figures.failed += !save.status.ok();
       if (save.extent == nullptr) continue;
-      const std::shared_ptr<StoredExtent>& extent = save.extent;
       if (save.status.ok()) {
+        const std::shared_ptr<StoredExtent>& extent = save.extent;
         index->add(extent);
         figures.saved += 1;
         figures.saved_bytes += extent->head.extent_bytes();
@@ -327,12 +434,7 @@ void Store::Impl::publish(std::vector<Save>& group) {
         }
         continue;
       }
-      // Nothing more goes into a file that has failed.
-      Directory& directory = directories[static_cast<std::size_t>(extent->segment->directory)];
-      room.holes.push_back({extent->segment, extent->page, extent->pages()});
-      const bool was_open = directory.open == extent->segment;
-      release(*extent->segment, extent->pages(), room);
-      if (was_open) directory.open = nullptr;
+      put_back(save, room);
     }
   }
   (void)give_up(room);  // else the bytes are found when the store is opened again

@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <list>
 #include <memory>
+#include <vector>
 
 #include "cpu/memory.h"
 #include "format/extent.h"
@@ -41,6 +43,12 @@ struct StoredExtent {
   List::iterator at;                  // in the index's order of use
   std::shared_ptr<PageBuffer> bytes;  // header and parts as on the disk, if in the tier in memory
   List::iterator at_in_memory;
+  // Prefetched. kComing: being read, `bytes` is empty. kUnread: there, and nobody has read it.
+  enum class Ahead : std::uint8_t { kNo, kComing, kUnread };
+  Ahead ahead = Ahead::kNo;
+  // Reads that wait for what is coming; called without the lock, once it is there or has failed.
+  using Arrived = std::function<void(const Status&, ByteView whole)>;
+  std::vector<Arrived> waiting;
 
   std::uint64_t pages() const { return head.extent_bytes() / kExtentPageBytes; }
 };

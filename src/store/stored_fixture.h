@@ -51,15 +51,19 @@ inline int block_of(const ExtentHead& head) {
   return block;
 }
 
-inline ExtentDraft draft_of(Store& store, const ExtentHead& head) {
-  auto draft = store.draft(head);
-  EXPECT_TRUE(draft.ok()) << draft.status().message();
+inline ExtentDraft filled(ExtentDraft draft) {
+  const ExtentHead& head = draft.head();
   for (int p = 0; p < head.layers(); ++p) {
-    const auto part = draft->part(p);
+    const auto part = draft.part(p);
     const Bytes content = content_of(block_of(head), head.layer + p, part.size());
     std::memcpy(part.data(), content.data(), content.size());
   }
-  return std::move(*draft);
+  return draft;
+}
+inline ExtentDraft draft_of(Store& store, const ExtentHead& head) {
+  auto draft = store.draft(head);
+  EXPECT_TRUE(draft.ok()) << draft.status().message();
+  return filled(std::move(*draft));
 }
 
 inline Status save_and_wait(Store& store, const ExtentHead& head, int directory = 0) {

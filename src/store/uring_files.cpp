@@ -1,4 +1,4 @@
-// Files over io_uring: one ring and one thread for each device, however many requests are under
+// Files over io_uring: one ring and a few threads for each device, however many requests are under
 // way.
 // SPDX-License-Identifier: Apache-2.0
 #include <liburing.h>
@@ -17,9 +17,13 @@ namespace {
 // Of the request that ends the thread: no slot has this number.
 constexpr std::uint64_t kEnd = ~std::uint64_t{0};
 
-// The requests of one device. Whoever submits puts them into the ring, under the lock; one thread
-// waits for them outside of it. The kernel's order of things is made visible by the lock: slots are
-// filled and emptied under it.
+// Who asked checks on these threads what has come, which takes a good part of the time that a fast
+// device needs for the next: one alone would let it wait.
+constexpr int kThreads = 2;
+
+// The requests of one device. Whoever submits puts them into the ring, under the lock; threads take
+// turns at waiting for them, so that there is one while others tell who asked. The kernel's order
+// of things is made visible by the lock: slots are filled and emptied under it.
 class UringQueue {
  public:
   explicit UringQueue(int depth) : slots_(static_cast<std::size_t>(depth)) {
@@ -32,18 +36,18 @@ class UringQueue {
     if (error < 0) {
       return unsupported(std::string("the system refuses io_uring: ") + std::strerror(-error));
     }
-    thread_ = std::thread([this] { run(); });
+    for (int t = 0; t < kThreads; ++t) threads_.emplace_back([this] { run(); });
     return {};
   }
 
   ~UringQueue() {
-    if (!thread_.joinable()) return;
+    if (threads_.empty()) return;
     {
       const std::lock_guard lock(mutex_);
       ending_ = true;
       if (idle()) wake_to_end();
     }
-    thread_.join();
+    for (std::thread& thread : threads_) thread.join();
     ::io_uring_queue_exit(&ring_);
   }
 
@@ -54,7 +58,7 @@ class UringQueue {
   }
 
  private:
-  bool idle() const { return waiting_.empty() && free_.size() == slots_.size(); }
+  bool idle() const { return waiting_.empty() && free_.size() == slots_.size() && telling_ == 0; }
 
   // Under the lock, like all that follow up to run().
   void fill() {
@@ -104,34 +108,42 @@ class UringQueue {
 
   void run() {
     for (;;) {
-      io_uring_cqe* completion = nullptr;
-      if (::io_uring_wait_cqe(&ring_, &completion) < 0) continue;  // EINTR
-      const std::uint64_t slot = ::io_uring_cqe_get_data64(completion);
-      const std::int64_t result = completion->res;
-      ::io_uring_cqe_seen(&ring_, completion);
-      if (slot == kEnd) return;
-      complete(static_cast<std::size_t>(slot), result);
+      FileRequest request;
+      Status status;
+      {
+        const std::lock_guard turn(turn_);
+        if (ended_) return;
+        io_uring_cqe* completion = nullptr;
+        if (::io_uring_wait_cqe(&ring_, &completion) < 0) continue;  // EINTR
+        const std::uint64_t slot = ::io_uring_cqe_get_data64(completion);
+        const std::int64_t result = completion->res;
+        ::io_uring_cqe_seen(&ring_, completion);
+        ended_ = slot == kEnd;
+        if (ended_) return;
+        if (!complete(static_cast<std::size_t>(slot), result, request, status)) continue;
+      }
+      request.done(status);
+      request.done = nullptr;  // what it holds goes before anybody thinks that all is done
+      const std::lock_guard lock(mutex_);
+      telling_ -= 1;
+      if (ending_ && idle()) wake_to_end();
     }
   }
 
-  void complete(std::size_t slot, std::int64_t result) {
-    Status status;
-    FileRequest request;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!finished(slots_[slot], result, status)) {
-        prepare(slot);
-        submit();
-        return;
-      }
-      request = std::move(slots_[slot]);
-      slots_[slot] = {};
-      free_.push_back(slot);
-      fill();
-    }
-    request.done(status);
+  // Hands the device its next request before anybody is told of this one. False: it goes on.
+  bool complete(std::size_t slot, std::int64_t result, FileRequest& request, Status& status) {
     const std::lock_guard lock(mutex_);
-    if (ending_ && idle()) wake_to_end();
+    if (!finished(slots_[slot], result, status)) {
+      prepare(slot);
+      submit();
+      return false;
+    }
+    request = std::move(slots_[slot]);
+    slots_[slot] = {};
+    free_.push_back(slot);
+    telling_ += 1;
+    fill();
+    return true;
   }
 
   // A multiple of pages that an entry can say.
@@ -142,8 +154,11 @@ class UringQueue {
   std::vector<FileRequest> slots_;
   std::vector<std::size_t> free_;
   std::deque<FileRequest> waiting_;
+  std::size_t telling_ = 0;  // requests whose done() is being called
   bool ending_ = false;
-  std::thread thread_;
+  std::mutex turn_;     // of the thread that waits for the ring; before mutex_
+  bool ended_ = false;  // under `turn_`
+  std::vector<std::thread> threads_;
 };
 
 class UringFiles final : public PosixFiles {
