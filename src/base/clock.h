@@ -15,4 +15,17 @@ inline double seconds_between(TimePoint start, TimePoint end) {
 }
 inline double seconds_since(TimePoint start) { return seconds_between(start, SteadyClock::now()); }
 
+// Adds the seconds of its life to a sum.
+class ScopedTimer {
+ public:
+  explicit ScopedTimer(double& sum) : sum_(sum), start_(SteadyClock::now()) {}
+  ~ScopedTimer() { sum_ += seconds_since(start_); }
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
+
+ private:
+  double& sum_;
+  TimePoint start_;
+};
+
 }  // namespace kvlane

@@ -71,7 +71,7 @@ Result<CapturedPlanes> capture_planes(
     for (std::size_t done = 0; done < sequence.size(); done += kPassTokens) {
       const auto part = sequence.subspan(done, std::min(kPassTokens, sequence.size() - done));
       const ForwardSpan span{&table, part, 0};
-      KVLANE_TRY(forward->run({&span, 1}, {}, append_hidden));
+      KVLANE_TRY(forward->run({&span, 1}, {.on_input = append_hidden}));
       if (progress) progress(start + done + part.size(), tokens.size());
     }
     append_kv(table, planes);

@@ -61,7 +61,8 @@ class Profiler {
     int row_blocks = blocks;
     if (format_) {
       const KvWindow window = format_->window();
-      row_blocks = std::min(blocks, kProfileChunk / kBlockTokens + 2 + window.sink + window.recent);
+      row_blocks =
+          std::min(blocks, kRestorePieceTokens / kBlockTokens + 2 + window.sink + window.recent);
       KVLANE_ASSIGN(auto sealed,
                     BlockPool::create_sealed(shape_, format_->slab_sizes(),
                                              blocks * format_->slab_sizes().block_bytes()));
@@ -71,7 +72,7 @@ class Profiler {
     rows_ = std::make_unique<BlockPool>(std::move(rows));
     table_ = std::make_unique<BlockTable>(format_ ? BlockTable(*sealed_, *rows_, format_->window())
                                                   : BlockTable(*rows_));
-    KVLANE_ASSIGN(forward_, Forward::create(model_, kProfileChunk, 1, format_));
+    KVLANE_ASSIGN(forward_, Forward::create(model_, kRestorePieceTokens, 1, format_));
     return {};
   }
 
@@ -81,16 +82,16 @@ class Profiler {
     KVLANE_TRY(table_->grow(count));
     std::vector<double> after;
     double seconds = 0;
-    for (int at = 0; at < count; at += kProfileChunk) {
-      const int chunk = std::min(kProfileChunk, count - at);
+    for (int at = 0; at < count; at += kRestorePieceTokens) {
+      const int chunk = std::min(kRestorePieceTokens, count - at);
       const ForwardSpan span{table_.get(), std::span(tokens_).subspan(at, chunk), 0};
-      Forward::OnNormed keep;
+      PassHooks hooks;
       if (keep_hidden) {
-        keep = [this](int layer, ByteView rows) {
+        hooks.on_normed = [this](int layer, ByteView rows) {
           if (layer == 0) hidden_rows_.insert(hidden_rows_.end(), rows.begin(), rows.end());
         };
       }
-      KVLANE_TRY(forward_->run({&span, 1}, {}, {}, {}, keep));
+      KVLANE_TRY(forward_->run({&span, 1}, hooks));
       seconds += forward_->times().total;
       after.push_back(seconds);
     }
@@ -99,19 +100,20 @@ class Profiler {
 
   // Lengths above a chunk are stations of the longest one.
   Status time_prefill() {
-    KVLANE_TRY(prefill(std::min(kProfileChunk, lengths_.back()), false).status());  // warms up
+    KVLANE_TRY(
+        prefill(std::min(kRestorePieceTokens, lengths_.back()), false).status());  // warms up
     std::vector<std::vector<double>> seconds(lengths_.size());
     for (int repeat = 0; repeat < options_.repeats; ++repeat) {
       say("prefill");
       std::size_t i = 0;
-      for (; i < lengths_.size() && lengths_[i] < kProfileChunk; ++i) {
+      for (; i < lengths_.size() && lengths_[i] < kRestorePieceTokens; ++i) {
         KVLANE_ASSIGN(const auto after, prefill(lengths_[i], false));
         seconds[i].push_back(after.back());
       }
       hidden_rows_.clear();
       KVLANE_ASSIGN(const auto after, prefill(lengths_.back(), true));
       for (; i < lengths_.size(); ++i) {
-        seconds[i].push_back(after[lengths_[i] / kProfileChunk - 1]);
+        seconds[i].push_back(after[lengths_[i] / kRestorePieceTokens - 1]);
       }
     }
     for (std::size_t i = 0; i < lengths_.size(); ++i) {
@@ -128,8 +130,8 @@ class Profiler {
     KVLANE_TRY(table_->open_arriving_rows(tokens));
     const TimePoint start = SteadyClock::now();
     for (int layer = 0; layer < shape_.layers; ++layer) {
-      KVLANE_TRY(restorer.restore({table_.get(), tokens, 0, tokens}, layer,
-                                  stored.first(tokens * hidden.stored_bytes())));
+      const ByteView rows = stored.first(tokens * hidden.stored_bytes());
+      KVLANE_TRY(restorer.restore({table_.get(), tokens, 0, tokens}, layer, {&rows, 1}));
     }
     return seconds_since(start) / shape_.layers;
   }
@@ -138,7 +140,7 @@ class Profiler {
     for (const char* name : {"hidden", "hidden:int8"}) {
       KVLANE_ASSIGN(const HiddenFormat hidden, HiddenFormat::parse(name, model_));
       KVLANE_ASSIGN(const auto restorer,
-                    HiddenRestorer::create(model_, hidden, kProfileChunk, format_));
+                    HiddenRestorer::create(model_, hidden, kRestorePieceTokens, format_));
       std::vector<std::byte> stored(lengths_.back() * hidden.stored_bytes());
       KVLANE_TRY(hidden.encode(hidden_rows_, lengths_.back(), stored.data()));
       std::vector<TimedTokens> points;
@@ -227,17 +229,6 @@ class Profiler {
 Result<MachineProfile> measure_restore_profile(const Model& model, const KvFormat* format,
                                                const ProfileOptions& options) {
   return Profiler(model, format, options).run();
-}
-
-RestoreCosts restore_costs(const MachineProfile& profile, int tokens, double read_rate) {
-  const RestoreProfile layer{profile.prefill, profile.project, read_rate};
-  RestoreCosts costs = restore_costs(layer, profile.layers, tokens);
-  for (const ProfiledForm& form : profile.forms) {
-    costs.forms.push_back(uniform_form(layer, profile.layers, form.name, form.source,
-                                       form.bytes * tokens, form.seconds * tokens));
-  }
-  costs.pieces = (tokens + kProfileChunk - 1) / kProfileChunk;
-  return costs;
 }
 
 }  // namespace kvlane

@@ -80,7 +80,7 @@ KvGrams plain_sums(const Model& model, std::span<const std::int32_t> tokens) {
     }
   };
   const ForwardSpan span{&table, tokens, 0};
-  EXPECT_TRUE(forward->run({&span, 1}, {}, {}, on_queries).ok());
+  EXPECT_TRUE(forward->run({&span, 1}, {.on_queries = on_queries}).ok());
   for (int layer = 0; layer < config.layers; ++layer) {
     for (int head = 0; head < config.kv_heads; ++head) {
       for (int token = 0; token < table.tokens(); ++token) {

@@ -43,7 +43,7 @@ class PassQueries {
  public:
   explicit PassQueries(const ModelConfig& config);
 
-  // As Forward::OnQueries.
+  // As PassHooks::OnQueries.
   void keep(int layer, std::span<const std::uint16_t> queries, int parts);
 
   // Adds the rows of a pass: K and V of the tokens from `first` up to table.tokens(), and the

@@ -24,7 +24,7 @@ using OnCalibrated = std::function<void(std::uint64_t, std::uint64_t)>;
 
 // What else can be seen while a sequence is computed; each may be empty.
 struct SequenceHooks {
-  Forward::OnQueries on_queries;
+  PassHooks::OnQueries on_queries;
   // Called after each pass, of at most 256 tokens: those from `first` up to table.tokens().
   std::function<void(const BlockTable& table, int first)> on_pass;
 };

@@ -9,6 +9,7 @@
 
 #include "codec/codec.h"
 #include "quant/kv_format.h"
+#include "restore/state_forms.h"
 
 namespace kvlane {
 
@@ -111,6 +112,36 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       .add_option("--device", flags.device,
                   "where the model computes and its KV blocks lie: cpu, cuda, or cuda:N for GPU N")
       ->capture_default_str();
+}
+
+void add_state_flags(CLI::App& command, StateFlags& flags) {
+  command.add_option("--store", flags.directories,
+                     "directory of a state store: what leaves memory is kept there and brought "
+                     "back, after a restart too; several, one a device, are used together");
+  command
+      .add_option("--store-max", flags.bytes_max,
+                  "most bytes on disk in each directory, for example 100GiB; 0: what the disk has")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("0");
+  command
+      .add_option("--store-memory", flags.memory, "memory for what was read from the store last")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::Range(std::uint64_t{0}, kKvMemoryMax))
+      ->default_str("256MiB");
+  command
+      .add_option("--store-form", flags.form,
+                  "what is stored of each layer: " + std::string(kStateFormNames) +
+                      " (what brings long sequences back in the least time here; measured at the "
+                      "first start)")
+      ->capture_default_str();
+  command
+      .add_option("--store-codec", flags.codec,
+                  "lossless codec of stored slabs: " + std::string(codec_names()))
+      ->capture_default_str();
+  command.add_option("--store-profile", flags.profile,
+                     "what `kvlane profile` wrote (default: profiles.json beside the store)");
+  command.add_option("--store-key", flags.key_file,
+                     "file with 64 hexadecimal digits: what is stored is encrypted with AES-256");
 }
 
 void add_server_flags(CLI::App& command, ServerFlags& flags) {

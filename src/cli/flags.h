@@ -11,6 +11,17 @@
 
 namespace kvlane {
 
+// Where state is kept beyond memory and beyond the process.
+struct StateFlags {
+  std::vector<std::string> directories;  // empty: nowhere
+  std::uint64_t bytes_max = 0;           // of each
+  std::uint64_t memory = std::uint64_t{256} << 20;
+  std::string form = "auto";
+  std::string codec = "none";
+  std::string profile;   // file; empty: beside the store
+  std::string key_file;  // empty: not encrypted
+};
+
 // Which model, and how it runs.
 struct ModelFlags {
   std::string directory;
@@ -29,6 +40,7 @@ struct ModelFlags {
   int threads = 0;  // 0: as many as there are cores
   std::string cpu = "auto";
   std::string device = "cpu";
+  StateFlags state;
 };
 
 // Where and how to serve HTTP.
@@ -56,6 +68,8 @@ struct PushFlags {
 };
 
 void add_model_flags(CLI::App& command, ModelFlags& flags);
+// For engines of one process.
+void add_state_flags(CLI::App& command, StateFlags& flags);
 void add_server_flags(CLI::App& command, ServerFlags& flags);
 // Not for a gateway: it serves what its workers serve.
 void add_model_name_flag(CLI::App& command, ServerFlags& flags);

@@ -103,6 +103,7 @@ Status generate(const GenerateFlags& flags) {
       {"tokens", result.tokens},
       {"finish_reason", result.reason == FinishReason::kStop ? "stop" : "length"},
       {"prompt_tokens", result.finish.prompt_tokens},
+      {"cached_tokens", result.finish.cached_tokens},
       {"completion_tokens", result.finish.completion_tokens},
       {"account", account_json(result.finish.account)}};
   std::cout << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
@@ -117,6 +118,7 @@ void add_generate(CLI::App& app, Run& run) {
       "Example: kvlane generate models/kvlane-tiny-gqa --prompt \"The old house\" --max-tokens 50");
   const auto flags = std::make_shared<GenerateFlags>();
   add_model_flags(*command, flags->model);
+  add_state_flags(*command, flags->model.state);
   command->add_option("--prompt,-p", flags->prompt, "text to continue (default: from BOS)");
   command->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
   command->add_option("--max-tokens,-n", flags->max_tokens, "length of the answer")

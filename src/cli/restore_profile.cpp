@@ -80,24 +80,28 @@ void add_restore_profile_flags(CLI::App& command, RestoreProfileFlags& flags) {
 }
 
 Result<ObtainedProfile> obtain_profile(const RestoreProfileFlags& flags) {
-  std::vector<MachineProfile> profiles;
-  if (!flags.file.empty()) {
-    KVLANE_ASSIGN(profiles, read_profiles(flags.file));
-  }
   if (flags.threads > 0) set_parallel_threads(flags.threads);
   KVLANE_ASSIGN(const Isa isa, select_isa(flags.cpu));
-  const std::string machine =
-      describe_machine(parallel_threads()) + ", kernels " + std::string(isa_name(isa));
   std::unique_ptr<Model> model;
   {
     Progress progress("loading " + flags.model);
     KVLANE_ASSIGN(model, Model::load(flags.model, {.isa = isa, .progress = progress.counter()}));
   }
-  MachineProfile* const known = find_profile(profiles, model->identity(), machine, flags.kv_format);
+  return obtain_profile(flags, *model);
+}
+
+Result<ObtainedProfile> obtain_profile(const RestoreProfileFlags& flags, const Model& model) {
+  std::vector<MachineProfile> profiles;
+  if (!flags.file.empty()) {
+    KVLANE_ASSIGN(profiles, read_profiles(flags.file));
+  }
+  const std::string machine =
+      describe_machine(parallel_threads()) + ", kernels " + std::string(isa_name(model.isa()));
+  MachineProfile* const known = find_profile(profiles, model.identity(), machine, flags.kv_format);
   if (known != nullptr && !flags.force && has_directories(*known, flags.directories)) {
     return ObtainedProfile{*known, false};
   }
-  KVLANE_ASSIGN(MachineProfile profile, measure(flags, *model));
+  KVLANE_ASSIGN(MachineProfile profile, measure(flags, model));
   profile.machine = machine;
   profile.kv_format = flags.kv_format;
   if (!flags.file.empty()) {

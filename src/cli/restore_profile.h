@@ -35,6 +35,8 @@ struct ObtainedProfile {
 
 // The profile of the file if it has one of this model, machine and format with all directories,
 // and nobody forces another; else it is measured and, where there is a file, written there.
+Result<ObtainedProfile> obtain_profile(const RestoreProfileFlags& flags, const Model& model);
+// The same of the model that the flags name.
 Result<ObtainedProfile> obtain_profile(const RestoreProfileFlags& flags);
 
 }  // namespace kvlane

@@ -14,6 +14,7 @@ void add_serve(CLI::App& app, Run& run) {
   command->footer("Example: kvlane serve models/kvlane-tiny-gqa --port 8000");
   const auto flags = std::make_shared<WorkerFlags>();
   add_model_flags(*command, flags->model);
+  add_state_flags(*command, flags->model.state);
   add_model_name_flag(*command, flags->server);
   add_server_flags(*command, flags->server);
   add_parent_flag(*command, flags->parent);

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/streams.h"
 #include "cli/command.h"
+#include "cli/state_store.h"
 #include "cli/store_listing.h"
 #include "crypto/sha256.h"
 
@@ -22,8 +23,6 @@ namespace kvlane {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-constexpr std::size_t kKeyFileBytesMax = 4096;
 
 struct StoreFlags {
   std::vector<std::string> directories;
@@ -40,25 +39,6 @@ std::vector<std::filesystem::path> paths_of(const StoreFlags& flags) {
   return {flags.directories.begin(), flags.directories.end()};
 }
 
-// 64 hexadecimal digits and white space behind them.
-Result<AesKey> read_key(const std::string& path) {
-  KVLANE_ASSIGN(std::string text, read_text_file(path, kKeyFileBytesMax));
-  text.erase(text.find_last_not_of(" \t\r\n") + 1);
-  AesKey key{};
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-  };
-  bool good = text.size() == 2 * key.size();
-  for (std::size_t i = 0; good && i < key.size(); ++i) {
-    const int high = digit(text[2 * i]);
-    const int low = digit(text[2 * i + 1]);
-    good = high >= 0 && low >= 0;
-    key[i] = static_cast<std::byte>(16 * high + low);
-  }
-  if (!good) return invalid_argument(path + " does not hold 64 lower-case hexadecimal digits");
-  return key;
-}
-
 Result<std::unique_ptr<Store>> open_store(const StoreFlags& flags, bool create) {
   StoreOptions options{.create = create,
                        .saving_bytes_max = flags.saving_bytes,
@@ -67,13 +47,13 @@ Result<std::unique_ptr<Store>> open_store(const StoreFlags& flags, bool create) 
     options.directories.push_back({path, flags.bytes_max});
   }
   if (!flags.key_file.empty()) {
-    KVLANE_ASSIGN(const AesKey key, read_key(flags.key_file));
+    KVLANE_ASSIGN(const AesKey key, read_store_key(flags.key_file));
     options.key = key;
   }
   KVLANE_ASSIGN(auto files,
                 open_store_files({.devices = static_cast<int>(options.directories.size())}));
   KVLANE_ASSIGN(auto store, Store::open(options, std::move(files)));
-  for (const std::string& note : store->opening().notes) std::cerr << "kvlane: " << note << '\n';
+  print_notes(*store);
   return store;
 }
 

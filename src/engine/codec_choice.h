@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "codec/codec.h"
+#include "codec/moving_codebooks.h"
 #include "plan/codec_policy.h"
 #include "transfer/link_speed.h"
 
@@ -33,9 +34,6 @@ inline constexpr std::string_view kAutoCodec = "auto";
 inline constexpr double kTrialShare = 0.005;
 // What a whole plane weighs in the averages.
 inline constexpr double kPaceWeight = 1.0 / 32;
-
-// The one that takes a codebook from its caller.
-inline constexpr std::string_view kCodebookCodec = "splitzip";
 
 struct TimedEncoding {
   std::size_t bytes = 0;

@@ -119,8 +119,10 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
   }
   KVLANE_ASSIGN(std::optional<SparseLayout> sparse, sparse_layout(model, endpoint, options));
   KVLANE_ASSIGN(EngineParts parts, make_parts(model, options));
-  return std::unique_ptr<Engine>(std::make_unique<EngineImpl>(
-      model, tokenizer, endpoint, std::move(options), std::move(sparse), std::move(parts)));
+  auto engine = std::make_unique<EngineImpl>(model, tokenizer, endpoint, std::move(options),
+                                             std::move(sparse), std::move(parts));
+  KVLANE_TRY(engine->begin());
+  return std::unique_ptr<Engine>(std::move(engine));
 }
 
 EngineImpl::EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
@@ -141,12 +143,35 @@ EngineImpl::EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint*
                                          options_.kv_format, *codecs_, options_.kv_codebooks);
   }
   publish_load();
+}
+
+Status EngineImpl::begin() {
+  if (options_.state.store != nullptr) KVLANE_TRY(open_state());
   thread_ = std::thread([this] { loop(); });
+  return {};
+}
+
+Status EngineImpl::open_state() {
+  if (model_.device() != nullptr) {
+    return unsupported("a state store is for KV caches on the CPU, not on a device");
+  }
+  if (!shares_blocks()) {
+    return unsupported(
+        "a state store keeps blocks by their names, so it needs the prefix cache, no eviction of "
+        "tokens, and a KV format without a window");
+  }
+  const auto on_saved = [this, inbox = inbox_](BlockId id) {
+    inbox->post([this, id] { pool_.release(id); });
+  };
+  KVLANE_ASSIGN(keeper_, StateKeeper::create(model_, pool_, *forward_, options_.kv_format.get(),
+                                             options_.state, options_.kv_codebooks, on_saved,
+                                             [inbox = inbox_] { inbox->post([] {}); }));
+  return {};
 }
 
 EngineImpl::~EngineImpl() {
   inbox_->stop();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 Status EngineImpl::validate(const GenerationRequest& request) const {
@@ -193,7 +218,7 @@ Result<EngineImpl::RequestPtr> EngineImpl::new_request(GenerationRequest generat
   KVLANE_TRY(validate(generation));
   const std::uint64_t seed = generation.seed ? *generation.seed : random_seed();
   KVLANE_ASSIGN(const BlockName root,
-                BlockNames::root(model_.identity(), kv_format(), generation.cache_salt));
+                BlockNames::root(model_.identity(), block_format(), generation.cache_salt));
   auto request = std::make_unique<Request>(next_id_.fetch_add(1), std::move(generation), seed);
   request->sequences.push_back(new_sequence(*request, 0, root));
   // Here, on the caller's thread: a long prompt has thousands of blocks to be hashed.

@@ -17,6 +17,7 @@
 #include "cache/eviction.h"
 #include "codec/codec.h"
 #include "engine/account.h"
+#include "engine/state_keeper.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "ops/sampling.h"
@@ -116,6 +117,9 @@ struct EngineOptions {
   bool push_whole = false;  // send when all is computed, not layer by layer
   // How long a reservation waits for the push to begin, and its answer for somebody to attach.
   Seconds reservation_lease{60};
+  // Where complete blocks are kept beyond memory and beyond this process. For caches on the CPU
+  // whose sequences share blocks.
+  StateOptions state;
   int threads = 0;  // of parallel loops; 0: as many as OpenMP would take
 };
 
@@ -132,6 +136,14 @@ struct EngineLoad {
   std::int64_t prefix_query_tokens = 0;  // of prompts that were looked up
   std::int64_t prefix_hit_tokens = 0;    // found
   std::int64_t host_hit_tokens = 0;      // of these: brought back from host memory
+  std::int64_t store_hit_tokens = 0;     // likewise: brought back from the state store
+  std::int64_t restores = 0;             // of a sequence from the state store
+  std::int64_t restores_failed = 0;      // of these, that could not read or compute all they wanted
+  std::int64_t restore_bytes = 0;        // read for them
+  double restore_seconds = 0;            // that they took, from the first read on
+  double restore_seconds_expected = 0;   // by the profile of this machine; 0 without one
+  std::int64_t save_failures = 0;        // blocks whose slabs the state store did not take
+  std::int64_t hidden_tokens_lost = 0;   // of complete blocks, whose hidden states are not saved
   std::int64_t preemptions = 0;
   std::int64_t recomputed_tokens = 0;  // because of preemptions
   // Planes whose codebook was made anew; of these, where one did not fit any more.
@@ -139,7 +151,7 @@ struct EngineLoad {
   std::int64_t codebooks_replaced = 0;
   std::int64_t steps = 0;
   double step_seconds = 0;      // in steps, all of them
-  double schedule_seconds = 0;  // of these: not in the forward pass and not in sampling
+  double schedule_seconds = 0;  // of these: no forward pass, no sampling, no restore
 };
 
 class Engine {

@@ -13,6 +13,7 @@
 #include "engine/engine_parts.h"
 #include "engine/inbox.h"
 #include "engine/sequence.h"
+#include "engine/state_keeper.h"
 #include "plan/admission.h"
 #include "plan/batching.h"
 
@@ -23,6 +24,9 @@ class EngineImpl final : public Engine {
   EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint* endpoint,
              EngineOptions options, std::optional<SparseLayout> sparse_layout, EngineParts parts);
   ~EngineImpl() override;
+
+  // Once: nothing is computed before.
+  Status begin();
 
   Status validate(const GenerationRequest& request) const override;
   Result<RequestId> submit(GenerationRequest request, OnUpdate on_update) override;
@@ -45,6 +49,13 @@ class EngineImpl final : public Engine {
   std::string kv_format() const {
     return options_.kv_format ? options_.kv_format->name() : element_name(pool_.shape().type);
   }
+  // What names of blocks say of it: K and V that come back from 8 bits are others.
+  std::string block_format() const {
+    const StateForms& forms = options_.state.forms;
+    const bool lossy = options_.state.store != nullptr && forms.saves_hidden() &&
+                       forms.hidden == HiddenFormat::Values::kInt8;
+    return kv_format() + (lossy ? "+hidden:int8" : "");
+  }
   // Whoever takes over another's blocks would miss the rows of its window.
   bool shares_blocks() const {
     const KvFormat* const format = options_.kv_format.get();
@@ -52,6 +63,7 @@ class EngineImpl final : public Engine {
     return options_.prefix_caching && (format == nullptr || (format->window() == KvWindow{} &&
                                                              !format->own_block().sees_ahead));
   }
+  Status open_state();
   BlockTable new_table();
   std::unique_ptr<Sequence> new_sequence(Request& request, int index, const BlockName& root);
 
@@ -85,9 +97,14 @@ class EngineImpl final : public Engine {
   Rank rank(const Sequence& sequence) const;
   void queue(Sequence& sequence);
   void run(Sequence& sequence);
+  void detach(Sequence& sequence);
   void leave(Sequence& sequence);
   void admit();
+  int places_taken() const {
+    return static_cast<int>(running_.size() + restoring_.size()) + receiving_;
+  }
   bool start(Sequence& sequence);
+  void go_on(Sequence& sequence);
   int blocks_to_start(const Sequence& sequence) const;
   bool may_have(const Sequence& sequence, int blocks) const;
   int adopt_prefix(Sequence& sequence);
@@ -96,6 +113,17 @@ class EngineImpl final : public Engine {
   Sequence* least_important() const;
   void preempt(Sequence& sequence);
   void make_room();
+
+  // To the state store and from it (engine_state.cpp).
+  void save_blocks(Sequence& sequence);
+  void prefetch();
+  bool gather_hidden();
+  void complete_hidden(Sequence& sequence);
+  void end_hidden(Sequence& sequence);
+  bool is_being_restored(const Sequence& sequence) const;
+  bool begin_restore(Sequence& sequence);
+  bool advance_restores();
+  void end_restore(Sequence& sequence);
 
   // Computing (engine_step.cpp).
   bool step();
@@ -135,8 +163,11 @@ class EngineImpl final : public Engine {
   BlockArena& arena_ = parts_.arena;
   ForwardPass* const forward_ = parts_.forward.get();
   CodecChoice* const codecs_ = parts_.codecs.get();
-  const ForwardPass::OnLayer layer_done_ = [this](int layer, const auto& done) {
+  const PassHooks::OnLayer layer_done_ = [this](int layer, const auto& done) {
     on_layer(layer, done);
+  };
+  const PassHooks::OnNormed hidden_shown_ = [this](int layer, ByteView normed) {
+    keeper_->hidden()->copy(layer, saved_rows_, normed);
   };
 
   std::map<RequestId, RequestPtr> live_;
@@ -144,6 +175,7 @@ class EngineImpl final : public Engine {
   std::vector<Sequence*> queued_;   // in no order
   std::vector<Sequence*> running_;  // in order of priority and arrival
   int receiving_ = 0;               // that hold blocks, and places of the batch
+  std::vector<Sequence*> restoring_;  // likewise, in the order in which they began
   ClientShares shares_;
   StepPace pace_;
 
@@ -156,11 +188,13 @@ class EngineImpl final : public Engine {
   };
   std::vector<Slot> slots_;
   std::vector<ForwardSpan> spans_;
+  std::vector<PassRows> saved_rows_;  // whose hidden states are saved
   std::vector<Sequence*> batch_;
   std::vector<int> missing_;
   std::vector<int> shares_of_step_;
   int answers_in_step_ = 0;
-  double outside_seconds_ = 0;  // of the current step, in the forward pass and in sampling
+  double outside_seconds_ = 0;  // of the current step: forward pass, sampling, restores
+  double restore_seconds_ = 0;  // of this, restores
 
   std::atomic<RequestId> next_id_ = 1;
   std::atomic<int> waiting_ = 0;  // accepted and not yet started
@@ -170,6 +204,7 @@ class EngineImpl final : public Engine {
   EngineLoad load_;
 
   std::unique_ptr<KvSender> sender_;
+  std::unique_ptr<StateKeeper> keeper_;  // null: without a state store
   std::thread thread_;
 };
 

@@ -72,7 +72,7 @@ void EngineImpl::hand_over(Request& request, int layer, int last_block,
 // Nothing more will be computed for this request: what is left is the sender's.
 void EngineImpl::finish_sending(Request& request) {
   Sequence& prompt = request.prompt();
-  std::erase(running_, &prompt);
+  detach(prompt);
   prompt.state = Sequence::State::kSending;
   prompt.enter(&TimeAccount::other);
   if (options_.push_whole && !request.first.empty()) {
@@ -105,7 +105,7 @@ void EngineImpl::on_peer_answer(Request& request, const Result<Durations>& deliv
   request.delivered = true;
   if (!delivered.ok()) {
     if (request.journey_status.ok()) request.journey_status = delivered.status();
-    if (request.prompt().state == Sequence::State::kRunning) {
+    if (request.prompt().state != Sequence::State::kSending) {
       fail(request, delivered.status());  // of no use to anybody any more
       return;
     }

@@ -46,7 +46,7 @@ void EngineImpl::shut_down() {
 void EngineImpl::publish_load() {
   EngineLoad load = totals_;
   load.queued = static_cast<int>(queued_.size());
-  load.running = static_cast<int>(running_.size()) + receiving_;
+  load.running = places_taken();
   for (const Sequence* sequence : queued_) load.queued_tokens += sequence->missing();
   for (const Sequence* sequence : running_) {
     if (sequence->missing() > 1) load.queued_tokens += sequence->missing();
@@ -58,6 +58,11 @@ void EngineImpl::publish_load() {
   if (sender_) {
     load.codebooks_counted = sender_->planes_counted();
     load.codebooks_replaced = sender_->codebooks_replaced();
+  }
+  if (keeper_) {
+    load.save_failures = keeper_->failed();
+    HiddenGatherer* const hidden = keeper_->hidden();
+    if (hidden) load.hidden_tokens_lost = static_cast<std::int64_t>(hidden->figures().tokens_lost);
   }
   const std::lock_guard lock(load_mutex_);
   load_ = load;
@@ -128,7 +133,7 @@ void EngineImpl::fail(Request& request, const Status& why) {
   }
   if (request.journey_status.ok()) request.journey_status = why;
   request.job->cancel();
-  if (request.prompt().state == Sequence::State::kRunning) {
+  if (request.prompt().state != Sequence::State::kSending) {
     finish_sending(request);  // a cancelled job sends nothing more, it only reports its end
   } else {
     endpoint_->cancel(request.transfer);

@@ -35,18 +35,32 @@ void EngineImpl::run(Sequence& sequence) {
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, behind), &sequence);
 }
 
-// Wherever it is, it is there no more and holds nothing.
-void EngineImpl::leave(Sequence& sequence) {
+// Wherever it is, it is there no more. Its blocks stay.
+void EngineImpl::detach(Sequence& sequence) {
   switch (sequence.state) {
     case State::kQueued:
       std::erase(queued_, &sequence);
       if (sequence.completion_tokens == 0) waiting_.fetch_sub(1);
       break;
-    case State::kRunning: std::erase(running_, &sequence); break;
+    case State::kRunning:
+      std::erase(running_, &sequence);
+      save_blocks(sequence);
+      end_hidden(sequence);
+      break;
     case State::kReceiving: --receiving_; break;
+    case State::kRestoring:
+      std::erase(restoring_, &sequence);
+      sequence.restore.reset();
+      break;
     case State::kSending: break;
-    case State::kOver: return;
+    case State::kOver: break;
   }
+}
+
+// The same, and it holds nothing.
+void EngineImpl::leave(Sequence& sequence) {
+  if (sequence.state == State::kOver) return;
+  detach(sequence);
   sequence.state = State::kOver;
   sequence.release_blocks();
 }
@@ -63,6 +77,7 @@ void EngineImpl::admit() {
     Sequence* const victim = least_important();
     if (victim == nullptr ||
         victim->request.generation.priority <= next->request.generation.priority) {
+      prefetch();
       return;
     }
     preempt(*victim);
@@ -72,7 +87,7 @@ void EngineImpl::admit() {
 // False when there is no room now, or the request has failed.
 bool EngineImpl::start(Sequence& sequence) {
   Request& request = sequence.request;
-  if (static_cast<int>(running_.size()) + receiving_ >= options_.sequences_max) return false;
+  if (places_taken() >= options_.sequences_max) return false;
   const bool receives = request.receives() && sequence.completion_tokens == 0;
   const int tokens = static_cast<int>(sequence.tokens.size());
   const int host_hits_before = static_cast<int>(totals_.host_hit_tokens);
@@ -108,20 +123,31 @@ bool EngineImpl::start(Sequence& sequence) {
     if (const Status status = expect_arrival(request); !status.ok()) fail(request, status);
     return true;
   }
+  if (sequence.completion_tokens == 0 && !request.looked_up) {
+    request.looked_up = true;
+    request.cached_tokens = hits * kBlockTokens;
+    totals_.prefix_query_tokens += request.prompt_tokens();
+    totals_.prefix_hit_tokens += request.cached_tokens;
+  }
+  if (begin_restore(sequence)) {
+    sequence.enter(&TimeAccount::restore);
+    sequence.state = State::kRestoring;
+    restoring_.push_back(&sequence);
+  } else {
+    go_on(sequence);
+  }
+  return true;
+}
+
+// All that could be found is in its table: computes the rest.
+void EngineImpl::go_on(Sequence& sequence) {
   if (sequence.completion_tokens == 0) {
-    if (!request.looked_up) {
-      request.looked_up = true;
-      request.cached_tokens = hits * kBlockTokens;
-      totals_.prefix_query_tokens += request.prompt_tokens();
-      totals_.prefix_hit_tokens += request.cached_tokens;
-    }
     sequence.enter(&TimeAccount::prefill);
   } else {
     totals_.recomputed_tokens += sequence.missing() - 1;
     sequence.enter(&TimeAccount::restore);
   }
   run(sequence);
-  return true;
 }
 
 // Those of all its tokens; where some will be evicted, those of the prompt and of what stays of it.
@@ -204,7 +230,7 @@ Sequence* EngineImpl::least_important() const {
 // Its sealed blocks stay as long as nobody needs their memory, then in the arena; what is gone when
 // it goes on is computed again.
 void EngineImpl::preempt(Sequence& sequence) {
-  std::erase(running_, &sequence);
+  detach(sequence);
   sequence.release_blocks();
   sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
                                                 : &TimeAccount::queue);

@@ -26,8 +26,12 @@ bool EngineImpl::step() {
   outside_seconds_ = 0;
   admit();
   make_room();
-  if (!choose_batch()) return !dead_.empty();
-  const Status status = forward_->run(spans_, slabs_leave() ? layer_done_ : nullptr);
+  const bool restored = advance_restores();
+  if (!choose_batch()) return restored || !dead_.empty();
+  PassHooks hooks;
+  if (slabs_leave()) hooks.on_layer = layer_done_;
+  if (gather_hidden()) hooks.on_normed = hidden_shown_;
+  const Status status = forward_->run(spans_, hooks);
   outside_seconds_ += forward_->times().total;
   if (!status.ok()) {
     for (const Slot& slot : slots_) fail(slot.sequence->request, status);
@@ -37,7 +41,8 @@ bool EngineImpl::step() {
   const double seconds = seconds_since(start);
   int prompt_tokens = 0;
   for (const Slot& slot : slots_) prompt_tokens += slot.tokens;
-  pace_ = learn(pace_, {answers_in_step_, prompt_tokens - answers_in_step_, seconds});
+  pace_ = learn(pace_,
+                {answers_in_step_, prompt_tokens - answers_in_step_, seconds - restore_seconds_});
   ++totals_.steps;
   totals_.step_seconds += seconds;
   totals_.schedule_seconds += seconds - outside_seconds_;
@@ -50,8 +55,12 @@ bool EngineImpl::choose_batch() {
   spans_.clear();
   gather_batch();
   shares_of_step_.resize(missing_.size());
+  // Restores have had their part of what answers may be slowed down by.
+  const double slowdown = pace_.answer_seconds > 0
+                              ? options_.slowdown_max - restore_seconds_ / pace_.answer_seconds
+                              : options_.slowdown_max;
   const int budget =
-      prompt_budget(pace_, answers_in_step_, options_.slowdown_max, options_.chunk_tokens);
+      prompt_budget(pace_, answers_in_step_, std::max(slowdown, 1.0), options_.chunk_tokens);
   share_step(missing_, budget, static_cast<unsigned>(totals_.steps), shares_of_step_);
   for (std::size_t i = 0; i < batch_.size(); ++i) {
     Sequence& sequence = *batch_[i];
@@ -236,7 +245,7 @@ void EngineImpl::answer_prompt(Sequence& sequence,
     other.interval = sequence.interval;
     other.interval_start = sequence.interval_start;
     other.published = sequence.published;
-    const bool place = static_cast<int>(running_.size()) + receiving_ < options_.sequences_max;
+    const bool place = places_taken() < options_.sequences_max;
     if (place && copy_blocks(sequence, other)) {
       run(other);
     } else {
@@ -281,7 +290,9 @@ void EngineImpl::publish_blocks(Sequence& sequence) {
   // A name that could not be made is a block that nobody finds.
   if (!sequence.names.extend(tokens.first(sequence.table.tokens())).ok()) return;
   sequence.table.publish(sequence.names.all(), sequence.published);
+  complete_hidden(sequence);
   sequence.published = complete;
+  save_blocks(sequence);
 }
 
 }  // namespace kvlane

@@ -13,9 +13,9 @@
 #include "cache/block_pool.h"
 #include "cpu/isa.h"
 #include "engine/engine.h"
-#include "engine/sealed_planes.h"
 #include "engine/slab_lane.h"
 #include "quant/kv_format.h"
+#include "quant/sealed_planes.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {

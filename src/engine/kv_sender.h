@@ -18,12 +18,12 @@
 #include "base/clock.h"
 #include "cache/block_pool.h"
 #include "codec/codec.h"
+#include "codec/moving_codebooks.h"
 #include "engine/codec_choice.h"
 #include "engine/engine.h"
-#include "engine/moving_codebooks.h"
-#include "engine/sealed_planes.h"
 #include "engine/slab_lane.h"
 #include "quant/kv_format.h"
+#include "quant/sealed_planes.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {

@@ -1,7 +1,7 @@
 // Sealed slabs whose values go through codecs: a sender and a receiver of `zack` with each codec,
 // what is shipped, what is refused; and whole engines.
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/sealed_planes.h"
+#include "quant/sealed_planes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -19,6 +19,8 @@
 #include "engine/output_text.h"
 #include "ops/sampling.h"
 #include "plan/admission.h"
+#include "restore/hidden_gatherer.h"
+#include "restore/restorer.h"
 
 namespace kvlane {
 
@@ -31,6 +33,7 @@ struct Sequence {
     kQueued,     // waits for blocks and a place in the batch, at first or again
     kRunning,    // gets tokens in each step
     kReceiving,  // has its blocks; another worker computes its prompt, the endpoint writes them
+    kRestoring,  // has its blocks; some come from the state store, or somebody else brings them
     kSending,    // computed here, on its way to another worker
     kOver,
   };
@@ -70,7 +73,11 @@ struct Sequence {
   BlockTable table;
   std::optional<SparseCache> sparse;  // where the engine evicts tokens
   BlockNames names;
-  int published = 0;  // blocks that were offered under their names
+  int published = 0;                  // blocks that were offered under their names
+  int saved = 0;                      // of these, those that are in the state store or on their way
+  bool prefetched = false;            // the state store was asked for what it has, ahead of time
+  std::shared_ptr<SavedRows> hidden;  // its hidden states on their way to the state store
+  std::unique_ptr<RestoreJob> restore;  // null: not coming back, or waiting for somebody else's
 
   TimeAccount account;
   AccountInterval interval = &TimeAccount::queue;
@@ -97,7 +104,8 @@ struct Request {
   std::vector<std::unique_ptr<Sequence>> sequences;  // the others come when the prompt is computed
   int answers_over = 0;
   bool over = false;
-  bool looked_up = false;  // in the prefix cache, for the first time
+  bool looked_up = false;       // in the prefix cache, for the first time
+  bool restore_failed = false;  // so that it is not tried again
   int cached_tokens = 0;
 
   // Who hears of it. Updates wait in `unheard` while nobody has attached yet.

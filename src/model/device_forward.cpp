@@ -101,16 +101,21 @@ Status DeviceForward::grow(Growing& memory, std::size_t bytes, bool on_host) {
   return {};
 }
 
-Status DeviceForward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) {
+Status DeviceForward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) {
+  if (hooks.on_input || hooks.on_queries || hooks.on_normed || hooks.kv_layers) {
+    return unsupported(
+        "a pass on a device computes all layers and shows neither hidden states nor queries");
+  }
   const TimePoint start = SteadyClock::now();
   times_ = {};
-  const bool may_replay = replays_ && !on_layer;
+  const bool may_replay = replays_ && !hooks.on_layer;
   KVLANE_TRY(arrange(spans, may_replay));
   const BlockTable& table = *spans[0].table;
   const Pools pools{&table.rows_pool(), &table.pool()};
   Status done = upload();
   if (done.ok()) {
-    done = may_replay && pass_.decodes_only() ? compute_or_replay(pools) : compute(pools, on_layer);
+    done = may_replay && pass_.decodes_only() ? compute_or_replay(pools)
+                                              : compute(pools, hooks.on_layer);
   }
   if (done.ok()) done = fetch_results();
   // Also after an error: what is in line reads our buffers.
@@ -182,7 +187,7 @@ Status DeviceForward::compute_or_replay(const Pools& pools) {
   return device_.replay(*known->second);
 }
 
-Status DeviceForward::compute(const Pools& pools, const OnLayer& on_layer) {
+Status DeviceForward::compute(const Pools& pools, const PassHooks::OnLayer& on_layer) {
   const ModelConfig& c = model_.config();
   KVLANE_TRY(device_.embed({.table = model_.embedding(),
                             .tokens = inputs_.tokens,
@@ -208,7 +213,7 @@ NormRows DeviceForward::norm_of(const float* weight, int rows) const {
           .out = normed_};
 }
 
-Status DeviceForward::attention(const Pools& pools, int index, const OnLayer& on_layer) {
+Status DeviceForward::attention(const Pools& pools, int index, const PassHooks::OnLayer& on_layer) {
   const ModelConfig& c = model_.config();
   const DeviceLayer& layer = model_.layers()[index];
   const int q_width = c.heads * c.head_dim;

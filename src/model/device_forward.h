@@ -37,7 +37,7 @@ class DeviceForward final : public ForwardPass {
                                                        std::optional<DeviceFormat> format = {});
 
   // Blocks are in memory of the device, all of one pool, or two with `codes`.
-  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override;
+  Status run(std::span<const ForwardSpan> spans, const PassHooks& hooks) override;
 
   std::span<float> logits(int index) const override;
   std::optional<std::int32_t> best(int index) const override;
@@ -69,9 +69,9 @@ class DeviceForward final : public ForwardPass {
   Status grow(Growing& memory, std::size_t bytes, bool on_host);
   Status arrange(std::span<const ForwardSpan> spans, bool may_replay);
   Status upload();
-  Status compute(const Pools& pools, const OnLayer& on_layer);
+  Status compute(const Pools& pools, const PassHooks::OnLayer& on_layer);
   Status compute_or_replay(const Pools& pools);
-  Status attention(const Pools& pools, int index, const OnLayer& on_layer);
+  Status attention(const Pools& pools, int index, const PassHooks::OnLayer& on_layer);
   Status write_rows(const Pools& pools, int index);
   Status decode(const Pools& pools, int index);
   Status prefill(const Pools& pools, int index);

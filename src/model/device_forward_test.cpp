@@ -162,19 +162,19 @@ TEST(DeviceForward, RowsOfALayerCanBeReadFromItsMarkOn) {
   const auto early = take(runner.device.lane()), waiting = take(runner.device.lane());
   std::vector<Bytes> read;
   const ForwardSpan span{&table, tokens, 0};
-  const Status done = runner.forward->run(
-      {&span, 1}, [&](int layer, const std::shared_ptr<const DeviceMark>& mark) {
-        ASSERT_EQ(layer, static_cast<int>(read.size()));
-        Bytes before(shape.slab_bytes()), after(shape.slab_bytes());
-        ASSERT_TRUE(early->copy(before.data(), slab_of(layer), before.size()).ok());
-        ASSERT_TRUE(early->finish().ok());
-        EXPECT_EQ(before, Bytes(before.size(), std::byte{0xFF})) << layer;
-        ASSERT_TRUE(waiting->wait(*mark).ok());
-        ASSERT_TRUE(waiting->copy(after.data(), slab_of(layer), after.size()).ok());
-        ASSERT_TRUE(waiting->finish().ok());
-        EXPECT_NE(after, before) << layer;
-        read.push_back(std::move(after));
-      });
+  const auto read_layer = [&](int layer, const std::shared_ptr<const DeviceMark>& mark) {
+    ASSERT_EQ(layer, static_cast<int>(read.size()));
+    Bytes before(shape.slab_bytes()), after(shape.slab_bytes());
+    ASSERT_TRUE(early->copy(before.data(), slab_of(layer), before.size()).ok());
+    ASSERT_TRUE(early->finish().ok());
+    EXPECT_EQ(before, Bytes(before.size(), std::byte{0xFF})) << layer;
+    ASSERT_TRUE(waiting->wait(*mark).ok());
+    ASSERT_TRUE(waiting->copy(after.data(), slab_of(layer), after.size()).ok());
+    ASSERT_TRUE(waiting->finish().ok());
+    EXPECT_NE(after, before) << layer;
+    read.push_back(std::move(after));
+  };
+  const Status done = runner.forward->run({&span, 1}, {.on_layer = read_layer});
   ASSERT_TRUE(done.ok()) << done.message();
   ASSERT_EQ(static_cast<int>(read.size()), shape.layers);
   for (int layer = 0; layer < shape.layers; ++layer) {
@@ -193,6 +193,23 @@ TEST(DeviceForward, NoLogitsWhereNobodyWantsThem) {
   const ForwardSpan span{&table, tokens, 0};
   ASSERT_TRUE(runner.forward->run({&span, 1}, {}).ok());
   EXPECT_EQ(table.tokens(), 70);
+}
+
+TEST(DeviceForward, RefusesHooksOfTheCpu) {
+  Runner runner(kNames[1]);
+  const auto tokens = random_tokens(5, 3);
+  BlockTable table(runner.pool);
+  ASSERT_TRUE(table.grow(5).ok());
+  const ForwardSpan span{&table, tokens, 1};
+  const PassHooks refused[] = {{.on_input = [](int, std::span<const float>) {}},
+                               {.on_queries = [](int, std::span<const std::uint16_t>, int) {}},
+                               {.on_normed = [](int, ByteView) {}},
+                               {.kv_layers = 1}};
+  for (const PassHooks& hooks : refused) {
+    EXPECT_EQ(runner.forward->run({&span, 1}, hooks).code(), Code::kUnsupported);
+    EXPECT_EQ(table.tokens(), 0);
+  }
+  EXPECT_TRUE(runner.forward->run({&span, 1}, {}).ok());
 }
 
 TEST(DeviceForward, APassThatDoesNotFitChangesNothing) {

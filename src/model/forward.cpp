@@ -26,19 +26,6 @@ SparseCache* evicted_cache(const ForwardSpan& span) {
   return span.sparse != nullptr && span.sparse->evicted() ? span.sparse : nullptr;
 }
 
-// Adds the time until the end of its scope to `total`.
-class ScopedTimer {
- public:
-  explicit ScopedTimer(double& total) : total_(total), start_(SteadyClock::now()) {}
-  ScopedTimer(const ScopedTimer&) = delete;
-  ScopedTimer& operator=(const ScopedTimer&) = delete;
-  ~ScopedTimer() { total_ += seconds_since(start_); }
-
- private:
-  double& total_;
-  const TimePoint start_;
-};
-
 }  // namespace
 
 Result<std::unique_ptr<Forward>> Forward::create(const Model& model, int rows_max, int logits_max,
@@ -148,21 +135,46 @@ Status Forward::seal(int layer) {
   return {};
 }
 
-Status Forward::run(std::span<const ForwardSpan> spans, const OnLayer& on_layer,
-                    const OnInput& on_input, const OnQueries& on_queries,
-                    const OnNormed& on_normed) {
+Status Forward::check(std::span<const ForwardSpan> spans, const PassHooks& hooks) const {
+  if (!hooks.kv_layers) return {};
+  if (*hooks.kv_layers < 1 || *hooks.kv_layers > model_.config().layers) {
+    return internal_error("a pass cannot end behind K and V of " +
+                          std::to_string(*hooks.kv_layers) + " layers of " +
+                          std::to_string(model_.config().layers));
+  }
+  for (const ForwardSpan& span : spans) {
+    if (span.logits > 0) {
+      return internal_error("a pass that ends behind K and V of a layer has no logits");
+    }
+    if (span.sparse != nullptr) {
+      return internal_error(
+          "a pass that ends behind K and V of a layer cannot score tokens or have them evicted");
+    }
+  }
+  return {};
+}
+
+Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) {
   times_ = {};
   const ScopedTimer timer(times_.total);
+  KVLANE_TRY(check(spans, hooks));
   KVLANE_TRY(place_rows(spans));
-  // Thread counts do not change bits, so they may follow the work.
-  const ParallelScope threads(rows_ * work_per_row_ < kSerialWorkMax ? 1 : parallel_threads());
-  embed(spans);
   const auto& layers = model_.layers();
-  for (int layer = 0; layer < static_cast<int>(layers.size()); ++layer) {
-    if (on_input) on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
-    KVLANE_TRY(attention_block(layers[layer], layer, on_queries, on_normed));
-    if (on_layer) on_layer(layer, nullptr);
-    KVLANE_TRY(ffn_block(layers[layer]));
+  const int all = static_cast<int>(layers.size());
+  const int computed = hooks.kv_layers.value_or(all);
+  // Thread counts do not change bits, so they may follow the work.
+  const double work = rows_ * work_per_row_ * computed / all;
+  const ParallelScope threads(work < kSerialWorkMax ? 1 : parallel_threads());
+  embed(spans);
+  for (int layer = 0; layer < computed; ++layer) {
+    const bool whole = !hooks.kv_layers || layer + 1 < computed;
+    if (hooks.on_input) {
+      hooks.on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
+    }
+    KVLANE_TRY(project_qkv(layers[layer], layer, hooks));
+    if (whole) KVLANE_TRY(attention_block(layers[layer], layer));
+    if (hooks.on_layer) hooks.on_layer(layer, nullptr);
+    if (whole) KVLANE_TRY(ffn_block(layers[layer]));
   }
   KVLANE_TRY(project_logits());
   for (const ForwardSpan& span : spans) {
@@ -192,8 +204,8 @@ Status Forward::multiply(const Linear& linear, const void* x, float* y, int rows
   return linear.apply(x, y, rows);
 }
 
-Status Forward::attention_block(const LayerWeights& layer, int index, const OnQueries& on_queries,
-                                const OnNormed& on_normed) {
+// Up to K and V in the cache.
+Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHooks& hooks) {
   const ModelConfig& config = model_.config();
   const std::size_t hidden = config.hidden;
   const ElementType type = layer.qkv->input_type();
@@ -207,13 +219,19 @@ Status Forward::attention_block(const LayerWeights& layer, int index, const OnQu
   });
   KVLANE_TRY(multiply(*layer.qkv, normed_, product_, rows_));
   write_qkv(layer, index);
-  if (on_queries) {
+  if (hooks.on_queries) {
     const std::size_t width = std::size_t(config.heads) * q_parts_ * config.head_dim;
-    on_queries(index, {q_, rows_ * width}, q_parts_);
+    hooks.on_queries(index, {q_, rows_ * width}, q_parts_);
   }
   KVLANE_TRY(seal(index));
-  if (on_normed) on_normed(index, {normed_, rows_ * hidden * element_bytes(type)});
-  attend(index, type);
+  if (hooks.on_normed) hooks.on_normed(index, {normed_, rows_ * hidden * element_bytes(type)});
+  return {};
+}
+
+Status Forward::attention_block(const LayerWeights& layer, int index) {
+  const ModelConfig& config = model_.config();
+  const std::size_t hidden = config.hidden;
+  attend(index, layer.qkv->input_type());
   KVLANE_TRY(multiply(*layer.attention_out, wide_, product_, rows_));
   parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {

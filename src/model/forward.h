@@ -3,13 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
 #include "attention/attention.h"
 #include "attention/sparse_attention.h"
-#include "base/bytes.h"
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "kvlane/status.h"
@@ -29,26 +27,7 @@ class Forward final : public ForwardPass {
   static Result<std::unique_ptr<Forward>> create(const Model& model, int rows_max, int logits_max,
                                                  const KvFormat* format = nullptr);
 
-  // Called with the hidden states that are about to enter this layer, [rows of the pass][hidden] in
-  // the order of the spans; those of layer 0 are the embeddings.
-  using OnInput = std::function<void(int layer, std::span<const float> hidden)>;
-
-  // Called when this layer's queries are final for all rows of the pass: after the model's norms
-  // and rotation, before they are scaled. BF16 [rows of the pass][heads][parts][head_dim] in the
-  // order of the spans; the parts of a head add up to its query.
-  using OnQueries =
-      std::function<void(int layer, std::span<const std::uint16_t> queries, int parts)>;
-
-  // Called with what this layer's products of Q, K and V read, the hidden states behind the norm:
-  // [rows of the pass][hidden] in hidden_type() (model/hidden_rows.h), in the order of the spans. K
-  // and V of these rows are in the cache by then.
-  using OnNormed = std::function<void(int layer, ByteView normed)>;
-
-  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) override {
-    return run(spans, on_layer, {});
-  }
-  Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer, const OnInput& on_input,
-             const OnQueries& on_queries = {}, const OnNormed& on_normed = {});
+  Status run(std::span<const ForwardSpan> spans, const PassHooks& hooks) override;
 
   std::span<float> logits(int index) const override;
   const ForwardTimes& times() const override { return times_; }
@@ -68,8 +47,9 @@ class Forward final : public ForwardPass {
   Status place_rows(std::span<const ForwardSpan> spans);
   Status seal(int layer);
   void embed(std::span<const ForwardSpan> spans);
-  Status attention_block(const LayerWeights& layer, int index, const OnQueries& on_queries,
-                         const OnNormed& on_normed);
+  Status check(std::span<const ForwardSpan> spans, const PassHooks& hooks) const;
+  Status project_qkv(const LayerWeights& layer, int index, const PassHooks& hooks);
+  Status attention_block(const LayerWeights& layer, int index);
   Status ffn_block(const LayerWeights& layer);
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
@@ -92,7 +72,7 @@ class Forward final : public ForwardPass {
   const int rows_max_;
   const int logits_max_;
   int q_parts_ = 1;          // see PageQuery
-  double work_per_row_ = 0;  // multiplications in products
+  double work_per_row_ = 0;  // multiplications in products, of all layers
   int rows_ = 0;
   ForwardTimes times_;
 

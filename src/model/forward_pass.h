@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 
+#include "base/bytes.h"
 #include "cache/block_pool.h"
 #include "kvlane/status.h"
 
@@ -40,19 +41,50 @@ struct ForwardTimes {
 
 class DeviceMark;  // model/accelerator.h
 
+// What a pass shows on its way, and how far it goes. Each callback may be empty; they are called on
+// the thread of run(), layer by layer. Rows are those of the pass, in the order of its spans. A
+// device has on_layer alone.
+struct PassHooks {
+  // Called when the K and V of this layer are final for all rows of the pass: those in memory of
+  // the host now, those of a device, which is ahead of what it has done, once it reaches `done`.
+  // Without it a device is saved the marks.
+  using OnLayer = std::function<void(int layer, const std::shared_ptr<const DeviceMark>& done)>;
+
+  // Called with the hidden states that are about to enter this layer, [rows][hidden]; those of
+  // layer 0 are the embeddings.
+  using OnInput = std::function<void(int layer, std::span<const float> hidden)>;
+
+  // Called when this layer's queries are final for all rows of the pass: after the model's norms
+  // and rotation, before they are scaled. BF16 [rows][heads][parts][head_dim]; the parts of a head
+  // add up to its query.
+  using OnQueries =
+      std::function<void(int layer, std::span<const std::uint16_t> queries, int parts)>;
+
+  // Called with what this layer's products of Q, K and V read, the hidden states behind the norm:
+  // [rows][hidden] in hidden_type() (model/hidden_rows.h). K and V of these rows are in the cache
+  // by then.
+  using OnNormed = std::function<void(int layer, ByteView normed)>;
+
+  OnLayer on_layer;
+  OnInput on_input;
+  OnQueries on_queries;
+  OnNormed on_normed;
+
+  // 1 ... layers: the pass ends behind K and V of layer `kv_layers` - 1, the last one that is told.
+  // Those of later layers are the caller's to write, though the tables have the tokens. Nobody may
+  // want logits then, nor evict tokens.
+  std::optional<int> kv_layers;
+};
+
 // Thread-compatible.
 class ForwardPass {
  public:
   virtual ~ForwardPass() = default;
 
-  // Called when the K and V of this layer are final for all rows of the pass: those in memory of
-  // the host now, those of a device, which is ahead of what it has done, once it reaches `done`.
-  using OnLayer = std::function<void(int layer, const std::shared_ptr<const DeviceMark>& done)>;
-
-  // `on_layer` may be empty, which saves a device the marks. Appends the tokens to their sequences.
-  // Afterwards logits(i) is the i-th row that was wanted, in the order of spans and tokens, until
-  // the next pass. On an error the tables are unchanged, and sparse caches of no further use.
-  virtual Status run(std::span<const ForwardSpan> spans, const OnLayer& on_layer) = 0;
+  // Appends the tokens to their sequences. Afterwards logits(i) is the i-th row that was wanted, in
+  // the order of spans and tokens, until the next pass. On an error the tables are unchanged, and
+  // sparse caches of no further use. kUnsupported for hooks that a device does not have.
+  virtual Status run(std::span<const ForwardSpan> spans, const PassHooks& hooks) = 0;
 
   virtual std::span<float> logits(int index) const = 0;  // [vocab], memory of the host
   // The token that sample_token() takes of that row at temperature 0, if it will do and the pass

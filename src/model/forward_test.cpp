@@ -188,11 +188,11 @@ TEST(Forward, TellsEveryLayerInOrder) {
   const ForwardSpan span{&table, tokens, 0};
   std::vector<int> layers;
   ASSERT_TRUE(runner.forward
-                  ->run({&span, 1},
-                        [&](int layer, const auto& done) {
-                          EXPECT_EQ(done, nullptr);
-                          layers.push_back(layer);
-                        })
+                  ->run({&span, 1}, {.on_layer =
+                                         [&](int layer, const auto& done) {
+                                           EXPECT_EQ(done, nullptr);
+                                           layers.push_back(layer);
+                                         }})
                   .ok());
   EXPECT_EQ(layers, (std::vector<int>{0, 1}));
   EXPECT_EQ(table.tokens(), 3);
@@ -210,7 +210,7 @@ TEST(Forward, ShowsWhatEntersEachLayer) {
     EXPECT_EQ(layer, static_cast<int>(inputs.size()));
     inputs.emplace_back(rows.begin(), rows.end());
   };
-  ASSERT_TRUE(runner.forward->run({&span, 1}, {}, keep).ok());
+  ASSERT_TRUE(runner.forward->run({&span, 1}, {.on_input = keep}).ok());
   ASSERT_EQ(inputs.size(), 2U);
   std::vector<float> embedding(hidden);
   for (std::size_t token = 0; token < tokens.size(); ++token) {
@@ -275,7 +275,7 @@ TEST(Forward, ShowsTheQueriesOfEachLayer) {
         shown[i / (parts * d) * d + i % d] += to_float(bf16{queries[i]});
       }
     };
-    ASSERT_TRUE(runner.forward->run({&span, 1}, {}, {}, keep).ok());
+    ASSERT_TRUE(runner.forward->run({&span, 1}, {.on_queries = keep}).ok());
     EXPECT_EQ(layers, runner.model->config().layers);
     for (const int position : {0, 1, 63, 69}) {
       const auto expected =

@@ -69,19 +69,40 @@ Status HiddenRestorer::check(const RestoreSpan& span, int layer) const {
                         " in layer " + std::to_string(layer));
 }
 
-Status HiddenRestorer::restore(const RestoreSpan& span, int layer, ByteView stored) {
+Status HiddenRestorer::restore(const RestoreSpan& span, int layer,
+                               std::span<const ByteView> stored) {
   KVLANE_TRY(check(span, layer));
-  if (stored.size() != span.count * hidden_.stored_bytes()) {
-    return corrupt(std::to_string(stored.size()) + " bytes are not the hidden states of " +
+  std::size_t bytes = 0;
+  bool whole = true;
+  for (const ByteView piece : stored) {
+    bytes += piece.size();
+    whole &= piece.size() % hidden_.stored_bytes() == 0;
+  }
+  if (!whole || bytes != span.count * hidden_.stored_bytes()) {
+    return corrupt(std::to_string(bytes) + " bytes are not the hidden states of " +
                    std::to_string(span.count) + " tokens");
   }
   for (int done = 0; done < span.count; done += rows_max_) {
     const RestoreSpan part{span.table, span.tokens, span.first + done,
                            std::min(rows_max_, span.count - done)};
-    const std::size_t bytes = hidden_.stored_bytes();
-    KVLANE_TRY(
-        hidden_.decode(stored.subspan(done * bytes, part.count * bytes), part.count, normed_));
+    KVLANE_TRY(decode(stored, done, part.count));
     KVLANE_TRY(project(part, layer));
+  }
+  return {};
+}
+
+// Rows `first` ... `first` + `count` - 1 of all pieces, to `normed_`.
+Status HiddenRestorer::decode(std::span<const ByteView> stored, int first, int count) {
+  const std::size_t bytes = hidden_.stored_bytes();
+  std::byte* to = normed_;
+  for (const ByteView piece : stored) {
+    const int rows = static_cast<int>(piece.size() / bytes);
+    const int taken = std::clamp(rows - first, 0, count);
+    KVLANE_TRY(hidden_.decode(piece.subspan((rows - first > 0 ? first : 0) * bytes, taken * bytes),
+                              taken, to));
+    to += taken * hidden_.row_bytes();
+    first = std::max(0, first - rows);
+    count -= taken;
   }
   return {};
 }

@@ -20,7 +20,9 @@ namespace kvlane {
 // Tokens `first` ... `first` + `count` - 1 of a sequence that comes back with `tokens` tokens.
 // Whole blocks, but for the end of the sequence.
 struct RestoreSpan {
-  // Empty so far, with blocks for all tokens, and in a coded cache open_arriving_rows(tokens).
+  // With blocks for all tokens, and in a coded cache open_arriving_rows(tokens) or whole blocks
+  // alone without a window. Passes may have computed K and V of the first layers
+  // (PassHooks::kv_layers), so that it has the tokens already.
   BlockTable* table;
   int tokens;
   int first;
@@ -39,9 +41,9 @@ class HiddenRestorer {
                                                         const KvFormat* format = nullptr);
 
   // Writes K and V of one layer, and seals its complete slabs in a coded cache. `stored` are the
-  // rows of all tokens of the span. When all layers have all tokens the caller says so:
-  // table->set_tokens(). On an error the layer is garbage.
-  Status restore(const RestoreSpan& span, int layer, ByteView stored);
+  // rows of all tokens of the span, in order, in pieces of whole rows. When all layers have all
+  // tokens the caller says so: table->set_tokens(). On an error the layer is garbage.
+  Status restore(const RestoreSpan& span, int layer, std::span<const ByteView> stored);
 
   // The same of layer 0 from the tokens themselves: its hidden states are their embeddings, which
   // nobody needs to store. `tokens` are those of the span.
@@ -58,6 +60,7 @@ class HiddenRestorer {
 
   Status allocate();
   Status check(const RestoreSpan& span, int layer) const;
+  Status decode(std::span<const ByteView> stored, int first, int count);
   Status project(const RestoreSpan& span, int layer);
   void write_rows(const RestoreSpan& span, int layer);
   Status seal(const RestoreSpan& span, int layer);

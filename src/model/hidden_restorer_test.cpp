@@ -5,150 +5,28 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <optional>
 
 #include "base/bf16.h"
-#include "base/random.h"
 #include "cpu/parallel.h"
 #include "model/expected_fixture.h"
-#include "model/forward.h"
+#include "model/sequence_fixture.h"
 #include "quant/format_fixture.h"
-#include "quant/tables_fixture.h"
 
 namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
 using expected_fixture::take;
+using sequence_fixture::kRowsMax;
+using sequence_fixture::kTokens;
+using sequence_fixture::make_format;
+using sequence_fixture::random_tokens;
+using sequence_fixture::Sequence;
 using Values = HiddenFormat::Values;
 
 const fs::path kBundled = fs::path(KVLANE_SOURCE_DIR) / "models";
-constexpr int kTokens = 280;  // four blocks and an open one
-constexpr int kAnswer = 6;
-constexpr int kBlocks = 6;
-constexpr int kRowsMax = 320;
-
-std::vector<std::int32_t> random_tokens(int vocab) {
-  std::vector<std::int32_t> tokens(kTokens);
-  for (int i = 0; i < kTokens; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(5, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % vocab);
-  }
-  return tokens;
-}
-
-// Null for "bf16".
-std::shared_ptr<const KvFormat> make_format(const Model& model, const char* name) {
-  KvFormatContext context;
-  KvTables tables;
-  context.shape = model.config().kv_shape();
-  context.isa = model.isa();
-  context.tables = &tables;
-  if (std::string(name).find("zack") == 0) {
-    tables_fixture::add_zack_tables(context.shape, true, tables);
-  }
-  return take(make_kv_format(name, context));
-}
-
-// A model with a cache, and the hidden states of one sequence.
-class Sequence {
- public:
-  Sequence(const Model& model, const KvFormat* format)
-      : model_(model),
-        format_(format),
-        rows_(take(BlockPool::create(shape(), 2 * kBlocks * shape().block_bytes()))),
-        sealed_(take(BlockPool::create_sealed(
-            shape(), format ? format->slab_sizes() : SlabSizes(shape().layers, 64),
-            kBlocks * (format ? format->slab_sizes().block_bytes() : 64 * shape().layers)))),
-        forward_(take(Forward::create(model, kRowsMax, 1, format))),
-        table(format ? BlockTable(sealed_, rows_, format->window()) : BlockTable(rows_)) {}
-
-  KvShape shape() const { return model_.config().kv_shape(); }
-
-  // Computes the prompt in pieces and keeps each layer's hidden states.
-  std::vector<std::vector<std::byte>> compute(std::span<const std::int32_t> tokens, int chunk) {
-    std::vector<std::vector<std::byte>> hidden(shape().layers);
-    EXPECT_TRUE(table.grow(kTokens + kAnswer).ok());
-    for (int at = 0; at < kTokens; at += chunk) {
-      const ForwardSpan span{&table, tokens.subspan(at, std::min(chunk, kTokens - at)), 0};
-      const Status status = forward_->run({&span, 1}, {}, {}, {}, [&](int layer, ByteView normed) {
-        hidden[layer].insert(hidden[layer].end(), normed.begin(), normed.end());
-      });
-      EXPECT_TRUE(status.ok()) << status.message();
-    }
-    return hidden;
-  }
-
-  // Makes room for a sequence that comes back.
-  void begin_restore() {
-    EXPECT_TRUE(table.grow(kTokens + kAnswer).ok());
-    EXPECT_TRUE(table.open_arriving_rows(kTokens).ok());
-  }
-
-  // The most likely tokens, one after another, and the logits of the last.
-  std::vector<std::int32_t> answer(std::int32_t token, std::vector<float>& logits) {
-    std::vector<std::int32_t> tokens;
-    for (int i = 0; i < kAnswer; ++i) {
-      const ForwardSpan span{&table, {&token, 1}, 1};
-      const Status status = forward_->run({&span, 1}, {});
-      EXPECT_TRUE(status.ok()) << status.message();
-      const auto row = forward_->logits(0);
-      logits.assign(row.begin(), row.end());
-      token = static_cast<std::int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
-      tokens.push_back(token);
-    }
-    return tokens;
-  }
-
-  // K and V of `token` in all layers and heads; only where its block has rows.
-  std::vector<std::uint16_t> row(int token) const {
-    std::vector<std::uint16_t> values;
-    const std::size_t d = shape().head_dim;
-    for (int layer = 0; layer < shape().layers; ++layer) {
-      for (int head = 0; head < shape().kv_heads; ++head) {
-        const std::uint16_t* k =
-            table.page(token / kBlockTokens, layer, head) + std::size_t(token) % kBlockTokens * d;
-        values.insert(values.end(), k, k + d);
-        k += shape().page_plane_elements();
-        values.insert(values.end(), k, k + d);
-      }
-    }
-    return values;
-  }
-
-  void expect_same(const Sequence& other, const std::string& what) const {
-    ASSERT_EQ(table.tokens(), other.table.tokens());
-    for (int block = 0; block < blocks_for(kTokens); ++block) {
-      if (!format_ || table.rows_id(block) >= 0) {
-        ASSERT_TRUE(!format_ || other.table.rows_id(block) >= 0) << what << " block " << block;
-        for (int token = block * kBlockTokens;
-             token < std::min(kTokens, (block + 1) * kBlockTokens); ++token) {
-          ASSERT_EQ(row(token), other.row(token)) << what << " token " << token;
-        }
-      }
-      if (!format_ || block == kTokens / kBlockTokens) continue;
-      for (int layer = 0; layer < shape().layers; ++layer) {
-        ASSERT_EQ(0, std::memcmp(table.sealed(block, layer), other.table.sealed(block, layer),
-                                 format_->slab_bytes(layer)))
-            << what << " block " << block << " layer " << layer;
-      }
-    }
-  }
-
- private:
-  const Model& model_;
-  const KvFormat* const format_;
-  BlockPool rows_;
-  BlockPool sealed_;
-  std::unique_ptr<Forward> forward_;
-
- public:
-  BlockTable table;
-};
-
 std::vector<std::byte> encoded(const HiddenFormat& format, ByteView rows) {
   std::vector<std::byte> bytes(kTokens * format.stored_bytes());
   EXPECT_TRUE(format.encode(rows, kTokens, bytes.data()).ok());
@@ -166,11 +44,13 @@ void restore(const Model& model, const KvFormat* format, const HiddenFormat& hid
     for (int first = 0; first < kTokens; first += call) {
       const RestoreSpan span{&sequence.table, kTokens, first, std::min(call, kTokens - first)};
       const std::size_t bytes = hidden.stored_bytes();
+      // In two pieces, where there are as many rows.
+      const ByteView all = ByteView(stored).subspan(first * bytes, span.count * bytes);
+      const std::size_t cut = std::min<std::size_t>(span.count, 100) * bytes;
+      const ByteView pieces[] = {all.first(cut), all.subspan(cut)};
       const Status status =
-          layer == 0
-              ? restorer->restore_embedded(span, tokens.subspan(first, span.count))
-              : restorer->restore(span, layer,
-                                  ByteView(stored).subspan(first * bytes, span.count * bytes));
+          layer == 0 ? restorer->restore_embedded(span, tokens.subspan(first, span.count))
+                     : restorer->restore(span, layer, pieces);
       ASSERT_TRUE(status.ok()) << status.message();
     }
   }
@@ -241,8 +121,8 @@ double relative_error(const Sequence& a, const Sequence& b) {
   double off = 0;
   double square = 0;
   for (int token = 0; token < kTokens; ++token) {
-    const auto x = a.row(token);
-    const auto y = b.row(token);
+    const auto x = a.row(token, a.shape().layers);
+    const auto y = b.row(token, b.shape().layers);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double exact = to_float(bf16{y[i]});
       off += std::pow(to_float(bf16{x[i]}) - exact, 2);
@@ -295,7 +175,8 @@ TEST(HiddenRestorer, RefusesWhatIsNoPartOfASequence) {
   sequence.begin_restore();
   const auto of = [&](int first, int count, int layer, std::size_t bytes) {
     const std::vector<std::byte> stored(bytes);
-    return restorer->restore({&sequence.table, kTokens, first, count}, layer, stored).code();
+    const ByteView piece(stored);
+    return restorer->restore({&sequence.table, kTokens, first, count}, layer, {&piece, 1}).code();
   };
   const std::size_t row = hidden.stored_bytes();
   EXPECT_EQ(of(0, 64, 1, 64 * row), Code::kOk);
@@ -316,8 +197,9 @@ TEST(HiddenRestorer, ASlabThatCannotBeSealedIsAnError) {
   sequence.begin_restore();
   const std::vector<std::byte> stored(kTokens * hidden.stored_bytes());
   const RestoreSpan all{&sequence.table, kTokens, 0, kTokens};
-  EXPECT_TRUE(restorer->restore(all, 0, stored).ok());
-  EXPECT_EQ(restorer->restore(all, 1, stored).message(), "this slab is bad");
+  const ByteView piece(stored);
+  EXPECT_TRUE(restorer->restore(all, 0, {&piece, 1}).ok());
+  EXPECT_EQ(restorer->restore(all, 1, {&piece, 1}).message(), "this slab is bad");
 }
 
 }  // namespace

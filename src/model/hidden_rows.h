@@ -32,6 +32,13 @@ class HiddenFormat {
       : values_(values), type_(type), hidden_(hidden) {}
 
   std::string_view name() const { return values_ == Values::kExact ? "hidden" : "hidden:int8"; }
+  Values values() const { return values_; }
+  bool exact() const { return values_ == Values::kExact; }
+  ElementType type() const { return type_; }
+  // What extents of such rows say of them (spec/store.md, section 5).
+  std::string_view extent_format() const {
+    return values_ == Values::kExact ? "attention_input" : "attention_input:int8";
+  }
   int hidden() const { return hidden_; }
   // Of a row in memory, and of one that is stored.
   std::size_t row_bytes() const { return hidden_ * element_bytes(type_); }

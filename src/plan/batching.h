@@ -32,7 +32,7 @@ struct StepSample {
 StepPace learn(StepPace pace, const StepSample& sample);
 
 // The most prompt tokens the next step may carry beside `answers` answering sequences, so that it
-// takes at most `slowdown_max` times (more than 1) what it takes without, but at least
+// takes at most `slowdown_max` times (1 or more) what it takes without, but at least
 // kPromptTokensMin; with no answers, or without any pace to keep, `tokens_max`.
 int prompt_budget(const StepPace& pace, int answers, double slowdown_max, int tokens_max);
 

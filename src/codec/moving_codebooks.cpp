@@ -1,6 +1,6 @@
 // When a codebook is taken, kept and dropped.
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/moving_codebooks.h"
+#include "codec/moving_codebooks.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // Codebooks that follow the values: when planes are counted, and when not.
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/moving_codebooks.h"
+#include "codec/moving_codebooks.h"
 
 #include <gtest/gtest.h>
 

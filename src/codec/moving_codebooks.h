@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "codec/splitzip.h"
@@ -21,6 +22,9 @@ namespace kvlane {
 inline constexpr double kEscapesMax = 0.02;
 // What one whole plane weighs in the average.
 inline constexpr double kEscapesWeight = 0.25;
+
+// The codec that takes a codebook from its caller.
+inline constexpr std::string_view kCodebookCodec = "splitzip";
 
 enum class PlanePart : std::uint8_t { kK = 0, kV = 1 };
 

@@ -1,0 +1,187 @@
+// Blocks that go to the state store, and sequences that come back from it.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "engine/engine_impl.h"
+
+namespace kvlane {
+namespace {
+
+// With nobody answering, restores compute so long before commands are looked at.
+constexpr double kRestoreTurnSeconds = 0.01;
+
+// So many of those that wait have their state brought to the store's memory.
+constexpr std::size_t kPrefetchedMax = 4;
+
+}  // namespace
+
+// Hands complete blocks to the saver. Those it does not take now are offered again with the next
+// ones, and for the last time when the sequence ends.
+void EngineImpl::save_blocks(Sequence& sequence) {
+  if (keeper_ == nullptr || !keeper_->saves_slabs()) return;
+  const std::span<const BlockName> names = sequence.names.all();
+  for (; sequence.saved < sequence.published; ++sequence.saved) {
+    const BlockName& name = names[sequence.saved];
+    if (keeper_->holds(name)) continue;
+    const BlockId id = sequence.table.id(sequence.saved);
+    pool_.retain(id);
+    if (keeper_->save({id, sequence.saved, name, names.front()})) continue;
+    pool_.release(id);
+    return;
+  }
+}
+
+// There is no room to start the next ones: what they will read may come meanwhile.
+void EngineImpl::prefetch() {
+  if (keeper_ == nullptr) return;
+  std::vector<Sequence*> next(std::min(queued_.size(), kPrefetchedMax));
+  std::partial_sort_copy(
+      queued_.begin(), queued_.end(), next.begin(), next.end(),
+      [this](const Sequence* a, const Sequence* b) { return goes_before(rank(*a), rank(*b)); });
+  for (Sequence* const sequence : next) {
+    if (std::exchange(sequence->prefetched, true) || sequence->request.receives()) continue;
+    const std::span<const BlockName> names = sequence->names.all();
+    const auto missing = std::find_if(names.begin(), names.end(), [this](const BlockName& name) {
+      return !pool_.knows(name) && !arena_.knows(name);
+    });
+    keeper_->prefetch(names, static_cast<int>(missing - names.begin()),
+                      static_cast<int>(sequence->tokens.size()));
+  }
+}
+
+// Chooses the rows of this pass whose hidden states are saved. A sequence is followed from the next
+// beginning of a block on.
+bool EngineImpl::gather_hidden() {
+  saved_rows_.clear();
+  if (keeper_ == nullptr || keeper_->hidden() == nullptr) return false;
+  int row = 0;
+  for (const Slot& slot : slots_) {
+    Sequence& sequence = *slot.sequence;
+    const int position = sequence.table.tokens();
+    if (sequence.hidden == nullptr && position % kBlockTokens == 0) {
+      sequence.hidden = keeper_->hidden()->begin();
+    }
+    if (sequence.hidden != nullptr) {
+      saved_rows_.push_back({sequence.hidden.get(), position, row, slot.tokens});
+    }
+    row += slot.tokens;
+  }
+  return !saved_rows_.empty();
+}
+
+// Blocks that are complete and were not published yet have their names now.
+void EngineImpl::complete_hidden(Sequence& sequence) {
+  if (sequence.hidden == nullptr) return;
+  const std::span<const BlockName> names = sequence.names.all();
+  for (int block = sequence.published; block < sequence.table.tokens() / kBlockTokens; ++block) {
+    keeper_->hidden()->complete(*sequence.hidden, block, names[block], names.front());
+  }
+}
+
+void EngineImpl::end_hidden(Sequence& sequence) {
+  if (sequence.hidden == nullptr) return;
+  keeper_->hidden()->end(*sequence.hidden);
+  sequence.hidden.reset();
+}
+
+// Whether another one brings back the block that this sequence misses next.
+bool EngineImpl::is_being_restored(const Sequence& sequence) const {
+  const std::size_t next = sequence.table.tokens() / kBlockTokens;
+  return std::any_of(restoring_.begin(), restoring_.end(), [&](const Sequence* other) {
+    if (other == &sequence || other->restore == nullptr) return false;
+    const std::span<const BlockName> names = other->names.all();
+    return next < names.size() && names[next] == sequence.names.all()[next];
+  });
+}
+
+// Looks for more of the sequence in the store. False: there is nothing worth bringing back.
+bool EngineImpl::begin_restore(Sequence& sequence) {
+  if (keeper_ == nullptr || sequence.request.restore_failed) return false;
+  const std::span<const BlockName> names = sequence.names.all();
+  const int first = sequence.table.tokens() / kBlockTokens;
+  if (sequence.table.tokens() % kBlockTokens != 0 || first >= static_cast<int>(names.size())) {
+    return false;
+  }
+  if (is_being_restored(sequence)) return true;
+  FoundState found =
+      keeper_->restorer().find(names, first, static_cast<int>(sequence.tokens.size()));
+  if (found.decision.blocks == 0) return false;
+  auto job = keeper_->restorer().begin(std::move(found), first, sequence.table, sequence.tokens);
+  if (!job.ok()) return false;
+  sequence.restore = std::move(*job);
+  return true;
+}
+
+// A turn of those that come back. While others answer it takes as long as a step may take because
+// of prompts, or one piece if that is longer.
+bool EngineImpl::advance_restores() {
+  const TimePoint start = SteadyClock::now();
+  const bool answering = std::any_of(running_.begin(), running_.end(), [](const Sequence* running) {
+    return running->completion_tokens > 0;
+  });
+  const double turn_seconds =
+      answering ? (options_.slowdown_max - 1) * pace_.answer_seconds : kRestoreTurnSeconds;
+  bool worked = false;
+  for (std::size_t i = 0; i < restoring_.size();) {
+    Sequence& sequence = *restoring_[i];
+    if (worked && seconds_since(start) > turn_seconds) break;
+    if (sequence.restore == nullptr) {
+      adopt_what_others_computed(sequence);
+      if (is_being_restored(sequence)) {
+        ++i;
+        continue;
+      }
+      worked = true;
+      if (!begin_restore(sequence)) end_restore(sequence);
+      continue;
+    }
+    switch (sequence.restore->advance()) {
+      case RestoreJob::Progress::kWorked: worked = true; break;
+      case RestoreJob::Progress::kWaiting: ++i; break;
+      case RestoreJob::Progress::kOver:
+        worked = true;
+        end_restore(sequence);
+        break;
+    }
+  }
+  restore_seconds_ = seconds_since(start);
+  outside_seconds_ += restore_seconds_;
+  return worked;
+}
+
+// What is back is in the cache; the rest of the sequence is computed.
+void EngineImpl::end_restore(Sequence& sequence) {
+  std::erase(restoring_, &sequence);
+  const std::unique_ptr<RestoreJob> job = std::move(sequence.restore);
+  if (job != nullptr) {
+    const int first = sequence.published;
+    const int complete = first + job->blocks();
+    sequence.table.publish(sequence.names.all().first(complete), first);
+    sequence.published = complete;
+    const std::int64_t tokens = std::int64_t{job->blocks()} * kBlockTokens;
+    totals_.store_hit_tokens += tokens;
+    totals_.restores += 1;
+    totals_.restore_seconds += job->times().total;
+    totals_.restore_seconds_expected += job->decision().seconds;
+    totals_.restore_bytes += static_cast<std::int64_t>(job->times().bytes);
+    if (sequence.completion_tokens == 0) {
+      sequence.request.cached_tokens += static_cast<int>(tokens);
+      totals_.prefix_hit_tokens += tokens;
+    }
+    if (!job->status().ok()) {
+      // The table may say more than is true. What is whole can be found by its name.
+      ++totals_.restores_failed;
+      sequence.request.restore_failed = true;
+      sequence.release_blocks();
+      if (sequence.completion_tokens == 0) waiting_.fetch_add(1);
+      sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
+                                                    : &TimeAccount::queue);
+      queue(sequence);
+      return;
+    }
+  }
+  go_on(sequence);
+}
+
+}  // namespace kvlane

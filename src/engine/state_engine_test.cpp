@@ -1,0 +1,369 @@
+// Engines with a state store: sequences go on where they were, after a restart, under pressure and
+// on damaged disks, with the answers that one engine gives which never forgot anything.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/temporary_directory.h"
+#include "engine/engine_fixture.h"
+#include "quant/kv_format.h"
+#include "store/paced_files.h"
+
+namespace kvlane {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::shared_ptr<const KvFormat> make_format(const std::string& name) {
+  const Model& model = fixture_model();
+  return take(make_kv_format(name, {.shape = model.config().kv_shape(), .isa = model.isa()}));
+}
+
+std::shared_ptr<Store> open_store(const fs::path& directory, const DevicePace& pace = {}) {
+  StoreOptions options{.create = true};
+  options.directories.push_back({directory, 0});
+  auto files = take(open_store_files({}));
+  if (pace.read_bytes_per_second > 0) files = paced_files(std::move(files), pace, 1);
+  return take(Store::open(options, std::move(files)));
+}
+
+std::unique_ptr<Engine> make_engine(const EngineOptions& options) {
+  return take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options));
+}
+
+EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16") {
+  EngineOptions options;
+  options.kv_bytes = std::size_t{1} << 24;
+  options.kv_format = make_format(format);
+  options.state.store = std::move(store);
+  return options;
+}
+
+std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
+                                    Finish* finish = nullptr) {
+  Answer answer;
+  EXPECT_TRUE(engine.submit(request, answer.on_update()).ok());
+  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+  if (finish != nullptr) *finish = answer.finish();
+  return answer.tokens();
+}
+
+// The conversation so far, and something new.
+GenerationRequest next_turn(const GenerationRequest& before,
+                            const std::vector<std::int32_t>& answer, std::uint32_t seed) {
+  GenerationRequest request = make_request(30, 12, seed);
+  std::vector<std::int32_t> prompt = before.prompt;
+  prompt.insert(prompt.end(), answer.begin(), answer.end());
+  prompt.insert(prompt.end(), request.prompt.begin(), request.prompt.end());
+  request.prompt = std::move(prompt);
+  return request;
+}
+
+TEST(StateEngine, AConversationGoesOnAfterARestart) {
+  for (const char* format : {"bf16", "int4", "hack"}) {
+    for (const char* codec : {"none", "splitzip"}) {
+      const TemporaryDirectory directory;
+      const GenerationRequest first = make_request(300, 40, 1);
+      const auto whole = make_engine(options_with(nullptr, format));
+      const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
+      const GenerationRequest second = next_turn(first, first_answer, 2);
+      const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
+      {
+        EngineOptions options = options_with(open_store(directory.path()), format);
+        options.state.codec = codec;
+        const auto engine = make_engine(options);
+        EXPECT_EQ(answer_of(*engine, first), first_answer);
+      }
+      const auto engine = make_engine(options_with(open_store(directory.path()), format));
+      Finish finish;
+      EXPECT_EQ(answer_of(*engine, second, &finish), second_answer) << format << " " << codec;
+      // All complete blocks of the first turn, its answer included.
+      EXPECT_EQ(finish.cached_tokens, 339 / kBlockTokens * kBlockTokens) << format;
+      EXPECT_GT(finish.account.restore, 0);
+      engine->wait_idle();
+      const EngineLoad load = engine->load();
+      EXPECT_EQ(load.store_hit_tokens, finish.cached_tokens);
+      EXPECT_EQ(load.restores, 1);
+      EXPECT_EQ(load.restores_failed, 0);
+      EXPECT_GT(load.restore_bytes, 0);
+      EXPECT_EQ(load.save_failures, 0);
+    }
+  }
+}
+
+// The same from hidden states, which are only there while they are computed, and from mixtures.
+TEST(StateEngine, AConversationGoesOnFromHiddenStates) {
+  constexpr int kLayers = 2;
+  for (const char* format : {"bf16", "int4"}) {
+    for (const char* form : {"hidden", "hidden=1", "hidden=2"}) {
+      const TemporaryDirectory directory;
+      const GenerationRequest first = make_request(300, 40, 1);
+      const auto whole = make_engine(options_with(nullptr, format));
+      const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
+      const GenerationRequest second = next_turn(first, first_answer, 2);
+      const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
+      const auto make = [&] {
+        EngineOptions options = options_with(open_store(directory.path()), format);
+        options.state.forms = take(make_state_forms(form, kLayers, nullptr, 0));
+        return make_engine(options);
+      };
+      {
+        const auto engine = make();
+        Answer others[3];  // beside it, in the same passes
+        for (std::uint32_t i = 0; i < 3; ++i) {
+          ASSERT_TRUE(engine->submit(make_request(200, 30, 9 + i), others[i].on_update()).ok());
+        }
+        EXPECT_EQ(answer_of(*engine, first), first_answer);
+        for (Answer& other : others) other.wait();
+        EXPECT_EQ(engine->load().hidden_tokens_lost, 0);
+      }
+      const auto engine = make();
+      Finish finish;
+      EXPECT_EQ(answer_of(*engine, second, &finish), second_answer) << format << " " << form;
+      EXPECT_EQ(finish.cached_tokens, 320) << format << " " << form;
+    }
+  }
+}
+
+TEST(StateEngine, EightBitsHaveNamesOfTheirOwn) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(300, 5, 1);
+  const auto cached_with = [&](const char* form) {
+    EngineOptions options = options_with(open_store(directory.path()));
+    options.state.forms = take(make_state_forms(form, 2, nullptr, 0));
+    Finish finish;
+    (void)answer_of(*make_engine(options), request, &finish);
+    return finish.cached_tokens;
+  };
+  EXPECT_EQ(cached_with("hidden:int8"), 0);
+  EXPECT_EQ(cached_with("hidden:int8"), 256);
+  EXPECT_EQ(cached_with("kv"), 0);
+  EXPECT_EQ(cached_with("hidden"), 256) << "what is there is read, whatever is saved";
+}
+
+// Memory for one long sequence: every other one has to leave.
+TEST(StateEngine, WhatHadToLeaveMemoryIsReadAndNotComputed) {
+  const TemporaryDirectory directory;
+  EngineOptions options = options_with(open_store(directory.path()));
+  options.kv_bytes = 8 * fixture_model().config().kv_shape().block_bytes();
+  const auto store = options.state.store;
+  const auto engine = make_engine(options);
+  std::vector<GenerationRequest> requests;
+  std::vector<std::vector<std::int32_t>> answers;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    requests.push_back(make_request(400, 10, 20 + i));
+    answers.push_back(answer_of(*engine, requests.back()));
+    EXPECT_EQ(answers.back(), alone(fixture_model(), requests.back()));
+  }
+  engine->wait_idle();
+  store->flush();
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    Finish finish;
+    EXPECT_EQ(answer_of(*engine, requests[i], &finish), answers[i]);
+    EXPECT_EQ(finish.cached_tokens, 384);
+  }
+  EXPECT_GE(engine->load().store_hit_tokens, 3 * 384);
+}
+
+TEST(StateEngine, TwoThatWantTheSameReadItOnce) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(420, 5, 3);
+  const std::vector<std::int32_t> expected = alone(fixture_model(), request);
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  const auto engine = make_engine(options_with(
+      open_store(directory.path(), {.read_bytes_per_second = 20e6, .latency = Seconds(0.01)})));
+  Answer one, two;
+  ASSERT_TRUE(engine->submit(request, one.on_update()).ok());
+  ASSERT_TRUE(engine->submit(request, two.on_update()).ok());
+  EXPECT_EQ(one.wait().cached_tokens, 384);
+  EXPECT_EQ(two.wait().cached_tokens, 384);
+  EXPECT_EQ(one.tokens(), expected);
+  EXPECT_EQ(two.tokens(), expected);
+  engine->wait_idle();
+  EXPECT_EQ(engine->load().store_hit_tokens, 384);
+  EXPECT_EQ(engine->load().restores, 1);
+}
+
+TEST(StateEngine, OthersAnswerWhileASequenceComesBack) {
+  const TemporaryDirectory directory;
+  const GenerationRequest slow = make_request(420, 5, 4);
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), slow);
+  // Reading takes a second or more; all of the other answer is there long before.
+  const auto engine = make_engine(options_with(
+      open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(1)})));
+  Answer restored, quick;
+  ASSERT_TRUE(engine->submit(slow, restored.on_update()).ok());
+  ASSERT_TRUE(engine->submit(make_request(20, 30, 5), quick.on_update()).ok());
+  quick.wait();
+  EXPECT_TRUE(restored.tokens().empty());
+  restored.wait();
+  EXPECT_EQ(restored.tokens(), alone(fixture_model(), slow));
+  EXPECT_GE(restored.finish().account.restore, 0.9);
+}
+
+TEST(StateEngine, WhoWaitsForAPlaceIsReadAhead) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(420, 5, 4);
+  const std::vector<std::int32_t> expected = alone(fixture_model(), request);
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  StoreOptions store_options{.memory_bytes_max = std::size_t{1} << 26};
+  store_options.directories.push_back({directory.path(), 0});
+  EngineOptions options =
+      options_with(take(Store::open(store_options, take(open_store_files({})))));
+  options.sequences_max = 1;
+  const auto store = options.state.store;
+  const auto engine = make_engine(options);
+  Answer long_one, waiting;
+  ASSERT_TRUE(engine->submit(make_request(20, 400, 5), long_one.on_update()).ok());
+  long_one.wait_for_tokens(1);
+  ASSERT_TRUE(engine->submit(request, waiting.on_update()).ok());
+  long_one.wait();
+  waiting.wait();
+  EXPECT_EQ(waiting.tokens(), expected);
+  EXPECT_EQ(waiting.finish().cached_tokens, 384);
+  const StoreFigures figures = store->figures();
+  EXPECT_EQ(figures.prefetched, 6U);
+  EXPECT_EQ(figures.memory_reads, 6U);
+}
+
+TEST(StateEngine, DamageCostsTimeAndNothingElse) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(450, 20, 6);
+  const std::vector<std::int32_t> expected = alone(fixture_model(), request);
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  // Every page but the first ones of segments is suspect.
+  for (const auto& entry : fs::directory_iterator(directory.path() / "segments")) {
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    const auto bytes = static_cast<std::int64_t>(fs::file_size(entry.path()));
+    file.seekp(bytes / 2);
+    file.put('x').put('y').put('z');
+  }
+  for (int times = 0; times < 2; ++times) {
+    const auto engine = make_engine(options_with(open_store(directory.path())));
+    Finish finish;
+    EXPECT_EQ(answer_of(*engine, request, &finish), expected);
+    engine->wait_idle();
+    EXPECT_EQ(engine->load().restores_failed, times == 0 ? 1 : 0);
+    // What was damaged was computed and saved again.
+    EXPECT_GE(finish.cached_tokens, times == 0 ? 64 : 448);
+  }
+}
+
+TEST(StateEngine, TenantsDoNotShareWhatIsStored) {
+  const TemporaryDirectory directory;
+  GenerationRequest request = make_request(300, 5, 7);
+  request.cache_salt = "one";
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  const auto engine = make_engine(options_with(open_store(directory.path())));
+  request.cache_salt = "other";
+  Finish finish;
+  (void)answer_of(*engine, request, &finish);
+  EXPECT_EQ(finish.cached_tokens, 0);
+  request.cache_salt = "one";
+  (void)answer_of(*engine, request, &finish);
+  EXPECT_EQ(finish.cached_tokens, 256);
+}
+
+TEST(StateEngine, ARequestMayEndWhileItComesBack) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(420, 5, 8);
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  Answer answer, cut;  // longer than the engine
+  const auto engine = make_engine(options_with(
+      open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(0.3)})));
+  const auto id = engine->submit(request, answer.on_update());
+  ASSERT_TRUE(id.ok());
+  engine->abort(*id);
+  EXPECT_EQ(answer.wait().error.code(), Code::kAborted);
+  engine->wait_idle();
+  EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total);
+  // And so may the engine.
+  ASSERT_TRUE(engine->submit(request, cut.on_update()).ok());
+}
+
+// What a prefill worker brings back leaves like what it computes; and who loses interest meanwhile
+// leaves nothing behind.
+TEST(StateEngine, PrefillWorkersBringPromptsBackToo) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(420, 10, 4);
+  const std::vector<std::int32_t> expected = alone(fixture_model(), request);
+  const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread, .faults = {}});
+  const DevicePace paces[] = {{}, {}, {.read_bytes_per_second = 1e9, .latency = Seconds(0.5)}};
+  for (int turn = 0; turn < 3; ++turn) {
+    Worker prefill(*network, fixture_model(),
+                   options_with(open_store(directory.path(), paces[turn])));
+    Worker decode(*network, fixture_model(), options_with(nullptr));
+    const TransferId transfer = random_transfer_id();
+    Answer answer;
+    Prefilled prefilled;
+    const RequestId reserved = take(decode.engine->reserve(request, transfer));
+    ASSERT_TRUE(decode.engine->attach(reserved, answer.on_update()).ok());
+    const RequestId id = take(prefill.engine->prefill_and_push(request, decode.endpoint->address(),
+                                                               transfer, prefilled.on_prefilled()));
+    const bool given_up = turn == 2;
+    if (given_up) {
+      prefill.engine->abort(id);
+      decode.engine->abort(reserved);
+    }
+    EXPECT_EQ(prefilled.wait().finish.error.ok(), !given_up);
+    answer.wait();
+    EXPECT_TRUE(given_up || answer.tokens() == expected);
+    prefill.engine->wait_idle();
+    EXPECT_EQ(prefill.engine->load().store_hit_tokens, turn == 1 ? 384 : 0);
+    decode.expect_clean();
+  }
+}
+
+// Little memory, many conversations at once, some of which are the same for a while.
+TEST(StateEngine, UnderLoadAnswersAreThoseOfOneProcess) {
+  const TemporaryDirectory directory;
+  std::vector<GenerationRequest> requests;
+  std::vector<std::vector<std::int32_t>> expected;
+  for (std::uint32_t i = 0; i < 10; ++i) {
+    requests.push_back(make_mixed_request(100 + 40 * static_cast<int>(i % 5), 30, 30 + i % 7));
+    expected.push_back(alone(fixture_model(), requests.back()));
+  }
+  for (int rounds = 0; rounds < 3; ++rounds) {
+    EngineOptions options = options_with(open_store(directory.path()));
+    options.kv_bytes = 12 * fixture_model().config().kv_shape().block_bytes();
+    options.state.codec = rounds == 1 ? "splitzip:channel" : "none";
+    const auto engine = make_engine(options);
+    std::vector<std::unique_ptr<Answer>> answers;
+    for (const GenerationRequest& request : requests) {
+      answers.push_back(std::make_unique<Answer>());
+      ASSERT_TRUE(engine->submit(request, answers.back()->on_update()).ok());
+    }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_TRUE(answers[i]->wait().error.ok()) << answers[i]->wait().error.message();
+      EXPECT_EQ(answers[i]->tokens(), expected[i]) << rounds << " " << i;
+    }
+    engine->wait_idle();
+    EXPECT_TRUE(rounds == 0 || engine->load().store_hit_tokens > 0);
+  }
+}
+
+TEST(StateEngine, RefusesCachesWhoseBlocksNobodyElseCanUse) {
+  const TemporaryDirectory directory;
+  const auto store = open_store(directory.path());
+  const auto refusal = [&](const EngineOptions& options) {
+    return Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options).status().code();
+  };
+  EXPECT_EQ(refusal(options_with(store, "int4:recent=1")), Code::kUnsupported);
+  EngineOptions options = options_with(store);
+  options.prefix_caching = false;
+  EXPECT_EQ(refusal(options), Code::kUnsupported);
+  options = options_with(store);
+  options.eviction = take(make_eviction_rule("h2o:keep=0.5"));
+  EXPECT_EQ(refusal(options), Code::kUnsupported);
+  options = options_with(store);
+  options.state.codec = "zip";
+  EXPECT_FALSE(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options).ok());
+}
+
+}  // namespace
+}  // namespace kvlane

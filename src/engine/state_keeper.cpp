@@ -1,0 +1,61 @@
+// Puts together what an engine saves with and restores with.
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/state_keeper.h"
+
+#include <iterator>
+#include <utility>
+
+namespace kvlane {
+
+Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
+    const Model& model, const BlockPool& pool, ForwardPass& forward, const KvFormat* format,
+    const StateOptions& options, const std::vector<Codebook>& codebooks,
+    std::function<void(BlockId)> on_saved, std::function<void()> wake) {
+  const KvShape shape = model.config().kv_shape();
+  KVLANE_ASSIGN(const Codec* const codec, find_codec(options.codec, model.isa()));
+  std::unique_ptr<StateKeeper> keeper(new StateKeeper(shape, format, options));
+  const bool lossy =
+      options.forms.saves_hidden() && options.forms.hidden == HiddenFormat::Values::kInt8;
+  keeper->restorer_ = std::make_unique<Restorer>(
+      model, keeper->kind_, *options.store, forward,
+      RestorerOptions{.profile = options.profile, .lossy = lossy}, std::move(wake));
+  if (options.forms.slabs_first < shape.layers) {
+    keeper->slabs_ =
+        std::make_unique<SlabSaver>(pool, keeper->kind_, *codec, *options.store,
+                                    SlabSaverOptions{.model = model.identity(),
+                                                     .layer_first = options.forms.slabs_first,
+                                                     .layer_last = shape.layers,
+                                                     .bytes_max = options.saving_bytes,
+                                                     .codebooks = codebooks},
+                                    std::move(on_saved));
+  }
+  if (options.forms.saves_hidden()) {
+    const HiddenFormat rows(options.forms.hidden, hidden_type(model), model.config().hidden);
+    KVLANE_ASSIGN(keeper->hidden_,
+                  HiddenGatherer::create(*options.store, model,
+                                         {.format = rows,
+                                          .layer_first = options.forms.hidden_first,
+                                          .layer_last = options.forms.hidden_last,
+                                          .ring_bytes = options.ring_bytes}));
+  }
+  return keeper;
+}
+
+void StateKeeper::prefetch(std::span<const BlockName> names, int first, int tokens) {
+  FoundState found = restorer_->find(names, first, tokens);
+  std::vector<PinnedExtent> wanted;
+  for (FoundState::Block& block : found.blocks) {
+    for (auto* extents : {&block.hidden, &block.slabs}) {
+      std::move(extents->begin(), extents->end(), std::back_inserter(wanted));
+    }
+  }
+  if (!wanted.empty()) store_->prefetch(std::move(wanted));
+}
+
+bool StateKeeper::holds(const BlockName& name) const {
+  const int layers = kind_.shape().layers - forms_.slabs_first;
+  return layers == 0 ||
+         store_->holds({.name = name, .kind = ExtentKind::kKv}, forms_.slabs_first, layers);
+}
+
+}  // namespace kvlane

@@ -1,0 +1,72 @@
+// An engine's ways to the state store: what saves, and what brings back.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "codec/codec.h"
+#include "model/forward_pass.h"
+#include "model/model.h"
+#include "quant/kv_format.h"
+#include "restore/hidden_gatherer.h"
+#include "restore/restorer.h"
+#include "restore/slab_saver.h"
+#include "restore/state_forms.h"
+#include "store/store.h"
+
+namespace kvlane {
+
+struct StateOptions {
+  std::shared_ptr<Store> store;                   // null: nothing is saved
+  StateForms forms;                               // what is saved; brought back is what is there
+  std::string codec = "none";                     // of slabs that take one
+  std::shared_ptr<const MachineProfile> profile;  // of this machine; null: see decide_restore()
+  std::size_t saving_bytes = std::size_t{256} << 20;  // of blocks that wait to be saved
+  std::size_t ring_bytes = std::size_t{64} << 20;     // of hidden states that wait
+};
+
+// For the engine's thread.
+class StateKeeper {
+ public:
+  // `on_saved` and `wake` come on other threads, on_saved() not after the end of this. All others
+  // outlive it.
+  static Result<std::unique_ptr<StateKeeper>> create(const Model& model, const BlockPool& pool,
+                                                     ForwardPass& forward, const KvFormat* format,
+                                                     const StateOptions& options,
+                                                     const std::vector<Codebook>& codebooks,
+                                                     std::function<void(BlockId)> on_saved,
+                                                     std::function<void()> wake);
+
+  // Whether the store has all that would be saved of a block.
+  bool holds(const BlockName& name) const;
+  // False when saving is behind. Of a block that was taken the caller keeps the owner until
+  // on_saved().
+  bool save(const BlockToSave& block) { return slabs_ == nullptr || slabs_->add(block); }
+  bool saves_slabs() const { return slabs_ != nullptr; }
+  // Blocks whose slabs could not be saved.
+  std::int64_t failed() const { return slabs_ ? slabs_->failed() : 0; }
+
+  // Null: no layer's hidden states are saved.
+  HiddenGatherer* hidden() { return hidden_.get(); }
+  Restorer& restorer() { return *restorer_; }
+  // Asks the store to have at hand what will be read for a sequence; see Restorer::find().
+  void prefetch(std::span<const BlockName> names, int first, int tokens);
+
+ private:
+  StateKeeper(const KvShape& shape, const KvFormat* format, const StateOptions& options)
+      : kind_(shape, format), store_(options.store), forms_(options.forms) {}
+
+  const SlabKind kind_;
+  const std::shared_ptr<Store> store_;
+  const StateForms forms_;
+  std::unique_ptr<Restorer> restorer_;
+  std::unique_ptr<SlabSaver> slabs_;  // null: no layer's slabs are saved
+  std::unique_ptr<HiddenGatherer> hidden_;
+};
+
+}  // namespace kvlane

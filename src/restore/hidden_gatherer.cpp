@@ -1,0 +1,276 @@
+// A ring of rows between two threads. Rows are counted as they go in and out; who is where follows
+// from the counts.
+// SPDX-License-Identifier: Apache-2.0
+#include "restore/hidden_gatherer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "restore/hidden_extents.h"
+
+namespace kvlane {
+namespace {
+
+// One block's extents on their way to the disk.
+struct Puts {
+  explicit Puts(std::size_t count) : left(count) {}
+  std::atomic<std::size_t> left;
+  std::atomic<bool> failed = false;
+};
+
+}  // namespace
+
+HiddenGatherer::HiddenGatherer(Store& store, const Model& model,
+                               const HiddenGathererOptions& options)
+    : store_(store),
+      model_(model),
+      options_(options),
+      row_bytes_(options.format.row_bytes()),
+      ring_rows_(options.ring_bytes / row_bytes_),
+      directories_(store.directories()) {}
+
+Result<std::unique_ptr<HiddenGatherer>> HiddenGatherer::create(
+    Store& store, const Model& model, const HiddenGathererOptions& options) {
+  const int layers = model.config().layers;
+  if (options.layer_first < 0 || options.layer_first >= options.layer_last ||
+      options.layer_last > layers) {
+    return invalid_argument(
+        "hidden states cannot be saved of layers " + std::to_string(options.layer_first) + " to " +
+        std::to_string(options.layer_last - 1) + " of a model with " + std::to_string(layers));
+  }
+  std::unique_ptr<HiddenGatherer> gatherer(new HiddenGatherer(store, model, options));
+  if (gatherer->ring_rows_ == 0) {
+    return invalid_argument("a ring of " + std::to_string(options.ring_bytes) +
+                            " bytes has no room for a row of hidden states of " +
+                            std::to_string(gatherer->row_bytes_));
+  }
+  KVLANE_TRY(gatherer->cut_extents());
+  KVLANE_ASSIGN(gatherer->ring_, PageBuffer::allocate(gatherer->ring_rows_ * gatherer->row_bytes_));
+  gatherer->thread_ = std::thread([self = gatherer.get()] { self->run(); });
+  return gatherer;
+}
+
+HiddenGatherer::~HiddenGatherer() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard guard(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+// Of each block the same: so many layers each that they are large enough, and a rest that is not
+// goes with the last ones.
+Status HiddenGatherer::cut_extents() {
+  const std::size_t part_bytes = kBlockTokens * options_.format.stored_bytes();
+  if (part_bytes > kExtentBytesMax) {
+    return invalid_argument("hidden states of " + std::to_string(part_bytes) +
+                            " bytes a layer and block are larger than an extent");
+  }
+  const ExtentPart part{.k_bytes = static_cast<std::uint32_t>(part_bytes)};
+  const std::size_t wanted =
+      (options_.extent_bytes_min + part.padded_bytes() - 1) / part.padded_bytes();
+  const auto each = static_cast<int>(std::clamp<std::size_t>(wanted, 1, kExtentLayersMax));
+  for (int layer = options_.layer_first; layer < options_.layer_last;) {
+    const int left = options_.layer_last - layer;
+    const int count = left < 2 * each && left <= kExtentLayersMax ? left : std::min(each, left);
+    ExtentHead head{.model = model_.identity(), .layer = layer};
+    describe_hidden(options_.format, head);
+    head.parts.assign(static_cast<std::size_t>(count), part);
+    KVLANE_TRY(place_parts(head));
+    KVLANE_TRY(build_extent_head(head).status());
+    extents_.push_back(std::move(head));
+    layer += count;
+  }
+  return {};
+}
+
+std::shared_ptr<SavedRows> HiddenGatherer::begin() {
+  return std::shared_ptr<SavedRows>(new SavedRows());
+}
+
+void HiddenGatherer::copy(int layer, std::span<const PassRows> rows, ByteView normed) {
+  if (layer < options_.layer_first || layer >= options_.layer_last) return;
+  const TimePoint start = SteadyClock::now();
+  for (const PassRows& each : rows) {
+    if (each.saved->lost() || each.count == 0) continue;
+    if (!copy_rows(layer, each, normed)) {
+      each.saved->lost_ = true;
+      told_.emplace_back(Drop{each.saved->shared_from_this()});
+    }
+  }
+  post();
+  counters_->copy_nanoseconds +=
+      std::chrono::duration_cast<std::chrono::nanoseconds>(SteadyClock::now() - start).count();
+}
+
+// False when the ring has no room for them.
+bool HiddenGatherer::copy_rows(int layer, const PassRows& rows, ByteView normed) {
+  const auto count = static_cast<std::uint64_t>(rows.count);
+  const std::uint64_t used = taken_ - given_back_.load(std::memory_order_acquire);
+  if (count > ring_rows_ - used) return false;
+  const std::byte* from = normed.data() + rows.row * row_bytes_;
+  // In two pieces where the ring ends in between.
+  for (int done = 0; done < rows.count;) {
+    const std::size_t slot = taken_ % ring_rows_;
+    const auto piece =
+        static_cast<int>(std::min(static_cast<std::size_t>(rows.count - done), ring_rows_ - slot));
+    std::memcpy(ring_.data() + slot * row_bytes_, from, piece * row_bytes_);
+    told_.emplace_back(
+        Rows{rows.saved->shared_from_this(), layer, rows.position + done, piece, slot});
+    taken_ += static_cast<std::uint64_t>(piece);
+    from += piece * row_bytes_;
+    done += piece;
+  }
+  counters_->rows += count;
+  // Nobody else writes it.
+  if (used + count > counters_->ring_rows_max) counters_->ring_rows_max = used + count;
+  return true;
+}
+
+void HiddenGatherer::complete(SavedRows& saved, int block, const BlockName& name,
+                              const BlockName& first_name) {
+  if (saved.lost()) {
+    counters_->tokens_lost += kBlockTokens;
+    return;
+  }
+  told_.emplace_back(Complete{saved.shared_from_this(), block, name, first_name});
+  post();
+}
+
+void HiddenGatherer::end(SavedRows& saved) {
+  told_.emplace_back(Drop{saved.shared_from_this()});
+  post();
+}
+
+void HiddenGatherer::post() {
+  if (told_.empty()) return;
+  {
+    const std::lock_guard guard(mutex_);
+    std::move(told_.begin(), told_.end(), std::back_inserter(queue_));
+  }
+  told_.clear();
+  changed_.notify_one();
+}
+
+void HiddenGatherer::flush() {
+  std::unique_lock guard(mutex_);
+  idle_.wait(guard, [this] { return queue_.empty() && !working_; });
+}
+
+void HiddenGatherer::run() {
+  std::vector<Work> all;
+  std::unique_lock guard(mutex_);
+  for (;;) {
+    changed_.wait(guard, [this] { return ending_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    all.swap(queue_);
+    working_ = true;
+    guard.unlock();
+    for (Work& work : all) perform(work);
+    all.clear();
+    guard.lock();
+    working_ = false;
+    idle_.notify_all();
+  }
+}
+
+void HiddenGatherer::perform(Work& work) {
+  if (const auto* const rows = std::get_if<Rows>(&work)) {
+    gather(*rows);
+    given_back_.fetch_add(static_cast<std::uint64_t>(rows->count), std::memory_order_release);
+  } else if (const auto* const complete = std::get_if<Complete>(&work)) {
+    put(*complete);
+  } else {
+    drop(*std::get<Drop>(work).saved);
+  }
+}
+
+void HiddenGatherer::gather(const Rows& rows) {
+  for (int done = 0; done < rows.count && !rows.saved->dropped_;) {
+    const int room = kBlockTokens - (rows.position + done) % kBlockTokens;
+    const int count = std::min(room, rows.count - done);
+    // No draft, or a row that 8 bits cannot hold.
+    if (!gather_part(rows, done, count).ok()) {
+      rows.saved->lost_ = true;
+      drop(*rows.saved);
+    }
+    done += count;
+  }
+}
+
+// Rows of one block, to their places in its draft.
+Status HiddenGatherer::gather_part(const Rows& rows, int done, int count) {
+  const int position = rows.position + done;
+  const int block = position / kBlockTokens;
+  const int row = position % kBlockTokens;
+  SavedRows::OpenBlock& open = rows.saved->open_[block];
+  if (open.rows.empty()) {
+    open.drafts.resize(extents_.size());
+    open.rows.resize(static_cast<std::size_t>(options_.layer_last - options_.layer_first));
+  }
+  // Behind a gap the layer never becomes whole.
+  int& gathered = open.rows[static_cast<std::size_t>(rows.layer - options_.layer_first)];
+  if (gathered != row) return {};
+  std::size_t extent = 0;
+  while (!extents_[extent].holds(rows.layer)) ++extent;
+  std::optional<ExtentDraft>& draft = open.drafts[extent];
+  if (!draft) {
+    ExtentHead head = extents_[extent];
+    head.position = std::int64_t{block} * kBlockTokens;
+    KVLANE_ASSIGN(draft, store_.draft(std::move(head)));
+  }
+  const std::span<std::byte> part = draft->part(rows.layer - extents_[extent].layer);
+  const ByteView from(ring_.data() + (rows.slot + done) * row_bytes_, count * row_bytes_);
+  KVLANE_TRY(
+      options_.format.encode(from, count, part.data() + row * options_.format.stored_bytes()));
+  gathered += count;
+  return {};
+}
+
+void HiddenGatherer::put(const Complete& complete) {
+  const auto found = complete.saved->open_.find(complete.block);
+  const bool whole = found != complete.saved->open_.end() &&
+                     std::all_of(found->second.rows.begin(), found->second.rows.end(),
+                                 [](int rows) { return rows == kBlockTokens; });
+  if (!whole) {
+    counters_->tokens_lost += kBlockTokens;
+  } else {
+    const auto puts = std::make_shared<Puts>(extents_.size());
+    for (std::optional<ExtentDraft>& draft : found->second.drafts) {
+      draft->set_name(complete.name);
+      const int directory = extent_directory(complete.first_name, draft->head().layer,
+                                             draft->head().position, directories_);
+      store_.put(std::move(*draft), directory, [puts, counters = counters_](const Status& status) {
+        if (!status.ok()) puts->failed = true;
+        if (--puts->left > 0) return;
+        if (puts->failed) {
+          counters->tokens_lost += kBlockTokens;
+        } else {
+          counters->blocks += 1;
+        }
+      });
+    }
+  }
+  if (found != complete.saved->open_.end()) complete.saved->open_.erase(found);
+}
+
+void HiddenGatherer::drop(SavedRows& saved) {
+  saved.dropped_ = true;
+  saved.open_.clear();
+}
+
+HiddenGathererFigures HiddenGatherer::figures() const {
+  return {.rows = counters_->rows,
+          .bytes = counters_->rows * row_bytes_,
+          .blocks = counters_->blocks,
+          .tokens_lost = counters_->tokens_lost,
+          .ring_bytes_used_max = counters_->ring_rows_max * row_bytes_,
+          .copy_seconds = static_cast<double>(counters_->copy_nanoseconds) * 1e-9};
+}
+
+}  // namespace kvlane

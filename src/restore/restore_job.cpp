@@ -1,0 +1,335 @@
+// The pipeline of one sequence.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "cpu/parallel.h"
+#include "restore/hidden_extents.h"
+#include "restore/restorer.h"
+
+namespace kvlane {
+namespace {
+
+constexpr int kPieceBlocks = kRestorePieceTokens / kBlockTokens;
+// Slabs of fewer bytes in all are decoded sooner by one thread than by several.
+constexpr std::size_t kSerialBytesMax = std::size_t{256} << 10;
+
+}  // namespace
+
+// Some parts of an extent in a row, all of which are wanted.
+struct RestoreJob::Read {
+  PinnedExtent extent;
+  RestoreSource source;
+  int block;  // from the first that comes back on
+  int part, parts;
+  int users = 0;  // units that have not used it yet
+  bool begun = false;
+  std::vector<int> units;  // which wait for it
+
+  int layer() const { return extent.head().layer + part; }
+};
+
+// A piece of one layer: what is computed at once.
+struct RestoreJob::Unit {
+  RestoreSource source;
+  int layer;
+  int block;               // the first, from the first that comes back on
+  std::vector<int> reads;  // one for each block
+  int missing = 0;         // that have not arrived
+};
+
+// What came from the store. It outlives the job while reads are under way, and their memory with
+// it.
+struct RestoreJob::Arrivals {
+  std::mutex mutex;
+  std::vector<std::pair<std::size_t, Status>> arrived;  // reads
+  std::vector<PageBuffer> buffers;                      // one for each read, when it is begun
+  std::function<void()> wake;
+};
+
+RestoreJob::RestoreJob(Restorer& restorer, FoundState found, int first, BlockTable& table,
+                       std::span<const std::int32_t> tokens)
+    : restorer_(restorer),
+      found_(std::move(found)),
+      first_(first),
+      table_(table),
+      tokens_(tokens.begin(), tokens.end()),
+      begun_(SteadyClock::now()),
+      arrivals_(std::make_shared<Arrivals>()),
+      blocks_(found_.decision.blocks) {
+  arrivals_->wake = restorer.wake_;
+}
+
+RestoreJob::~RestoreJob() = default;
+
+Status RestoreJob::plan_reads() {
+  for (int block = 0; block < blocks_; ++block) {
+    add_reads(found_.blocks[block].hidden, RestoreSource::kHidden, block);
+    add_reads(found_.blocks[block].slabs, RestoreSource::kSlabs, block);
+  }
+  found_.blocks.clear();
+  std::stable_sort(reads_.begin(), reads_.end(), [](const Read& a, const Read& b) {
+    return std::pair(a.layer(), a.block / kPieceBlocks) <
+           std::pair(b.layer(), b.block / kPieceBlocks);
+  });
+  add_units();
+  for (const Unit& unit : units_) {
+    if (std::find(unit.reads.begin(), unit.reads.end(), -1) != unit.reads.end()) {
+      return internal_error("layer " + std::to_string(unit.layer) +
+                            " is to come back from what the store does not have");
+    }
+  }
+  for (const Read& read : reads_) {
+    buffer_each_ =
+        std::max(buffer_each_, extent_read_bytes(read.extent.head(), read.part, read.parts));
+  }
+  if (buffer_each_ > 0) {
+    buffers_max_ =
+        std::max<std::size_t>(restorer_.options_.buffer_bytes / buffer_each_, 2 * kPieceBlocks);
+  }
+  arrivals_->buffers.resize(reads_.size());
+  return begin_reads(false);
+}
+
+// Runs of parts in an extent whose layers come from this source.
+void RestoreJob::add_reads(const std::vector<PinnedExtent>& extents, RestoreSource source,
+                           int block) {
+  const RestoreDecision& decision = found_.decision;
+  for (const PinnedExtent& extent : extents) {
+    const ExtentHead& head = extent.head();
+    const auto wanted = [&](int part) {
+      const int layer = head.layer + part;
+      return layer >= decision.recomputed && decision.sources[layer] == source;
+    };
+    for (int part = 0; part < head.layers(); ++part) {
+      if (!wanted(part)) continue;
+      int end = part + 1;
+      while (end < head.layers() && wanted(end)) ++end;
+      reads_.push_back({extent, source, block, part, end - part, 0, false, {}});
+      part = end - 1;
+    }
+  }
+}
+
+// Every layer that is not computed from tokens, in pieces.
+void RestoreJob::add_units() {
+  const RestoreDecision& decision = found_.decision;
+  const int layers = static_cast<int>(decision.sources.size());
+  const int pieces = (blocks_ + kPieceBlocks - 1) / kPieceBlocks;
+  const auto index = [&](int layer, int piece) {
+    return (layer - decision.recomputed) * pieces + piece;
+  };
+  for (int layer = decision.recomputed; layer < layers; ++layer) {
+    for (int piece = 0; piece < pieces; ++piece) {
+      const int block = piece * kPieceBlocks;
+      const int blocks = std::min(kPieceBlocks, blocks_ - block);
+      units_.push_back({decision.sources[layer], layer, block, std::vector<int>(blocks, -1), 0});
+    }
+  }
+  for (std::size_t i = 0; i < reads_.size(); ++i) {
+    Read& read = reads_[i];
+    for (int layer = read.layer(); layer < read.layer() + read.parts; ++layer) {
+      const int unit = index(layer, read.block / kPieceBlocks);
+      units_[unit].reads[read.block % kPieceBlocks] = static_cast<int>(i);
+      ++units_[unit].missing;
+      ++read.users;
+      read.units.push_back(unit);
+    }
+  }
+}
+
+// As many as there are buffers for; one more where nothing would ever move otherwise.
+Status RestoreJob::begin_reads(bool beyond_budget) {
+  std::vector<ExtentRead> batch;
+  std::vector<std::size_t> numbers;
+  while (next_read_ < reads_.size()) {
+    Read& read = reads_[next_read_];
+    // What nobody wants any more.
+    if (read.block >= blocks_) {
+      ++next_read_;
+      arrive(read);
+      continue;
+    }
+    if (buffers_used_ >= buffers_max_ && !std::exchange(beyond_budget, false)) break;
+    Result<PageBuffer> buffer = restorer_.take_buffer(buffer_each_);
+    if (!buffer.ok()) {
+      if (under_way_ == 0) return buffer.status();
+      break;  // those under way will give theirs back
+    }
+    const std::size_t bytes = extent_read_bytes(read.extent.head(), read.part, read.parts);
+    batch.push_back({read.extent, read.part, read.parts, {buffer->data(), bytes}});
+    numbers.push_back(next_read_);
+    arrivals_->buffers[next_read_] = std::move(*buffer);
+    times_.bytes += static_cast<double>(bytes);
+    read.begun = true;
+    ++buffers_used_;
+    ++under_way_;
+    ++next_read_;
+  }
+  if (batch.empty()) return {};
+  restorer_.store_.read(std::move(batch), [arrivals = arrivals_, numbers = std::move(numbers)](
+                                              std::size_t index, const Status& status) {
+    {
+      const std::lock_guard lock(arrivals->mutex);
+      arrivals->arrived.emplace_back(numbers[index], status);
+    }
+    arrivals->wake();
+  });
+  return {};
+}
+
+void RestoreJob::take_arrivals() {
+  std::vector<std::pair<std::size_t, Status>> arrived;
+  {
+    const std::lock_guard lock(arrivals_->mutex);
+    std::swap(arrived, arrivals_->arrived);
+  }
+  for (const auto& [number, status] : arrived) {
+    Read& read = reads_[number];
+    --under_way_;
+    if (!status.ok()) lose(read.block, status);
+    arrive(read);
+  }
+}
+
+void RestoreJob::arrive(const Read& read) {
+  for (const int unit : read.units) {
+    if (--units_[unit].missing == 0) ready_.push_back(unit);
+  }
+}
+
+// This block and those behind it do not come back.
+void RestoreJob::lose(int block, const Status& why) {
+  if (block >= blocks_) return;
+  blocks_ = block;
+  status_ = why;
+}
+
+RestoreJob::Progress RestoreJob::advance() {
+  if (over_) return Progress::kOver;
+  take_arrivals();
+  const int end = (first_ + blocks_) * kBlockTokens;
+  const bool more_tokens =
+      found_.decision.recomputed > 0 && first_ * kBlockTokens + recomputed_tokens_ < end;
+  if (!ready_.empty()) {
+    const int unit = ready_.front();
+    ready_.pop_front();
+    compute(units_[unit]);
+  } else if (more_tokens) {
+    recompute_piece();
+  } else if (blocks_ == 0 || (under_way_ == 0 && next_read_ == reads_.size())) {
+    return this->end();
+  } else if (under_way_ > 0) {
+    return Progress::kWaiting;
+  }
+  // Where nothing is under way, the buffers are all with units that wait for other reads.
+  const bool stuck = under_way_ == 0 && ready_.empty() && !more_tokens;
+  if (const Status status = begin_reads(stuck); !status.ok()) lose(0, status);
+  return Progress::kWorked;
+}
+
+void RestoreJob::compute(const Unit& unit) {
+  const int blocks = std::min(static_cast<int>(unit.reads.size()), blocks_ - unit.block);
+  if (blocks > 0) {
+    const ScopedTimer timer(unit.source == RestoreSource::kHidden ? times_.project : times_.decode);
+    if (unit.source == RestoreSource::kHidden) {
+      project(unit, blocks);
+    } else {
+      decode(unit, blocks);
+    }
+  }
+  for (const int read : unit.reads) release(reads_[read]);
+}
+
+ByteView RestoreJob::stored_bytes(const Read& read, int layer) const {
+  const ExtentHead& head = read.extent.head();
+  const ExtentPart& part = head.parts[layer - head.layer];
+  const std::size_t at = std::size_t{part.page - head.parts[read.part].page} * kExtentPageBytes;
+  return {arrivals_->buffers[&read - reads_.data()].data() + at, part.bytes()};
+}
+
+void RestoreJob::decode(const Unit& unit, int blocks) {
+  std::vector<Status> decoded(blocks);
+  const std::size_t bytes = blocks * restorer_.kind_.slab_bytes(unit.layer);
+  const ParallelScope threads(bytes < kSerialBytesMax ? 1 : parallel_threads());
+  parallel_for(blocks, [&](std::int64_t i) {
+    const Read& read = reads_[unit.reads[i]];
+    const ExtentHead& head = read.extent.head();
+    const auto codec = find_codec(head.codec, restorer_.model_.isa());
+    if (!codec.ok()) {
+      decoded[i] = codec.status();
+      return;
+    }
+    const int block = first_ + unit.block + static_cast<int>(i);
+    BlockPool& pool = table_.pool();
+    decoded[i] = read_slab(restorer_.kind_, **codec, {unit.layer, block * kBlockTokens},
+                           head.parts[unit.layer - head.layer], stored_bytes(read, unit.layer),
+                           pool.slab_memory(table_.id(block), unit.layer));
+  });
+  for (int i = blocks - 1; i >= 0; --i) {
+    if (decoded[i].ok()) continue;
+    restorer_.store_.forget(reads_[unit.reads[i]].extent);
+    lose(unit.block + i, decoded[i]);
+  }
+}
+
+// Rows of neighbouring blocks that are stored alike in one product.
+void RestoreJob::project(const Unit& unit, int blocks) {
+  const Model& model = restorer_.model_;
+  const auto format_of = [&](int i) {
+    return *stored_hidden_format(reads_[unit.reads[i]].extent.head(), model);
+  };
+  for (int i = 0; i < blocks;) {
+    const HiddenFormat format = format_of(i);
+    std::vector<ByteView> rows;
+    const int begin = i;
+    for (; i < blocks && format_of(i).exact() == format.exact(); ++i) {
+      rows.push_back(stored_bytes(reads_[unit.reads[i]], unit.layer));
+    }
+    const int count = (i - begin) * kBlockTokens;
+    const int first = (first_ + unit.block + begin) * kBlockTokens;
+    const auto restorer = restorer_.hidden_restorer(format.values());
+    const Status status =
+        !restorer.ok()
+            ? restorer.status()
+            : (*restorer)->restore({&table_, static_cast<int>(tokens_.size()), first, count},
+                                   unit.layer, rows);
+    if (!status.ok()) {
+      lose(unit.block + begin, status);
+      return;
+    }
+  }
+}
+
+void RestoreJob::release(Read& read) {
+  if (--read.users > 0 || !read.begun) return;
+  PageBuffer& buffer = arrivals_->buffers[&read - reads_.data()];
+  restorer_.give_back(std::move(buffer));
+  --buffers_used_;
+}
+
+void RestoreJob::recompute_piece() {
+  const ScopedTimer timer(times_.recompute);
+  const int at = first_ * kBlockTokens + recomputed_tokens_;
+  const int count =
+      std::min(kRestorePieceTokens, found_.decision.blocks * kBlockTokens - recomputed_tokens_);
+  const ForwardSpan span{&table_, std::span(tokens_).subspan(at, count), 0};
+  PassHooks hooks;
+  hooks.kv_layers = found_.decision.recomputed;
+  if (const Status status = restorer_.forward_.run({&span, 1}, hooks); !status.ok()) {
+    lose(recomputed_tokens_ / kBlockTokens, status);
+  }
+  recomputed_tokens_ += count;
+}
+
+RestoreJob::Progress RestoreJob::end() {
+  const int end = (first_ + blocks_) * kBlockTokens;
+  if (table_.tokens() < end) table_.set_tokens(end);
+  times_.total = seconds_since(begun_);
+  over_ = true;
+  return Progress::kOver;
+}
+
+}  // namespace kvlane

@@ -1,0 +1,163 @@
+// Sequences on their way back from the store: layer by layer, reads ahead of what is computed
+// (HCache, section 4). On the CPU.
+//
+// A layer's slabs are decoded into their blocks, its hidden states projected to K and V, and the
+// first layers may be computed from tokens again. Reads are begun in the order in which layers are
+// wanted, as many as there are buffers for; what has arrived is computed a piece at a time by
+// whoever owns the job, between other work if it likes.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "cache/block_pool.h"
+#include "cpu/memory.h"
+#include "model/forward_pass.h"
+#include "model/hidden_restorer.h"
+#include "model/model.h"
+#include "restore/restore_decision.h"
+#include "restore/slab_bodies.h"
+#include "store/store.h"
+
+namespace kvlane {
+
+struct RestorerOptions {
+  std::size_t buffer_bytes = std::size_t{64}
+                             << 20;               // of one job's reads, at least those of a piece
+  std::shared_ptr<const MachineProfile> profile;  // null: see decide_restore()
+  bool lossy = false;                             // hidden:int8 may be used
+};
+
+// What the store has of a sequence, pinned, and what is worth using of it.
+struct FoundState {
+  RestoreDecision decision;
+  // Extents of decision.blocks blocks from the first that was asked for, in the order of layers.
+  struct Block {
+    std::vector<PinnedExtent> hidden, slabs;
+  };
+  std::vector<Block> blocks;
+};
+
+class RestoreJob;
+
+// What jobs share. Thread-compatible, as are its jobs: all of one owner.
+class Restorer {
+ public:
+  // `forward` computes prefixes; `kind` is the cache's. All outlive this. `wake` is called on
+  // threads of the store when a job has something to do again; it may be called after the end of
+  // this.
+  Restorer(const Model& model, const SlabKind& kind, Store& store, ForwardPass& forward,
+           RestorerOptions options, std::function<void()> wake);
+  ~Restorer();
+
+  // Looks for names[first], names[first + 1], ... of a sequence of `tokens` tokens, and decides.
+  FoundState find(std::span<const BlockName> names, int first, int tokens) const;
+
+  // Begins to read. `table` has tokens() = `first` blocks, blocks for all of the sequence and no
+  // window; until the job is over or gone nobody else touches it. `tokens` are those of the
+  // sequence from its start up to the last block that comes back, at least.
+  Result<std::unique_ptr<RestoreJob>> begin(FoundState found, int first, BlockTable& table,
+                                            std::span<const std::int32_t> tokens);
+
+ private:
+  friend class RestoreJob;
+  Result<PageBuffer> take_buffer(std::size_t bytes);
+  void give_back(PageBuffer buffer);
+  Result<HiddenRestorer*> hidden_restorer(HiddenFormat::Values values);
+
+  const Model& model_;
+  const SlabKind& kind_;
+  Store& store_;
+  ForwardPass& forward_;
+  const RestorerOptions options_;
+  const std::function<void()> wake_;
+  std::unique_ptr<HiddenRestorer> exact_, int8_;  // when they are wanted
+  std::vector<PageBuffer> buffers_;               // that nobody uses
+};
+
+struct RestoreTimes {
+  double total = 0;      // seconds from begin() until it was over
+  double recompute = 0;  // of it, busy: computing from tokens
+  double project = 0;    // projecting hidden states
+  double decode = 0;     // decoding slabs
+  double bytes = 0;      // read
+};
+
+// One sequence. May be given up at any time.
+class RestoreJob {
+ public:
+  ~RestoreJob();
+
+  enum class Progress {
+    kWorked,   // a piece was computed, there may be more
+    kWaiting,  // for reads: wake() will be called
+    kOver,
+  };
+  // Computes one piece at most: kRestorePieceTokens tokens of one layer, or of the layers that come
+  // from tokens.
+  Progress advance();
+
+  // When it is over: the blocks that are back, from `first` on, complete in all layers, and sealed.
+  // Fewer than were found when something could not be read or computed: status() says what. Then
+  // the table may say that it has more tokens than that, and is to be cleared.
+  int blocks() const { return blocks_; }
+  const Status& status() const { return status_; }
+  const RestoreDecision& decision() const { return found_.decision; }
+  const RestoreTimes& times() const { return times_; }
+
+ private:
+  friend class Restorer;
+  struct Read;
+  struct Unit;
+  struct Arrivals;
+  RestoreJob(Restorer& restorer, FoundState found, int first, BlockTable& table,
+             std::span<const std::int32_t> tokens);
+
+  Status plan_reads();
+  void add_reads(const std::vector<PinnedExtent>& extents, RestoreSource source, int block);
+  void add_units();
+  Status begin_reads(bool beyond_budget);
+  void take_arrivals();
+  void arrive(const Read& read);
+  void lose(int block, const Status& why);
+  void compute(const Unit& unit);
+  void decode(const Unit& unit, int blocks);
+  void project(const Unit& unit, int blocks);
+  ByteView stored_bytes(const Read& read, int layer) const;
+  void release(Read& read);
+  void recompute_piece();
+  Progress end();
+
+  Restorer& restorer_;
+  FoundState found_;
+  const int first_;  // block
+  BlockTable& table_;
+  const std::vector<std::int32_t> tokens_;
+  const TimePoint begun_;
+
+  std::vector<Read> reads_;  // in the order in which they are begun
+  std::vector<Unit> units_;  // layer by layer, piece by piece
+  std::deque<int> ready_;    // units whose reads have arrived, the first one first
+  std::size_t next_read_ = 0;
+  int under_way_ = 0;
+  std::size_t buffer_each_ = 0;  // bytes
+  std::size_t buffers_max_ = 0;
+  std::size_t buffers_used_ = 0;
+  std::shared_ptr<Arrivals> arrivals_;
+  int recomputed_tokens_ = 0;
+  int blocks_ = 0;
+  bool over_ = false;
+  Status status_;
+  RestoreTimes times_;
+};
+
+}  // namespace kvlane

@@ -1,0 +1,450 @@
+// Sequences that come back from a store: K and V as the forward pass wrote them, bit for bit, from
+// any mixture of sources, and what is left of them when something is damaged.
+// SPDX-License-Identifier: Apache-2.0
+#include "restore/restorer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/random.h"
+#include "base/temporary_directory.h"
+#include "cpu/parallel.h"
+#include "model/expected_fixture.h"
+#include "model/forward.h"
+#include "model/synth.h"
+#include "quant/tables_fixture.h"
+#include "restore/hidden_extents.h"
+#include "restore/slab_saver.h"
+#include "store/faulty_files.h"
+#include "store/paced_files.h"
+
+namespace kvlane {
+namespace {
+
+using expected_fixture::take;
+
+constexpr int kBlocks = 9;  // more than a piece, and no whole number of them
+constexpr int kTokens = kBlocks * kBlockTokens + 20;
+constexpr int kChunk = 320;
+
+// Little to compute, and so much K and V that a block has two extents.
+constexpr const char* kConfig = R"({
+  "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "head_dim": 64,
+  "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 5, "vocab_size": 200,
+  "max_position_embeddings": 1024, "torch_dtype": "bfloat16", "tie_word_embeddings": false})";
+
+std::unique_ptr<Model> load_tiny_model() {
+  const TemporaryDirectory directory;
+  SynthOptions options;
+  options.config_json = kConfig;
+  const Status written = write_synthetic_checkpoint(options, directory.path());
+  EXPECT_TRUE(written.ok()) << written.message();
+  return take(Model::load(directory.path(), {}));
+}
+
+const Model& tiny_model() {
+  static const std::unique_ptr<Model> model = load_tiny_model();
+  return *model;
+}
+
+std::shared_ptr<const KvFormat> make_format(const std::string& name) {
+  KvTables tables;
+  const KvFormatContext context{.shape = tiny_model().config().kv_shape(),
+                                .rope = &tiny_model().rope(),
+                                .tables = &tables,
+                                .isa = tiny_model().isa()};
+  if (name.starts_with("zack")) tables_fixture::add_zack_tables(context.shape, true, tables);
+  return take(make_kv_format(name, context));
+}
+
+// Names as good as any others.
+std::vector<BlockName> block_names() {
+  std::vector<BlockName> names(kBlocks);
+  for (int i = 0; i < kBlocks; ++i) {
+    names[i].fill(std::byte{0x5A});
+    names[i][0] = static_cast<std::byte>(i);
+  }
+  return names;
+}
+
+std::vector<std::int32_t> random_tokens() {
+  std::vector<std::int32_t> tokens(kTokens);
+  for (int i = 0; i < kTokens; ++i) {
+    const auto index = static_cast<std::uint32_t>(i);
+    tokens[i] =
+        static_cast<std::int32_t>(philox4x32(9, {index, 0, 0, 0})[0] % tiny_model().config().vocab);
+  }
+  return tokens;
+}
+
+// A model's cache, a store, and what connects them.
+class World {
+ public:
+  explicit World(const std::string& format_name = "bf16", std::unique_ptr<StoreFiles> files = {})
+      : format(make_format(format_name)),
+        shape(tiny_model().config().kv_shape()),
+        kind(shape, format.get()),
+        rows_(take(BlockPool::create(shape, 4 * kBlocks * shape.block_bytes()))),
+        sealed_(take(BlockPool::create_sealed(
+            shape, format ? format->slab_sizes() : SlabSizes(shape.layers, 64),
+            4 * kBlocks * (format ? format->slab_sizes().block_bytes() : 64 * shape.layers)))),
+        forward(take(Forward::create(tiny_model(), kRestorePieceTokens, 1, format.get()))),
+        names(block_names()),
+        tokens(random_tokens()) {
+    StoreOptions options{.create = true};
+    options.directories.push_back({directory_.path(), 0});
+    if (files == nullptr) files = take(open_store_files({}));
+    store = take(Store::open(options, std::move(files)));
+  }
+
+  BlockPool& pool() { return format ? sealed_ : rows_; }
+  BlockTable new_table() {
+    return format ? BlockTable(sealed_, rows_, format->window()) : BlockTable(rows_);
+  }
+  Restorer restorer(RestorerOptions options = {}) {
+    return {tiny_model(), kind, *store, *forward, std::move(options), [this] { ++woken; }};
+  }
+
+  // All but the last tokens, in whole blocks, and the hidden states of each layer.
+  BlockTable compute() {
+    BlockTable table = new_table();
+    hidden.assign(shape.layers, {});
+    EXPECT_TRUE(table.grow(kTokens).ok());
+    PassHooks hooks;
+    hooks.on_normed = [this](int layer, ByteView rows) {
+      hidden[layer].insert(hidden[layer].end(), rows.begin(), rows.end());
+    };
+    for (int at = 0; at < kBlocks * kBlockTokens; at += kChunk) {
+      const int count = std::min(kChunk, kBlocks * kBlockTokens - at);
+      const ForwardSpan span{&table, std::span(tokens).subspan(at, count), 0};
+      const Status status = forward->run({&span, 1}, hooks);
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+    return table;
+  }
+
+  void save_slabs(const BlockTable& table, const char* codec, int first_layer = 0,
+                  int blocks = kBlocks) {
+    std::atomic<int> saved = 0;
+    {
+      const Codec* const coder = take(find_codec(codec));
+      SlabSaver saver(pool(), kind, *coder, *store,
+                      {.layer_first = first_layer, .layer_last = shape.layers},
+                      [&saved](BlockId) { ++saved; });
+      for (int block = 0; block < blocks; ++block) {
+        EXPECT_TRUE(saver.add({table.id(block), block, names[block], names[0]}));
+      }
+    }
+    store->flush();
+    EXPECT_EQ(saved, blocks);
+  }
+
+  void save_hidden(const char* form) {
+    const HiddenFormat rows = take(HiddenFormat::parse(form, tiny_model()));
+    for (int block = 0; block < kBlocks; ++block) {
+      ExtentHead head{.key = {.name = names[block]}};
+      describe_hidden(rows, head);
+      head.layer = 1;
+      head.position = std::int64_t{block} * kBlockTokens;
+      const auto bytes = static_cast<std::uint32_t>(kBlockTokens * rows.stored_bytes());
+      head.parts.assign(shape.layers - 1, ExtentPart{.k_bytes = bytes});
+      ExtentDraft draft = take(store->draft(head));
+      for (int part = 0; part < head.layers(); ++part) {
+        const std::size_t at = std::size_t(block) * kBlockTokens * rows.row_bytes();
+        const ByteView from =
+            ByteView(hidden[1 + part]).subspan(at, kBlockTokens * rows.row_bytes());
+        EXPECT_TRUE(rows.encode(from, kBlockTokens, draft.part(part).data()).ok());
+      }
+      store->put(std::move(draft), 0, [](const Status& status) { EXPECT_TRUE(status.ok()); });
+    }
+    store->flush();
+  }
+
+  // Until it is over.
+  static void run(RestoreJob& job) {
+    while (true) {
+      const RestoreJob::Progress progress = job.advance();
+      if (progress == RestoreJob::Progress::kOver) return;
+      if (progress == RestoreJob::Progress::kWaiting) std::this_thread::yield();
+    }
+  }
+
+  // K and V of all layers of a block: what attention reads.
+  Bytes content(const BlockTable& table, int block) {
+    Bytes bytes;
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      const std::byte* const slab = pool().slab_memory(table.id(block), layer);
+      bytes.insert(bytes.end(), slab, slab + kind.slab_bytes(layer));
+    }
+    return bytes;
+  }
+
+  void expect_blocks(const BlockTable& table, const BlockTable& truth, int first, int count,
+                     const std::string& what) {
+    for (int block = first; block < first + count; ++block) {
+      EXPECT_TRUE(content(table, block) == content(truth, block)) << what << " block " << block;
+    }
+  }
+
+  // The logits behind the tokens of the table.
+  std::vector<float> logits(BlockTable& table) {
+    const ForwardSpan span{&table, std::span(tokens).subspan(table.tokens()), 1};
+    EXPECT_TRUE(forward->run({&span, 1}, {}).ok());
+    const std::span<const float> row = forward->logits(0);
+    return {row.begin(), row.end()};
+  }
+
+  // Threads that wait for each other on a busy machine would take most of the time, and
+  // ThreadSanitizer does not know those of OpenMP. First: models are loaded on several, too.
+  const ParallelScope one_thread{1};
+  const std::shared_ptr<const KvFormat> format;
+  const KvShape shape;
+  const SlabKind kind;
+
+ private:
+  BlockPool rows_;
+  BlockPool sealed_;
+  TemporaryDirectory directory_;
+
+ public:
+  std::unique_ptr<Forward> forward;
+  std::vector<BlockName> names;
+  std::vector<std::int32_t> tokens;
+  std::vector<Bytes> hidden;
+  std::unique_ptr<Store> store;
+  std::atomic<int> woken = 0;
+};
+
+// All blocks, all layers from `recomputed` on from these sources.
+void force(FoundState& found, int recomputed, int slabs_from) {
+  const int layers = static_cast<int>(found.decision.sources.size());
+  found.decision.recomputed = recomputed;
+  for (int layer = 0; layer < layers; ++layer) {
+    found.decision.sources[layer] =
+        layer < slabs_from ? RestoreSource::kHidden : RestoreSource::kSlabs;
+  }
+}
+
+TEST(Restorer, SlabsOfEveryFormatAndCodecComeBackBitForBit) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"bf16", "none"},        {"bf16", "splitzip"},      {"bf16", "splitzip:channel"},
+      {"int4", "none"},        {"int4", "splitzip"},      {"hack", "none"},
+      {"kivi:bits=2", "none"}, {"zack:keep=0.5", "none"}, {"zack:keep=0.5", "splitzip:channel"},
+  };
+  for (const auto& [format, codec] : cases) {
+    const std::string what = std::string(format) + " " + codec;
+    World world(format);
+    BlockTable truth = world.compute();
+    world.save_slabs(truth, codec);
+    Restorer restorer = world.restorer();
+    FoundState found = restorer.find(world.names, 0, kTokens);
+    ASSERT_EQ(found.decision.blocks, kBlocks) << what;
+    EXPECT_EQ(found.decision.recomputed, 0) << what;
+    BlockTable table = world.new_table();
+    ASSERT_TRUE(table.grow(kTokens).ok());
+    const auto job = take(restorer.begin(std::move(found), 0, table, world.tokens));
+    World::run(*job);
+    ASSERT_TRUE(job->status().ok()) << what << ": " << job->status().message();
+    EXPECT_EQ(job->blocks(), kBlocks);
+    EXPECT_EQ(table.tokens(), kBlocks * kBlockTokens);
+    EXPECT_GT(job->times().bytes, 0);
+    EXPECT_GT(world.woken, 0);
+    world.expect_blocks(table, truth, 0, kBlocks, what);
+    // It goes on as the sequence that was never gone.
+    EXPECT_EQ(world.logits(table), world.logits(truth)) << what;
+  }
+}
+
+TEST(Restorer, AnyMixtureOfSourcesGivesTheSameBits) {
+  for (const char* format : {"bf16", "int4"}) {
+    World world(format);
+    BlockTable truth = world.compute();
+    world.save_slabs(truth, "splitzip");
+    world.save_hidden("hidden");
+    const int layers = world.shape.layers;
+    for (int recomputed = 0; recomputed < layers; ++recomputed) {
+      for (int slabs_from = recomputed; slabs_from <= layers; ++slabs_from) {
+        if (recomputed == 0 && slabs_from > 0) continue;  // hidden states of layer 0 are not stored
+        const std::string what = std::string(format) + " recomputed " + std::to_string(recomputed) +
+                                 " slabs from " + std::to_string(slabs_from);
+        Restorer restorer = world.restorer();
+        FoundState found = restorer.find(world.names, 0, kTokens);
+        ASSERT_EQ(found.decision.blocks, kBlocks) << what;
+        force(found, recomputed, slabs_from);
+        BlockTable table = world.new_table();
+        ASSERT_TRUE(table.grow(kTokens).ok());
+        const auto job = take(restorer.begin(std::move(found), 0, table, world.tokens));
+        World::run(*job);
+        ASSERT_TRUE(job->status().ok()) << what << ": " << job->status().message();
+        EXPECT_EQ(table.tokens(), kBlocks * kBlockTokens) << what;
+        world.expect_blocks(table, truth, 0, kBlocks, what);
+      }
+    }
+  }
+}
+
+TEST(Restorer, BehindBlocksThatAreInTheCache) {
+  World world;
+  BlockTable truth = world.compute();
+  world.save_slabs(truth, "none", 2);
+  world.save_hidden("hidden");
+  constexpr int kFirst = 3;
+  for (const int recomputed : {1, 2}) {
+    Restorer restorer = world.restorer();
+    FoundState found = restorer.find(world.names, kFirst, kTokens);
+    ASSERT_EQ(found.decision.blocks, kBlocks - kFirst);
+    force(found, recomputed, 4);
+    BlockTable table = world.new_table();
+    for (int block = 0; block < kFirst; ++block) {
+      world.pool().retain(truth.id(block));
+      table.append_sealed(truth.id(block));
+    }
+    ASSERT_TRUE(table.grow(kTokens).ok());
+    const auto job = take(restorer.begin(std::move(found), kFirst, table, world.tokens));
+    World::run(*job);
+    ASSERT_TRUE(job->status().ok()) << job->status().message();
+    EXPECT_EQ(table.tokens(), kBlocks * kBlockTokens);
+    world.expect_blocks(table, truth, kFirst, kBlocks - kFirst, "behind");
+  }
+}
+
+TEST(Restorer, AFewBuffersAreEnough) {
+  World world;
+  BlockTable truth = world.compute();
+  world.save_slabs(truth, "splitzip:channel");
+  Restorer restorer = world.restorer({.buffer_bytes = 1});
+  BlockTable table = world.new_table();
+  ASSERT_TRUE(table.grow(kTokens).ok());
+  const auto job =
+      take(restorer.begin(restorer.find(world.names, 0, kTokens), 0, table, world.tokens));
+  World::run(*job);
+  ASSERT_TRUE(job->status().ok()) << job->status().message();
+  world.expect_blocks(table, truth, 0, kBlocks, "few buffers");
+}
+
+TEST(Restorer, FindsAsMuchAsIsThereInARow) {
+  World world;
+  BlockTable truth = world.compute();
+  EXPECT_EQ(world.restorer().find(world.names, 0, kTokens).decision.blocks, 0);
+  world.save_slabs(truth, "none", 0, 7);
+  const Restorer restorer = world.restorer();
+  EXPECT_EQ(restorer.find(world.names, 0, kTokens).decision.blocks, 7);
+  EXPECT_EQ(restorer.find(world.names, 5, kTokens).decision.blocks, 2);
+  EXPECT_EQ(restorer.find(world.names, 7, kTokens).decision.blocks, 0);
+  // One token at least is computed, for its logits.
+  EXPECT_EQ(restorer.find(world.names, 0, 4 * kBlockTokens).decision.blocks, 3);
+  EXPECT_EQ(restorer.find(world.names, 0, 4 * kBlockTokens + 1).decision.blocks, 4);
+  for (const PinnedExtent& extent : world.store->find({.name = world.names[2]})) {
+    world.store->forget(extent);
+  }
+  world.store->flush();
+  EXPECT_EQ(restorer.find(world.names, 0, kTokens).decision.blocks, 2);
+  EXPECT_EQ(restorer.find(world.names, 3, kTokens).decision.blocks, 4);
+}
+
+TEST(Restorer, LayersThatNobodyStoredAreNoDecision) {
+  World world;
+  BlockTable truth = world.compute();
+  world.save_slabs(truth, "none");
+  world.save_hidden("hidden");
+  Restorer restorer = world.restorer();
+  FoundState found = restorer.find(world.names, 0, kTokens);
+  force(found, 0, 2);  // of layer 0 there are no hidden states
+  BlockTable table = world.new_table();
+  ASSERT_TRUE(table.grow(kTokens).ok());
+  EXPECT_EQ(restorer.begin(std::move(found), 0, table, world.tokens).status().code(),
+            Code::kInternal);
+}
+
+TEST(Restorer, EightBitsAreForThoseWhoAskForThem) {
+  World world;
+  BlockTable truth = world.compute();
+  world.save_hidden("hidden:int8");
+  EXPECT_EQ(world.restorer().find(world.names, 0, kTokens).decision.blocks, 0);
+  Restorer restorer = world.restorer({.lossy = true});
+  FoundState found = restorer.find(world.names, 0, kTokens);
+  ASSERT_EQ(found.decision.blocks, kBlocks);
+  EXPECT_EQ(found.decision.recomputed, 1);
+  BlockTable table = world.new_table();
+  ASSERT_TRUE(table.grow(kTokens).ok());
+  const auto job = take(restorer.begin(std::move(found), 0, table, world.tokens));
+  World::run(*job);
+  ASSERT_TRUE(job->status().ok()) << job->status().message();
+  // Not the same, and near.
+  const Bytes there = world.content(table, 4), expected = world.content(truth, 4);
+  ASSERT_FALSE(there == expected);
+  double error = 0, square = 0;
+  for (std::size_t i = 0; i < there.size(); i += 2) {
+    bf16 a, b;
+    std::memcpy(&a, there.data() + i, 2);
+    std::memcpy(&b, expected.data() + i, 2);
+    error += std::pow(to_float(a) - to_float(b), 2);
+    square += std::pow(to_float(b), 2);
+  }
+  EXPECT_LT(std::sqrt(error / square), 0.02);
+}
+
+// Each damage: what the job says, and how much of the sequence is left.
+TEST(Restorer, WhatIsDamagedOrCannotBeReadEndsTheSequenceThere) {
+  for (const bool damaged : {true, false}) {
+    const auto disk = std::make_shared<FaultyDisk>();
+    World world("bf16", std::make_unique<FaultyFiles>(disk));
+    BlockTable truth = world.compute();
+    world.save_slabs(truth, "splitzip");
+    constexpr int kBad = 7;
+    if (damaged) {
+      // The last extent of block 9: extents lie in the order in which blocks were saved.
+      Bytes& segment = disk->files().begin()->second.now;
+      ASSERT_GT(segment.size(), std::size_t{1} << 20);
+      const std::size_t each = segment.size() / kBlocks;
+      // More than the padding behind a part.
+      const std::size_t begin = kBad * each + each / 2;
+      for (std::size_t at = begin; at < begin + 8192; ++at) segment[at] ^= std::byte{1};
+    } else {
+      disk->fault = [](FaultyDisk::Kind kind, int number, const std::string&) {
+        return kind == FaultyDisk::Kind::kRead && number == kBad ? unavailable("no such luck")
+                                                                 : Status();
+      };
+    }
+    Restorer restorer = world.restorer();
+    BlockTable table = world.new_table();
+    ASSERT_TRUE(table.grow(kTokens).ok());
+    const auto job =
+        take(restorer.begin(restorer.find(world.names, 0, kTokens), 0, table, world.tokens));
+    World::run(*job);
+    EXPECT_EQ(job->status().code(), damaged ? Code::kCorrupt : Code::kUnavailable);
+    EXPECT_LT(job->blocks(), kBlocks);
+    EXPECT_GT(job->blocks(), 4);
+    EXPECT_EQ(table.tokens(), job->blocks() * kBlockTokens);
+    world.expect_blocks(table, truth, 0, job->blocks(), "before the damage");
+    world.store->flush();
+    // What was damaged is forgotten; what could not be read may be read the next time.
+    const int next = restorer.find(world.names, 0, kTokens).decision.blocks;
+    EXPECT_EQ(next, damaged ? job->blocks() : kBlocks);
+  }
+}
+
+TEST(Restorer, MayBeGivenUpWhileReadsAreUnderWay) {
+  World world("bf16", paced_files(take(open_store_files({})),
+                                  {.read_bytes_per_second = 30e6, .latency = Seconds(0.002)}, 1));
+  BlockTable truth = world.compute();
+  world.save_slabs(truth, "none");
+  for (int turns = 0; turns < 12; ++turns) {
+    Restorer restorer = world.restorer();
+    BlockTable table = world.new_table();
+    ASSERT_TRUE(table.grow(kTokens).ok());
+    const auto job =
+        take(restorer.begin(restorer.find(world.names, 0, kTokens), 0, table, world.tokens));
+    for (int i = 0; i < 1000 * turns; ++i) (void)job->advance();
+  }
+}
+
+}  // namespace
+}  // namespace kvlane

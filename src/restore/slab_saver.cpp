@@ -1,0 +1,105 @@
+// One block after the other, an extent at a time.
+// SPDX-License-Identifier: Apache-2.0
+#include "restore/slab_saver.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace kvlane {
+
+SlabSaver::SlabSaver(const BlockPool& pool, const SlabKind& kind, const Codec& codec, Store& store,
+                     SlabSaverOptions options, std::function<void(BlockId)> on_saved)
+    : pool_(pool),
+      kind_(kind),
+      store_(store),
+      options_(std::move(options)),
+      on_saved_(std::move(on_saved)),
+      writer_(kind, codec, options_.codebooks) {
+  std::vector<std::size_t> bytes;
+  for (int layer = 0; layer < kind.shape().layers; ++layer) bytes.push_back(kind.slab_bytes(layer));
+  runs_ = layer_runs(bytes, options_.layer_first, options_.layer_last);
+  thread_ = std::thread([this] { loop(); });
+}
+
+SlabSaver::~SlabSaver() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+bool SlabSaver::add(const BlockToSave& block) {
+  {
+    const std::lock_guard lock(mutex_);
+    // A single block always gets in.
+    if (held_ > 0 && (held_ + 1) * pool_.block_bytes() > options_.bytes_max) return false;
+    ++held_;
+    queue_.push_back(block);
+  }
+  wake_.notify_one();
+  return true;
+}
+
+void SlabSaver::loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const BlockToSave block = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    if (!save(block).ok()) ++*failed_;
+    on_saved_(block.id);
+    lock.lock();
+    --held_;
+  }
+}
+
+Status SlabSaver::save(const BlockToSave& block) {
+  const BlockKey key{.name = block.name, .kind = ExtentKind::kKv};
+  for (const LayerRun& run : runs_) {
+    if (store_.holds(key, run.first, run.count)) continue;
+    ExtentHead head;
+    head.key = key;
+    kind_.describe(head);
+    head.model = options_.model;
+    head.codec = writer_.codec_name();
+    head.layer = run.first;
+    head.position = std::int64_t{block.index} * kBlockTokens;
+    bodies_.clear();
+    for (int layer = run.first; layer < run.first + run.count; ++layer) {
+      const SlabPlace place{layer, block.index * kBlockTokens};
+      const SlabWriter::Body body = writer_.write(place, pool_.slab_memory(block.id, layer));
+      head.parts.push_back({.k_bytes = static_cast<std::uint32_t>(body.k.size()),
+                            .v_bytes = static_cast<std::uint32_t>(body.v.size())});
+      bodies_.insert(bodies_.end(), body.k.begin(), body.k.end());
+      bodies_.insert(bodies_.end(), body.v.begin(), body.v.end());
+    }
+    KVLANE_ASSIGN(ExtentDraft extent, draft(head));
+    const std::byte* from = bodies_.data();
+    for (int part = 0; part < run.count; ++part) {
+      const std::span<std::byte> to = extent.part(part);
+      std::memcpy(to.data(), from, to.size());
+      from += to.size();
+    }
+    store_.put(std::move(extent),
+               extent_directory(block.first, run.first, block.index, store_.directories()),
+               [failed = failed_](const Status& status) {
+                 if (!status.ok()) ++*failed;
+               });
+  }
+  return {};
+}
+
+// Where the store has no memory for it now, waits: others lose nothing by that.
+Result<ExtentDraft> SlabSaver::draft(const ExtentHead& head) {
+  Result<ExtentDraft> extent = store_.draft(head);
+  if (extent.status().code() != Code::kExhausted) return extent;
+  store_.flush();
+  return store_.draft(head);
+}
+
+}  // namespace kvlane

@@ -1,0 +1,82 @@
+// Slabs of complete blocks on their way from the cache to the store, on a thread of their own.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cache/block_pool.h"
+#include "restore/layer_runs.h"
+#include "restore/slab_bodies.h"
+#include "store/store.h"
+
+namespace kvlane {
+
+struct SlabSaverOptions {
+  ModelIdentity model{};
+  int layer_first = 0;  // slabs of these layers are saved, up to layer_last - 1
+  int layer_last = 0;
+  std::size_t bytes_max = std::size_t{256} << 20;  // of slabs that wait
+  std::vector<Codebook> codebooks;                 // from calibration, or none
+};
+
+// A sealed block that keeps its owner until on_saved(): whose slabs are final.
+struct BlockToSave {
+  BlockId id;
+  int index;  // in its sequence
+  BlockName name;
+  BlockName first;  // of the sequence's block 0
+};
+
+// Blocks wait in line where they are; nobody copies them for that. One thread encodes their slabs
+// and hands them to the store, and waits where the store is behind.
+class SlabSaver {
+ public:
+  // `on_saved` comes once for each block that add() took, on the saver's thread, when its slabs are
+  // not read any more: the block may go. Pool (in memory of the host), kind, codec and store
+  // outlive this.
+  SlabSaver(const BlockPool& pool, const SlabKind& kind, const Codec& codec, Store& store,
+            SlabSaverOptions options, std::function<void(BlockId)> on_saved);
+  // Saves what waits, then ends.
+  ~SlabSaver();
+  SlabSaver(const SlabSaver&) = delete;
+  SlabSaver& operator=(const SlabSaver&) = delete;
+
+  // From one thread. False when too much waits: then nothing happens.
+  bool add(const BlockToSave& block);
+  // Blocks whose slabs the store did not take.
+  std::int64_t failed() const { return *failed_; }
+
+ private:
+  void loop();
+  Status save(const BlockToSave& block);
+  Result<ExtentDraft> draft(const ExtentHead& head);
+
+  const BlockPool& pool_;
+  const SlabKind& kind_;
+  Store& store_;
+  const SlabSaverOptions options_;
+  const std::function<void(BlockId)> on_saved_;
+  SlabWriter writer_;
+  std::vector<LayerRun> runs_;
+  std::vector<std::byte> bodies_;  // of one extent
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<BlockToSave> queue_;
+  std::size_t held_ = 0;  // blocks that wait or are being saved
+  bool stop_ = false;
+  // The store may tell after the end of this.
+  const std::shared_ptr<std::atomic<std::int64_t>> failed_ =
+      std::make_shared<std::atomic<std::int64_t>>(0);
+  std::thread thread_;
+};
+
+}  // namespace kvlane

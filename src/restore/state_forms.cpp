@@ -1,0 +1,81 @@
+// Choosing forms: as users say, or as a plan for the longest context says.
+// SPDX-License-Identifier: Apache-2.0
+#include "restore/state_forms.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace kvlane {
+namespace {
+
+// Layers that longer sequences, too, are quicker to recompute than to bring back are not stored:
+// attention makes recomputing them dearer, so shorter ones want no more layers than this plan.
+StateForms planned(const MachineProfile& profile, int layers, int tokens) {
+  RestoreCosts costs = restore_costs(profile, tokens, profile.read_rate);
+  // Of the forms those that lose nothing and no codec changes: it is chosen apart.
+  std::erase_if(costs.forms, [](const RestoreForm& form) {
+    return form.name == "hidden:int8" || form.name.find('+') != std::string::npos;
+  });
+  const RestorePlan plan = plan_restore(costs).best;
+  StateForms forms{.hidden_first = plan.recomputed,
+                   .hidden_last = plan.recomputed,
+                   .slabs_first = plan.recomputed};
+  for (const RestoreRun& run : plan.runs) {
+    if (costs.forms[run.form].source != RestoreSource::kHidden) continue;
+    forms.hidden_last += run.layers;
+    forms.slabs_first += run.layers;
+  }
+  // Where nothing is worth reading, a faster disk or a longer context may find it so.
+  return plan.recomputed == layers ? StateForms() : forms;
+}
+
+std::string range(int first, int last) {
+  const std::string from = std::to_string(first);
+  return first + 1 == last ? "layer " + from : "layers " + from + "-" + std::to_string(last - 1);
+}
+
+}  // namespace
+
+Result<StateForms> make_state_forms(std::string_view text, int layers,
+                                    const MachineProfile* profile, int tokens) {
+  using Values = HiddenFormat::Values;
+  if (text == "kv") return StateForms();
+  if (text == "hidden" || text == "hidden:int8") {
+    const Values values = text == "hidden" ? Values::kExact : Values::kInt8;
+    return StateForms{values, std::min(1, layers), layers, layers};
+  }
+  if (text == kAutoForm) {
+    if (profile != nullptr) return planned(*profile, layers, tokens);
+    return invalid_argument("form auto needs a profile of this machine");
+  }
+  constexpr std::string_view kSome = "hidden=";
+  if (text.starts_with(kSome)) {
+    const std::string_view number = text.substr(kSome.size());
+    int some = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), some);
+    if (error == std::errc() && end == number.data() + number.size() && some >= 1 &&
+        some <= layers) {
+      return StateForms{Values::kExact, 1, some, some};
+    }
+    return invalid_argument("hidden=N wants N from 1 to " + std::to_string(layers) +
+                            ", the number of layers, not '" + std::string(number) + "'");
+  }
+  return invalid_argument("unknown form of stored state '" + std::string(text) +
+                          "'; known: " + kStateFormNames);
+}
+
+std::string describe(const StateForms& forms, int layers) {
+  std::string text;
+  if (forms.saves_hidden()) {
+    text = std::string(forms.hidden == HiddenFormat::Values::kExact ? "hidden states"
+                                                                    : "8-bit hidden states") +
+           " of " + range(forms.hidden_first, forms.hidden_last);
+  }
+  if (forms.slabs_first < layers) {
+    if (!text.empty()) text += ", ";
+    text += "slabs of " + range(forms.slabs_first, layers);
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+}  // namespace kvlane
