@@ -76,6 +76,9 @@ std::string report_json(const Report& report) {
     add("ratio", figure.ratio());
     add("goal", figure.goal);
     if (figure.met()) results += *figure.met() ? ", \"met\": true" : ", \"met\": false";
+    std::string runs;
+    for (const double run : figure.runs) runs += (runs.empty() ? "" : ", ") + json_number(run);
+    if (!runs.empty()) results += ", \"runs\": [" + runs + "]";
     results += "}";
   }
   return "{\n  \"machine\": " + json_string(report.machine) +
@@ -86,7 +89,7 @@ std::string report_json(const Report& report) {
 
 std::string report_table(const Report& report) {
   std::vector<std::vector<std::string>> rows = {
-      {"figure", "value", "unit", "baseline", "ratio", "goal", "met"}};
+      {"figure", "value", "unit", "baseline", "ratio", "goal", "met", ""}};
   for (const Figure& figure : report.results) {
     const auto number = [](const std::optional<double>& value) {
       return value ? short_number(*value) : std::string();
@@ -94,7 +97,9 @@ std::string report_table(const Report& report) {
     const std::string sign = figure.better == Figure::Better::kHigher ? ">= " : "<= ";
     rows.push_back({figure.name, short_number(figure.value), figure.unit, number(figure.baseline),
                     number(figure.ratio()), figure.goal ? sign + number(figure.goal) : "",
-                    figure.met() ? (*figure.met() ? "yes" : "no") : ""});
+                    figure.met() ? (*figure.met() ? "yes" : "no") : "", ""});
+    for (const double run : figure.runs) rows.back().back() += short_number(run) + " ";
+    if (!figure.runs.empty()) rows[0].back() = "runs";
   }
   std::vector<std::size_t> widths(rows[0].size());
   for (const auto& row : rows) {

@@ -17,6 +17,7 @@ struct Figure {
   std::optional<double> baseline;  // what `value` is compared with, measured in the same run
   std::optional<double> goal;
   Better better = Better::kHigher;  // than the goal
+  std::vector<double> runs;         // of which `value` is the median, where they are told
 
   std::optional<double> ratio() const;
   std::optional<bool> met() const;

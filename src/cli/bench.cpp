@@ -29,6 +29,8 @@ void add_bench(CLI::App& app, Run& run) {
   add_bench_transfer(*bench, run);
   add_bench_codec(*bench, run);
   add_bench_attention(*bench, run);
+  add_bench_restore(*bench, run);
+  add_bench_store(*bench, run);
 }
 
 }  // namespace kvlane

@@ -16,6 +16,8 @@ void add_bench_gateway(CLI::App& bench, Run& run);
 void add_bench_transfer(CLI::App& bench, Run& run);
 void add_bench_codec(CLI::App& bench, Run& run);
 void add_bench_attention(CLI::App& bench, Run& run);
+void add_bench_restore(CLI::App& bench, Run& run);
+void add_bench_store(CLI::App& bench, Run& run);
 
 // The options of a subcommand as they were given, secrets left out: what figures are recorded with.
 std::string typed_options(const CLI::App& command);

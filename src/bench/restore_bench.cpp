@@ -1,0 +1,413 @@
+// Strategies are plans: layers from tokens, from hidden states, from slabs.
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/restore_bench.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "bench/new_folders.h"
+#include "bench/read_rate.h"
+#include "bench/restore_profile.h"
+#include "cpu/parallel.h"
+#include "engine/block_names.h"
+#include "model/forward.h"
+#include "restore/hidden_gatherer.h"
+#include "restore/restorer.h"
+#include "restore/slab_saver.h"
+#include "store/paced_files.h"
+
+namespace kvlane {
+namespace {
+
+constexpr const char* kCodedSlabs = "splitzip";
+constexpr std::size_t kReadRateBytes = std::size_t{256} << 20;
+constexpr std::uint64_t kDraftBytes = std::uint64_t{1} << 30;
+
+// A disk, told by how its rate compares with that at which hidden states are read as fast as they
+// are projected.
+struct Regime {
+  const char* name;
+  double times;
+  std::optional<double> over_kv, over_tokens;  // goals of models without grouped heads
+};
+constexpr Regime kRegimes[] = {
+    {"slow_disk", 0.25, 2.0, {}}, {"balanced", 1, 1.5, 3.0}, {"slow_compute", 4, {}, {}}};
+
+struct Strategy {
+  std::string name;
+  RestorePlan plan;
+  std::vector<RestoreSource> forms;  // of its runs, by their index
+  std::string slabs;                 // codec of stored slabs
+  std::vector<double> seconds = {};
+};
+
+// Wakes whoever waits for reads.
+class Bell {
+ public:
+  void ring() {
+    {
+      const std::lock_guard lock(mutex_);
+      rung_ = true;
+    }
+    changed_.notify_one();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return rung_; });
+    rung_ = false;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool rung_ = false;
+};
+
+class RestoreBench {
+ public:
+  RestoreBench(const Model& model, const RestoreBenchOptions& options)
+      : model_(model),
+        options_(options),
+        shape_(model.config().kv_shape()),
+        kind_(shape_, nullptr) {}
+
+  Result<Report> run() {
+    const int longest = *std::max_element(options_.tokens.begin(), options_.tokens.end());
+    KVLANE_TRY(allocate(longest));
+    ProfileOptions wanted;
+    wanted.tokens_max = longest;
+    wanted.repeats = options_.repeats;
+    wanted.progress = options_.progress;
+    KVLANE_ASSIGN(profile_, measure_restore_profile(model_, nullptr, wanted));
+    say("reading");
+    KVLANE_ASSIGN(const ReadRates rates, measure_read_rates(options_.directories, kReadRateBytes));
+    disk_rate_ = rates.together;
+    for (const int tokens : options_.tokens) {
+      NewFolders folders;
+      KVLANE_TRY(folders.make(options_.directories));
+      KVLANE_TRY(save(tokens, folders));
+      for (const Regime& regime : kRegimes) KVLANE_TRY(measure(tokens, regime, folders));
+    }
+    report_.machine = describe_machine(parallel_threads());
+    report_.commit = build_commit();
+    return std::move(report_);
+  }
+
+ private:
+  void say(std::string_view what) const {
+    if (options_.progress) options_.progress(what);
+  }
+
+  Status allocate(int tokens) {
+    const std::size_t bytes = 2 * std::size_t(blocks_for(tokens)) * shape_.block_bytes();
+    KVLANE_ASSIGN(auto pool, BlockPool::create(shape_, bytes));
+    pool_ = std::make_unique<BlockPool>(std::move(pool));
+    truth_ = std::make_unique<BlockTable>(*pool_);
+    table_ = std::make_unique<BlockTable>(*pool_);
+    KVLANE_ASSIGN(forward_, Forward::create(model_, kRestorePieceTokens, 1));
+    for (int i = 0; i < tokens; ++i) {
+      const auto index = static_cast<std::uint32_t>(i);
+      tokens_.push_back(static_cast<std::int32_t>(philox4x32(1, {index, 0, 0, 0})[0] %
+                                                  static_cast<unsigned>(model_.config().vocab)));
+    }
+    return {};
+  }
+
+  Result<std::unique_ptr<Store>> open_store(const NewFolders& folders, double read_rate) const {
+    StoreOptions wanted{.create = true, .saving_bytes_max = kDraftBytes};
+    for (const auto& path : folders.paths()) wanted.directories.push_back({path / "store", 0});
+    const auto devices = static_cast<int>(folders.paths().size());
+    KVLANE_ASSIGN(auto files, open_store_files({.devices = devices}));
+    if (read_rate > 0) {
+      files =
+          paced_files(std::move(files), {.read_bytes_per_second = read_rate / devices}, devices);
+    }
+    return Store::open(wanted, std::move(files));
+  }
+
+  // Names of the sequence's blocks; those of each codec are others, so that all are in one store.
+  Result<std::vector<BlockName>> names(std::string_view codec, int tokens) const {
+    KVLANE_ASSIGN(const BlockName root,
+                  BlockNames::root(model_.identity(), element_name(shape_.type), codec));
+    BlockNames chain(root);
+    KVLANE_TRY(chain.extend(std::span(tokens_).first(tokens)));
+    return std::vector<BlockName>(chain.all().begin(), chain.all().end());
+  }
+
+  Status save(int tokens, const NewFolders& folders) {
+    say("computing " + std::to_string(tokens) + " tokens");
+    KVLANE_ASSIGN(const auto store, open_store(folders, 0));
+    KVLANE_ASSIGN(names_["none"], names("none", tokens));
+    KVLANE_ASSIGN(names_[kCodedSlabs], names(kCodedSlabs, tokens));
+    KVLANE_TRY(compute_and_save_hidden(tokens, *store));
+    for (const char* codec : {"none", kCodedSlabs}) {
+      say("saving");
+      KVLANE_TRY(save_slabs(*store, codec, tokens / kBlockTokens));
+    }
+    store->flush();
+    return {};
+  }
+
+  Status compute_and_save_hidden(int tokens, Store& store) {
+    const std::vector<BlockName>& names = names_["none"];
+    const int layers = shape_.layers;
+    const HiddenFormat rows(HiddenFormat::Values::kExact, hidden_type(model_),
+                            model_.config().hidden);
+    const std::size_t ring = rows.row_bytes() * kRestorePieceTokens * layers;
+    std::unique_ptr<HiddenGatherer> gatherer;
+    if (layers > 1) {
+      KVLANE_ASSIGN(gatherer,
+                    HiddenGatherer::create(
+                        store, model_, {.format = rows, .layer_last = layers, .ring_bytes = ring}));
+    }
+    const std::shared_ptr<SavedRows> saved = gatherer ? gatherer->begin() : nullptr;
+    truth_->clear();
+    KVLANE_TRY(truth_->grow(tokens));
+    for (int at = 0; at < tokens; at += kRestorePieceTokens) {
+      const int count = std::min(kRestorePieceTokens, tokens - at);
+      const ForwardSpan span{truth_.get(), std::span(tokens_).subspan(at, count), 0};
+      const PassRows pass{saved.get(), at, 0, count};
+      PassHooks hooks;
+      if (gatherer) {
+        hooks.on_normed = [&](int layer, ByteView normed) {
+          gatherer->copy(layer, {&pass, 1}, normed);
+        };
+      }
+      KVLANE_TRY(forward_->run({&span, 1}, hooks));
+      for (int block = at / kBlockTokens; gatherer && block < (at + count) / kBlockTokens;
+           ++block) {
+        gatherer->complete(*saved, block, names[block], names.front());
+      }
+      // Nothing may be lost here.
+      if (gatherer) gatherer->flush();
+      store.flush();
+    }
+    if (gatherer && gatherer->figures().tokens_lost > 0) {
+      return exhausted("hidden states could not be saved: is the disk full?");
+    }
+    return {};
+  }
+
+  Status save_slabs(Store& store, const char* codec_name, int blocks) {
+    KVLANE_ASSIGN(const Codec* const codec, find_codec(codec_name, model_.isa()));
+    SlabSaver saver(*pool_, kind_, *codec, store,
+                    {.model = model_.identity(), .layer_last = shape_.layers}, [](BlockId) {});
+    const std::vector<BlockName>& names = names_[codec_name];
+    for (int block = 0; block < blocks; ++block) {
+      while (!saver.add({truth_->id(block), block, names[block], names.front()})) {
+        std::this_thread::sleep_for(Seconds(0.001));
+      }
+    }
+    return {};
+  }
+
+  double balanced_rate() const {
+    for (const ProfiledForm& form : profile_.forms) {
+      if (form.name == "hidden") return form.bytes / form.seconds;
+    }
+    return 0;
+  }
+
+  // The best plan with these forms, in their order, and each of them alone.
+  RestoreChoice choice(int tokens, double rate, std::span<const std::string> forms) const {
+    const RestoreCosts all = restore_costs(profile_, tokens, rate);
+    RestoreCosts costs = all;
+    costs.forms.clear();
+    for (const std::string& name : forms) {
+      costs.forms.push_back(
+          *std::find_if(all.forms.begin(), all.forms.end(),
+                        [&](const RestoreForm& form) { return form.name == name; }));
+    }
+    return plan_restore(costs);
+  }
+
+  std::vector<Strategy> strategies(int tokens, double rate) const {
+    const std::string coded = std::string("kv+") + kCodedSlabs;
+    const std::string with[][2] = {{"hidden", "kv"}, {"hidden", coded}};
+    const RestoreChoice raw = choice(tokens, rate, with[0]);
+    const RestoreChoice small = choice(tokens, rate, with[1]);
+    const RestoreChoice none = choice(tokens, rate, std::span(with[0]).last(1));
+    const std::vector<RestoreSource> both = {RestoreSource::kHidden, RestoreSource::kSlabs};
+    std::vector<Strategy> all = {{"tokens", raw.from_tokens, both, "none"},
+                                 {"kv", raw.from_forms[1], both, "none"},
+                                 {"kv_splitzip", small.from_forms[1], both, kCodedSlabs},
+                                 {"hidden", raw.from_forms[0], both, "none"},
+                                 {"no_hidden", none.best, {RestoreSource::kSlabs}, "none"}};
+    const bool codec_pays = small.best.seconds < raw.best.seconds;
+    all.push_back(
+        {"plan", codec_pays ? small.best : raw.best, both, codec_pays ? kCodedSlabs : "none"});
+    return all;
+  }
+
+  static RestoreDecision decision(const Strategy& strategy, int blocks) {
+    const RestorePlan& plan = strategy.plan;
+    RestoreDecision decision{.blocks = blocks, .recomputed = plan.recomputed};
+    decision.sources.assign(plan.recomputed, RestoreSource::kHidden);
+    for (const RestoreRun& run : plan.runs) {
+      decision.sources.insert(decision.sources.end(), run.layers, strategy.forms[run.form]);
+    }
+    return decision;
+  }
+
+  FoundState find(Store& store, const Strategy& strategy, int blocks) {
+    FoundState found{decision(strategy, blocks), {}};
+    for (int block = 0; block < blocks; ++block) {
+      found.blocks.push_back(
+          {store.find({.name = names_["none"][block], .kind = ExtentKind::kHidden}),
+           store.find({.name = names_[strategy.slabs][block], .kind = ExtentKind::kKv})});
+    }
+    return found;
+  }
+
+  // Seconds until all layers of all tokens are there.
+  Result<double> restore(Store& store, const Strategy& strategy, int tokens) {
+    table_->clear();
+    KVLANE_TRY(table_->grow(tokens));
+    if (strategy.plan.recomputed == shape_.layers) return recompute(tokens);
+    FoundState found = find(store, strategy, tokens / kBlockTokens);
+    // The last callback may come when all is over.
+    const auto bell = std::make_shared<Bell>();
+    Restorer restorer(model_, kind_, store, *forward_, {}, [bell] { bell->ring(); });
+    const TimePoint start = SteadyClock::now();
+    KVLANE_ASSIGN(const auto job,
+                  restorer.begin(std::move(found), 0, *table_, std::span(tokens_).first(tokens)));
+    for (;;) {
+      const RestoreJob::Progress progress = job->advance();
+      if (progress == RestoreJob::Progress::kOver) break;
+      if (progress == RestoreJob::Progress::kWaiting) bell->wait();
+    }
+    const double seconds = seconds_since(start);
+    KVLANE_TRY(job->status());
+    return seconds;
+  }
+
+  Result<double> recompute(int tokens) {
+    PassHooks hooks;
+    hooks.kv_layers = shape_.layers;
+    const TimePoint start = SteadyClock::now();
+    for (int at = 0; at < tokens; at += kRestorePieceTokens) {
+      const int count = std::min(kRestorePieceTokens, tokens - at);
+      const ForwardSpan span{table_.get(), std::span(tokens_).subspan(at, count), 0};
+      KVLANE_TRY(forward_->run({&span, 1}, hooks));
+    }
+    return seconds_since(start);
+  }
+
+  // What the strategy before has left in memory must not pass for this one's.
+  void forget(int tokens) {
+    table_->clear();
+    if (!table_->grow(tokens).ok()) return;
+    for (int block = 0; block < table_->blocks(); ++block) {
+      std::fill_n(pool_->block(table_->id(block)), pool_->block_bytes(), std::byte{0xFF});
+    }
+  }
+
+  Status compare(const Strategy& strategy, int blocks) const {
+    for (int block = 0; block < blocks; ++block) {
+      if (std::memcmp(pool_->block(table_->id(block)), pool_->block(truth_->id(block)),
+                      pool_->block_bytes()) != 0) {
+        return internal_error("block " + std::to_string(block) + " came back wrong by strategy " +
+                              strategy.name);
+      }
+    }
+    return {};
+  }
+
+  Status measure(int tokens, const Regime& regime, const NewFolders& folders) {
+    const double rate = regime.times * balanced_rate();
+    const std::string prefix =
+        "restore_" + std::to_string(tokens) + "_" + std::string(regime.name) + "_";
+    report_.results.push_back({.name = prefix + "read_rate", .value = rate / 1e9, .unit = "GB/s"});
+    // No pace makes a disk faster.
+    if (rate > disk_rate_) return {};
+    KVLANE_ASSIGN(const auto store, open_store(folders, rate));
+    std::vector<Strategy> all = strategies(tokens, rate);
+    for (int round = -1; round < options_.repeats; ++round) {
+      for (Strategy& each : all) {
+        say(std::to_string(tokens) + " tokens, " + regime.name + ", " + each.name);
+        // The first round is a look at what came back.
+        if (round < 0 && each.name == "tokens") continue;
+        if (round < 0) forget(tokens);
+        KVLANE_ASSIGN(const double seconds, restore(*store, each, tokens));
+        if (round < 0) {
+          KVLANE_TRY(compare(each, tokens / kBlockTokens));
+        } else {
+          each.seconds.push_back(seconds);
+        }
+      }
+    }
+    add_figures(prefix, regime, all);
+    return {};
+  }
+
+  void add_figures(const std::string& prefix, const Regime& regime,
+                   const std::vector<Strategy>& all) {
+    const auto seconds = [&](std::string_view name) {
+      return median(std::find_if(all.begin(), all.end(), [&](const Strategy& each) {
+                      return each.name == name;
+                    })->seconds);
+    };
+    for (const Strategy& each : all) {
+      report_.results.push_back({.name = prefix + each.name,
+                                 .value = median(each.seconds),
+                                 .unit = "s",
+                                 .better = Figure::Better::kLower,
+                                 .runs = each.seconds});
+    }
+    const double plan = seconds("plan");
+    const double pure =
+        std::min({seconds("tokens"), seconds("kv"), seconds("kv_splitzip"), seconds("hidden")});
+    const bool grouped = model_.config().heads != model_.config().kv_heads;
+    const auto ratio = [&](const char* name, double value, std::optional<double> goal) {
+      report_.results.push_back(
+          {.name = prefix + name, .value = value, .unit = "ratio", .goal = goal});
+    };
+    ratio("plan_over_kv", seconds("kv") / plan, grouped ? std::nullopt : regime.over_kv);
+    ratio("plan_over_tokens", seconds("tokens") / plan,
+          grouped ? std::nullopt : regime.over_tokens);
+    ratio("plan_over_pure", pure / plan, 1.0);
+    ratio("estimate", all.back().plan.seconds / plan, {});
+  }
+
+  const Model& model_;
+  const RestoreBenchOptions& options_;
+  const KvShape shape_;
+  const SlabKind kind_;
+  MachineProfile profile_;
+  double disk_rate_ = 0;  // bytes a second
+  std::vector<std::int32_t> tokens_;
+  std::map<std::string, std::vector<BlockName>, std::less<>> names_;  // by codec
+  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<BlockTable> truth_, table_;  // as computed, and as restored
+  std::unique_ptr<Forward> forward_;
+  Report report_;
+};
+
+}  // namespace
+
+Result<Report> bench_restore(const Model& model, const RestoreBenchOptions& options) {
+  if (options.tokens.empty() || options.directories.empty() || options.repeats < 1) {
+    return invalid_argument("there must be a length, a directory and a round");
+  }
+  for (const int tokens : options.tokens) {
+    if (tokens < kBlockTokens || tokens % kBlockTokens != 0 || tokens > model.context()) {
+      return invalid_argument("sequences have a multiple of " + std::to_string(kBlockTokens) +
+                              " tokens, up to the model's context of " +
+                              std::to_string(model.context()) + ", not " + std::to_string(tokens));
+    }
+  }
+  return RestoreBench(model, options).run();
+}
+
+}  // namespace kvlane
