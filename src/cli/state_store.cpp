@@ -20,8 +20,9 @@ constexpr std::size_t kKeyFileBytesMax = 4096;
 constexpr const char* kProfileName = "profiles.json";
 constexpr int kProfileTokensMax = 4096;
 
-Result<std::shared_ptr<Store>> open_store(const StateFlags& flags) {
-  StoreOptions options{.create = true, .memory_bytes_max = flags.memory};
+Result<std::shared_ptr<Store>> open_store(const StateFlags& flags, std::size_t draft_bytes) {
+  StoreOptions options{
+      .create = true, .saving_bytes_max = draft_bytes, .memory_bytes_max = flags.memory};
   for (const std::string& path : flags.directories) {
     options.directories.push_back({path, flags.bytes_max});
   }
@@ -78,7 +79,7 @@ void print_notes(const Store& store) {
 }
 
 Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model_flags,
-                                const Model& model) {
+                                const Model& model, int pass_rows_max) {
   StateOptions state;
   if (flags.directories.empty()) return state;
   KVLANE_TRY(find_codec(flags.codec, model.isa()).status());
@@ -88,7 +89,7 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
   if (!planned) {
     KVLANE_ASSIGN(state.forms, make_state_forms(flags.form, layers, nullptr, 0));
   }
-  KVLANE_ASSIGN(state.store, open_store(flags));
+  KVLANE_ASSIGN(state.store, open_store(flags, HiddenRoom::of(model, pass_rows_max).draft_bytes));
   state.codec = flags.codec;
   if (!planned && flags.profile.empty()) return state;
   KVLANE_ASSIGN(state.profile, profile_of(flags, model_flags, model));

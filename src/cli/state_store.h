@@ -20,8 +20,8 @@ void print_notes(const Store& store);
 
 // Opens the store that the flags name, or nothing without one. Form `auto` asks for a profile of
 // this machine: the one in --store-profile, or beside the store, or it is measured now and kept
-// there.
+// there. pass_rows_max: EngineOptions::rows_max().
 Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model_flags,
-                                const Model& model);
+                                const Model& model, int pass_rows_max);
 
 }  // namespace kvlane

@@ -163,9 +163,10 @@ Status EngineImpl::open_state() {
   const auto on_saved = [this, inbox = inbox_](BlockId id) {
     inbox->post([this, id] { pool_.release(id); });
   };
-  KVLANE_ASSIGN(keeper_, StateKeeper::create(model_, pool_, *forward_, options_.kv_format.get(),
-                                             options_.state, options_.kv_codebooks, on_saved,
-                                             [inbox = inbox_] { inbox->post([] {}); }));
+  KVLANE_ASSIGN(keeper_,
+                StateKeeper::create(model_, pool_, *forward_, options_.rows_max(),
+                                    options_.kv_format.get(), options_.state, options_.kv_codebooks,
+                                    on_saved, [inbox = inbox_] { inbox->post([] {}); }));
   return {};
 }
 

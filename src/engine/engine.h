@@ -108,8 +108,9 @@ struct EngineOptions {
   // How much longer a step may take for running answers because it carries prompt tokens too; at
   // least kPromptTokensMin (plan/batching.h) are carried anyway. More than 1.
   double slowdown_max = 2;
-  int sequences_max = 64;  // running at once
-  int queued_max = 1024;   // waiting at most; beyond: kExhausted
+  int sequences_max = 64;                                        // running at once
+  int rows_max() const { return chunk_tokens + sequences_max; }  // of one step
+  int queued_max = 1024;  // waiting at most; beyond: kExhausted
   // For transfers this worker sends: a codec's name, or "auto": for each what its link asks for.
   std::string kv_codec = "none";
   // From calibration, for codecs that take one: K then V for each layer; or none at all.

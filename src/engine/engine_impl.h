@@ -116,6 +116,7 @@ class EngineImpl final : public Engine {
 
   // To the state store and from it (engine_state.cpp).
   void save_blocks(Sequence& sequence);
+  void count_unsaved(const Sequence& sequence);
   void prefetch();
   bool gather_hidden();
   void complete_hidden(Sequence& sequence);

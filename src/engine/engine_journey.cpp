@@ -73,6 +73,7 @@ void EngineImpl::hand_over(Request& request, int layer, int last_block,
 void EngineImpl::finish_sending(Request& request) {
   Sequence& prompt = request.prompt();
   detach(prompt);
+  count_unsaved(prompt);
   prompt.state = Sequence::State::kSending;
   prompt.enter(&TimeAccount::other);
   if (options_.push_whole && !request.first.empty()) {

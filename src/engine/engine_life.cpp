@@ -60,7 +60,7 @@ void EngineImpl::publish_load() {
     load.codebooks_replaced = sender_->codebooks_replaced();
   }
   if (keeper_) {
-    load.save_failures = keeper_->failed();
+    load.save_failures += keeper_->failed();
     HiddenGatherer* const hidden = keeper_->hidden();
     if (hidden) load.hidden_tokens_lost = static_cast<std::int64_t>(hidden->figures().tokens_lost);
   }

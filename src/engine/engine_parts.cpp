@@ -62,9 +62,9 @@ Result<EngineParts> parts_on_host(const Model& model, const EngineOptions& optio
   KVLANE_ASSIGN(Pools pools, make_pools(options, shape));
   KVLANE_ASSIGN(BlockArena arena,
                 BlockArena::create(pools.blocks.block_bytes(), options.host_bytes));
-  KVLANE_ASSIGN(std::unique_ptr<ForwardPass> forward,
-                Forward::create(model, options.chunk_tokens + options.sequences_max,
-                                options.sequences_max, options.kv_format.get()));
+  KVLANE_ASSIGN(
+      std::unique_ptr<ForwardPass> forward,
+      Forward::create(model, options.rows_max(), options.sequences_max, options.kv_format.get()));
   EngineParts parts{.codecs = std::move(codecs),
                     .pool = std::move(pools.blocks),
                     .rows = std::move(pools.rows),
@@ -96,10 +96,9 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
   if (options.kv_format) {
     KVLANE_ASSIGN(format, device_codes(*options.kv_format));
   }
-  KVLANE_ASSIGN(
-      std::unique_ptr<ForwardPass> forward,
-      DeviceForward::create(model.on_device(), device, options.chunk_tokens + options.sequences_max,
-                            options.sequences_max, true, format));
+  KVLANE_ASSIGN(std::unique_ptr<ForwardPass> forward,
+                DeviceForward::create(model.on_device(), device, options.rows_max(),
+                                      options.sequences_max, true, format));
   KVLANE_ASSIGN(Accelerator::Memory memory, device.allocate(options.kv_bytes));
   KVLANE_ASSIGN(const MemoryCopy copy, device.copies());
   KVLANE_ASSIGN(Pools pools,

@@ -61,6 +61,7 @@ void EngineImpl::detach(Sequence& sequence) {
 void EngineImpl::leave(Sequence& sequence) {
   if (sequence.state == State::kOver) return;
   detach(sequence);
+  count_unsaved(sequence);
   sequence.state = State::kOver;
   sequence.release_blocks();
 }

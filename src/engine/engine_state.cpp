@@ -32,6 +32,14 @@ void EngineImpl::save_blocks(Sequence& sequence) {
   }
 }
 
+// Of a sequence that has just stopped running for good: blocks that the saver never took, because
+// it was behind.
+void EngineImpl::count_unsaved(const Sequence& sequence) {
+  if (sequence.state != Sequence::State::kRunning) return;
+  if (keeper_ == nullptr || !keeper_->saves_slabs()) return;
+  totals_.save_failures += sequence.published - sequence.saved;
+}
+
 // There is no room to start the next ones: what they will read may come meanwhile.
 void EngineImpl::prefetch() {
   if (keeper_ == nullptr) return;

@@ -47,7 +47,9 @@ EngineOptions options_with(std::shared_ptr<Store> store, const std::string& form
 std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
                                     Finish* finish = nullptr) {
   Answer answer;
-  EXPECT_TRUE(engine.submit(request, answer.on_update()).ok());
+  const Status submitted = engine.submit(request, answer.on_update()).status();
+  EXPECT_TRUE(submitted.ok()) << submitted.message();
+  if (!submitted.ok()) return {};
   EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
   if (finish != nullptr) *finish = answer.finish();
   return answer.tokens();
@@ -168,6 +170,24 @@ TEST(StateEngine, WhatHadToLeaveMemoryIsReadAndNotComputed) {
     EXPECT_EQ(finish.cached_tokens, 384);
   }
   EXPECT_GE(engine->load().store_hit_tokens, 3 * 384);
+}
+
+// A saver that is behind mostly: every block is stored or counted.
+TEST(StateEngine, BlocksThatAreNotSavedAreCounted) {
+  const TemporaryDirectory directory;
+  EngineOptions options = options_with(open_store(directory.path()));
+  options.state.saving_bytes = 1;  // one block at a time
+  const auto store = options.state.store;
+  const GenerationRequest request = make_request(500, 2, 3);
+  std::int64_t failures = 0;
+  {
+    const auto engine = make_engine(options);
+    answer_of(*engine, request);
+    engine->wait_idle();
+    failures = engine->load().save_failures;
+  }
+  store->flush();
+  EXPECT_EQ(static_cast<std::int64_t>(store->all().size()) + failures, 501 / kBlockTokens);
 }
 
 TEST(StateEngine, TwoThatWantTheSameReadItOnce) {

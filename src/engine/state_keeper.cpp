@@ -2,14 +2,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/state_keeper.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
 namespace kvlane {
 
+HiddenRoom HiddenRoom::of(const Model& model, int rows) {
+  constexpr std::size_t kRingBytesMin = std::size_t{64} << 20;
+  constexpr std::size_t kDraftBytesMin = std::size_t{256} << 20;
+  const std::size_t pass = std::size_t(rows) * model.config().layers * model.config().hidden *
+                           element_bytes(hidden_type(model));
+  return {std::max(kRingBytesMin, 2 * pass), std::max(kDraftBytesMin, 4 * pass)};
+}
+
 Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
-    const Model& model, const BlockPool& pool, ForwardPass& forward, const KvFormat* format,
-    const StateOptions& options, const std::vector<Codebook>& codebooks,
+    const Model& model, const BlockPool& pool, ForwardPass& forward, int pass_rows_max,
+    const KvFormat* format, const StateOptions& options, const std::vector<Codebook>& codebooks,
     std::function<void(BlockId)> on_saved, std::function<void()> wake) {
   const KvShape shape = model.config().kv_shape();
   KVLANE_ASSIGN(const Codec* const codec, find_codec(options.codec, model.isa()));
@@ -31,12 +40,13 @@ Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
   }
   if (options.forms.saves_hidden()) {
     const HiddenFormat rows(options.forms.hidden, hidden_type(model), model.config().hidden);
-    KVLANE_ASSIGN(keeper->hidden_,
-                  HiddenGatherer::create(*options.store, model,
-                                         {.format = rows,
-                                          .layer_first = options.forms.hidden_first,
-                                          .layer_last = options.forms.hidden_last,
-                                          .ring_bytes = options.ring_bytes}));
+    KVLANE_ASSIGN(
+        keeper->hidden_,
+        HiddenGatherer::create(*options.store, model,
+                               {.format = rows,
+                                .layer_first = options.forms.hidden_first,
+                                .layer_last = options.forms.hidden_last,
+                                .ring_bytes = HiddenRoom::of(model, pass_rows_max).ring_bytes}));
   }
   return keeper;
 }

@@ -27,7 +27,17 @@ struct StateOptions {
   std::string codec = "none";                     // of slabs that take one
   std::shared_ptr<const MachineProfile> profile;  // of this machine; null: see decide_restore()
   std::size_t saving_bytes = std::size_t{256} << 20;  // of blocks that wait to be saved
-  std::size_t ring_bytes = std::size_t{64} << 20;     // of hidden states that wait
+};
+
+// What must wait in memory for a prompt's hidden states not to be lost: the next pass is computed
+// while those of the last one are gathered (ring), and blocks of a few passes while the disk takes
+// them (drafts).
+struct HiddenRoom {
+  std::size_t ring_bytes;
+  std::size_t draft_bytes;
+
+  // rows: of the largest pass.
+  static HiddenRoom of(const Model& model, int rows);
 };
 
 // For the engine's thread.
@@ -35,12 +45,10 @@ class StateKeeper {
  public:
   // `on_saved` and `wake` come on other threads, on_saved() not after the end of this. All others
   // outlive it.
-  static Result<std::unique_ptr<StateKeeper>> create(const Model& model, const BlockPool& pool,
-                                                     ForwardPass& forward, const KvFormat* format,
-                                                     const StateOptions& options,
-                                                     const std::vector<Codebook>& codebooks,
-                                                     std::function<void(BlockId)> on_saved,
-                                                     std::function<void()> wake);
+  static Result<std::unique_ptr<StateKeeper>> create(
+      const Model& model, const BlockPool& pool, ForwardPass& forward, int pass_rows_max,
+      const KvFormat* format, const StateOptions& options, const std::vector<Codebook>& codebooks,
+      std::function<void(BlockId)> on_saved, std::function<void()> wake);
 
   // Whether the store has all that would be saved of a block.
   bool holds(const BlockName& name) const;
