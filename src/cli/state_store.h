@@ -2,21 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <string>
-
 #include "cli/flags.h"
-#include "crypto/aes_gcm.h"
 #include "engine/state_keeper.h"
 #include "kvlane/status.h"
 #include "model/model.h"
 
 namespace kvlane {
-
-// A key of AES-256: 64 lower-case hexadecimal digits and white space behind them.
-Result<AesKey> read_store_key(const std::string& path);
-
-// What opening a store has found wrong goes to standard error.
-void print_notes(const Store& store);
 
 // Opens the store that the flags name, or nothing without one. Form `auto` asks for a profile of
 // this machine: the one in --store-profile, or beside the store, or it is measured now and kept

@@ -15,7 +15,7 @@
 #include "base/file.h"
 #include "base/streams.h"
 #include "cli/command.h"
-#include "cli/state_store.h"
+#include "cli/opened_store.h"
 #include "cli/store_listing.h"
 #include "crypto/sha256.h"
 
@@ -39,22 +39,11 @@ std::vector<std::filesystem::path> paths_of(const StoreFlags& flags) {
   return {flags.directories.begin(), flags.directories.end()};
 }
 
-Result<std::unique_ptr<Store>> open_store(const StoreFlags& flags, bool create) {
-  StoreOptions options{.create = create,
-                       .saving_bytes_max = flags.saving_bytes,
-                       .segment_bytes = flags.segment_bytes};
-  for (const std::string& path : flags.directories) {
-    options.directories.push_back({path, flags.bytes_max});
-  }
-  if (!flags.key_file.empty()) {
-    KVLANE_ASSIGN(const AesKey key, read_store_key(flags.key_file));
-    options.key = key;
-  }
-  KVLANE_ASSIGN(auto files,
-                open_store_files({.devices = static_cast<int>(options.directories.size())}));
-  KVLANE_ASSIGN(auto store, Store::open(options, std::move(files)));
-  print_notes(*store);
-  return store;
+Result<std::unique_ptr<Store>> open(const StoreFlags& flags, bool create) {
+  return open_store({flags.directories, flags.bytes_max, flags.key_file},
+                    {.create = create,
+                     .saving_bytes_max = flags.saving_bytes,
+                     .segment_bytes = flags.segment_bytes});
 }
 
 Status list(const StoreFlags& flags) {
@@ -70,7 +59,7 @@ Status sum_up(const StoreFlags& flags) {
 }
 
 Status verify(const StoreFlags& flags) {
-  KVLANE_ASSIGN(const auto store, open_store(flags, false));
+  KVLANE_ASSIGN(const auto store, open(flags, false));
   std::uint64_t whole = 0;
   std::uint64_t bytes = 0;
   Json damaged = Json::array();
@@ -103,7 +92,7 @@ Status verify(const StoreFlags& flags) {
 }
 
 Status collect(const StoreFlags& flags) {
-  KVLANE_ASSIGN(const auto store, open_store(flags, false));
+  KVLANE_ASSIGN(const auto store, open(flags, false));
   KVLANE_ASSIGN(const Store::Collected collected, store->collect_garbage());
   const std::uint64_t gone = collected.segments_gone + store->opening().segments_removed;
   if (flags.json) {
@@ -119,7 +108,7 @@ Status collect(const StoreFlags& flags) {
 }
 
 Status export_all(const StoreFlags& flags) {
-  KVLANE_ASSIGN(const auto store, open_store(flags, false));
+  KVLANE_ASSIGN(const auto store, open(flags, false));
   KVLANE_ASSIGN(OutputFile out, OutputFile::create(flags.file, false));
   std::uint64_t at = 0;
   std::uint64_t count = 0;
@@ -169,7 +158,7 @@ Status import_all(const StoreFlags& flags) {
   KVLANE_ASSIGN(InputFile source, InputFile::open(flags.file));
   if (!source.bytes()) return invalid_argument(flags.file + " is not a regular file");
   const auto import = std::make_shared<Import>();
-  KVLANE_ASSIGN(const auto store, open_store(flags, true));
+  KVLANE_ASSIGN(const auto store, open(flags, true));
   const auto count = static_cast<int>(flags.directories.size());
   for (std::uint64_t at = 0; at < *source.bytes();) {
     const auto bytes = read_extent(source, at);
