@@ -28,6 +28,7 @@ KvReceiver::KvReceiver(const BlockTable& table, SlabLane& lane, int tokens, Isa 
       // Rows of a coded cache are few, and sealed at once.
       past_caches_(table.pool().on_host() && !table.coded() &&
                    sequence_bytes(table.pool().shape(), tokens) >= kStreamingBytes) {
+  if (format_) sealed_.emplace(*format_);
   decodings_.reserve(std::size_t(table.pool().shape().layers) * blocks_for(tokens));
 }
 
@@ -100,10 +101,7 @@ Status KvReceiver::decode(const Codec& codec, const Frame& frame, int block) {
     return coder->decode(codec, {frame.k, frame.v}, header.tokens, slab);
   }
   std::byte* const slab = lane_.room(table_.pool(), id, header.layer, header.tokens);
-  const PlaneShape plane = plane_shape(shape, header.tokens);
-  const std::size_t stride = shape.page_bytes();
-  KVLANE_TRY(codec.decode(plane, frame.k, PlaneSpan{slab, stride, past_caches_}));
-  KVLANE_TRY(codec.decode(plane, frame.v, PlaneSpan{slab + stride / 2, stride, past_caches_}));
+  KVLANE_TRY(read_rows(codec, shape, header.tokens, {frame.k, frame.v}, slab, past_caches_));
   return lane_.store(table_.pool(), id, header.layer);
 }
 
@@ -111,18 +109,8 @@ Status KvReceiver::unpack(const Codec& codec, const Frame& frame, int block) {
   const int layer = frame.header.layer;
   const BlockId id = table_.id(block);
   std::byte* const slab = lane_.room(table_.pool(), id, layer);
-  KVLANE_TRY(frame.header.packed() ? format_->unpack({layer, block * kBlockTokens}, frame.k, slab)
-                                   : decode_sealed(codec, frame, slab));
+  KVLANE_TRY(sealed_->read(codec, {layer, block * kBlockTokens}, {frame.k, frame.v}, slab));
   return lane_.store(table_.pool(), id, layer);
-}
-
-Status KvReceiver::decode_sealed(const Codec& codec, const Frame& frame, std::byte* slab) {
-  const int layer = frame.header.layer;
-  if (!sealed_planes_) sealed_planes_.emplace(*format_);
-  KVLANE_TRY(codec.decode(sealed_planes_->k_shape(layer), frame.k, sealed_planes_->k(layer)));
-  KVLANE_TRY(codec.decode(sealed_planes_->v_shape(layer), frame.v, sealed_planes_->v(layer)));
-  sealed_planes_->give(layer, slab);
-  return {};
 }
 
 // Rows of a coded cache, by the host's codecs. A complete block has its sealed slab, too, which has
@@ -130,13 +118,10 @@ Status KvReceiver::decode_sealed(const Codec& codec, const Frame& frame, std::by
 Status KvReceiver::decode_and_seal(const Codec& codec, const Frame& frame, int block) {
   using Room = SlabLane::Room;
   const FrameHeader& header = frame.header;
-  const PlaneShape plane = plane_shape(table_.pool().shape(), header.tokens);
-  const std::size_t stride = table_.pool().shape().page_bytes();
   const BlockPool& pool = table_.rows_pool();
   const BlockId id = table_.rows_id(block);
   std::byte* const rows = lane_.room(pool, id, header.layer, header.tokens);
-  KVLANE_TRY(codec.decode(plane, frame.k, PlaneSpan{rows, stride, false}));
-  KVLANE_TRY(codec.decode(plane, frame.v, PlaneSpan{rows + stride / 2, stride, false}));
+  KVLANE_TRY(read_rows(codec, pool.shape(), header.tokens, {frame.k, frame.v}, rows));
   KVLANE_TRY(lane_.store(pool, id, header.layer));
   if (header.tokens < kBlockTokens) return {};
   const BlockId sealed = table_.id(block);

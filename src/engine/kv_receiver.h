@@ -15,7 +15,7 @@
 #include "engine/engine.h"
 #include "engine/slab_lane.h"
 #include "quant/kv_format.h"
-#include "quant/sealed_planes.h"
+#include "quant/slab_reader.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
@@ -56,7 +56,6 @@ class KvReceiver final : public TransferSink {
   Status check(const FrameHeader& header, int block) const;
   Status decode(const Codec& codec, const Frame& frame, int block);
   Status unpack(const Codec& codec, const Frame& frame, int block);
-  Status decode_sealed(const Codec& codec, const Frame& frame, std::byte* slab);
   Status decode_and_seal(const Codec& codec, const Frame& frame, int block);
 
   const BlockTable& table_;
@@ -70,7 +69,7 @@ class KvReceiver final : public TransferSink {
   TimePoint begun_;
   std::vector<Decoding> decodings_;
   KvBytes kv_;
-  std::optional<SealedPlanes> sealed_planes_;  // from the first slab on that came in a codec
+  std::optional<SealedReader> sealed_;  // if there is a format
 };
 
 }  // namespace kvlane

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "codec/coded_slab.h"
 #include "model/accelerator.h"
 
 namespace kvlane {
@@ -17,11 +18,6 @@ namespace kvlane {
 struct DeviceSlab {
   const std::byte* slab;
   int rows;
-};
-
-// Both planes of a slab, in memory of the host.
-struct CodedSlab {
-  ByteView k, v;
 };
 
 // For one thread at a time. Does not outlive its device.

@@ -251,9 +251,12 @@ ByteView RestoreJob::stored_bytes(const Read& read, int layer) const {
 }
 
 void RestoreJob::decode(const Unit& unit, int blocks) {
+  const SlabKind& kind = restorer_.kind_;
   std::vector<Status> decoded(blocks);
-  const std::size_t bytes = blocks * restorer_.kind_.slab_bytes(unit.layer);
+  const std::size_t bytes = blocks * kind.slab_bytes(unit.layer);
   const ParallelScope threads(bytes < kSerialBytesMax ? 1 : parallel_threads());
+  std::span<SealedReader> readers;
+  if (kind.format() != nullptr) readers = restorer_.sealed_readers(parallel_threads());
   parallel_for(blocks, [&](std::int64_t i) {
     const Read& read = reads_[unit.reads[i]];
     const ExtentHead& head = read.extent.head();
@@ -263,10 +266,13 @@ void RestoreJob::decode(const Unit& unit, int blocks) {
       return;
     }
     const int block = first_ + unit.block + static_cast<int>(i);
-    BlockPool& pool = table_.pool();
-    decoded[i] = read_slab(restorer_.kind_, **codec, {unit.layer, block * kBlockTokens},
-                           head.parts[unit.layer - head.layer], stored_bytes(read, unit.layer),
-                           pool.slab_memory(table_.id(block), unit.layer));
+    const ExtentPart& part = head.parts[unit.layer - head.layer];
+    const ByteView stored = stored_bytes(read, unit.layer);
+    const CodedSlab coded{stored.first(part.k_bytes), stored.subspan(part.k_bytes, part.v_bytes)};
+    std::byte* const slab = table_.pool().slab_memory(table_.id(block), unit.layer);
+    decoded[i] = readers.empty() ? read_rows(**codec, kind.shape(), kBlockTokens, coded, slab)
+                                 : readers[parallel_thread_index()].read(
+                                       **codec, {unit.layer, block * kBlockTokens}, coded, slab);
   });
   for (int i = blocks - 1; i >= 0; --i) {
     if (decoded[i].ok()) continue;

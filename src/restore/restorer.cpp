@@ -105,4 +105,10 @@ Result<HiddenRestorer*> Restorer::hidden_restorer(HiddenFormat::Values values) {
   return restorer.get();
 }
 
+std::span<SealedReader> Restorer::sealed_readers(int threads) {
+  const auto count = static_cast<std::size_t>(threads);
+  while (sealed_readers_.size() < count) sealed_readers_.emplace_back(*kind_.format());
+  return sealed_readers_;
+}
+
 }  // namespace kvlane

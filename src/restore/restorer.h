@@ -24,6 +24,7 @@
 #include "model/forward_pass.h"
 #include "model/hidden_restorer.h"
 #include "model/model.h"
+#include "quant/slab_reader.h"
 #include "restore/restore_decision.h"
 #include "restore/slab_bodies.h"
 #include "store/store.h"
@@ -73,6 +74,7 @@ class Restorer {
   Result<PageBuffer> take_buffer(std::size_t bytes);
   void give_back(PageBuffer buffer);
   Result<HiddenRestorer*> hidden_restorer(HiddenFormat::Values values);
+  std::span<SealedReader> sealed_readers(int threads);
 
   const Model& model_;
   const SlabKind& kind_;
@@ -81,6 +83,7 @@ class Restorer {
   const RestorerOptions options_;
   const std::function<void()> wake_;
   std::unique_ptr<HiddenRestorer> exact_, int8_;  // when they are wanted
+  std::vector<SealedReader> sealed_readers_;      // one for each thread that has decoded
   std::vector<PageBuffer> buffers_;               // that nobody uses
 };
 

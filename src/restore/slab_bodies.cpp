@@ -59,7 +59,7 @@ SlabWriter::SlabWriter(const SlabKind& kind, const Codec& codec,
   for (auto& body : bodies_) body.resize(bytes);
 }
 
-SlabWriter::Body SlabWriter::write(SlabPlace place, const std::byte* slab) {
+CodedSlab SlabWriter::write(SlabPlace place, const std::byte* slab) {
   const int layer = place.layer;
   const KvFormat* const format = kind_.format();
   if (format == nullptr) {
@@ -85,24 +85,6 @@ ByteView SlabWriter::encode(int layer, PlanePart part, const PlaneShape& shape,
   const ByteView coded(body.data(), codec_.encode(shape, plane, book, body));
   if (takes_book) books_.learn(layer, part, shape, coded, book == nullptr);
   return coded;
-}
-
-Status read_slab(const SlabKind& kind, const Codec& codec, SlabPlace place, const ExtentPart& part,
-                 ByteView bytes, std::byte* slab) {
-  const ByteView k = bytes.first(part.k_bytes), v = bytes.subspan(part.k_bytes, part.v_bytes);
-  const KvShape& shape = kind.shape();
-  if (kind.format() == nullptr) {
-    const PlaneShape plane = plane_shape(shape, kBlockTokens);
-    const std::size_t stride = shape.page_bytes();
-    KVLANE_TRY(codec.decode(plane, k, PlaneSpan{slab, stride, false}));
-    return codec.decode(plane, v, PlaneSpan{slab + stride / 2, stride, false});
-  }
-  if (codec.name() == "none") return kind.format()->unpack(place, k, slab);
-  SealedPlanes planes(*kind.format());
-  KVLANE_TRY(codec.decode(planes.k_shape(place.layer), k, planes.k(place.layer)));
-  KVLANE_TRY(codec.decode(planes.v_shape(place.layer), v, planes.v(place.layer)));
-  planes.give(place.layer, slab);
-  return {};
 }
 
 }  // namespace kvlane

@@ -10,6 +10,7 @@
 
 #include "cache/block_pool.h"
 #include "codec/codec.h"
+#include "codec/coded_slab.h"
 #include "codec/moving_codebooks.h"
 #include "cpu/isa.h"
 #include "format/extent.h"
@@ -53,11 +54,8 @@ class SlabWriter {
   // Of what write() gives: as extents name it.
   std::string_view codec_name() const { return coded_ ? codec_.name() : "none"; }
 
-  struct Body {
-    ByteView k, v;
-  };
   // Of a complete slab. Valid until the next call.
-  Body write(SlabPlace place, const std::byte* slab);
+  CodedSlab write(SlabPlace place, const std::byte* slab);
 
  private:
   ByteView encode(int layer, PlanePart part, const PlaneShape& shape, const PlaneView& plane);
@@ -69,11 +67,5 @@ class SlabWriter {
   std::optional<SealedPlanes> planes_;
   std::vector<std::byte> bodies_[2];
 };
-
-// Fills the memory of a slab from the bytes of its part, which were checked by the store and are
-// otherwise untrusted. On an error, which is kCorrupt, the slab is garbage. Thread-safe for
-// different slabs.
-Status read_slab(const SlabKind& kind, const Codec& codec, SlabPlace place, const ExtentPart& part,
-                 ByteView bytes, std::byte* slab);
 
 }  // namespace kvlane

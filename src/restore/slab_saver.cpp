@@ -72,7 +72,7 @@ Status SlabSaver::save(const BlockToSave& block) {
     bodies_.clear();
     for (int layer = run.first; layer < run.first + run.count; ++layer) {
       const SlabPlace place{layer, block.index * kBlockTokens};
-      const SlabWriter::Body body = writer_.write(place, pool_.slab_memory(block.id, layer));
+      const CodedSlab body = writer_.write(place, pool_.slab_memory(block.id, layer));
       head.parts.push_back({.k_bytes = static_cast<std::uint32_t>(body.k.size()),
                             .v_bytes = static_cast<std::uint32_t>(body.v.size())});
       bodies_.insert(bodies_.end(), body.k.begin(), body.k.end());
