@@ -63,8 +63,7 @@ HiddenGatherer::~HiddenGatherer() {
   thread_.join();
 }
 
-// Of each block the same: so many layers each that they are large enough, and a rest that is not
-// goes with the last ones.
+// Of each block the same.
 Status HiddenGatherer::cut_extents() {
   const std::size_t part_bytes = kBlockTokens * options_.format.stored_bytes();
   if (part_bytes > kExtentBytesMax) {
@@ -72,19 +71,15 @@ Status HiddenGatherer::cut_extents() {
                             " bytes a layer and block are larger than an extent");
   }
   const ExtentPart part{.k_bytes = static_cast<std::uint32_t>(part_bytes)};
-  const std::size_t wanted =
-      (options_.extent_bytes_min + part.padded_bytes() - 1) / part.padded_bytes();
-  const auto each = static_cast<int>(std::clamp<std::size_t>(wanted, 1, kExtentLayersMax));
-  for (int layer = options_.layer_first; layer < options_.layer_last;) {
-    const int left = options_.layer_last - layer;
-    const int count = left < 2 * each && left <= kExtentLayersMax ? left : std::min(each, left);
-    ExtentHead head{.model = model_.identity(), .layer = layer};
+  const std::vector<std::size_t> bytes(
+      static_cast<std::size_t>(options_.layer_last - options_.layer_first), part.padded_bytes());
+  for (const LayerRun& run : layer_runs(options_.layer_first, bytes, options_.extent_bytes_min)) {
+    ExtentHead head{.model = model_.identity(), .layer = run.first};
     describe_hidden(options_.format, head);
-    head.parts.assign(static_cast<std::size_t>(count), part);
+    head.parts.assign(static_cast<std::size_t>(run.count), part);
     KVLANE_TRY(place_parts(head));
     KVLANE_TRY(build_extent_head(head).status());
     extents_.push_back(std::move(head));
-    layer += count;
   }
   return {};
 }

@@ -28,6 +28,7 @@
 #include "kvlane/status.h"
 #include "model/hidden_rows.h"
 #include "model/model.h"
+#include "restore/layer_runs.h"
 #include "store/store.h"
 
 namespace kvlane {
@@ -42,7 +43,7 @@ struct HiddenGathererOptions {
   // gathered: there should be room for all rows of two passes in all of these layers.
   std::size_t ring_bytes = std::size_t{64} << 20;
   // An extent has so many layers that it has as many bytes as this, if its block has as many.
-  std::size_t extent_bytes_min = std::size_t{256} << 10;
+  std::size_t extent_bytes_min = kExtentBytesWanted;
 };
 
 // Since the gatherer was made.

@@ -2,9 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
-#include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "format/extent.h"
@@ -21,20 +20,28 @@ struct LayerRun {
   friend bool operator==(const LayerRun&, const LayerRun&) = default;
 };
 
-// Cuts layers first ... last - 1 where the sums of layer_bytes[0], [1], ... from layer 0 on reach
-// kExtentBytesWanted: so whoever stores other layers of the same block cuts at the same places.
-inline std::vector<LayerRun> layer_runs(const std::vector<std::size_t>& layer_bytes, int first,
-                                        int last) {
+// Cuts layers first, first + 1, ... of so many bytes into runs of bytes_min or more. What is left
+// at the end goes with the run before, unless that were too many layers for an extent.
+inline std::vector<LayerRun> layer_runs(int first, const std::vector<std::size_t>& layer_bytes,
+                                        std::size_t bytes_min = kExtentBytesWanted) {
   std::vector<LayerRun> runs;
-  const int layers = static_cast<int>(layer_bytes.size());
-  for (int begin = 0, end = 0; begin < layers; begin = end) {
-    std::size_t bytes = 0;
-    while (end < layers && bytes < kExtentBytesWanted && end - begin < kExtentLayersMax) {
-      bytes += layer_bytes[end++];
+  std::size_t bytes = 0;  // of the last run
+  int layer = first;
+  for (const std::size_t each : layer_bytes) {
+    if (runs.empty() || bytes >= bytes_min || runs.back().count == kExtentLayersMax) {
+      runs.push_back({layer, 0});
+      bytes = 0;
     }
-    const int from = std::max(begin, first), to = std::min(end, last);
-    if (from < to) runs.push_back({from, to - from});
+    bytes += each;
+    ++runs.back().count;
+    ++layer;
   }
+  if (runs.size() < 2 || bytes >= bytes_min) return runs;
+  const LayerRun left = runs.back();
+  LayerRun& before = *std::prev(runs.end(), 2);
+  if (before.count + left.count > kExtentLayersMax) return runs;
+  before.count += left.count;
+  runs.pop_back();
   return runs;
 }
 

@@ -37,7 +37,7 @@ constexpr int kChunk = 320;
 // Little to compute, and so much K and V that a block has two extents.
 constexpr const char* kConfig = R"({
   "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "head_dim": 64,
-  "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 5, "vocab_size": 200,
+  "num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 5, "vocab_size": 200,
   "max_position_embeddings": 1024, "torch_dtype": "bfloat16", "tie_word_embeddings": false})";
 
 std::unique_ptr<Model> load_tiny_model() {

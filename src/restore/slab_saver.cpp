@@ -17,8 +17,10 @@ SlabSaver::SlabSaver(const BlockPool& pool, const SlabKind& kind, const Codec& c
       on_saved_(std::move(on_saved)),
       writer_(kind, codec, options_.codebooks) {
   std::vector<std::size_t> bytes;
-  for (int layer = 0; layer < kind.shape().layers; ++layer) bytes.push_back(kind.slab_bytes(layer));
-  runs_ = layer_runs(bytes, options_.layer_first, options_.layer_last);
+  for (int layer = options_.layer_first; layer < options_.layer_last; ++layer) {
+    bytes.push_back(kind.slab_bytes(layer));
+  }
+  runs_ = layer_runs(options_.layer_first, bytes);
   thread_ = std::thread([this] { loop(); });
 }
 
