@@ -102,6 +102,15 @@ class Sequence {
     return tokens;
   }
 
+  // Both answer alike, to the last bit: as if nothing had happened to this one.
+  void expect_same_answer(Sequence& other, const std::string& what) {
+    std::vector<float> logits, expected;
+    EXPECT_EQ(answer(7, logits), other.answer(7, expected)) << what;
+    ASSERT_EQ(logits.size(), expected.size());
+    EXPECT_EQ(0, std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)))
+        << what;
+  }
+
   // K and V of `token` in the first layers and all heads; only where its block has rows.
   std::vector<std::uint16_t> row(int token, int layers) const {
     std::vector<std::uint16_t> values;
