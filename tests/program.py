@@ -18,6 +18,8 @@ import time
 import unittest
 import urllib.parse
 
+from test_bench_results import documented_units
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = pathlib.Path(os.environ.get("KVLANE_PROGRAM") or ROOT / "build" / "release" / "kvlane")
 TINY = ROOT / "models" / "kvlane-tiny"
@@ -308,6 +310,18 @@ class ProgramTest(unittest.TestCase):
         self.assertIn(fragment, finished.err)
         self.assertEqual(len(finished.err.splitlines()), 1, finished.err)
         self.assertTrue(finished.err.startswith("kvlane: "), finished.err)
+
+    def figures_of(self, finished, signs=(1,)):
+        """Figures of a `bench ... --json` by name: each once, documented, and of one of these signs."""
+        self.assertEqual(finished.status, 0, finished.err)
+        results = finished.json()["results"]
+        figures = {figure["name"]: figure for figure in results}
+        self.assertEqual(len(figures), len(results), "a name stands for one figure")
+        units = documented_units()
+        for name, figure in figures.items():
+            self.assertEqual(units.get(name), figure["unit"], name)
+            self.assertIn((figure["value"] > 0) - (figure["value"] < 0), signs, name)
+        return figures
 
     def assert_account(self, extension):
         """The exclusive intervals add up to the total, none is negative."""

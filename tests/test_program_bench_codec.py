@@ -5,7 +5,6 @@ import unittest
 
 import program
 from program import GQA, ROOT, run
-from test_bench_results import documented_units
 
 CODECS = ("splitzip", "splitzip_channel")
 YARDSTICKS = ("zstd1", "zstd3", "lz4", "bytesplit_zstd1", "bytesplit_huffman", "bitshuffle_lz4")
@@ -20,15 +19,7 @@ def bench_codec(*flags):
 @program.needs_program
 class BenchCodec(program.ProgramTest):
     def test_figures(self):
-        done = bench_codec("--json")
-        self.assertEqual(done.status, 0, done.err)
-        report = done.json()
-        figures = {figure["name"]: figure for figure in report["results"]}
-        self.assertEqual(len(figures), len(report["results"]), "a name stands for one figure")
-        units = documented_units()
-        for name, figure in figures.items():
-            self.assertEqual(units.get(name), figure["unit"], name)
-            self.assertGreaterEqual(figure["value"], 0)
+        figures = self.figures_of(bench_codec("--json"), signs=(0, 1))
         for codec, tensor in itertools.product(CODECS, ("k", "v", "hidden")):
             whole = figures[f"codec_{codec}_ratio_{tensor}"]["value"]
             least = figures[f"codec_{codec}_ratio_{tensor}_least"]["value"]

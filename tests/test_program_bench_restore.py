@@ -4,7 +4,6 @@ import unittest
 
 import program
 from program import GQA, TINY, run
-from test_bench_results import documented_units
 
 PURE = ("tokens", "kv", "kv_splitzip", "hidden")
 
@@ -16,13 +15,8 @@ class BenchRestore(program.ProgramTest):
             folder = self.folder()
             flags = ("--dir", folder, "--tokens", 512, "--repeats", 1, "--json")
             done = run("bench", "restore", model, *flags, timeout=300)
-            self.assertEqual(done.status, 0, done.err)
+            figures = self.figures_of(done)
             self.assertEqual(list(folder.iterdir()), [], "something was left behind")
-            figures = {figure["name"]: figure for figure in done.json()["results"]}
-            units = documented_units()
-            for name, figure in figures.items():
-                self.assertEqual(units.get(name), figure["unit"], name)
-                self.assertGreater(figure["value"], 0, name)
             # At least one rate is one that any disk has.
             slow = "restore_512_slow_disk_"
             self.assertIn(slow + "read_rate", figures)

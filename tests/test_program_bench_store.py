@@ -5,7 +5,6 @@ import unittest
 
 import program
 from program import run
-from test_bench_results import documented_units
 
 TINY = ("--bytes", "1MiB", "--extent-bytes", "64KiB", "--repeats", 2, "--depth", 3)
 
@@ -15,17 +14,10 @@ class BenchStore(program.ProgramTest):
     def measure(self, *flags, directories=1):
         folders = [self.folder() for _ in range(directories)]
         done = run("bench", "store", *folders, *TINY, *flags, "--json")
-        self.assertEqual(done.status, 0, done.err)
+        figures = self.figures_of(done)
         for folder in folders:
             self.assertEqual(list(folder.iterdir()), [], "something was left behind")
-        report = done.json()
-        figures = {figure["name"]: figure for figure in report["results"]}
-        self.assertEqual(len(figures), len(report["results"]), "a name stands for one figure")
-        units = documented_units()
-        for name, figure in figures.items():
-            self.assertEqual(units.get(name), figure["unit"], name)
-            self.assertGreater(figure["value"], 0)
-        return report, figures
+        return done.json(), figures
 
     def test_raw_values(self):
         report, figures = self.measure(directories=2)
