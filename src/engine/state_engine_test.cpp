@@ -66,68 +66,65 @@ GenerationRequest next_turn(const GenerationRequest& before,
   return request;
 }
 
+// How the first turn is saved.
+struct Saving {
+  std::string codec = "none";
+  std::string form = "kv";
+  std::uint32_t others = 0;  // beside it, in the same passes
+};
+
+// One turn, and the next one after a restart.
+void expect_goes_on(const std::string& format, const Saving& saving) {
+  SCOPED_TRACE(format + " " + saving.codec + " " + saving.form);
+  const TemporaryDirectory directory;
+  const GenerationRequest first = make_request(300, 40, 1);
+  const auto whole = make_engine(options_with(nullptr, format));
+  const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
+  const GenerationRequest second = next_turn(first, first_answer, 2);
+  const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
+  const auto make = [&](const std::string& codec) {
+    EngineOptions options = options_with(open_store(directory.path()), format);
+    options.state.codec = codec;
+    const int layers = fixture_model().config().layers;
+    options.state.forms = take(make_state_forms(saving.form, layers, nullptr, 0));
+    return make_engine(options);
+  };
+  {
+    const auto engine = make(saving.codec);
+    std::vector<Answer> others(saving.others);
+    for (std::uint32_t i = 0; i < saving.others; ++i) {
+      ASSERT_TRUE(engine->submit(make_request(200, 30, 9 + i), others[i].on_update()).ok());
+    }
+    EXPECT_EQ(answer_of(*engine, first), first_answer);
+    for (Answer& other : others) other.wait();
+    EXPECT_EQ(engine->load().hidden_tokens_lost, 0);
+  }
+  const auto engine = make("none");
+  Finish finish;
+  EXPECT_EQ(answer_of(*engine, second, &finish), second_answer);
+  // All complete blocks of the first turn, its answer included.
+  EXPECT_EQ(finish.cached_tokens, 339 / kBlockTokens * kBlockTokens);
+  EXPECT_GT(finish.account.restore, 0);
+  engine->wait_idle();
+  const EngineLoad load = engine->load();
+  EXPECT_EQ(load.store_hit_tokens, finish.cached_tokens);
+  EXPECT_EQ(load.restores, 1);
+  EXPECT_EQ(load.restores_failed, 0);
+  EXPECT_GT(load.restore_bytes, 0);
+  EXPECT_EQ(load.save_failures, 0);
+}
+
 TEST(StateEngine, AConversationGoesOnAfterARestart) {
   for (const char* format : {"bf16", "int4", "hack"}) {
-    for (const char* codec : {"none", "splitzip"}) {
-      const TemporaryDirectory directory;
-      const GenerationRequest first = make_request(300, 40, 1);
-      const auto whole = make_engine(options_with(nullptr, format));
-      const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
-      const GenerationRequest second = next_turn(first, first_answer, 2);
-      const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
-      {
-        EngineOptions options = options_with(open_store(directory.path()), format);
-        options.state.codec = codec;
-        const auto engine = make_engine(options);
-        EXPECT_EQ(answer_of(*engine, first), first_answer);
-      }
-      const auto engine = make_engine(options_with(open_store(directory.path()), format));
-      Finish finish;
-      EXPECT_EQ(answer_of(*engine, second, &finish), second_answer) << format << " " << codec;
-      // All complete blocks of the first turn, its answer included.
-      EXPECT_EQ(finish.cached_tokens, 339 / kBlockTokens * kBlockTokens) << format;
-      EXPECT_GT(finish.account.restore, 0);
-      engine->wait_idle();
-      const EngineLoad load = engine->load();
-      EXPECT_EQ(load.store_hit_tokens, finish.cached_tokens);
-      EXPECT_EQ(load.restores, 1);
-      EXPECT_EQ(load.restores_failed, 0);
-      EXPECT_GT(load.restore_bytes, 0);
-      EXPECT_EQ(load.save_failures, 0);
-    }
+    for (const char* codec : {"none", "splitzip"}) expect_goes_on(format, {.codec = codec});
   }
 }
 
 // The same from hidden states, which are only there while they are computed, and from mixtures.
 TEST(StateEngine, AConversationGoesOnFromHiddenStates) {
-  constexpr int kLayers = 2;
   for (const char* format : {"bf16", "int4"}) {
     for (const char* form : {"hidden", "hidden=1", "hidden=2"}) {
-      const TemporaryDirectory directory;
-      const GenerationRequest first = make_request(300, 40, 1);
-      const auto whole = make_engine(options_with(nullptr, format));
-      const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
-      const GenerationRequest second = next_turn(first, first_answer, 2);
-      const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
-      const auto make = [&] {
-        EngineOptions options = options_with(open_store(directory.path()), format);
-        options.state.forms = take(make_state_forms(form, kLayers, nullptr, 0));
-        return make_engine(options);
-      };
-      {
-        const auto engine = make();
-        Answer others[3];  // beside it, in the same passes
-        for (std::uint32_t i = 0; i < 3; ++i) {
-          ASSERT_TRUE(engine->submit(make_request(200, 30, 9 + i), others[i].on_update()).ok());
-        }
-        EXPECT_EQ(answer_of(*engine, first), first_answer);
-        for (Answer& other : others) other.wait();
-        EXPECT_EQ(engine->load().hidden_tokens_lost, 0);
-      }
-      const auto engine = make();
-      Finish finish;
-      EXPECT_EQ(answer_of(*engine, second, &finish), second_answer) << format << " " << form;
-      EXPECT_EQ(finish.cached_tokens, 320) << format << " " << form;
+      expect_goes_on(format, {.form = form, .others = 3});
     }
   }
 }
