@@ -43,9 +43,9 @@ class CapturedPlanes {
   std::vector<std::vector<std::uint16_t>> values_;
 };
 
-// Runs the model over `tokens`, all inside its vocabulary, in sequences as long as its context (at
-// most 4096) one after another. The last tokens, which do not fill a block, are left out; there is
-// at least one block. `progress` is told tokens done and in total.
+// Runs the model over `tokens`, all inside its vocabulary, as run_sequences() does. The last tokens
+// of a sequence, which do not fill a block, are left out; there is at least one block. `progress`
+// is told tokens done and in total.
 Result<CapturedPlanes> capture_planes(
     const Model& model, std::span<const std::int32_t> tokens,
     const std::function<void(std::uint64_t, std::uint64_t)>& progress);

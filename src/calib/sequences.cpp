@@ -31,7 +31,8 @@ Status run_sequences(const Model& model, std::span<const std::int32_t> tokens,
     for (std::size_t done = 0; done < sequence.size(); done += kPassTokens) {
       const auto part = sequence.subspan(done, std::min(kPassTokens, sequence.size() - done));
       const ForwardSpan span{&table, part, 0};
-      KVLANE_TRY(forward->run({&span, 1}, {.on_queries = hooks.on_queries}));
+      KVLANE_TRY(
+          forward->run({&span, 1}, {.on_input = hooks.on_input, .on_queries = hooks.on_queries}));
       if (hooks.on_pass) hooks.on_pass(table, static_cast<int>(done));
       if (progress) progress(start + done + part.size(), tokens.size());
     }

@@ -1,4 +1,5 @@
-// A text through a model, sequence after sequence: what every calibration begins with.
+// A text through a model, sequence after sequence: what every calibration begins with, and
+// whoever wants real values.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -24,6 +25,7 @@ using OnCalibrated = std::function<void(std::uint64_t, std::uint64_t)>;
 
 // What else can be seen while a sequence is computed; each may be empty.
 struct SequenceHooks {
+  PassHooks::OnInput on_input;
   PassHooks::OnQueries on_queries;
   // Called after each pass, of at most 256 tokens: those from `first` up to table.tokens().
   std::function<void(const BlockTable& table, int first)> on_pass;
