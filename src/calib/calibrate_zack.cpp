@@ -19,17 +19,21 @@ Status add_sequence(const Model& model, std::span<const std::int32_t> tokens,
                     const ZackSumOptions& options, ZackSums& sums) {
   const std::size_t start = sums.grams.tokens;
   const auto length = static_cast<std::size_t>(calibration_sequence(model));
+  const std::size_t index = start / length;
   const auto sequence = tokens.subspan(start, std::min(length, tokens.size() - start));
   PassQueries queries(model.config());
-  const SequenceHooks hooks{.on_queries = [&](int layer, std::span<const std::uint16_t> rows,
-                                              int parts) { queries.keep(layer, rows, parts); },
-                            .on_pass =
-                                [&](const BlockTable& table, int first) {
-                                  queries.add_pass(table, first, sums.grams);
-                                  if (options.snapshots && is_snapshot(sums, tokens.size())) {
-                                    sums.snapshots.push_back(sums.grams);
-                                  }
-                                }};
+  SequenceHooks hooks;
+  hooks.on_queries = [&](int layer, std::span<const std::uint16_t> rows, int parts) {
+    queries.keep(layer, rows, parts);
+    if (options.sample != nullptr) options.sample->keep_queries(index, layer, rows, parts);
+  };
+  hooks.on_pass = [&](const BlockTable& table, int first) {
+    queries.add_pass(table, first, sums.grams);
+    if (options.sample != nullptr) options.sample->keep_pass(index, table);
+    if (options.snapshots && is_snapshot(sums, tokens.size())) {
+      sums.snapshots.push_back(sums.grams);
+    }
+  };
   const auto progress = [&](std::uint64_t done, std::uint64_t) {
     if (options.progress) options.progress(start + done, tokens.size());
   };

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "calib/sequences.h"
+#include "calib/zack_sample.h"
 #include "calib/zack_state.h"
 #include "model/model.h"
 
@@ -22,6 +23,8 @@ struct ZackSumOptions {
   std::filesystem::path state;
   // Keep what was summed after 1,024, 2,048, 4,096 ... tokens, to see what more text changes.
   bool snapshots = false;
+  // Keeps what it wants of the tokens that are computed now; null: nobody wants it.
+  ZackSample* sample = nullptr;
   OnCalibrated progress;
   // Asked after each sequence but the last, may be empty: true ends the work with kAborted.
   std::function<bool()> stopped;

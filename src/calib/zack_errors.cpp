@@ -52,12 +52,6 @@ void multiply(const View& a, const View& b, Side side, MutableView c) {
   }
 }
 
-// Of one sequence, in whole blocks.
-struct Queries {
-  int parts = 1;
-  std::vector<std::vector<std::uint16_t>> layers;  // [tokens][heads][parts][head_dim] each
-};
-
 // One KV head of a layer: its rows in the rotated bases, as they would be cached.
 struct Head {
   Matrix k;                     // [tokens][d]
@@ -225,19 +219,18 @@ void add_head(const Head& head, const Formats& formats, std::size_t index, Sums&
   }
 }
 
-Matrix rows_of(const BlockTable& table, int layer, int kv_head, bool is_key, Index tokens,
+// One head's rows of `all`, [tokens][heads][parts][d], parts added up.
+Matrix rows_of(const std::vector<std::uint16_t>& all, int tokens, int heads, int head, int parts,
                Index d) {
-  Matrix rows(tokens, d);
+  Matrix rows = Matrix::Zero(tokens, d);
   for (Index t = 0; t < tokens; ++t) {
-    const std::uint16_t* const row =
-        table.page(static_cast<int>(t / kBlockTokens), layer, kv_head) +
-        ((is_key ? 0 : kBlockTokens) + t % kBlockTokens) * d;
-    for (Index i = 0; i < d; ++i) rows(t, i) = to_float(bf16{row[i]});
+    const std::uint16_t* const from = all.data() + (t * heads + head) * parts * d;
+    for (Index i = 0; i < parts * d; ++i) rows(t, i % d) += to_float(bf16{from[i]});
   }
   return rows;
 }
 
-// What a pass needs of the model, and the sums.
+// What measuring needs of the model, and the sums.
 class Measuring {
  public:
   Measuring(const Checkpoint& checkpoint, const ZackRotations& rotations, Formats formats)
@@ -248,23 +241,25 @@ class Measuring {
              std::vector<double>(heads * formats_.size()), std::vector<double>(heads)};
   }
 
-  void add(const BlockTable& table, const Queries& queries) {
+  // The output projection is read once for all sequences.
+  void add_layer(int layer, std::span<const ZackSample::Rows> sequences) {
     const ModelConfig& config = checkpoint_.config();
     const std::size_t group = std::size_t(config.heads) / config.kv_heads;
-    for (int layer = 0; layer < config.layers; ++layer) {
-      const std::vector<double> grams = output_grams_of_layer(checkpoint_, layer);
-      parallel_for(config.kv_heads, [&](std::int64_t kv_head) {
-        const std::size_t index = std::size_t(layer) * config.kv_heads + kv_head;
-        const Bases v(rotations_.vw[index]);
-        std::vector<Matrix> energies;
-        for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-          energies.push_back(energy_in_basis(grams, h, v.second));
-        }
-        Head head = head_of(table, queries, layer, static_cast<int>(kv_head), v.first);
+    const std::vector<double> grams = output_grams_of_layer(checkpoint_, layer);
+    parallel_for(config.kv_heads, [&](std::int64_t kv_head) {
+      const std::size_t index = std::size_t(layer) * config.kv_heads + kv_head;
+      const Bases v(rotations_.vw[index]);
+      std::vector<Matrix> energies;
+      for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+        energies.push_back(energy_in_basis(grams, h, v.second));
+      }
+      for (const ZackSample::Rows& sequence : sequences) {
+        if (sequence.tokens <= kBlockTokens) continue;
+        Head head = head_of(sequence, layer, static_cast<int>(kv_head), v.first);
         head.energies = energies;
-        if (head.k.rows() > kBlockTokens) add_head(head, formats_, index, sums_);
-      });
-    }
+        add_head(head, formats_, index, sums_);
+      }
+    });
   }
 
   ZackErrors errors() const {
@@ -291,24 +286,22 @@ class Measuring {
     return basis.transpose() * whole * basis;
   }
 
-  Head head_of(const BlockTable& table, const Queries& queries, int layer, int kv_head,
+  Head head_of(const ZackSample::Rows& sequence, int layer, int kv_head,
                const Matrix& basis_of_v) const {
     const ModelConfig& config = checkpoint_.config();
     const Index d = config.head_dim;
-    const Index tokens = table.tokens() / kBlockTokens * kBlockTokens;
     const std::size_t index = std::size_t(layer) * config.kv_heads + kv_head;
     const int group = config.heads / config.kv_heads;
     const Bases k(rotations_.qk[index]);
+    const auto cached = [&](const std::vector<std::uint16_t>& plane) {
+      return rows_of(plane, sequence.tokens, config.kv_heads, kv_head, 1, d);
+    };
     Head head;
-    head.k = rounded(rows_of(table, layer, kv_head, true, tokens, d) * k.first);
-    head.v = rounded(rows_of(table, layer, kv_head, false, tokens, d) * basis_of_v);
+    head.k = rounded(cached(sequence.k[layer]) * k.first);
+    head.v = rounded(cached(sequence.v[layer]) * basis_of_v);
     for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      Matrix rows = Matrix::Zero(tokens, d);
-      for (Index t = 0; t < tokens; ++t) {
-        const std::uint16_t* const from =
-            queries.layers[layer].data() + (t * config.heads + h) * queries.parts * d;
-        for (Index i = 0; i < queries.parts * d; ++i) rows(t, i % d) += to_float(bf16{from[i]});
-      }
+      const Matrix rows = rows_of(sequence.queries[layer], sequence.tokens, config.heads, h,
+                                  sequence.query_parts, d);
       head.queries.emplace_back(rows * k.second / std::sqrt(static_cast<float>(d)));
     }
     return head;
@@ -322,30 +315,17 @@ class Measuring {
 
 }  // namespace
 
-Result<ZackErrors> measure_zack_errors(const Model& model, const Checkpoint& checkpoint,
-                                       std::span<const std::int32_t> tokens,
-                                       const ZackRotations& rotations,
+Result<ZackErrors> measure_zack_errors(const Checkpoint& checkpoint, Isa isa,
+                                       const ZackSample& sample, const ZackRotations& rotations,
                                        const OnCalibrated& progress) {
-  const ModelConfig& config = model.config();
-  if (config.head_dim % zack::kWidthStep != 0 || config.head_dim > kZackDimMax) return ZackErrors{};
-  KVLANE_ASSIGN(Formats formats, formats_of(config.head_dim, model.isa()));
+  const int d = checkpoint.config().head_dim;
+  if (d % zack::kWidthStep != 0 || d > kZackDimMax) return ZackErrors{};
+  KVLANE_ASSIGN(Formats formats, formats_of(d, isa));
   Measuring measuring(checkpoint, rotations, std::move(formats));
-  const auto length = static_cast<std::size_t>(std::min(model.context(), kErrorSequence));
-  const std::size_t total = std::min(tokens.size(), kErrorSequences * length);
-  for (std::size_t start = 0; start < total; start += length) {
-    Queries queries{1, std::vector<std::vector<std::uint16_t>>(config.layers)};
-    const SequenceHooks hooks{.on_queries =
-                                  [&](int layer, std::span<const std::uint16_t> rows, int parts) {
-                                    queries.parts = parts;
-                                    queries.layers[layer].insert(queries.layers[layer].end(),
-                                                                 rows.begin(), rows.end());
-                                  },
-                              .on_pass = {}};
-    const auto sequence = tokens.subspan(start, std::min(length, total - start));
-    KVLANE_TRY(run_sequences(
-        model, sequence, [&](const BlockTable& table) { measuring.add(table, queries); }, {},
-        hooks));
-    if (progress) progress(start + sequence.size(), total);
+  const int layers = checkpoint.config().layers;
+  for (int layer = 0; layer < layers; ++layer) {
+    measuring.add_layer(layer, sample.sequences());
+    if (progress) progress(layer + 1, layers);
   }
   return measuring.errors();
 }

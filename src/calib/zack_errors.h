@@ -4,13 +4,12 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "calib/rotation.h"
-#include "calib/sequences.h"
+#include "calib/zack_sample.h"
+#include "cpu/isa.h"
 #include "model/checkpoint.h"
-#include "model/model.h"
 
 namespace kvlane {
 
@@ -23,19 +22,12 @@ struct ZackErrors {
   std::vector<float> v;
 };
 
-// Tokens that errors are measured over, as short sequences: attention is computed once for each
-// choice.
-inline constexpr int kErrorSequences = 4;
-inline constexpr int kErrorSequence = 512;
-
-// Runs the model, whose weights `checkpoint` holds, over the first of `tokens`, which are inside
-// its vocabulary. rotations: from it. A query reads its own block of 64 tokens as it is, in whole
-// blocks only, so with less than two of them nothing is lost by anything. Empty for a head_dim that
-// `zack` does not take. The same bits for any
-// number of threads. Memory: the queries of a sequence in all layers.
-Result<ZackErrors> measure_zack_errors(const Model& model, const Checkpoint& checkpoint,
-                                       std::span<const std::int32_t> tokens,
-                                       const ZackRotations& rotations,
+// Of the model whose weights `checkpoint` holds; `sample` is of it, and complete. rotations: from
+// it. A query reads its own block of 64 tokens as it is, in whole blocks only, so with less than
+// two of them nothing is lost by anything. Empty for a head_dim that `zack` does not take. The same
+// bits for any number of threads. `progress` counts layers.
+Result<ZackErrors> measure_zack_errors(const Checkpoint& checkpoint, Isa isa,
+                                       const ZackSample& sample, const ZackRotations& rotations,
                                        const OnCalibrated& progress);
 
 }  // namespace kvlane

@@ -44,8 +44,10 @@ struct World {
   }
 
   ZackErrors errors(std::size_t count = kTokens) const {
-    return take(
-        measure_zack_errors(*model, checkpoint, std::span(tokens).first(count), rotations, {}));
+    ZackSample sample(*model, count);
+    const Status completed = sample.complete(*model, tokens);
+    EXPECT_TRUE(completed.ok()) << completed.message();
+    return take(measure_zack_errors(checkpoint, model->isa(), sample, rotations, {}));
   }
 
   std::string directory;

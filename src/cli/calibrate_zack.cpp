@@ -15,6 +15,7 @@
 #include "calib/fold.h"
 #include "calib/folded_checkpoint.h"
 #include "calib/kv_tables_file.h"
+#include "calib/zack_errors.h"
 #include "cli/calibration.h"
 #include "cli/progress.h"
 #include "cli/zack_report.h"
@@ -60,25 +61,40 @@ Result<fs::path> find_place(const std::string& out) {
 fs::path state_of(const fs::path& out) { return out.string() + ".partial"; }
 fs::path other_state_of(const fs::path& out) { return out.string() + ".other.partial"; }
 
+// Seconds of a calibration's stages, in their order.
+struct Stages {
+  double load = 0;
+  double prefill = 0;  // the model over the texts, and the sums
+  double solve = 0;
+  double measure = 0;
+  double fold = 0;  // and write
+};
+
 struct Sums {
   ModelIdentity model{};
   ZackSums own;
   std::optional<ZackSums> other;
+  ZackSample sample;
 };
 
 // Both texts through the model.
-Result<Sums> sum_texts(const ZackFlags& flags, const CalibrationInput& input, const fs::path& out) {
-  const auto sum = [&](std::span<const std::int32_t> tokens, const fs::path& state,
-                       bool snapshots) -> Result<ZackSums> {
+Result<Sums> sum_texts(const ZackFlags& flags, const CalibrationInput& input, const fs::path& out,
+                       Stages& stages) {
+  const ScopedTimer timer(stages.prefill);
+  const auto sum = [&](std::span<const std::int32_t> tokens, const fs::path& state, bool snapshots,
+                       ZackSample* seen) -> Result<ZackSums> {
     Progress progress("computing " + std::to_string(tokens.size()) + " tokens");
     return sum_for_zack(
         *input.model, tokens,
-        {.state = state, .snapshots = snapshots, .progress = progress.counter(), .stopped = {}});
+        {.state = state, .snapshots = snapshots, .sample = seen, .progress = progress.counter()});
   };
-  Sums sums{.model = input.model->identity(), .own = {}, .other = {}};
-  KVLANE_ASSIGN(sums.own, sum(input.tokens, state_of(out), !flags.report.empty()));
+  Sums sums{.model = input.model->identity(),
+            .own = {},
+            .other = {},
+            .sample = ZackSample(*input.model, input.tokens.size())};
+  KVLANE_ASSIGN(sums.own, sum(input.tokens, state_of(out), !flags.report.empty(), &sums.sample));
   if (!input.other.empty()) {
-    KVLANE_ASSIGN(sums.other, sum(input.other, other_state_of(out), false));
+    KVLANE_ASSIGN(sums.other, sum(input.other, other_state_of(out), false, nullptr));
   }
   return sums;
 }
@@ -100,10 +116,18 @@ Result<ZackReport> make_report(const ZackFlags& flags, const Sums& sums,
   return report;
 }
 
+Result<ZackRotations> solve(const ZackFlags& flags, const Sums& sums,
+                            std::span<const double> outputs, Stages& stages) {
+  const ScopedTimer timer(stages.solve);
+  return zack_rotations(sums.own.grams, outputs, flags.rotation());
+}
+
 Result<ZackErrors> measure(const CalibrationInput& input, const Checkpoint& checkpoint,
-                           const ZackRotations& rotations) {
+                           const ZackRotations& rotations, ZackSample& sample, Stages& stages) {
+  const ScopedTimer timer(stages.measure);
   Progress progress("measuring what codes lose");
-  return measure_zack_errors(*input.model, checkpoint, input.tokens, rotations, progress.counter());
+  KVLANE_TRY(sample.complete(*input.model, input.tokens));
+  return measure_zack_errors(checkpoint, input.model->isa(), sample, rotations, progress.counter());
 }
 
 struct Written {
@@ -112,20 +136,21 @@ struct Written {
 };
 
 // The model is gone from memory when it has been measured.
-Result<Written> write_all_of(const ZackFlags& flags, CalibrationInput input, const Sums& sums,
-                             const fs::path& out) {
+Result<Written> write_all_of(const ZackFlags& flags, CalibrationInput input, Sums& sums,
+                             const fs::path& out, Stages& stages) {
   KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.common.directory));
   const std::vector<double> outputs = output_grams(checkpoint);
-  KVLANE_ASSIGN(const ZackRotations rotations,
-                zack_rotations(sums.own.grams, outputs, flags.rotation()));
+  KVLANE_ASSIGN(const ZackRotations rotations, solve(flags, sums, outputs, stages));
   Written written;
   if (!flags.report.empty()) {
     KVLANE_ASSIGN(const ZackReport report, make_report(flags, sums, outputs, rotations));
     KVLANE_TRY(write_file(flags.report, as_byte_view(zack_report_json(report))));
     written.table = zack_report_table(report);
   }
-  KVLANE_ASSIGN(const ZackErrors errors, measure(input, checkpoint, rotations));
+  KVLANE_ASSIGN(const ZackErrors errors,
+                measure(input, checkpoint, rotations, sums.sample, stages));
   input.model.reset();
+  const ScopedTimer timer(stages.fold);
   Progress progress("folding " + flags.common.directory);
   KVLANE_ASSIGN(written.model,
                 write_folded_checkpoint(checkpoint, rotations, errors, sums.own.grams.tokens, out,
@@ -133,7 +158,8 @@ Result<Written> write_all_of(const ZackFlags& flags, CalibrationInput input, con
   return written;
 }
 
-void print(const ZackFlags& flags, const Sums& sums, const Written& written, double seconds) {
+void print(const ZackFlags& flags, const Sums& sums, const Written& written, const Stages& stages,
+           double seconds) {
   const std::uint64_t tokens = sums.own.grams.tokens;
   if (flags.common.json) {
     const nlohmann::ordered_json json = {{"directory", flags.common.out},
@@ -145,7 +171,13 @@ void print(const ZackFlags& flags, const Sums& sums, const Written& written, dou
                                          {"head_dim", sums.own.grams.head_dim},
                                          {"rotation", flags.kind},
                                          {"balance", flags.balance},
-                                         {"seconds", seconds}};
+                                         {"seconds", seconds},
+                                         {"stages",
+                                          {{"load", stages.load},
+                                           {"prefill", stages.prefill},
+                                           {"solve", stages.solve},
+                                           {"measure", stages.measure},
+                                           {"fold", stages.fold}}}};
     std::cout << json.dump() << '\n';
     return;
   }
@@ -163,11 +195,12 @@ Status calibrate(const ZackFlags& flags) {
   }
   KVLANE_ASSIGN(const fs::path out, find_place(flags.common.out));
   KVLANE_ASSIGN(CalibrationInput input, load_calibration_input(flags.common));
-  KVLANE_ASSIGN(const Sums sums, sum_texts(flags, input, out));
-  KVLANE_ASSIGN(const Written written, write_all_of(flags, std::move(input), sums, out));
+  Stages stages{.load = seconds_since(start)};
+  KVLANE_ASSIGN(Sums sums, sum_texts(flags, input, out, stages));
+  KVLANE_ASSIGN(const Written written, write_all_of(flags, std::move(input), sums, out, stages));
   std::error_code ignored;
   for (const fs::path& state : {state_of(out), other_state_of(out)}) fs::remove(state, ignored);
-  print(flags, sums, written, seconds_since(start));
+  print(flags, sums, written, stages, seconds_since(start));
   return {};
 }
 
