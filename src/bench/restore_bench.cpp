@@ -47,10 +47,14 @@ constexpr Regime kRegimes[] = {
 struct Strategy {
   std::string name;
   RestorePlan plan;
+  RestoreSeconds expected;
   std::vector<RestoreSource> forms;  // of its runs, by their index
   std::string slabs;                 // codec of stored slabs
   std::vector<double> seconds = {};
 };
+
+// Restores by the plan from which factors of the profile are learned, as an engine does.
+constexpr int kLearningRestores = 3;
 
 // Wakes whoever waits for reads.
 class Bell {
@@ -219,9 +223,10 @@ class RestoreBench {
     return 0;
   }
 
-  // The best plan with these forms, in their order, and each of them alone.
-  RestoreChoice choice(int tokens, double rate, std::span<const std::string> forms) const {
-    const RestoreCosts all = restore_costs(profile_, tokens, rate);
+  // What plans with these forms cost, in their order.
+  static RestoreCosts costs_with(const MachineProfile& profile, int tokens,
+                                 std::span<const std::string> forms) {
+    const RestoreCosts all = restore_costs(profile, tokens, profile.read_rate);
     RestoreCosts costs = all;
     costs.forms.clear();
     for (const std::string& name : forms) {
@@ -229,24 +234,33 @@ class RestoreBench {
           *std::find_if(all.forms.begin(), all.forms.end(),
                         [&](const RestoreForm& form) { return form.name == name; }));
     }
-    return plan_restore(costs);
+    return costs;
   }
 
-  std::vector<Strategy> strategies(int tokens, double rate) const {
+  static std::vector<Strategy> strategies(const MachineProfile& profile, int tokens) {
     const std::string coded = std::string("kv+") + kCodedSlabs;
     const std::string with[][2] = {{"hidden", "kv"}, {"hidden", coded}};
-    const RestoreChoice raw = choice(tokens, rate, with[0]);
-    const RestoreChoice small = choice(tokens, rate, with[1]);
-    const RestoreChoice none = choice(tokens, rate, std::span(with[0]).last(1));
+    const RestoreCosts raw_costs = costs_with(profile, tokens, with[0]);
+    const RestoreCosts small_costs = costs_with(profile, tokens, with[1]);
+    const RestoreCosts none_costs = costs_with(profile, tokens, std::span(with[0]).last(1));
+    const RestoreChoice raw = plan_restore(raw_costs);
+    const RestoreChoice small = plan_restore(small_costs);
+    const RestorePlan none = plan_restore(none_costs).best;
     const std::vector<RestoreSource> both = {RestoreSource::kHidden, RestoreSource::kSlabs};
-    std::vector<Strategy> all = {{"tokens", raw.from_tokens, both, "none"},
-                                 {"kv", raw.from_forms[1], both, "none"},
-                                 {"kv_splitzip", small.from_forms[1], both, kCodedSlabs},
-                                 {"hidden", raw.from_forms[0], both, "none"},
-                                 {"no_hidden", none.best, {RestoreSource::kSlabs}, "none"}};
+    const auto strategy = [&](const char* name, const RestoreCosts& costs, const RestorePlan& plan,
+                              const char* slabs) {
+      return Strategy{name, plan, seconds_of(costs, plan), both, slabs};
+    };
+    std::vector<Strategy> all = {
+        strategy("tokens", raw_costs, raw.from_tokens, "none"),
+        strategy("kv", raw_costs, raw.from_forms[1], "none"),
+        strategy("kv_splitzip", small_costs, small.from_forms[1], kCodedSlabs),
+        strategy("hidden", raw_costs, raw.from_forms[0], "none"),
+        strategy("no_hidden", none_costs, none, "none")};
+    all.back().forms = {RestoreSource::kSlabs};
     const bool codec_pays = small.best.seconds < raw.best.seconds;
-    all.push_back(
-        {"plan", codec_pays ? small.best : raw.best, both, codec_pays ? kCodedSlabs : "none"});
+    all.push_back(codec_pays ? strategy("plan", small_costs, small.best, kCodedSlabs)
+                             : strategy("plan", raw_costs, raw.best, "none"));
     return all;
   }
 
@@ -270,29 +284,25 @@ class RestoreBench {
     return found;
   }
 
-  // Seconds until all layers of all tokens are there.
-  Result<double> restore(Store& store, const Strategy& strategy, int tokens) {
+  // Until all layers of all tokens are there.
+  Result<RestoreTimes> restore(Store& store, Restorer& restorer, Bell& bell,
+                               const Strategy& strategy, int tokens) {
     table_->clear();
     KVLANE_TRY(table_->grow(tokens));
     if (strategy.plan.recomputed == shape_.layers) return recompute(tokens);
     FoundState found = find(store, strategy, tokens / kBlockTokens);
-    // The last callback may come when all is over.
-    const auto bell = std::make_shared<Bell>();
-    Restorer restorer(model_, kind_, store, *forward_, {}, [bell] { bell->ring(); });
-    const TimePoint start = SteadyClock::now();
     KVLANE_ASSIGN(const auto job,
                   restorer.begin(std::move(found), 0, *table_, std::span(tokens_).first(tokens)));
     for (;;) {
       const RestoreJob::Progress progress = job->advance();
       if (progress == RestoreJob::Progress::kOver) break;
-      if (progress == RestoreJob::Progress::kWaiting) bell->wait();
+      if (progress == RestoreJob::Progress::kWaiting) bell.wait();
     }
-    const double seconds = seconds_since(start);
     KVLANE_TRY(job->status());
-    return seconds;
+    return job->times();
   }
 
-  Result<double> recompute(int tokens) {
+  Result<RestoreTimes> recompute(int tokens) {
     PassHooks hooks;
     hooks.kv_layers = shape_.layers;
     const TimePoint start = SteadyClock::now();
@@ -301,7 +311,9 @@ class RestoreBench {
       const ForwardSpan span{table_.get(), std::span(tokens_).subspan(at, count), 0};
       KVLANE_TRY(forward_->run({&span, 1}, hooks));
     }
-    return seconds_since(start);
+    RestoreTimes times;
+    times.total = times.busy.recompute = seconds_since(start);
+    return times;
   }
 
   // What the strategy before has left in memory must not pass for this one's.
@@ -332,27 +344,37 @@ class RestoreBench {
     // No pace makes a disk faster.
     if (rate > disk_rate_) return {};
     KVLANE_ASSIGN(const auto store, open_store(folders, rate));
-    std::vector<Strategy> all = strategies(tokens, rate);
-    for (int round = -1; round < options_.repeats; ++round) {
+    // The last callback may come when all is over.
+    const auto bell = std::make_shared<Bell>();
+    Restorer restorer(model_, kind_, *store, *forward_, {}, [bell] { bell->ring(); });
+    MachineProfile profile = profile_;
+    profile.read_rate = rate;
+    ProfileFactors factors;
+    std::vector<Strategy> all = strategies(profile, tokens);
+    const double first_estimate = all.back().plan.seconds;
+    for (int i = 0; i < kLearningRestores; ++i) {
+      const Strategy& plan = all.back();
+      say(prefix + "plan, learning");
+      KVLANE_ASSIGN(const RestoreTimes times, restore(*store, restorer, *bell, plan, tokens));
+      factors = learned(factors, plan.expected, times.busy, times.total);
+      all = strategies(scaled(profile, factors), tokens);
+    }
+    for (int round = 0; round < options_.repeats; ++round) {
       for (Strategy& each : all) {
-        say(std::to_string(tokens) + " tokens, " + regime.name + ", " + each.name);
-        // The first round is a look at what came back.
-        if (round < 0 && each.name == "tokens") continue;
-        if (round < 0) forget(tokens);
-        KVLANE_ASSIGN(const double seconds, restore(*store, each, tokens));
-        if (round < 0) {
-          KVLANE_TRY(compare(each, tokens / kBlockTokens));
-        } else {
-          each.seconds.push_back(seconds);
-        }
+        say(prefix + each.name);
+        const bool last = round + 1 == options_.repeats;
+        if (last) forget(tokens);
+        KVLANE_ASSIGN(const RestoreTimes times, restore(*store, restorer, *bell, each, tokens));
+        each.seconds.push_back(times.total);
+        if (last) KVLANE_TRY(compare(each, tokens / kBlockTokens));
       }
     }
-    add_figures(prefix, regime, all);
+    add_figures(prefix, regime, all, first_estimate);
     return {};
   }
 
   void add_figures(const std::string& prefix, const Regime& regime,
-                   const std::vector<Strategy>& all) {
+                   const std::vector<Strategy>& all, double first_estimate) {
     const auto seconds = [&](std::string_view name) {
       return median(std::find_if(all.begin(), all.end(), [&](const Strategy& each) {
                       return each.name == name;
@@ -378,6 +400,7 @@ class RestoreBench {
           grouped ? std::nullopt : regime.over_tokens);
     ratio("plan_over_pure", pure / plan, 1.0);
     ratio("estimate", all.back().plan.seconds / plan, {});
+    ratio("first_estimate", first_estimate / plan, {});
   }
 
   const Model& model_;

@@ -50,12 +50,14 @@ class Decision {
     double least = layers_ * (prefill(tokens_) - prefill(cached_));
     for (const int blocks : candidates()) {
       const int end = cached_ + blocks * kBlockTokens;
-      const RestorePlan plan = plan_restore(costs(blocks)).best;
+      const RestoreCosts all_costs = costs(blocks);
+      const RestorePlan plan = plan_restore(all_costs).best;
       const double all = plan.seconds + layers_ * (prefill(tokens_) - prefill(end));
       // A plan from tokens alone is no restore. A number that is not finite never is less.
       if (plan.recomputed == layers_ || !(all < least)) continue;
       least = all;
-      best = {blocks, plan.recomputed, sources(plan), plan.seconds, plan.bytes};
+      best = {blocks,    plan.recomputed, sources(plan), plan.seconds, seconds_of(all_costs, plan),
+              plan.bytes};
     }
     return best;
   }
@@ -122,6 +124,7 @@ RestoreDecision decide_restore(const MachineProfile* profile, const StoredBlocks
   const MachineProfile assumed = reads_rather_than_computes(static_cast<int>(stored.slabs.size()));
   RestoreDecision decision = Decision(assumed, stored, tokens).run();
   decision.seconds = 0;
+  decision.expected = {};
   return decision;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/machine_profile.h"
+#include "plan/profile_factors.h"
 #include "plan/restore_plan.h"
 
 namespace kvlane {
@@ -29,6 +30,7 @@ struct RestoreDecision {
   int recomputed = 0;                  // layers 0 ... recomputed - 1 come from tokens
   std::vector<RestoreSource> sources;  // of all layers; those of recomputed ones mean nothing
   double seconds = 0;                  // expected; 0 without a profile
+  RestoreSeconds expected;             // likewise, of each kind of work
   double bytes = 0;                    // read
 
   friend bool operator==(const RestoreDecision&, const RestoreDecision&) = default;

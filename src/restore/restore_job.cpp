@@ -46,6 +46,9 @@ struct RestoreJob::Arrivals {
   std::mutex mutex;
   std::vector<std::pair<std::size_t, Status>> arrived;  // reads
   std::vector<PageBuffer> buffers;                      // one for each read, when it is begun
+  std::size_t under_way = 0;                            // reads
+  TimePoint since;                                      // when the first of these was begun
+  double busy = 0;                                      // seconds in which there were such
   std::function<void()> wake;
 };
 
@@ -169,11 +172,17 @@ Status RestoreJob::begin_reads(bool beyond_budget) {
     ++next_read_;
   }
   if (batch.empty()) return {};
+  {
+    const std::lock_guard lock(arrivals_->mutex);
+    if (arrivals_->under_way == 0) arrivals_->since = SteadyClock::now();
+    arrivals_->under_way += batch.size();
+  }
   restorer_.store_.read(std::move(batch), [arrivals = arrivals_, numbers = std::move(numbers)](
                                               std::size_t index, const Status& status) {
     {
       const std::lock_guard lock(arrivals->mutex);
       arrivals->arrived.emplace_back(numbers[index], status);
+      if (--arrivals->under_way == 0) arrivals->busy += seconds_since(arrivals->since);
     }
     arrivals->wake();
   });
@@ -233,7 +242,8 @@ RestoreJob::Progress RestoreJob::advance() {
 void RestoreJob::compute(const Unit& unit) {
   const int blocks = std::min(static_cast<int>(unit.reads.size()), blocks_ - unit.block);
   if (blocks > 0) {
-    const ScopedTimer timer(unit.source == RestoreSource::kHidden ? times_.project : times_.decode);
+    const ScopedTimer timer(unit.source == RestoreSource::kHidden ? times_.busy.project
+                                                                  : times_.busy.decode);
     if (unit.source == RestoreSource::kHidden) {
       project(unit, blocks);
     } else {
@@ -317,7 +327,7 @@ void RestoreJob::release(Read& read) {
 }
 
 void RestoreJob::recompute_piece() {
-  const ScopedTimer timer(times_.recompute);
+  const ScopedTimer timer(times_.busy.recompute);
   const int at = first_ * kBlockTokens + recomputed_tokens_;
   const int count =
       std::min(kRestorePieceTokens, found_.decision.blocks * kBlockTokens - recomputed_tokens_);
@@ -334,6 +344,11 @@ RestoreJob::Progress RestoreJob::end() {
   const int end = (first_ + blocks_) * kBlockTokens;
   if (table_.tokens() < end) table_.set_tokens(end);
   times_.total = seconds_since(begun_);
+  {
+    const std::lock_guard lock(arrivals_->mutex);
+    times_.busy.read = arrivals_->busy;
+  }
+  if (status_.ok()) restorer_.learn(*this);
   over_ = true;
   return Progress::kOver;
 }

@@ -31,11 +31,12 @@ Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, Forwa
       store_(store),
       forward_(forward),
       options_(std::move(options)),
-      wake_(std::move(wake)) {}
+      wake_(std::move(wake)),
+      scaled_(options_.profile) {}
 
 Restorer::~Restorer() = default;
 
-FoundState Restorer::find(std::span<const BlockName> names, int first, int tokens) const {
+FoundState Restorer::find(std::span<const BlockName> names, int first, int tokens) {
   const int layers = kind_.shape().layers;
   StoredBlocks stored{first, std::vector<StoredLayer>(layers), std::vector<StoredLayer>(layers)};
   FoundState found;
@@ -66,9 +67,23 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
     if (there.slabs.empty() && there.hidden.empty()) break;
     found.blocks.push_back(std::move(there));
   }
-  found.decision = decide_restore(options_.profile.get(), stored, tokens);
+  found.decision = decide_restore(scaled_.get(), stored, tokens);
+  if (!found.blocks.empty() && found.decision.blocks == 0) take_factors(relaxed(factors_));
   found.blocks.resize(std::min<std::size_t>(found.blocks.size(), found.decision.blocks));
   return found;
+}
+
+// From a job that is over. Of short ones the beginning and the end are too large a part.
+void Restorer::learn(const RestoreJob& job) {
+  const RestoreDecision& decision = job.decision();
+  if (scaled_ == nullptr || decision.blocks * kBlockTokens < kRestorePieceTokens) return;
+  take_factors(learned(factors_, decision.expected, job.times().busy, job.times().total));
+}
+
+void Restorer::take_factors(const ProfileFactors& factors) {
+  if (scaled_ == nullptr || factors == factors_) return;
+  factors_ = factors;
+  scaled_ = std::make_shared<const MachineProfile>(scaled(*options_.profile, factors));
 }
 
 Result<std::unique_ptr<RestoreJob>> Restorer::begin(FoundState found, int first, BlockTable& table,

@@ -61,7 +61,7 @@ class Restorer {
   ~Restorer();
 
   // Looks for names[first], names[first + 1], ... of a sequence of `tokens` tokens, and decides.
-  FoundState find(std::span<const BlockName> names, int first, int tokens) const;
+  FoundState find(std::span<const BlockName> names, int first, int tokens);
 
   // Begins to read. `table` has tokens() = `first` blocks, blocks for all of the sequence and no
   // window; until the job is over or gone nobody else touches it. `tokens` are those of the
@@ -71,6 +71,8 @@ class Restorer {
 
  private:
   friend class RestoreJob;
+  void learn(const RestoreJob& job);
+  void take_factors(const ProfileFactors& factors);
   Result<PageBuffer> take_buffer(std::size_t bytes);
   void give_back(PageBuffer buffer);
   Result<HiddenRestorer*> hidden_restorer(HiddenFormat::Values values);
@@ -82,17 +84,17 @@ class Restorer {
   ForwardPass& forward_;
   const RestorerOptions options_;
   const std::function<void()> wake_;
+  ProfileFactors factors_;                        // of the profile, by restores so far
+  std::shared_ptr<const MachineProfile> scaled_;  // by them; null without a profile
   std::unique_ptr<HiddenRestorer> exact_, int8_;  // when they are wanted
   std::vector<SealedReader> sealed_readers_;      // one for each thread that has decoded
   std::vector<PageBuffer> buffers_;               // that nobody uses
 };
 
 struct RestoreTimes {
-  double total = 0;      // seconds from begin() until it was over
-  double recompute = 0;  // of it, busy: computing from tokens
-  double project = 0;    // projecting hidden states
-  double decode = 0;     // decoding slabs
-  double bytes = 0;      // read
+  double total = 0;     // seconds from begin() until it was over
+  RestoreSeconds busy;  // of it
+  double bytes = 0;     // read
 };
 
 // One sequence. May be given up at any time.

@@ -334,7 +334,7 @@ TEST(Restorer, FindsAsMuchAsIsThereInARow) {
   BlockTable truth = world.compute();
   EXPECT_EQ(world.restorer().find(world.names, 0, kTokens).decision.blocks, 0);
   world.save_slabs(truth, "none", 0, 7);
-  const Restorer restorer = world.restorer();
+  Restorer restorer = world.restorer();
   EXPECT_EQ(restorer.find(world.names, 0, kTokens).decision.blocks, 7);
   EXPECT_EQ(restorer.find(world.names, 5, kTokens).decision.blocks, 2);
   EXPECT_EQ(restorer.find(world.names, 7, kTokens).decision.blocks, 0);
@@ -347,6 +347,35 @@ TEST(Restorer, FindsAsMuchAsIsThereInARow) {
   world.store->flush();
   EXPECT_EQ(restorer.find(world.names, 0, kTokens).decision.blocks, 2);
   EXPECT_EQ(restorer.find(world.names, 3, kTokens).decision.blocks, 4);
+}
+
+// A profile that is far off, so that what is learned at once is as much as ever is.
+TEST(Restorer, LearnsHowLongRestoresTake) {
+  World world;
+  BlockTable truth = world.compute();
+  world.save_hidden("hidden");
+  for (const double seconds : {1e-1, 1e-12}) {
+    MachineProfile profile;
+    profile.layers = world.shape.layers;
+    profile.prefill = {{512, 100}};
+    profile.project = {{512, 1e-3}};
+    profile.forms = {{"hidden", RestoreSource::kHidden, 128, seconds}};
+    profile.read_rate = 1e9;
+    Restorer restorer = world.restorer({.profile = std::make_shared<MachineProfile>(profile)});
+    const RestoreSeconds before = restorer.find(world.names, 0, kTokens).decision.expected;
+    EXPECT_NEAR(before.project, (world.shape.layers - 1) * kBlocks * kBlockTokens * seconds,
+                1e-9 * seconds);
+    BlockTable table = world.new_table();
+    ASSERT_TRUE(table.grow(kTokens).ok());
+    const auto job =
+        take(restorer.begin(restorer.find(world.names, 0, kTokens), 0, table, world.tokens));
+    World::run(*job);
+    ASSERT_TRUE(job->status().ok()) << job->status().message();
+    EXPECT_GT(job->times().busy.read, 0);
+    EXPECT_LE(job->times().busy.read, job->times().total);
+    const RestoreSeconds after = restorer.find(world.names, 0, kTokens).decision.expected;
+    EXPECT_NEAR(after.project / before.project, seconds < 1e-6 ? 16 : 1.0 / 16, 1e-9);
+  }
 }
 
 TEST(Restorer, LayersThatNobodyStoredAreNoDecision) {
