@@ -45,7 +45,7 @@ RestoreSeconds seconds_of(const RestoreCosts& costs, const RestorePlan& plan) {
 
 MachineProfile scaled(MachineProfile profile, const ProfileFactors& factors) {
   scale(profile.prefill, factors.recompute);
-  scale(profile.project, factors.project);
+  scale(profile.project, factors.recompute);  // of the layer where recomputing stops
   for (ProfiledForm& form : profile.forms) {
     form.seconds *= form.source == RestoreSource::kHidden ? factors.project : factors.decode;
   }

@@ -145,6 +145,15 @@ void estimate(const RestoreCosts& costs, RestorePlan& plan) {
 
 RestoreChoice plan_restore(const RestoreCosts& costs) { return Search(costs).run(); }
 
+const RestorePlan& prudent(const RestoreChoice& choice) {
+  constexpr double kGain = 0.95;
+  const auto pure = std::min_element(
+      choice.from_forms.begin(), choice.from_forms.end(),
+      [](const RestorePlan& a, const RestorePlan& b) { return a.seconds < b.seconds; });
+  const bool mixes = pure == choice.from_forms.end() || choice.best.seconds < kGain * pure->seconds;
+  return mixes ? choice.best : *pure;
+}
+
 std::string describe(const RestorePlan& plan, std::span<const RestoreForm> forms) {
   std::string text;
   int layer = 0;

@@ -259,5 +259,16 @@ TEST(RestorePlan, OneLayerIsItsEmbedding) {
   EXPECT_EQ(plan_restore(none).best.recomputed, 1);
 }
 
+TEST(PrudentPlan, IsAMixtureOnlyWhereThatGains) {
+  RestoreChoice choice;
+  choice.best = {.recomputed = 3, .seconds = 1};
+  choice.from_forms = {{.recomputed = 1, .seconds = 2}, {.recomputed = 0, .seconds = 1.06}};
+  EXPECT_EQ(prudent(choice), choice.best);
+  choice.from_forms[1].seconds = 1.05;
+  EXPECT_EQ(prudent(choice), choice.from_forms[1]);
+  choice.from_forms.clear();
+  EXPECT_EQ(prudent(choice), choice.best);
+}
+
 }  // namespace
 }  // namespace kvlane

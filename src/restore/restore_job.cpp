@@ -77,6 +77,7 @@ Status RestoreJob::plan_reads() {
     return std::pair(a.layer(), a.block / kPieceBlocks) <
            std::pair(b.layer(), b.block / kPieceBlocks);
   });
+  for (std::size_t i = 0; i < reads_.size(); ++i) line_of(reads_[i]).reads.push_back(i);
   add_units();
   for (const Unit& unit : units_) {
     if (std::find(unit.reads.begin(), unit.reads.end(), -1) != unit.reads.end()) {
@@ -143,19 +144,31 @@ void RestoreJob::add_units() {
   }
 }
 
+RestoreJob::Line& RestoreJob::line_of(const Read& read) {
+  return read.source == RestoreSource::kHidden ? hidden_ : slabs_;
+}
+
+// Null: everything is begun.
+RestoreJob::Line* RestoreJob::next_line() {
+  if (hidden_.over()) return slabs_.over() ? nullptr : &slabs_;
+  return slabs_.over() || hidden_.buffers < buffers_max_ / 2 ? &hidden_ : &slabs_;
+}
+
 // As many as there are buffers for; one more where nothing would ever move otherwise.
 Status RestoreJob::begin_reads(bool beyond_budget) {
   std::vector<ExtentRead> batch;
   std::vector<std::size_t> numbers;
-  while (next_read_ < reads_.size()) {
-    Read& read = reads_[next_read_];
+  while (Line* const line = next_line()) {
+    const std::size_t number = line->reads[line->next];
+    Read& read = reads_[number];
     // What nobody wants any more.
     if (read.block >= blocks_) {
-      ++next_read_;
+      ++line->next;
       arrive(read);
       continue;
     }
-    if (buffers_used_ >= buffers_max_ && !std::exchange(beyond_budget, false)) break;
+    const std::size_t used = hidden_.buffers + slabs_.buffers;
+    if (used >= buffers_max_ && !std::exchange(beyond_budget, false)) break;
     Result<PageBuffer> buffer = restorer_.take_buffer(buffer_each_);
     if (!buffer.ok()) {
       if (under_way_ == 0) return buffer.status();
@@ -163,13 +176,13 @@ Status RestoreJob::begin_reads(bool beyond_budget) {
     }
     const std::size_t bytes = extent_read_bytes(read.extent.head(), read.part, read.parts);
     batch.push_back({read.extent, read.part, read.parts, {buffer->data(), bytes}});
-    numbers.push_back(next_read_);
-    arrivals_->buffers[next_read_] = std::move(*buffer);
+    numbers.push_back(number);
+    arrivals_->buffers[number] = std::move(*buffer);
     times_.bytes += static_cast<double>(bytes);
     read.begun = true;
-    ++buffers_used_;
+    ++line->buffers;
+    ++line->next;
     ++under_way_;
-    ++next_read_;
   }
   if (batch.empty()) return {};
   {
@@ -203,9 +216,15 @@ void RestoreJob::take_arrivals() {
   }
 }
 
+// Slabs are decoded in no time, and then their buffers can be read into again.
 void RestoreJob::arrive(const Read& read) {
   for (const int unit : read.units) {
-    if (--units_[unit].missing == 0) ready_.push_back(unit);
+    if (--units_[unit].missing > 0) continue;
+    if (read.source == RestoreSource::kSlabs) {
+      ready_.push_front(unit);
+    } else {
+      ready_.push_back(unit);
+    }
   }
 }
 
@@ -228,7 +247,7 @@ RestoreJob::Progress RestoreJob::advance() {
     compute(units_[unit]);
   } else if (more_tokens) {
     recompute_piece();
-  } else if (blocks_ == 0 || (under_way_ == 0 && next_read_ == reads_.size())) {
+  } else if (blocks_ == 0 || (under_way_ == 0 && next_line() == nullptr)) {
     return this->end();
   } else if (under_way_ > 0) {
     return Progress::kWaiting;
@@ -323,7 +342,7 @@ void RestoreJob::release(Read& read) {
   if (--read.users > 0 || !read.begun) return;
   PageBuffer& buffer = arrivals_->buffers[&read - reads_.data()];
   restorer_.give_back(std::move(buffer));
-  --buffers_used_;
+  --line_of(read).buffers;
 }
 
 void RestoreJob::recompute_piece() {

@@ -3,8 +3,10 @@
 //
 // A layer's slabs are decoded into their blocks, its hidden states projected to K and V, and the
 // first layers may be computed from tokens again. Reads are begun in the order in which layers are
-// wanted, as many as there are buffers for; what has arrived is computed a piece at a time by
-// whoever owns the job, between other work if it likes.
+// wanted, as many as there are buffers for: hidden states first, which take time to compute, but in
+// half of the buffers at most while there are slabs to read, so that reading never waits for
+// computing. What has arrived is computed a piece at a time by whoever owns the job, between other
+// work if it likes.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -124,12 +126,22 @@ class RestoreJob {
   struct Read;
   struct Unit;
   struct Arrivals;
+  // Reads of one source in the order in which they are begun.
+  struct Line {
+    std::vector<std::size_t> reads;
+    std::size_t next = 0;
+    std::size_t buffers = 0;  // that these hold
+
+    bool over() const { return next == reads.size(); }
+  };
   RestoreJob(Restorer& restorer, FoundState found, int first, BlockTable& table,
              std::span<const std::int32_t> tokens);
 
   Status plan_reads();
   void add_reads(const std::vector<PinnedExtent>& extents, RestoreSource source, int block);
   void add_units();
+  Line& line_of(const Read& read);
+  Line* next_line();
   Status begin_reads(bool beyond_budget);
   void take_arrivals();
   void arrive(const Read& read);
@@ -149,14 +161,13 @@ class RestoreJob {
   const std::vector<std::int32_t> tokens_;
   const TimePoint begun_;
 
-  std::vector<Read> reads_;  // in the order in which they are begun
+  std::vector<Read> reads_;  // layer by layer
+  Line hidden_, slabs_;
   std::vector<Unit> units_;  // layer by layer, piece by piece
-  std::deque<int> ready_;    // units whose reads have arrived, the first one first
-  std::size_t next_read_ = 0;
+  std::deque<int> ready_;    // units whose reads have arrived, the next one first
   int under_way_ = 0;
   std::size_t buffer_each_ = 0;  // bytes
   std::size_t buffers_max_ = 0;
-  std::size_t buffers_used_ = 0;
   std::shared_ptr<Arrivals> arrivals_;
   int recomputed_tokens_ = 0;
   int blocks_ = 0;
