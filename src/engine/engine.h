@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -196,6 +197,13 @@ class Engine {
   virtual EngineLoad load() const = 0;
   // Returns when nothing is queued or running any more.
   virtual void wait_idle() = 0;
+
+  // Of a state store; without one there is nothing. How many tokens of this prompt's beginning,
+  // in complete blocks, can be brought back: counts as use, and reads nothing.
+  virtual Result<int> stored_tokens(std::span<const std::int32_t> /*prompt*/) const { return 0; }
+  // Returns when what was computed for requests that are over is in the store, or could not be
+  // saved.
+  virtual void flush_state() {}
 };
 
 }  // namespace kvlane

@@ -41,6 +41,8 @@ class EngineImpl final : public Engine {
   void abort(RequestId request) override;
   EngineLoad load() const override;
   void wait_idle() override;
+  Result<int> stored_tokens(std::span<const std::int32_t> prompt) const override;
+  void flush_state() override;
 
  private:
   using RequestPtr = std::unique_ptr<Request>;

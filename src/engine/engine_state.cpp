@@ -16,6 +16,18 @@ constexpr std::size_t kPrefetchedMax = 4;
 
 }  // namespace
 
+Result<int> EngineImpl::stored_tokens(std::span<const std::int32_t> prompt) const {
+  if (keeper_ == nullptr) return 0;
+  KVLANE_ASSIGN(const BlockName root, BlockNames::root(model_.identity(), block_format(), ""));
+  BlockNames names(root);
+  KVLANE_TRY(names.extend(prompt));
+  return keeper_->stored_tokens(names.all());
+}
+
+void EngineImpl::flush_state() {
+  if (keeper_ != nullptr) keeper_->flush();
+}
+
 // Hands complete blocks to the saver. Those it does not take now are offered again with the next
 // ones, and for the last time when the sequence ends.
 void EngineImpl::save_blocks(Sequence& sequence) {

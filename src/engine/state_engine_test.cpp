@@ -187,6 +187,35 @@ TEST(StateEngine, BlocksThatAreNotSavedAreCounted) {
   EXPECT_EQ(static_cast<std::int64_t>(store->all().size()) + failures, 501 / kBlockTokens);
 }
 
+// The same for who has time, in a pool that is full of what is not saved.
+TEST(StateEngine, NothingIsLostWhereComputingWaits) {
+  const int layers = fixture_model().config().layers;
+  for (const char* form : {"kv", "hidden", "hidden=2"}) {
+    SCOPED_TRACE(form);
+    const TemporaryDirectory directory;
+    EngineOptions options = options_with(open_store(directory.path()));
+    options.kv_bytes = 12 * fixture_model().config().kv_shape().block_bytes();
+    options.state.saving_bytes = 1;
+    options.state.saves_all = true;
+    options.state.forms = take(make_state_forms(form, layers, nullptr, 0));
+    const auto engine = make_engine(options);
+    std::vector<GenerationRequest> requests;
+    std::vector<Answer> answers(6);
+    for (Answer& answer : answers) {
+      requests.push_back(make_request(385, 1, static_cast<std::uint32_t>(requests.size())));
+      EXPECT_EQ(take(engine->stored_tokens(requests.back().prompt)), 0);
+      ASSERT_TRUE(engine->submit(requests.back(), answer.on_update()).ok());
+    }
+    for (Answer& answer : answers) EXPECT_TRUE(answer.wait().error.ok());
+    engine->flush_state();
+    for (const GenerationRequest& request : requests) {
+      EXPECT_EQ(take(engine->stored_tokens(request.prompt)), 384);
+    }
+    engine->wait_idle();
+    EXPECT_EQ(engine->load().save_failures + engine->load().hidden_tokens_lost, 0);
+  }
+}
+
 TEST(StateEngine, TwoThatWantTheSameReadItOnce) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(420, 5, 3);

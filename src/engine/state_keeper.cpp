@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 namespace kvlane {
@@ -28,13 +29,16 @@ Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
   keeper->restorer_ = std::make_unique<Restorer>(
       model, keeper->kind_, *options.store, forward,
       RestorerOptions{.profile = options.profile, .lossy = lossy}, std::move(wake));
+  // Blocks wait where they are: who has no block to compute into waits, too.
+  const std::size_t slab_bytes_max =
+      options.saves_all ? std::numeric_limits<std::size_t>::max() : options.saving_bytes;
   if (options.forms.slabs_first < shape.layers) {
     keeper->slabs_ =
         std::make_unique<SlabSaver>(pool, keeper->kind_, *codec, *options.store,
                                     SlabSaverOptions{.model = model.identity(),
                                                      .layer_first = options.forms.slabs_first,
                                                      .layer_last = shape.layers,
-                                                     .bytes_max = options.saving_bytes,
+                                                     .bytes_max = slab_bytes_max,
                                                      .codebooks = codebooks},
                                     std::move(on_saved));
   }
@@ -46,7 +50,8 @@ Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
                                {.format = rows,
                                 .layer_first = options.forms.hidden_first,
                                 .layer_last = options.forms.hidden_last,
-                                .ring_bytes = HiddenRoom::of(model, pass_rows_max).ring_bytes}));
+                                .ring_bytes = HiddenRoom::of(model, pass_rows_max).ring_bytes,
+                                .waits = options.saves_all}));
   }
   return keeper;
 }
@@ -60,6 +65,18 @@ void StateKeeper::prefetch(std::span<const BlockName> names, int first, int toke
     }
   }
   if (!wanted.empty()) store_->prefetch(std::move(wanted));
+}
+
+void StateKeeper::flush() {
+  if (slabs_) slabs_->flush();
+  if (hidden_) hidden_->flush();
+  store_->flush();
+}
+
+int StateKeeper::stored_tokens(std::span<const BlockName> names) const {
+  // One token more: a restore leaves at least one to be computed.
+  const int tokens = static_cast<int>(names.size()) * kBlockTokens + 1;
+  return restorer_->find(names, 0, tokens).decision.blocks * kBlockTokens;
 }
 
 bool StateKeeper::holds(const BlockName& name) const {

@@ -27,6 +27,8 @@ struct StateOptions {
   std::string codec = "none";                     // of slabs that take one
   std::shared_ptr<const MachineProfile> profile;  // of this machine; null: see decide_restore()
   std::size_t saving_bytes = std::size_t{256} << 20;  // of blocks that wait to be saved
+  // Where saving is behind, computing waits for it. Otherwise nobody waits, and some is not saved.
+  bool saves_all = false;
 };
 
 // What must wait in memory for a prompt's hidden states not to be lost: the next pass is computed
@@ -55,6 +57,11 @@ class StateKeeper {
   // False when saving is behind. Of a block that was taken the caller keeps the owner until
   // on_saved().
   bool save(const BlockToSave& block) { return slabs_ == nullptr || slabs_->add(block); }
+  // Returns when what was given before is on the disk, or could not be saved. Any thread.
+  void flush();
+  // Tokens of the beginning that all of these blocks make, as far as they can be brought back. Any
+  // thread.
+  int stored_tokens(std::span<const BlockName> names) const;
   bool saves_slabs() const { return slabs_ != nullptr; }
   // Blocks whose slabs could not be saved.
   std::int64_t failed() const { return slabs_ ? slabs_->failed() : 0; }

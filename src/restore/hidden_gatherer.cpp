@@ -103,11 +103,18 @@ void HiddenGatherer::copy(int layer, std::span<const PassRows> rows, ByteView no
       std::chrono::duration_cast<std::chrono::nanoseconds>(SteadyClock::now() - start).count();
 }
 
-// False when the ring has no room for them.
+// False when the ring has no room for them, and will not have or is not to be waited for.
 bool HiddenGatherer::copy_rows(int layer, const PassRows& rows, ByteView normed) {
   const auto count = static_cast<std::uint64_t>(rows.count);
-  const std::uint64_t used = taken_ - given_back_.load(std::memory_order_acquire);
-  if (count > ring_rows_ - used) return false;
+  if (count > ring_rows_) return false;
+  std::uint64_t given_back = given_back_.load(std::memory_order_acquire);
+  while (count > ring_rows_ - (taken_ - given_back)) {
+    if (!options_.waits) return false;
+    post();
+    given_back_.wait(given_back, std::memory_order_acquire);
+    given_back = given_back_.load(std::memory_order_acquire);
+  }
+  const std::uint64_t used = taken_ - given_back;
   const std::byte* from = normed.data() + rows.row * row_bytes_;
   // In two pieces where the ring ends in between.
   for (int done = 0; done < rows.count;) {
@@ -178,6 +185,7 @@ void HiddenGatherer::perform(Work& work) {
   if (const auto* const rows = std::get_if<Rows>(&work)) {
     gather(*rows);
     given_back_.fetch_add(static_cast<std::uint64_t>(rows->count), std::memory_order_release);
+    if (options_.waits) given_back_.notify_one();
   } else if (const auto* const complete = std::get_if<Complete>(&work)) {
     put(*complete);
   } else {
@@ -196,6 +204,10 @@ void HiddenGatherer::gather(const Rows& rows) {
     }
     done += count;
   }
+}
+
+Result<ExtentDraft> HiddenGatherer::draft(const ExtentHead& head) {
+  return options_.waits ? store_.wait_for_draft(head) : store_.draft(head);
 }
 
 // Rows of one block, to their places in its draft.
@@ -217,7 +229,7 @@ Status HiddenGatherer::gather_part(const Rows& rows, int done, int count) {
   if (!draft) {
     ExtentHead head = extents_[extent];
     head.position = std::int64_t{block} * kBlockTokens;
-    KVLANE_ASSIGN(draft, store_.draft(std::move(head)));
+    KVLANE_ASSIGN(draft, this->draft(head));
   }
   const std::span<std::byte> part = draft->part(rows.layer - extents_[extent].layer);
   const ByteView from(ring_.data() + (rows.slot + done) * row_bytes_, count * row_bytes_);

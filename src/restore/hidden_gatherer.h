@@ -4,7 +4,8 @@
 // them out, layer by layer as they came, into drafts of extents, where each block has its rows of a
 // layer side by side; a draft is put when its block is complete. So a row is copied twice, and
 // nobody who computes waits: where the ring is full or drafts are short, the sequence is not saved
-// from there on, and is computed again when it comes back. Bytes: spec/store.md, section 5.
+// from there on, and is computed again when it comes back. Unless saving is what one computes for:
+// see HiddenGathererOptions::waits. Bytes: spec/store.md, section 5.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -42,6 +43,8 @@ struct HiddenGathererOptions {
   // For rows that are copied and not gathered yet. A pass is over sooner than its rows are
   // gathered: there should be room for all rows of two passes in all of these layers.
   std::size_t ring_bytes = std::size_t{64} << 20;
+  // copy() waits for room in the ring, and the gatherer's thread for drafts.
+  bool waits = false;
   // An extent has so many layers that it has as many bytes as this, if its block has as many.
   std::size_t extent_bytes_min = kExtentBytesWanted;
 };
@@ -86,7 +89,7 @@ struct PassRows {
 };
 
 // begin(), copy(), complete() and end() are the engine's thread's; none of them waits for a disk or
-// for the gatherer. What else there is may be called from any thread.
+// for the gatherer, if the options do not say so. What else there is may be called from any thread.
 class HiddenGatherer {
  public:
   // Store and model outlive this. kInvalidArgument when there are no such layers, or the ring has
@@ -156,6 +159,7 @@ class HiddenGatherer {
   void run();
   void perform(Work& work);
   void gather(const Rows& rows);
+  Result<ExtentDraft> draft(const ExtentHead& head);
   Status gather_part(const Rows& rows, int done, int count);
   void put(const Complete& complete);
   static void drop(SavedRows& saved);

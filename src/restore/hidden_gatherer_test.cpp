@@ -330,6 +330,22 @@ TEST_F(HiddenGathererTest, RefusedDraftsLoseTheSequenceAndNothingElse) {
   EXPECT_EQ(gatherer_->figures().blocks, 1U + kWhole);
 }
 
+// The same, both at once, with one that waits.
+TEST_F(HiddenGathererTest, WhoWaitsLosesNothing) {
+  options_.ring_bytes = 70 * options_.format.row_bytes();
+  options_.waits = true;
+  const std::uint64_t part = kBlockTokens * options_.format.row_bytes();
+  store_options_.saving_bytes_max = 2 * (kExtentHeaderBytes + part * (layers_ - 1));
+  open();
+  Saved sequence(*model_, nullptr, 0);
+  sequence.rows = gatherer_->begin();
+  while (sequence.computed.table.tokens() < kTokens) pass(sequence, 60);
+  settle();
+  EXPECT_FALSE(sequence.rows->lost());
+  for (int block = 0; block < kWhole; ++block) expect_stored(sequence, block);
+  EXPECT_EQ(gatherer_->figures().tokens_lost, 0U);
+}
+
 TEST_F(HiddenGathererTest, BlocksWithAMissingRowAreNotSaved) {
   open();
   Saved sequence(*model_, nullptr, 0);

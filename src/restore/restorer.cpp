@@ -67,6 +67,7 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
     if (there.slabs.empty() && there.hidden.empty()) break;
     found.blocks.push_back(std::move(there));
   }
+  const std::lock_guard guard(mutex_);
   found.decision = decide_restore(scaled_.get(), stored, tokens);
   if (!found.blocks.empty() && found.decision.blocks == 0) take_factors(relaxed(factors_));
   found.blocks.resize(std::min<std::size_t>(found.blocks.size(), found.decision.blocks));
@@ -76,7 +77,8 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
 // From a job that is over. Of short ones the beginning and the end are too large a part.
 void Restorer::learn(const RestoreJob& job) {
   const RestoreDecision& decision = job.decision();
-  if (scaled_ == nullptr || decision.blocks * kBlockTokens < kRestorePieceTokens) return;
+  if (decision.blocks * kBlockTokens < kRestorePieceTokens) return;
+  const std::lock_guard guard(mutex_);
   take_factors(learned(factors_, decision.expected, job.times().busy, job.times().total));
 }
 

@@ -63,6 +63,7 @@ class Restorer {
   ~Restorer();
 
   // Looks for names[first], names[first + 1], ... of a sequence of `tokens` tokens, and decides.
+  // Any thread.
   FoundState find(std::span<const BlockName> names, int first, int tokens);
 
   // Begins to read. `table` has tokens() = `first` blocks, blocks for all of the sequence and no
@@ -74,7 +75,7 @@ class Restorer {
  private:
   friend class RestoreJob;
   void learn(const RestoreJob& job);
-  void take_factors(const ProfileFactors& factors);
+  void take_factors(const ProfileFactors& factors);  // under the mutex
   Result<PageBuffer> take_buffer(std::size_t bytes);
   void give_back(PageBuffer buffer);
   Result<HiddenRestorer*> hidden_restorer(HiddenFormat::Values values);
@@ -86,6 +87,7 @@ class Restorer {
   ForwardPass& forward_;
   const RestorerOptions options_;
   const std::function<void()> wake_;
+  std::mutex mutex_;                              // for what is learned
   ProfileFactors factors_;                        // of the profile, by restores so far
   std::shared_ptr<const MachineProfile> scaled_;  // by them; null without a profile
   std::unique_ptr<HiddenRestorer> exact_, int8_;  // when they are wanted

@@ -36,9 +36,10 @@ SlabSaver::~SlabSaver() {
 bool SlabSaver::add(const BlockToSave& block) {
   {
     const std::lock_guard lock(mutex_);
+    const std::uint64_t held = added_ - done_;
     // A single block always gets in.
-    if (held_ > 0 && (held_ + 1) * pool_.block_bytes() > options_.bytes_max) return false;
-    ++held_;
+    if (held > 0 && (held + 1) * pool_.block_bytes() > options_.bytes_max) return false;
+    ++added_;
     queue_.push_back(block);
   }
   wake_.notify_one();
@@ -56,8 +57,14 @@ void SlabSaver::loop() {
     if (!save(block).ok()) ++*failed_;
     on_saved_(block.id);
     lock.lock();
-    --held_;
+    ++done_;
+    progress_.notify_all();
   }
+}
+
+void SlabSaver::flush() {
+  std::unique_lock lock(mutex_);
+  progress_.wait(lock, [this, last = added_] { return done_ >= last; });
 }
 
 Status SlabSaver::save(const BlockToSave& block) {
@@ -80,7 +87,8 @@ Status SlabSaver::save(const BlockToSave& block) {
       bodies_.insert(bodies_.end(), body.k.begin(), body.k.end());
       bodies_.insert(bodies_.end(), body.v.begin(), body.v.end());
     }
-    KVLANE_ASSIGN(ExtentDraft extent, draft(head));
+    // Others lose nothing by that.
+    KVLANE_ASSIGN(ExtentDraft extent, store_.wait_for_draft(head));
     const std::byte* from = bodies_.data();
     for (int part = 0; part < run.count; ++part) {
       const std::span<std::byte> to = extent.part(part);
@@ -94,14 +102,6 @@ Status SlabSaver::save(const BlockToSave& block) {
                });
   }
   return {};
-}
-
-// Where the store has no memory for it now, waits: others lose nothing by that.
-Result<ExtentDraft> SlabSaver::draft(const ExtentHead& head) {
-  Result<ExtentDraft> extent = store_.draft(head);
-  if (extent.status().code() != Code::kExhausted) return extent;
-  store_.flush();
-  return store_.draft(head);
 }
 
 }  // namespace kvlane

@@ -51,13 +51,14 @@ class SlabSaver {
 
   // From one thread. False when too much waits: then nothing happens.
   bool add(const BlockToSave& block);
+  // Returns when all that was added before is with the store. Any thread.
+  void flush();
   // Blocks whose slabs the store did not take.
   std::int64_t failed() const { return *failed_; }
 
  private:
   void loop();
   Status save(const BlockToSave& block);
-  Result<ExtentDraft> draft(const ExtentHead& head);
 
   const BlockPool& pool_;
   const SlabKind& kind_;
@@ -71,7 +72,9 @@ class SlabSaver {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<BlockToSave> queue_;
-  std::size_t held_ = 0;  // blocks that wait or are being saved
+  std::condition_variable progress_;  // for flush()
+  std::uint64_t added_ = 0;           // blocks, ever
+  std::uint64_t done_ = 0;            // of these; the others wait or are being saved
   bool stop_ = false;
   // The store may tell after the end of this.
   const std::shared_ptr<std::atomic<std::int64_t>> failed_ =

@@ -92,6 +92,17 @@ Result<ExtentDraft> Store::draft(ExtentHead head) {
   return ExtentDraft(std::move(content));
 }
 
+// Another one may be quicker to take what has come back, but not for ever.
+Result<ExtentDraft> Store::wait_for_draft(const ExtentHead& head) {
+  constexpr int kTriesMax = 100;
+  Result<ExtentDraft> made = draft(head);
+  for (int tries = 1; tries < kTriesMax && made.status().code() == Code::kExhausted; ++tries) {
+    flush();
+    made = draft(head);
+  }
+  return made;
+}
+
 Result<ExtentDraft> Store::import_draft(ByteView bytes) {
   KVLANE_ASSIGN(const ExtentHead head, parse_extent_head(bytes));
   if (bytes.size() != head.extent_bytes()) {

@@ -140,6 +140,9 @@ class Store {
   // Memory for an extent of these fields; of parts only the lengths count. Does not wait:
   // kExhausted when drafts take all of saving_bytes_max, so that this state is not saved.
   Result<ExtentDraft> draft(ExtentHead head);
+  // For who can wait: until what was put gives its memory back. kExhausted when drafts that nobody
+  // has put take all of it.
+  Result<ExtentDraft> wait_for_draft(const ExtentHead& head);
 
   // Called once, on a thread of the store, which must not be held up: ok() when the extent is on
   // the disk and can be found, or was there already.
