@@ -12,7 +12,9 @@ namespace kvlane {
 Progress::Progress(std::string what)
     : what_(std::move(what)), visible_(::isatty(STDERR_FILENO) == 1) {}
 
-Progress::~Progress() {
+Progress::~Progress() { hide(); }
+
+void Progress::hide() {
   if (visible_) std::cerr << "\r\033[K" << std::flush;
 }
 

@@ -19,6 +19,7 @@ class Progress {
   ~Progress();
 
   void show(std::string_view text);
+  void hide();  // until the next time
   // For interfaces that tell how much is done and how much there is. Valid as long as this object.
   std::function<void(std::uint64_t, std::uint64_t)> counter();
 

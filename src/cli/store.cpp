@@ -1,4 +1,4 @@
-// `kvlane store`: what lies in a state store, whether it is whole, and how it goes elsewhere.
+// `kvlane store`: what lies in a state store, whether it is whole, and how it comes and goes.
 // SPDX-License-Identifier: Apache-2.0
 #include "store/store.h"
 
@@ -17,6 +17,7 @@
 #include "cli/command.h"
 #include "cli/opened_store.h"
 #include "cli/store_listing.h"
+#include "cli/store_warm.h"
 #include "crypto/sha256.h"
 
 namespace kvlane {
@@ -215,7 +216,7 @@ CLI::App* add(CLI::App& parent, Run& run, const Subcommand& what,
 
 void add_store(CLI::App& app, Run& run) {
   CLI::App* const command =
-      app.add_subcommand("store", "Look into a state store, check it, clean it up, copy it");
+      app.add_subcommand("store", "Look into a state store, check it, copy it, fill it");
   command->require_subcommand(1);
   command->footer("Example: kvlane store verify /mnt/nvme0/kv /mnt/nvme1/kv");
   const Subcommand all[] = {{"ls", "What extents there are, the longest unused first",
@@ -229,6 +230,8 @@ void add_store(CLI::App& app, Run& run) {
                             {"export", "Write all extents into one file",
                              "export kv.extents /mnt/nvme0/kv", export_all, true, false, false}};
   for (const Subcommand& each : all) add(*command, run, each, std::make_shared<StoreFlags>());
+
+  add_store_warm(*command, run);
 
   const auto flags = std::make_shared<StoreFlags>();
   CLI::App* const import =
