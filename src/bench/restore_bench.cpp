@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -233,6 +234,10 @@ class RestoreBench {
       costs.forms.push_back(
           *std::find_if(all.forms.begin(), all.forms.end(),
                         [&](const RestoreForm& form) { return form.name == name; }));
+      // Embeddings are not stored.
+      RestoreForm& form = costs.forms.back();
+      constexpr double kNever = std::numeric_limits<double>::infinity();
+      if (form.source == RestoreSource::kHidden) form.layers[0] = {0, kNever, kNever};
     }
     return costs;
   }
