@@ -18,6 +18,7 @@
 #include "format/shape.h"
 #include "plan/decode_balance.h"
 #include "plan/decode_units.h"
+#include "plan/narrow_decode_plan.h"
 #include "plan/prefill_balance.h"
 #include "quant/zack_ranks.h"
 
@@ -26,6 +27,7 @@ namespace {
 
 // Llama-3.1-8B.
 constexpr int kLayers = 32, kKvHeads = 8, kGroup = 4, kHeadDim = 128;
+constexpr double kParameters = 8.03e9;
 constexpr int kSplitBlocks = 16;  // as attention/attention.h has it
 constexpr int kRounds = 4;        // batches of each kind
 constexpr int kMachines[] = {2, 16, 108, 132, 144};
@@ -269,53 +271,76 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Prints median and P99 of the microseconds that `plan` takes, and gives the latter.
-double time_plan(const char* name, const std::function<void()>& plan) {
-  std::vector<double> times(2000);
+struct Microseconds {
+  double median, p99;
+};
+
+// Of so many calls.
+Microseconds time_calls(int calls, const std::function<void()>& call) {
+  std::vector<double> times(calls);
   for (double& time : times) {
     const double start = thread_seconds();
-    plan();
+    call();
     time = 1e6 * (thread_seconds() - start);
   }
   std::sort(times.begin(), times.end());
-  const double p99 = times[times.size() * 99 / 100];
-  std::printf("| %s | %.1f | %.1f |", name, times[times.size() / 2], p99);
-  return p99;
+  return {times[times.size() / 2], times[times.size() * 99 / 100]};
 }
 
-// One layer; of decode beside the time that an A100 (2.04 TB/s) takes to read its K and V.
+// Plans for all layers, as a step needs them whose sequences have other pages than the one before;
+// beside the time that an A100 takes at least: to read all weights, K and V at 2.04 TB/s, or to
+// multiply by the weights at 312 TFLOPS.
 void cost() {
-  std::printf("| one layer, 132 machines | median, us | P99, us | K and V, us | P99 of it |\n");
+  std::printf("| 32 layers, 132 machines | median, us | P99, us | step, us | P99 of it |\n");
   std::printf("|---|---|---|---|---|\n");
   std::mt19937 random(7);
-  DecodeBalancer balancer;
   const Layers layers = make_widths(Widths::kDecaying, random);
-  std::size_t layer = 0;
+  const auto row = [](const std::string& name, const std::function<void()>& plan) {
+    const Microseconds time = time_calls(500, plan);
+    std::printf("| %s | %.0f | %.0f |", name.c_str(), time.median, time.p99);
+    return time.p99;
+  };
   for (const int batch : {4, 16, 64, 256}) {
     const std::vector<std::int32_t> tokens = make_lengths(Lengths::kMixed, batch, random);
-    for (const int split_blocks : {0, kSplitBlocks}) {
-      const std::string name =
-          "decode " + std::to_string(batch) + (split_blocks > 0 ? ", splits" : "");
-      double bytes = 0;
-      for (const HeadWidths& head : layers[0]) {
+    double bytes = 2 * kParameters;
+    for (const auto& heads : layers) {
+      for (const HeadWidths& head : heads) {
         for (const std::int32_t count : tokens) bytes += 2.0 * count * (head.k + head.v);
       }
-      const auto plan = [&] {
-        balancer.balance(tokens, layers[layer++ % kLayers], {132, split_blocks});
-      };
-      const double p99 = time_plan(name.c_str(), plan);
-      const double reading = bytes / 2.04e6;
-      std::printf(" %.0f | %.2f |\n", reading, p99 / reading);
     }
+    const double step = bytes / 2.04e6;
+    const std::string name = "decode " + std::to_string(batch);
+    DecodeBalancer balancer;
+    for (const int split_blocks : {0, kSplitBlocks}) {
+      const double p99 = row(name + (split_blocks > 0 ? ", splits" : ""), [&] {
+        for (const auto& heads : layers) balancer.balance(tokens, heads, {132, split_blocks});
+      });
+      std::printf(" %.0f | %.3f |\n", step, p99 / step);
+    }
+    std::vector<NarrowSpan> spans;
+    std::int32_t state = 0;
+    for (const std::int32_t count : tokens) {
+      spans.push_back({0, count / kBlockTokens, state});
+      state += spans.back().runs() * kKvHeads * kGroup;
+    }
+    NarrowDecodePlanner planner;
+    const double p99 = row(name + ", pages of the GPU path", [&] {
+      for (const auto& heads : layers) {
+        planner.plan(spans, heads, {.heads = kKvHeads * kGroup, .machines = 132});
+      }
+    });
+    std::printf(" %.0f | %.3f |\n", step, p99 / step);
   }
   PrefillBalancer prefill_balancer;
   for (const std::int32_t rows : {1024, 8192, 32768}) {
     const std::vector<PrefillSpan> spans = {{0, rows, 0}};
-    time_plan(("prefill " + std::to_string(rows)).c_str(), [&] {
-      prefill_balancer.balance(spans, layers[layer++ % kLayers],
-                               {.group = kGroup, .machines = 132});
+    const double step = 2 * kParameters * rows / 312e6;
+    const double p99 = row("prefill " + std::to_string(rows), [&] {
+      for (const auto& heads : layers) {
+        prefill_balancer.balance(spans, heads, {.group = kGroup, .machines = 132});
+      }
     });
-    std::printf(" | |\n");
+    std::printf(" %.0f | %.3f |\n", step, p99 / step);
   }
 }
 
@@ -337,15 +362,16 @@ void ranks() {
     const zack::Spectra spectra{kDim, planes[0], planes[1]};
     const auto make = [&] { return zack::Rates::make(spectra, zack::Weigh::kValues); };
     const auto rates = make();
-    const std::string name = std::to_string(layers);
-    time_plan((name + " | all steps").c_str(), [&] { (void)make(); });
-    std::printf("\n");
+    const auto row = [&](const char* what, const std::function<void()>& call) {
+      const Microseconds time = time_calls(2000, call);
+      std::printf("| %d | %s | %.1f | %.1f |\n", layers, what, time.median, time.p99);
+    };
+    row("all steps", [&] { (void)make(); });
     int share = 1500;
-    time_plan((name + " | one share").c_str(), [&] {
+    row("one share", [&] {
       if (!rates->at(share).ok()) std::abort();
       share = share < 9900 ? share + 7 : 1500;
     });
-    std::printf("\n");
   }
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "format/shape.h"
+#include "plan/decode_cuts.h"
 
 namespace kvlane {
 namespace {
@@ -109,23 +110,52 @@ TEST(DecodeBalance, NeverWorseThanRoundRobinOfTheSamePieces) {
   }
 }
 
-// Where tasks are cut, no machine has more than its share and one piece.
+// What a machine has more than its share is part of one piece, and of one run where shares are
+// long.
 TEST(DecodeBalance, CutTasksLeaveNoMachineMuchMoreThanItsShare) {
   std::mt19937 random(3);
   DecodeBalancer balancer;
+  int long_shares = 0;
   for (int round = 0; round < 300; ++round) {
     const Batch batch = random_batch(random);
     const auto machines = static_cast<int>(1 + random() % 150);
     const DecodeBalance& plan = balancer.balance(batch.tokens, batch.heads, {machines, kSplit});
-    const std::int64_t most = plan.total / (std::int64_t{machines} * kDecodePiecesMachine);
-    std::int64_t largest = 0;
-    for (const DecodePiece& piece : plan.pieces) {
-      const std::int64_t run = std::int64_t{kRunTokens} * key_work(batch.heads[piece.kv_head]);
-      const std::int64_t work = work_of(piece, batch);
-      EXPECT_LE(work, most + run);
-      largest = std::max(largest, work);
+    const std::int64_t share = (plan.total + machines - 1) / machines;
+    std::int64_t widest_run = 0;
+    for (const HeadWidths& head : batch.heads) {
+      widest_run = std::max(widest_run, std::int64_t{kRunTokens} * key_work(head));
     }
-    EXPECT_LE(plan.makespan, (plan.total + machines - 1) / machines + largest);
+    EXPECT_LE(plan.makespan, share + share / kDecodePiecesMachine + widest_run);
+    if (share < 7 * widest_run) continue;
+    ++long_shares;
+    EXPECT_LE(plan.makespan, share + widest_run);
+    EXPECT_LE(3 * plan.makespan, 4 * share);
+  }
+  EXPECT_GT(long_shares, 50);
+}
+
+// In one go, and levelled by a run.
+TEST(DecodeBalance, LongSharesAreFewPieces) {
+  const std::vector<HeadWidths> heads = {{64, 64}, {16, 16}};
+  const std::vector<std::int32_t> tokens = {40 * kRunTokens, 24 * kRunTokens, 100};
+  DecodeBalancer balancer;
+  const DecodeBalance& plan = balancer.balance(tokens, heads, {4, kSplit});
+  EXPECT_LT(plan.pieces.size(), 4 * kDecodePiecesMachine / 2);
+  EXPECT_LE(plan.makespan * 4, plan.total * 101 / 100);
+}
+
+// Pieces are counted, not dealt: as dealt.
+TEST(DecodeCuts, RoundRobinIsThatOfThePlan) {
+  std::mt19937 random(5);
+  DecodeBalancer balancer;
+  std::vector<std::int64_t> loads;
+  for (int round = 0; round < 500; ++round) {
+    const Batch batch = random_batch(random);
+    const auto machines = static_cast<int>(1 + random() % (round % 2 == 0 ? 7 : 150));
+    const int split = round % 3 == 0 ? 0 : kSplit;
+    const DecodeBalanceShape shape = {machines, split, false, 1 + static_cast<int>(random() % 40)};
+    EXPECT_EQ(round_robin_makespan(DecodeCuts(batch.tokens, batch.heads, shape), loads),
+              balancer.balance(batch.tokens, batch.heads, shape).makespan);
   }
 }
 
@@ -150,9 +180,9 @@ TEST(DecodeBalance, OneLongSequenceIsCutForAllMachines) {
   DecodeBalancer balancer;
   EXPECT_EQ(balancer.balance(tokens, heads, {132, 0}).makespan, 132 * kRunTokens * 129);
   const DecodeBalance& plan = balancer.balance(tokens, heads, {132, kSplit});
-  // A share is 8 runs, and no piece is less than one.
-  EXPECT_EQ(plan.pieces.size(), 8 * 132);
   EXPECT_EQ(plan.makespan, 8 * kRunTokens * 129);
+  // A share is 8 runs; 7 of them are a piece or, at the end of a head's tokens, two.
+  EXPECT_LE(plan.pieces.size(), 3 * 132);
 }
 
 TEST(DecodeBalance, TasksAreCutNoFinerThanNeeded) {
@@ -160,7 +190,7 @@ TEST(DecodeBalance, TasksAreCutNoFinerThanNeeded) {
   const std::vector<HeadWidths> heads = {{16, 16}};
   const std::vector<std::int32_t> tokens = {128 * kRunTokens};
   DecodeBalancer balancer;
-  const DecodeBalance& plan = balancer.balance(tokens, heads, {1, kSplit});
+  const DecodeBalance& plan = balancer.balance(tokens, heads, {1, kSplit, false});
   ASSERT_EQ(plan.pieces.size(), kDecodePiecesMachine);
   for (const DecodePiece& piece : plan.pieces) {
     EXPECT_EQ(piece.end_token - piece.first_token, 8 * kRunTokens);

@@ -1,35 +1,41 @@
-// The binary heap of machines.
+// The tree of winners.
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/machine_loads.h"
 
-#include <algorithm>
+#include <bit>
+#include <limits>
 
 namespace kvlane {
 
-bool MachineLoads::after(const Machine& a, const Machine& b) {
-  return a.load > b.load || (a.load == b.load && a.number > b.number);
-}
-
 void MachineLoads::reset(std::span<const std::int64_t> loads) {
-  heap_.clear();
-  for (const std::int64_t load : loads) {
-    heap_.push_back({load, static_cast<std::int32_t>(heap_.size())});
+  leaves_ = std::bit_ceil(loads.size());
+  tree_.assign(2 * leaves_, {std::numeric_limits<std::int64_t>::max(), -1});
+  for (std::size_t i = 0; i < loads.size(); ++i) {
+    tree_[leaves_ + i] = {loads[i], static_cast<std::int32_t>(i)};
   }
-  std::make_heap(heap_.begin(), heap_.end(), after);
+  for (std::size_t node = leaves_ - 1; node > 0; --node) {
+    const Machine& left = tree_[2 * node];
+    const Machine& right = tree_[2 * node + 1];
+    tree_[node] = right.load < left.load ? right : left;
+  }
 }
 
-// The top grows and sinks: one way down, where taking it out and putting it back would be two.
+// The winner stays in registers, and no branch depends on who it is.
 int MachineLoads::add_to_least(std::int64_t work) {
-  const Machine grown = {heap_[0].load + work, heap_[0].number};
-  std::size_t at = 0;
-  for (std::size_t child = 1; child < heap_.size(); child = 2 * at + 1) {
-    if (child + 1 < heap_.size() && after(heap_[child], heap_[child + 1])) ++child;
-    if (!after(grown, heap_[child])) break;
-    heap_[at] = heap_[child];
-    at = child;
+  const std::int32_t number = tree_[leaves_ > 1 ? 1 : leaves_].number;
+  std::size_t node = leaves_ + number;
+  std::int64_t load = tree_[node].load += work;
+  std::int32_t winner = number;
+  for (; node > 1; node /= 2) {
+    const std::int64_t other_load = tree_[node ^ 1].load;
+    const std::int32_t other = tree_[node ^ 1].number;
+    const bool is_right = node % 2 != 0;  // then the other one wins if it has as much
+    const bool loses = other_load < load + (is_right ? 1 : 0);
+    load = loses ? other_load : load;
+    winner = loses ? other : winner;
+    tree_[node / 2] = {load, winner};
   }
-  heap_[at] = grown;
-  return grown.number;
+  return number;
 }
 
 }  // namespace kvlane

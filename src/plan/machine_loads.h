@@ -8,7 +8,9 @@
 
 namespace kvlane {
 
-// A heap. Thread-compatible; keeps its memory between calls of reset().
+// A tree of winners: each node has the less loaded of two machines, of equal ones the left one,
+// whose number is lower. What a change has to compare with is known before it is made, so it takes
+// half the time of a heap's. Thread-compatible; keeps its memory between calls of reset().
 class MachineLoads {
  public:
   // Machine i begins with loads[i]; at least one machine.
@@ -22,9 +24,8 @@ class MachineLoads {
     std::int64_t load;
     std::int32_t number;
   };
-  static bool after(const Machine& a, const Machine& b);
-
-  std::vector<Machine> heap_;  // machine 0 is the least; those of i are 2i + 1 and 2i + 2
+  std::size_t leaves_ = 0;     // a power of two; those that are no machine never win
+  std::vector<Machine> tree_;  // [2 * leaves_]: the winner is 1, those of node i are 2i and 2i + 1
 };
 
 }  // namespace kvlane

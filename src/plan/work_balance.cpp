@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
+#include <bit>
 #include <numeric>
 
 namespace kvlane {
@@ -47,15 +47,31 @@ void WorkBalancer::add_round_robin(std::span<const std::int64_t> work) {
   }
 }
 
+void WorkBalancer::give(int machine, std::int64_t work) {
+  given_.push_back({static_cast<std::int32_t>(given_.size()), machine});
+  loads_[machine] += work;
+}
+
 void WorkBalancer::add_longest_first(std::span<const std::int64_t> work) {
   const auto first = static_cast<std::int32_t>(given_.size());
   sort_longest_first(work);
-  least_.reset(loads_);
-  for (const Task& task : sorted_) {
-    const int machine = least_.add_to_least(task.work);
+  const auto take = [&](const Task& task, std::int32_t machine) {
     given_.push_back({first + task.number, machine});
     loads_[machine] += task.work;
+  };
+  // As long as there are idle machines, they are the least loaded ones.
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < loads_.size() && next < sorted_.size(); ++i) {
+    if (loads_[i] == 0) take(sorted_[next++], static_cast<std::int32_t>(i));
   }
+  least_.reset(loads_);
+  for (; next < sorted_.size(); ++next) {
+    take(sorted_[next], least_.add_to_least(sorted_[next].work));
+  }
+}
+
+std::int64_t WorkBalancer::makespan() const {
+  return *std::max_element(loads_.begin(), loads_.end());
 }
 
 const WorkPlan& WorkBalancer::finish() {
@@ -69,17 +85,17 @@ const WorkPlan& WorkBalancer::finish() {
   std::copy_backward(plan_.first.begin(), plan_.first.end() - 1, plan_.first.end());
   plan_.first[0] = 0;
   plan_.total = std::accumulate(loads_.begin(), loads_.end(), std::int64_t{0});
-  plan_.makespan = *std::max_element(loads_.begin(), loads_.end());
+  plan_.makespan = makespan();
   return plan_;
 }
 
 const WorkPlan& WorkBalancer::balance(std::span<const std::int64_t> work, int machines) {
   begin(machines);
   add_round_robin(work);
-  const std::int64_t round_robin = *std::max_element(loads_.begin(), loads_.end());
+  const std::int64_t round_robin = makespan();
   begin(machines);
   add_longest_first(work);
-  if (*std::max_element(loads_.begin(), loads_.end()) > round_robin) {
+  if (makespan() > round_robin) {
     begin(machines);
     add_round_robin(work);
   }
@@ -92,13 +108,13 @@ void WorkBalancer::sort_longest_first(std::span<const std::int64_t> work) {
   constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
   sorted_.resize(work.size());
   spare_.resize(work.size());
-  std::int64_t largest = 0;
+  std::uint64_t used = 0;  // bits
   for (std::size_t i = 0; i < work.size(); ++i) {
     sorted_[i] = {work[i], static_cast<std::int32_t>(i)};
-    largest = std::max(largest, work[i]);
+    used |= static_cast<std::uint64_t>(work[i]);
   }
-  constexpr int kBits = std::numeric_limits<std::int64_t>::digits;
-  for (int shift = 0; shift < kBits && largest >> shift > 0; shift += kDigitBits) {
+  const auto bits = static_cast<int>(std::bit_width(used));
+  for (int shift = std::countr_zero(used); shift < bits; shift += kDigitBits) {
     const auto digit = [shift](const Task& task) {
       return kDigits - 1 - ((task.work >> shift) & (kDigits - 1));
     };

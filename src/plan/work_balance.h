@@ -44,10 +44,14 @@ class WorkBalancer {
   void begin(int machines);
   // Task i of the lot to machine i mod machines: the baseline.
   void add_round_robin(std::span<const std::int64_t> work);
+  // One task to one machine: the caller knows better.
+  void give(int machine, std::int64_t work);
   // The largest first, each to the least loaded machine (LPT: longest processing time first); of
   // equal tasks and machines the lowest number. In a plan of one lot the makespan is at most 4/3 of
   // the best plan's: R. L. Graham, Bounds on multiprocessing timing anomalies, 1969.
   void add_longest_first(std::span<const std::int64_t> work);
+  // The largest work of a machine so far.
+  std::int64_t makespan() const;
   // The plan, which is valid until begin() is called again.
   const WorkPlan& finish();
 
