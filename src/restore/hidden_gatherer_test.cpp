@@ -61,8 +61,6 @@ class HiddenGathererTest : public ::testing::Test {
         options_{.format = take(HiddenFormat::parse("hidden", *model_)),
                  .layer_first = 1,
                  .layer_last = layers_} {
-    // ThreadSanitizer does not know OpenMP's threads; those of gatherer and store are tested here.
-    set_parallel_threads(1);
     store_options_.directories = {{directory_.path() / "a", 0}, {directory_.path() / "b", 0}};
     store_options_.create = true;
   }
