@@ -102,9 +102,11 @@ Status DeviceForward::grow(Growing& memory, std::size_t bytes, bool on_host) {
 }
 
 Status DeviceForward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) {
-  if (hooks.on_input || hooks.on_queries || hooks.on_normed || hooks.kv_layers) {
+  if (hooks.on_input || hooks.on_queries || hooks.on_normed || hooks.before_attention ||
+      hooks.kv_layers) {
     return unsupported(
-        "a pass on a device computes all layers and shows neither hidden states nor queries");
+        "a pass on a device computes all layers, shows neither hidden states nor queries, and lets "
+        "nobody in before attention");
   }
   const TimePoint start = SteadyClock::now();
   times_ = {};

@@ -16,6 +16,7 @@ namespace {
 
 // Rows that one thread takes at a time in row operations.
 constexpr int kRowGrain = 4;
+constexpr int kTurnedGrain = 8;  // where rows of several tokens are turned into a basis together
 
 // A pass with less work than this many multiplications is faster on one thread: waking the others
 // for each of its dozens of parallel loops costs more than they save.
@@ -172,7 +173,10 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
       hooks.on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
     }
     KVLANE_TRY(project_qkv(layers[layer], layer, hooks));
-    if (whole) KVLANE_TRY(attention_block(layers[layer], layer));
+    if (whole) {
+      if (hooks.before_attention) hooks.before_attention(layer);
+      KVLANE_TRY(attention_block(layers[layer], layer));
+    }
     if (hooks.on_layer) hooks.on_layer(layer, nullptr);
     if (whole) KVLANE_TRY(ffn_block(layers[layer]));
   }
@@ -253,22 +257,16 @@ void Forward::attend(int layer, ElementType out_type) {
   sparse_attention_.run(batch, sparse_spans_, sparse_rows_.data());
 }
 
-// Where the format wants it: query heads of a token.
-void Forward::rotate_queries(float* heads, int layer) {
+// Where the format wants it: query heads of several tokens, `stride` numbers apart.
+void Forward::turn_queries(float* queries, int layer, int tokens, std::size_t stride) {
+  if (format_ == nullptr) return;
   const ModelConfig& config = model_.config();
   const int d = config.head_dim;
   const int group = config.heads / config.kv_heads;
-  constexpr int kRows = 4;  // at a time
-  float rotated[kRows * kTileHeadDimMax];
-  for (int kv_head = 0; kv_head < config.kv_heads; ++kv_head) {
-    const float* const rotation = format_ ? format_->query_rotation(layer, kv_head) : nullptr;
-    if (rotation == nullptr) return;
-    for (int i = 0; i < group; i += kRows) {
-      float* const head = heads + (kv_head * group + i) * d;
-      const int rows = std::min(kRows, group - i);
-      rotate_rows_(head, rows, rotation, d, rotated);
-      std::copy_n(rotated, rows * d, head);
-    }
+  for (int kv_head = 0; kv_head < config.kv_heads; ++kv_head, queries += group * d) {
+    const float* const rotation = format_->query_rotation(layer, kv_head);
+    if (rotation == nullptr) continue;
+    rotate_heads(rotate_rows_, rotation, d, queries, group, tokens, stride);
   }
 }
 
@@ -277,24 +275,31 @@ void Forward::rotate_queries(float* heads, int layer) {
 void Forward::write_qkv(const LayerWeights& layer, int index) {
   const ModelConfig& config = model_.config();
   const int d = config.head_dim;
-  const int width = (config.heads + 2 * config.kv_heads) * d;
-  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+  const int keys_begin = config.heads * d;
+  const int width = keys_begin + 2 * config.kv_heads * d;
+  parallel_ranges(rows_, kTurnedGrain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
-      float* head = product_ + row * width;
-      const Row& place = row_places_[row];
-      const RopeAngles angles = model_.rope().angles(place.position);
+      float* const queries = product_ + row * width;
+      const int position = row_places_[row].position;
+      const RopeAngles angles = model_.rope().angles(position);
       for (int h = 0; h < config.heads; ++h) {
-        float* const query = head + h * d;
+        float* const query = queries + h * d;
         if (config.qk_norm) rms_norm(query, layer.q_norm.data(), config.norm_eps, d, query);
         rope(query, angles, d);
       }
-      rotate_queries(head, index);
+      key_rows_.place(queries + keys_begin, index, position);
+    }
+    float* const heads = product_ + first * width;
+    const int tokens = static_cast<int>(last - first);
+    turn_queries(heads, index, tokens, width);
+    key_rows_.turn(heads + keys_begin, index, tokens, width);
+    for (std::int64_t row = first; row < last; ++row) {
+      float* head = product_ + row * width;
       for (int h = 0; h < config.heads; ++h, head += d) {
         store_query(head, q_ + (row * config.heads + h) * q_parts_ * d);
       }
       for (int h = 0; h < config.kv_heads; ++h, head += d) {
         const RowMemory memory = row_memory(static_cast<int>(row), index, h);
-        key_row_.finish(head, index, h, place.position);
         store_row(head, d, ElementType::kBf16, memory.k);
         store_row(head + config.kv_heads * d, d, ElementType::kBf16, memory.v);
       }

@@ -12,7 +12,7 @@
 #include "cpu/memory.h"
 #include "kvlane/status.h"
 #include "model/forward_pass.h"
-#include "model/key_row.h"
+#include "model/key_rows.h"
 #include "model/model.h"
 #include "ops/rotation.h"
 
@@ -39,7 +39,7 @@ class Forward final : public ForwardPass {
         attention_(model.isa(), format),
         sparse_attention_(model.isa()),
         rotate_rows_(rotation_kernel(model.isa())),
-        key_row_(model, format),
+        key_rows_(model, format),
         rows_max_(rows_max),
         logits_max_(logits_max) {}
 
@@ -59,7 +59,7 @@ class Forward final : public ForwardPass {
     std::uint16_t* v;
   };
   RowMemory row_memory(int row, int layer, int kv_head);
-  void rotate_queries(float* heads, int layer);
+  void turn_queries(float* queries, int layer, int tokens, std::size_t stride);
   void store_query(float* head, std::uint16_t* parts) const;
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
 
@@ -68,7 +68,7 @@ class Forward final : public ForwardPass {
   Attention attention_;
   const SparseAttention sparse_attention_;
   const RotationKernel rotate_rows_;
-  const KeyRow key_row_;
+  const KeyRows key_rows_;
   const int rows_max_;
   const int logits_max_;
   int q_parts_ = 1;          // see PageQuery

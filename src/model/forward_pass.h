@@ -65,10 +65,15 @@ struct PassHooks {
   // by then.
   using OnNormed = std::function<void(int layer, ByteView normed)>;
 
+  // Called when K and V of this layer's rows are in the cache and attention is about to read them,
+  // and all rows before them.
+  using BeforeAttention = std::function<void(int layer)>;
+
   OnLayer on_layer;
   OnInput on_input;
   OnQueries on_queries;
   OnNormed on_normed;
+  BeforeAttention before_attention;
 
   // 1 ... layers: the pass ends behind K and V of layer `kv_layers` - 1, the last one that is told.
   // Those of later layers are the caller's to write, though the tables have the tokens. Nobody may

@@ -14,7 +14,7 @@ namespace {
 
 // Rows that one thread takes at a time, and multiplications below which one is faster than several:
 // as in model/forward.cpp.
-constexpr int kRowGrain = 4;
+constexpr int kRowGrain = 8;
 constexpr double kSerialWorkMax = 32e6;
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -150,14 +150,18 @@ void HiddenRestorer::write_rows(const RestoreSpan& span, int layer) {
   const int kv_width = 2 * config.kv_heads * d;
   const std::size_t plane = config.kv_shape().page_plane_elements();
   parallel_ranges(span.count, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    float* const keys_all = product_ + (width - kv_width);
+    for (std::int64_t row = first; row < last; ++row) {
+      key_rows_.place(keys_all + row * width, layer, span.first + static_cast<int>(row));
+    }
+    key_rows_.turn(keys_all + first * width, layer, static_cast<int>(last - first), width);
     for (std::int64_t row = first; row < last; ++row) {
       const int position = span.first + static_cast<int>(row);
-      float* const keys = product_ + row * width + (width - kv_width);
+      const float* const keys = keys_all + row * width;
       const float* const values = keys + kv_width / 2;
       std::uint16_t* page = slab_rows(span, layer, position / kBlockTokens);
       for (int h = 0; h < config.kv_heads; ++h, page += 2 * plane) {
         std::uint16_t* const k = page + std::size_t(position) % kBlockTokens * d;
-        key_row_.finish(keys + h * d, layer, h, position);
         store_row(keys + h * d, d, ElementType::kBf16, k);
         store_row(values + h * d, d, ElementType::kBf16, k + plane);
       }

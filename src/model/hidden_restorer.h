@@ -12,7 +12,7 @@
 #include "cpu/memory.h"
 #include "kvlane/status.h"
 #include "model/hidden_rows.h"
-#include "model/key_row.h"
+#include "model/key_rows.h"
 #include "model/model.h"
 
 namespace kvlane {
@@ -56,7 +56,7 @@ class HiddenRestorer {
         hidden_(hidden),
         rows_max_(rows_max),
         format_(format),
-        key_row_(model, format) {}
+        key_rows_(model, format) {}
 
   Status allocate();
   Status check(const RestoreSpan& span, int layer) const;
@@ -70,7 +70,7 @@ class HiddenRestorer {
   const HiddenFormat hidden_;
   const int rows_max_;
   const KvFormat* const format_;
-  const KeyRow key_row_;
+  const KeyRows key_rows_;
   // Of each layer, K and V alone; null where its weights are packed such that all of Q, K and V is
   // one product.
   std::vector<std::unique_ptr<Linear>> kv_;

@@ -18,15 +18,11 @@ namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
-using expected_fixture::take;
-using sequence_fixture::kRowsMax;
-using sequence_fixture::kTokens;
-using sequence_fixture::make_format;
-using sequence_fixture::random_tokens;
-using sequence_fixture::Sequence;
+using namespace sequence_fixture;
 using Values = HiddenFormat::Values;
 
 const fs::path kBundled = fs::path(KVLANE_SOURCE_DIR) / "models";
+
 std::vector<std::byte> encoded(const HiddenFormat& format, ByteView rows) {
   std::vector<std::byte> bytes(kTokens * format.stored_bytes());
   EXPECT_TRUE(format.encode(rows, kTokens, bytes.data()).ok());

@@ -13,12 +13,7 @@ namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
-using expected_fixture::take;
-using sequence_fixture::kRowsMax;
-using sequence_fixture::kTokens;
-using sequence_fixture::make_format;
-using sequence_fixture::random_tokens;
-using sequence_fixture::Sequence;
+using namespace sequence_fixture;
 
 const fs::path kBundled = fs::path(KVLANE_SOURCE_DIR) / "models";
 const char* const kFormats[] = {"bf16", "int4", "hack", "hack:sink=1,recent=1"};

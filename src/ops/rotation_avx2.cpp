@@ -24,8 +24,9 @@ struct Avx2 {
 
 }  // namespace
 
-void rotate_rows_avx2(const float* x, int rows, const float* rotation, int d, float* y) {
-  rotation_lanes::rotate_rows<Avx2>(x, rows, rotation, d, y);
+void rotate_rows_avx2(const float* x, int rows, const float* rotation, int inner, int width,
+                      float* y) {
+  rotation_lanes::rotate_rows<Avx2>(x, rows, rotation, inner, width, y);
 }
 
 }  // namespace kvlane

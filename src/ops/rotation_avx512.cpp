@@ -13,7 +13,7 @@ namespace {
 struct Avx512 {
   using Floats = __m512;
   static constexpr int kLanes = 16;
-  static constexpr int kRows = 4;  // whose sums of four vectors fit into the registers
+  static constexpr int kRows = 6;  // whose sums of four vectors fit into the registers
 
   static Floats zero() { return _mm512_setzero_ps(); }
   static Floats all(float x) { return _mm512_set1_ps(x); }
@@ -24,8 +24,9 @@ struct Avx512 {
 
 }  // namespace
 
-void rotate_rows_avx512(const float* x, int rows, const float* rotation, int d, float* y) {
-  rotation_lanes::rotate_rows<Avx512>(x, rows, rotation, d, y);
+void rotate_rows_avx512(const float* x, int rows, const float* rotation, int inner, int width,
+                        float* y) {
+  rotation_lanes::rotate_rows<Avx512>(x, rows, rotation, inner, width, y);
 }
 
 }  // namespace kvlane
