@@ -39,8 +39,9 @@ kvlane_library(gpu DEPS base)
 kvlane_library(codec DEPS format cpu gpu)
 kvlane_library(cache DEPS format cpu)
 kvlane_library(plan DEPS format)
-# Products on a CPU need oneDNN; rotations are for forward passes there.
-kvlane_library(ops DEPS cpu format gpu WITHOUT "/(linear(_onednn|_scalar)?|rotation_[a-z0-9]+)\\.cpp$")
+# Products on a CPU need oneDNN, eigenvectors Eigen; rotations are for forward passes there.
+kvlane_library(ops DEPS cpu format gpu
+               WITHOUT "/(linear(_onednn|_scalar)?|rotation_[a-z0-9]+|gram[a-z_]*|eigenvectors)\\.cpp$")
 # What attention on codes and on narrow pages, their tests and the benchmark need.
 set(of_hack "hadamard(_avx512)?|hack_(scalar|(open|seal)[a-z0-9_]*)")
 set(of_zack "zack_ranks|zack_seal_(no_cuda|gpu_test)|format_text")

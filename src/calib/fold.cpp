@@ -10,9 +10,9 @@
 #include <string>
 
 #include "base/bf16.h"
-#include "calib/gram.h"
 #include "cpu/parallel.h"
 #include "model/widen.h"
+#include "ops/gram.h"
 
 namespace kvlane {
 namespace {

@@ -21,7 +21,7 @@ namespace kvlane {
 std::string value_projection(int layer);
 std::string output_projection(int layer);
 
-// Gram matrices (calib/gram.h) of the output projection's slices, [layers][kv_heads] matrices
+// Gram matrices (ops/gram.h) of the output projection's slices, [layers][kv_heads] matrices
 // [head_dim][head_dim]: for each KV head of the transposed slices of its query heads, together.
 std::vector<double> output_grams(const Checkpoint& checkpoint);
 // The same of each query head by itself, of one layer: [heads] matrices.

@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "base/bf16.h"
-#include "calib/gram.h"
 #include "cpu/parallel.h"
+#include "ops/gram.h"
 
 namespace kvlane {
 namespace {

@@ -16,7 +16,7 @@ namespace kvlane {
 enum class GramPart { kK, kQ, kV };
 inline constexpr int kGramParts = 3;
 
-// [layers][kv_heads] matrices [head_dim][head_dim] of each part (calib/gram.h says which entries
+// [layers][kv_heads] matrices [head_dim][head_dim] of each part (ops/gram.h says which entries
 // count). Memory: 24 bytes for each of these entries, whatever the text.
 struct KvGrams {
   int layers = 0;

@@ -228,7 +228,7 @@ class RotatedStatistics final : public KvStatistics {
     for (int head = 0; head < shape.kv_heads; ++head) {
       std::uint16_t* const keys = turned.data() + head * shape.page_elements();
       for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = to_float(bf16{keys[i]});
-      rotate_rows_(plain.data(), kBlockTokens, zack_->key_rotation(place.layer, head), d,
+      rotate_rows_(plain.data(), kBlockTokens, zack_->key_rotation(place.layer, head), d, d,
                    out.data());
       for (std::size_t i = 0; i < out.size(); ++i) keys[i] = to_bf16(out[i]).bits;
     }

@@ -10,7 +10,7 @@
 
 namespace kvlane {
 
-// For X and Y from their Gram matrices (calib/gram.h). The first k columns of X matrix and Y dual
+// For X and Y from their Gram matrices (ops/gram.h). The first k columns of X matrix and Y dual
 // make the product of rank k that is closest to X Y^T, for every k, and singular_values are those
 // of X Y^T: the length of a column of X matrix times that of the same column of Y dual. Of all
 // changes of basis this one has the smallest ||X matrix|| ||Y dual||, in Frobenius norms, which is

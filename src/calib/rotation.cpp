@@ -1,16 +1,15 @@
-// Eigenvectors by Eigen.
+// Eigenvectors, their signs, and all heads of a model.
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/rotation.h"
 
-#include <Eigen/Core>
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
-#include <string>
+#include <utility>
 
-#include "calib/gram.h"
 #include "calib/product_rotation.h"
 #include "cpu/parallel.h"
+#include "ops/eigenvectors.h"
+#include "ops/gram.h"
 
 namespace kvlane {
 namespace {
@@ -35,22 +34,11 @@ Status find_all(std::size_t heads, std::vector<Rotation>& rotations, const Find&
 }  // namespace
 
 Result<Rotation> rotation_of(std::span<const double> gram, std::size_t d) {
-  const auto n = static_cast<Eigen::Index>(d);
-  // It reads the lower triangle by columns, which is ours.
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(
-      Eigen::Map<const Eigen::MatrixXd>(gram.data(), n, n));
-  if (solver.info() != Eigen::Success) {
-    return internal_error("the eigenvectors of a Gram matrix did not converge");
-  }
-  Rotation rotation;
-  rotation.matrix.resize(d * d);
-  for (Eigen::Index i = 0; i < n; ++i) {
-    const Eigen::Index from = n - 1 - i;  // theirs ascend
-    for (Eigen::Index row = 0; row < n; ++row) {
-      rotation.matrix[row * n + i] = solver.eigenvectors()(row, from);
-    }
-    // Rounding may leave those of lower ranks a hair below zero.
-    rotation.singular_values.push_back(std::sqrt(std::max(0.0, solver.eigenvalues()[from])));
+  KVLANE_ASSIGN(Eigenvectors found, eigenvectors_of(gram, d));
+  Rotation rotation{.matrix = std::move(found.vectors), .singular_values = {}};
+  // Rounding may leave those of lower ranks a hair below zero.
+  for (const double value : found.values) {
+    rotation.singular_values.push_back(std::sqrt(std::max(0.0, value)));
   }
   turn_columns(rotation);
   return rotation;

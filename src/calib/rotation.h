@@ -39,7 +39,7 @@ struct RotationOptions {
   bool balance = false;
 };
 
-// The right singular vectors of a tall matrix, orthogonal, from its Gram matrix (calib/gram.h), by
+// The right singular vectors of a tall matrix, orthogonal, from its Gram matrix (ops/gram.h), by
 // its eigenvectors. Singular values below 1e-8 of the largest are noise. The same bits on any
 // number of threads.
 Result<Rotation> rotation_of(std::span<const double> gram, std::size_t d);

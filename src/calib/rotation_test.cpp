@@ -1,4 +1,4 @@
-// Gram matrices and rotations against a plain reckoning.
+// Rotations against a plain reckoning.
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/rotation.h"
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "calib/gram.h"
+#include "ops/gram.h"
 
 namespace kvlane {
 namespace {
@@ -57,26 +57,6 @@ double column_product(const Rotation& rotation, std::size_t a, std::size_t b) {
     sum += rotation.matrix[row * kD + a] * rotation.matrix[row * kD + b];
   }
   return sum;
-}
-
-TEST(GramSum, AddsProductsOfColumns) {
-  const auto rows = random_rows(1);
-  const auto gram = gram_of(rows);
-  double squares = 0;
-  for (std::size_t i = 0; i < kD; ++i) {
-    for (std::size_t j = 0; j < kD; ++j) {
-      double expected = 0;
-      double size = 0;
-      for (std::size_t row = 0; row < kRows; ++row) {
-        expected += rows[row * kD + i] * rows[row * kD + j];
-        size += std::abs(rows[row * kD + i] * rows[row * kD + j]);
-      }
-      // Each sum of n terms is within n rounding errors of their sizes; nothing below the diagonal.
-      EXPECT_NEAR(gram[i * kD + j], i <= j ? expected : 0, kRows * 0x1p-52 * size) << i << " " << j;
-      if (i == j) squares += expected;
-    }
-  }
-  EXPECT_NEAR(squares_of(gram, kD), squares, 1e-12 * squares);
 }
 
 TEST(Rotation, IsOrthogonalAndOrdersTheSingularValues) {

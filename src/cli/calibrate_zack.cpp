@@ -74,7 +74,7 @@ struct Sums {
   ModelIdentity model{};
   ZackSums own;
   std::optional<ZackSums> other;
-  ZackSample sample;
+  std::optional<ZackSample> sample;
 };
 
 // Both texts through the model.
@@ -92,7 +92,7 @@ Result<Sums> sum_texts(const ZackFlags& flags, const CalibrationInput& input, co
             .own = {},
             .other = {},
             .sample = ZackSample(*input.model, input.tokens.size())};
-  KVLANE_ASSIGN(sums.own, sum(input.tokens, state_of(out), !flags.report.empty(), &sums.sample));
+  KVLANE_ASSIGN(sums.own, sum(input.tokens, state_of(out), !flags.report.empty(), &*sums.sample));
   if (!input.other.empty()) {
     KVLANE_ASSIGN(sums.other, sum(input.other, other_state_of(out), false, nullptr));
   }
@@ -135,7 +135,7 @@ struct Written {
   std::string table;  // of the report
 };
 
-// The model is gone from memory when it has been measured.
+// The model and the sample are gone from memory when it has been measured.
 Result<Written> write_all_of(const ZackFlags& flags, CalibrationInput input, Sums& sums,
                              const fs::path& out, Stages& stages) {
   KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.common.directory));
@@ -148,8 +148,9 @@ Result<Written> write_all_of(const ZackFlags& flags, CalibrationInput input, Sum
     written.table = zack_report_table(report);
   }
   KVLANE_ASSIGN(const ZackErrors errors,
-                measure(input, checkpoint, rotations, sums.sample, stages));
+                measure(input, checkpoint, rotations, *sums.sample, stages));
   input.model.reset();
+  sums.sample.reset();
   const ScopedTimer timer(stages.fold);
   Progress progress("folding " + flags.common.directory);
   KVLANE_ASSIGN(written.model,

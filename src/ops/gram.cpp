@@ -1,6 +1,6 @@
 // Symmetric updates by Eigen.
 // SPDX-License-Identifier: Apache-2.0
-#include "calib/gram.h"
+#include "ops/gram.h"
 
 #include <Eigen/Core>
 
