@@ -46,10 +46,8 @@ std::string check_slowdown(const std::string& value) {
                                                   : "must be above 1 and at most 1000";
 }
 
-}  // namespace
-
-void add_model_flags(CLI::App& command, ModelFlags& flags) {
-  command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
+// What K and V become, in memory and on the way.
+void add_kv_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--kv-format,--kv-cache-dtype", flags.kv_format,
                   "how the KV cache lies in memory, for example bf16, int8 or kivi:bits=4; auto is "
@@ -60,6 +58,14 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("--kv-evict", flags.kv_evict,
                      "keep some tokens of each prompt only, for example h2o:keep=0.5 or "
                      "keyformer:keep=0.6; in one process (default: keep all)");
+  command
+      .add_option(
+          "--zack-online", flags.zack_online,
+          "ablation: keep this share of the dimensions of each prompt's K and V, along axes "
+          "of its own, and make rows again in every step; in bf16, in one process; costs "
+          "more than it saves (lab/zack_online); 0: off")
+      ->check(number_between(0, 1))
+      ->capture_default_str();
   command.add_option("--kv-tables", flags.kv_tables,
                      "what `kvlane calibrate tables` wrote for this model, for kvquant and "
                      "cachegen");
@@ -72,6 +78,13 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("--kv-codebook", flags.kv_codebook,
                      "what `kvlane calibrate codebook` wrote for this model (default: learn from "
                      "what is sent)");
+}
+
+}  // namespace
+
+void add_model_flags(CLI::App& command, ModelFlags& flags) {
+  command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
+  add_kv_flags(command, flags);
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")
       ->transform(CLI::AsSizeValue(false))

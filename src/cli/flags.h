@@ -26,8 +26,9 @@ struct StateFlags {
 struct ModelFlags {
   std::string directory;
   std::string kv_format = "bf16";
-  std::string kv_evict;   // empty: nothing
-  std::string kv_tables;  // file; empty: none
+  std::string kv_evict;    // empty: nothing
+  double zack_online = 0;  // share of dimensions; 0: off
+  std::string kv_tables;   // file; empty: none
   std::string kv_codec = "none";
   std::string kv_codebook;                               // file; empty: none
   std::uint64_t kv_memory = std::uint64_t{1} << 30;      // bytes

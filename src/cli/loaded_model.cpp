@@ -63,6 +63,9 @@ Status check_model(const ModelFlags& flags) {
 }
 
 Status check_travels(const ModelFlags& flags) {
+  if (flags.zack_online > 0) {
+    return unsupported("--zack-online is for one process: axes of a prompt do not travel");
+  }
   if (flags.kv_evict.empty()) return {};
   return unsupported("--kv-evict is for one process: evicted caches do not travel between workers");
 }
@@ -119,6 +122,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model
   if (!flags.kv_evict.empty()) {
     KVLANE_ASSIGN(options.eviction, make_eviction_rule(flags.kv_evict));
   }
+  options.online_axes = flags.zack_online;
   options.kv_codec = flags.kv_codec;
   options.threads = flags.threads;
   KVLANE_ASSIGN(options.state, open_state(flags.state, flags, model, options.rows_max()));

@@ -72,7 +72,7 @@ int run_program(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  kvlane::wait_without_spinning(argv);
+  kvlane::choose_how_to_wait(argv);
   try {
     return run_program(argc, argv);
   } catch (const std::exception& error) {

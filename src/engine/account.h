@@ -16,16 +16,17 @@ struct TimeAccount {
   double restore = 0;
   double prefill = 0;
   double prefill_attention = 0;   // of prefill
-  double prefill_quantise = 0;    // of prefill: sealing blocks
+  double prefill_quantise = 0;    // of prefill: sealing blocks, or finding a prompt's axes
   double prefill_dequantise = 0;  // of prefill: opening sealed pages; 0 where attention opens none
   double encode = 0;
   double wait_for_memory = 0;
   double transfer = 0;
   double decode_codec = 0;
   double decode = 0;
-  double decode_attention = 0;   // of decode
-  double decode_dequantise = 0;  // of decode: opening sealed pages; 0 where attention opens none
-  double decode_kv_access = 0;   // of decode
+  double decode_attention = 0;  // of decode
+  // Of decode: opening sealed pages, 0 where attention opens none; or making rows of coefficients.
+  double decode_dequantise = 0;
+  double decode_kv_access = 0;  // of decode
   double other = 0;
 
   // The exclusive intervals, without the "of it" parts.

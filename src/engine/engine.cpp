@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/engine_impl.h"
+#include "quant/zack_ranks.h"
 
 namespace kvlane {
 namespace {
@@ -97,6 +98,25 @@ Result<std::optional<SparseLayout>> sparse_layout(const Model& model, const Endp
   return layout;
 }
 
+Status check_online_axes(const Model& model, const Endpoint* endpoint,
+                         const EngineOptions& options) {
+  if (options.online_axes == 0) return {};
+  if (!(options.online_axes > 0 && options.online_axes <= 1)) {
+    return invalid_argument("online_axes is a share above 0 and at most 1 of dimensions, or 0");
+  }
+  if (endpoint != nullptr || model.device() != nullptr || options.kv_format || options.eviction) {
+    return unsupported(
+        "prompts have axes of their own in caches in bf16 that keep all tokens, where one process "
+        "computes prompt and answer on the CPU");
+  }
+  if (model.config().head_dim % zack::kWidthStep != 0) {
+    return unsupported("axes of a prompt's own need a head_dim that is a multiple of " +
+                       std::to_string(zack::kWidthStep) + ", not " +
+                       std::to_string(model.config().head_dim));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokenizer& tokenizer,
@@ -117,6 +137,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
     return unsupported("KV format '" + options.kv_format->name() + "' cannot travel: frames have " +
                        std::to_string(kFormatNameBytesMax) + " bytes for its name");
   }
+  KVLANE_TRY(check_online_axes(model, endpoint, options));
   KVLANE_ASSIGN(std::optional<SparseLayout> sparse, sparse_layout(model, endpoint, options));
   KVLANE_ASSIGN(EngineParts parts, make_parts(model, options));
   auto engine = std::make_unique<EngineImpl>(model, tokenizer, endpoint, std::move(options),
@@ -158,7 +179,7 @@ Status EngineImpl::open_state() {
   if (!shares_blocks()) {
     return unsupported(
         "a state store keeps blocks by their names, so it needs the prefix cache, no eviction of "
-        "tokens, and a KV format without a window");
+        "tokens, no axes of each prompt's own, and a KV format without a window");
   }
   const auto on_saved = [this, inbox = inbox_](BlockId id) {
     inbox->post([this, id] { pool_.release(id); });

@@ -105,6 +105,10 @@ struct EngineOptions {
   // Which tokens of its prompt a sequence keeps; absent: all. Sequences then share no blocks, and
   // only an engine on the CPU that neither sends nor receives KV does it.
   std::optional<EvictionRule> eviction;
+  // ZACK's ablation OE (engine/online_axes.h): of each prompt this share of K's and V's dimensions
+  // stays, along axes of its own; 0: off. Only for caches in 16 bits on the CPU that neither send
+  // nor receive KV. Sequences then share no blocks, and coefficients are memory beside `kv_bytes`.
+  double online_axes = 0;
   int chunk_tokens = 512;  // most prompt tokens computed in one step
   // How much longer a step may take for running answers because it carries prompt tokens too; at
   // least kPromptTokensMin (plan/batching.h) are carried anyway. More than 1.
@@ -199,8 +203,12 @@ class Engine {
   virtual void wait_idle() = 0;
 
   // Of a state store; without one there is nothing. How many tokens of this prompt's beginning,
-  // in complete blocks, can be brought back: counts as use, and reads nothing.
-  virtual Result<int> stored_tokens(std::span<const std::int32_t> /*prompt*/) const { return 0; }
+  // in complete blocks, can be brought back for requests with this salt: counts as use, and reads
+  // nothing.
+  virtual Result<int> stored_tokens(std::span<const std::int32_t> /*prompt*/,
+                                    const std::string& /*cache_salt*/) const {
+    return 0;
+  }
   // Returns when what was computed for requests that are over is in the store, or could not be
   // saved.
   virtual void flush_state() {}

@@ -41,7 +41,8 @@ class EngineImpl final : public Engine {
   void abort(RequestId request) override;
   EngineLoad load() const override;
   void wait_idle() override;
-  Result<int> stored_tokens(std::span<const std::int32_t> prompt) const override;
+  Result<int> stored_tokens(std::span<const std::int32_t> prompt,
+                            const std::string& cache_salt) const override;
   void flush_state() override;
 
  private:
@@ -61,7 +62,8 @@ class EngineImpl final : public Engine {
   // Whoever takes over another's blocks would miss the rows of its window.
   bool shares_blocks() const {
     const KvFormat* const format = options_.kv_format.get();
-    if (options_.eviction) return false;  // nobody would know scores of what others computed
+    if (options_.eviction) return false;         // nobody would know scores of what others computed
+    if (options_.online_axes > 0) return false;  // rows change when the prompt is complete
     return options_.prefix_caching && (format == nullptr || (format->window() == KvWindow{} &&
                                                              !format->own_block().sees_ahead));
   }
@@ -135,6 +137,7 @@ class EngineImpl final : public Engine {
   bool takes_best(const Sequence& sequence) const;
   bool slabs_leave() const;
   void on_layer(int layer, const std::shared_ptr<const DeviceMark>& done);
+  void restore_rows(int layer);
   void after_pass();
   Status end_prompt(Sequence& sequence);
   bool copy_blocks(const Sequence& from, Sequence& to);
@@ -173,6 +176,8 @@ class EngineImpl final : public Engine {
     keeper_->hidden()->copy(layer, saved_rows_, normed);
   };
 
+  const PassHooks::BeforeAttention rows_wanted_ = [this](int layer) { restore_rows(layer); };
+
   std::map<RequestId, RequestPtr> live_;
   std::vector<RequestPtr> dead_;    // over in this turn of the loop: somebody may still point there
   std::vector<Sequence*> queued_;   // in no order
@@ -198,6 +203,7 @@ class EngineImpl final : public Engine {
   int answers_in_step_ = 0;
   double outside_seconds_ = 0;  // of the current step: forward pass, sampling, restores
   double restore_seconds_ = 0;  // of this, restores
+  double rows_seconds_ = 0;     // of the current pass: making rows of coefficients
 
   std::atomic<RequestId> next_id_ = 1;
   std::atomic<int> waiting_ = 0;  // accepted and not yet started

@@ -16,9 +16,11 @@ constexpr std::size_t kPrefetchedMax = 4;
 
 }  // namespace
 
-Result<int> EngineImpl::stored_tokens(std::span<const std::int32_t> prompt) const {
+Result<int> EngineImpl::stored_tokens(std::span<const std::int32_t> prompt,
+                                      const std::string& cache_salt) const {
   if (keeper_ == nullptr) return 0;
-  KVLANE_ASSIGN(const BlockName root, BlockNames::root(model_.identity(), block_format(), ""));
+  KVLANE_ASSIGN(const BlockName root,
+                BlockNames::root(model_.identity(), block_format(), cache_salt));
   BlockNames names(root);
   KVLANE_TRY(names.extend(prompt));
   return keeper_->stored_tokens(names.all());
@@ -126,7 +128,10 @@ bool EngineImpl::begin_restore(Sequence& sequence) {
   if (is_being_restored(sequence)) return true;
   FoundState found =
       keeper_->restorer().find(names, first, static_cast<int>(sequence.tokens.size()));
-  if (found.decision.blocks == 0) return false;
+  if (found.decision.blocks == 0) {
+    keeper_->restorer().forgo(found);
+    return false;
+  }
   auto job = keeper_->restorer().begin(std::move(found), first, sequence.table, sequence.tokens);
   if (!job.ok()) return false;
   sequence.restore = std::move(*job);

@@ -31,6 +31,9 @@ bool EngineImpl::step() {
   PassHooks hooks;
   if (slabs_leave()) hooks.on_layer = layer_done_;
   if (gather_hidden()) hooks.on_normed = hidden_shown_;
+  rows_seconds_ = 0;
+  const auto has_axes = [](const Slot& slot) { return slot.sequence->axes != nullptr; };
+  if (std::ranges::any_of(slots_, has_axes)) hooks.before_attention = rows_wanted_;
   const Status status = forward_->run(spans_, hooks);
   outside_seconds_ += forward_->times().total;
   if (!status.ok()) {
@@ -70,6 +73,11 @@ bool EngineImpl::choose_batch() {
       tokens = std::min({tokens, sequence.table.tokens_with_rows(),
                          sequence.table_tokens() - sequence.table.tokens()});
       (void)sequence.table.open_rows(sequence.table.tokens() + tokens);
+    }
+    // What comes behind the prompt reads rows that were made of its coefficients, whoever had to
+    // stop and is computed again included.
+    if (options_.online_axes > 0 && !sequence.axes) {
+      tokens = std::min(tokens, sequence.request.prompt_tokens() - sequence.computed());
     }
     if (tokens == 0) continue;
     const bool wants_logits = tokens == missing_[i];
@@ -129,6 +137,14 @@ void EngineImpl::on_layer(int layer, const std::shared_ptr<const DeviceMark>& do
   }
 }
 
+void EngineImpl::restore_rows(int layer) {
+  const ScopedTimer timer(rows_seconds_);
+  for (const Slot& slot : slots_) {
+    const Sequence& sequence = *slot.sequence;
+    if (sequence.axes) sequence.axes->restore_rows(sequence.table, layer);
+  }
+}
+
 void EngineImpl::after_pass() {
   const TimePoint start = SteadyClock::now();
   draw();
@@ -140,10 +156,10 @@ void EngineImpl::after_pass() {
     if (sequence.interval == &TimeAccount::prefill) {
       sequence.account.prefill_attention += times.attention - times.dequantise;
       sequence.account.prefill_quantise += times.quantise;
-      sequence.account.prefill_dequantise += times.dequantise;
+      sequence.account.prefill_dequantise += times.dequantise + rows_seconds_;
     } else if (sequence.interval == &TimeAccount::decode) {
       sequence.account.decode_attention += times.attention - times.dequantise;
-      sequence.account.decode_dequantise += times.dequantise;
+      sequence.account.decode_dequantise += times.dequantise + rows_seconds_;
     }
     if (const Status status = end_prompt(sequence); !status.ok()) {
       fail(sequence.request, status);
@@ -163,17 +179,27 @@ void EngineImpl::after_pass() {
   }
 }
 
-// Where tokens are evicted, once the prompt is computed.
+// Where tokens are evicted or K and V get axes of their own, once the prompt is computed.
 Status EngineImpl::end_prompt(Sequence& sequence) {
-  const bool now = sequence.sparse && !sequence.evicted() &&
-                   sequence.table.tokens() == sequence.request.prompt_tokens();
-  return now ? sequence.sparse->evict(sequence.table) : Status();
+  if (sequence.table.tokens() != sequence.request.prompt_tokens()) return {};
+  if (sequence.sparse && !sequence.evicted()) return sequence.sparse->evict(sequence.table);
+  if (options_.online_axes == 0 || sequence.axes) return {};
+  const TimePoint start = SteadyClock::now();
+  KVLANE_ASSIGN(OnlineAxes axes,
+                OnlineAxes::decompose(sequence.table, options_.online_axes, model_.isa()));
+  sequence.axes = std::make_shared<const OnlineAxes>(std::move(axes));
+  const double seconds = seconds_since(start);
+  outside_seconds_ += seconds;
+  if (sequence.interval == &TimeAccount::prefill) sequence.account.prefill_quantise += seconds;
+  return {};
 }
 
 // Makes of `to`, which has none, a second sequence with the tokens of `from`; false without room.
 bool EngineImpl::copy_blocks(const Sequence& from, Sequence& to) {
   if (from.sparse) return to.sparse->copy(*from.sparse).ok();
-  return to.table.fork(from.table).ok();
+  if (!to.table.fork(from.table).ok()) return false;
+  to.axes = from.axes;
+  return true;
 }
 
 // The next token of every sequence that has logits: one, or after a prompt one for each answer.

@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "engine/kv_receiver.h"
 #include "engine/kv_sender.h"
+#include "engine/online_axes.h"
 #include "engine/output_text.h"
 #include "ops/sampling.h"
 #include "plan/admission.h"
@@ -54,6 +55,7 @@ struct Sequence {
   void release_blocks() {
     table.clear();
     if (sparse) sparse->clear();
+    axes.reset();
   }
 
   // Ends the current interval of the account and begins another.
@@ -72,6 +74,8 @@ struct Sequence {
   OutputText text;
   BlockTable table;
   std::optional<SparseCache> sparse;  // where the engine evicts tokens
+  // Of its prompt's rows, where the engine finds them; shared by all answers to it.
+  std::shared_ptr<const OnlineAxes> axes;
   BlockNames names;
   int published = 0;                  // blocks that were offered under their names
   int saved = 0;                      // of these, those that are in the state store or on their way

@@ -203,13 +203,14 @@ TEST(StateEngine, NothingIsLostWhereComputingWaits) {
     std::vector<Answer> answers(6);
     for (Answer& answer : answers) {
       requests.push_back(make_request(385, 1, static_cast<std::uint32_t>(requests.size())));
-      EXPECT_EQ(take(engine->stored_tokens(requests.back().prompt)), 0);
+      EXPECT_EQ(take(engine->stored_tokens(requests.back().prompt, "")), 0);
       ASSERT_TRUE(engine->submit(requests.back(), answer.on_update()).ok());
     }
     for (Answer& answer : answers) EXPECT_TRUE(answer.wait().error.ok());
     engine->flush_state();
     for (const GenerationRequest& request : requests) {
-      EXPECT_EQ(take(engine->stored_tokens(request.prompt)), 384);
+      EXPECT_EQ(take(engine->stored_tokens(request.prompt, "")), 384);
+      EXPECT_EQ(take(engine->stored_tokens(request.prompt, "of others")), 0);
     }
     engine->wait_idle();
     EXPECT_EQ(engine->load().save_failures + engine->load().hidden_tokens_lost, 0);
