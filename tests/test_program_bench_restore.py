@@ -27,6 +27,20 @@ class BenchRestore(program.ProgramTest):
             self.assertAlmostEqual(ratio, pure / figures[slow + "plan"]["value"], places=3)
             self.assertEqual("goal" in figures[slow + "plan_over_kv"], model == TINY)
 
+    def test_splits_by_tokens_bring_it_back_too(self):
+        flags = ("--dir", self.folder(), "--tokens", 512, "--repeats", 1, "--ablations", "--json")
+        figures = self.figures_of(run("bench", "restore", TINY, *flags, timeout=300), signs=(0, 1))
+        slow = "restore_512_slow_disk_"
+        if slow + "plan" not in figures:
+            return  # no disk is so slow
+        times = [figures[slow + name]["value"] for name in ("layerwise", "tokenwise")]
+        self.assertGreater(min(times), 0)
+        ratio = figures[slow + "layerwise_over_tokenwise"]["value"]
+        self.assertAlmostEqual(ratio, times[1] / times[0], places=3)
+        exact, rounded = (figures[slow + name + "expected"]["value"] for name in ("tokenwise_exact_", "tokenwise_"))
+        self.assertLessEqual(exact, rounded)
+        self.assertEqual(figures[slow + "tokenwise_hidden_tokens"]["value"] % 64, 0)
+
     def test_what_is_wrong_is_one_sentence(self):
         for tokens in (100, 0, 1 << 20):
             done = run("bench", "restore", TINY, "--dir", self.folder(), "--tokens", tokens)

@@ -62,7 +62,7 @@ class StateTest(ProgramTest):
             self.assertNotIn(WORDS.encode()[:40], segment.read_bytes())
 
     def test_what_was_saved_when_a_server_is_killed_serves_the_next_one(self):
-        given = ("serve", GQA, *SMALL, "--store", self.store, "--store-form", "kv")
+        given = ("serve", GQA, *SMALL, "--port", 0, "--store", self.store, "--store-form", "kv")
         server = self.server(*given)
         first = complete(server.url, WORDS, 100, ignore_eos=True)
         # Saving is behind answering, but not for long.

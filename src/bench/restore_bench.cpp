@@ -20,6 +20,7 @@
 #include "bench/new_folders.h"
 #include "bench/read_rate.h"
 #include "bench/restore_profile.h"
+#include "bench/token_split.h"
 #include "cpu/parallel.h"
 #include "engine/block_names.h"
 #include "model/forward.h"
@@ -49,10 +50,14 @@ struct Strategy {
   std::string name;
   RestorePlan plan;
   RestoreSeconds expected;
-  std::vector<RestoreSource> forms;  // of its runs, by their index
-  std::string slabs;                 // codec of stored slabs
+  std::vector<RestoreSource> forms;      // of its runs, by their index
+  std::string slabs;                     // codec of stored slabs
+  std::optional<TokenSplit> split = {};  // instead of a plan
   std::vector<double> seconds = {};
 };
+
+// Of one layer, for a median.
+constexpr int kProjections = 9;
 
 // Restores by the plan from which factors of the profile are learned, as an engine does.
 constexpr int kLearningRestores = 3;
@@ -115,11 +120,13 @@ class RestoreBench {
   }
 
   Status allocate(int tokens) {
-    const std::size_t bytes = 2 * std::size_t(blocks_for(tokens)) * shape_.block_bytes();
+    const int tables = options_.ablations ? 3 : 2;
+    const std::size_t bytes = tables * std::size_t(blocks_for(tokens)) * shape_.block_bytes();
     KVLANE_ASSIGN(auto pool, BlockPool::create(shape_, bytes));
     pool_ = std::make_unique<BlockPool>(std::move(pool));
     truth_ = std::make_unique<BlockTable>(*pool_);
     table_ = std::make_unique<BlockTable>(*pool_);
+    rest_ = std::make_unique<BlockTable>(*pool_);
     KVLANE_ASSIGN(forward_, Forward::create(model_, kRestorePieceTokens, 1));
     for (int i = 0; i < tokens; ++i) {
       const auto index = static_cast<std::uint32_t>(i);
@@ -242,7 +249,7 @@ class RestoreBench {
     return costs;
   }
 
-  static std::vector<Strategy> strategies(const MachineProfile& profile, int tokens) {
+  std::vector<Strategy> strategies(const MachineProfile& profile, int tokens) const {
     const std::string coded = std::string("kv+") + kCodedSlabs;
     const std::string with[][2] = {{"hidden", "kv"}, {"hidden", coded}};
     const RestoreCosts raw_costs = costs_with(profile, tokens, with[0]);
@@ -263,6 +270,15 @@ class RestoreBench {
         strategy("hidden", raw_costs, raw.from_forms[0], "none"),
         strategy("no_hidden", none_costs, none, "none")};
     all.back().forms = {RestoreSource::kSlabs};
+    if (options_.ablations) {
+      all.push_back(strategy("layerwise", raw_costs, raw.best, "none"));
+      all.push_back({.name = "tokenwise",
+                     .plan = {},
+                     .expected = {},
+                     .forms = {},
+                     .slabs = "none",
+                     .split = best_token_split(profile, tokens, kBlockTokens)});
+    }
     const bool codec_pays = prudent(small).seconds < prudent(raw).seconds;
     all.push_back(codec_pays ? strategy("plan", small_costs, prudent(small), kCodedSlabs)
                              : strategy("plan", raw_costs, prudent(raw), "none"));
@@ -279,13 +295,15 @@ class RestoreBench {
     return decision;
   }
 
-  FoundState find(Store& store, const Strategy& strategy, int blocks) {
-    FoundState found{decision(strategy, blocks), {}};
-    for (int block = 0; block < blocks; ++block) {
+  // Of blocks `first` ... `first` + decision.blocks - 1.
+  FoundState find(Store& store, RestoreDecision decision, const std::string& slabs, int first = 0) {
+    FoundState found;
+    for (int block = first; block < first + decision.blocks; ++block) {
       found.blocks.push_back(
           {store.find({.name = names_["none"][block], .kind = ExtentKind::kHidden}),
-           store.find({.name = names_[strategy.slabs][block], .kind = ExtentKind::kKv})});
+           store.find({.name = names_[slabs][block], .kind = ExtentKind::kKv})});
     }
+    found.decision = std::move(decision);
     return found;
   }
 
@@ -293,9 +311,11 @@ class RestoreBench {
   Result<RestoreTimes> restore(Store& store, Restorer& restorer, Bell& bell,
                                const Strategy& strategy, int tokens) {
     table_->clear();
+    rest_->clear();
+    if (strategy.split) return restore_split(store, restorer, bell, *strategy.split, tokens);
     KVLANE_TRY(table_->grow(tokens));
     if (strategy.plan.recomputed == shape_.layers) return recompute(tokens);
-    FoundState found = find(store, strategy, tokens / kBlockTokens);
+    FoundState found = find(store, decision(strategy, tokens / kBlockTokens), strategy.slabs);
     KVLANE_ASSIGN(const auto job,
                   restorer.begin(std::move(found), 0, *table_, std::span(tokens_).first(tokens)));
     for (;;) {
@@ -307,32 +327,92 @@ class RestoreBench {
     return job->times();
   }
 
-  Result<RestoreTimes> recompute(int tokens) {
-    PassHooks hooks;
-    hooks.kv_layers = shape_.layers;
+  // All layers of so many blocks from one source; from hidden states all but the first.
+  RestoreDecision from_one(RestoreSource source, int blocks) const {
+    return {.blocks = blocks,
+            .recomputed = source == RestoreSource::kHidden ? 1 : 0,
+            .sources = std::vector<RestoreSource>(shape_.layers, source)};
+  }
+
+  // The sequence's two parts at once, as two sequences: the second one's table has room for the
+  // first, and nothing in it.
+  Result<RestoreTimes> restore_split(Store& store, Restorer& restorer, Bell& bell,
+                                     const TokenSplit& split, int tokens) {
+    using Progress = RestoreJob::Progress;
+    const auto all = std::span(tokens_).first(tokens);
+    const int cut = split.tokens / kBlockTokens;
+    KVLANE_TRY(table_->grow(split.tokens));
+    KVLANE_TRY(rest_->grow(tokens));
+    rest_->set_tokens(split.tokens);
     const TimePoint start = SteadyClock::now();
-    for (int at = 0; at < tokens; at += kRestorePieceTokens) {
-      const int count = std::min(kRestorePieceTokens, tokens - at);
-      const ForwardSpan span{table_.get(), std::span(tokens_).subspan(at, count), 0};
-      KVLANE_TRY(forward_->run({&span, 1}, hooks));
+    std::vector<std::unique_ptr<RestoreJob>> jobs;
+    if (cut > 0 && !split.recomputes) {
+      FoundState found = find(store, from_one(RestoreSource::kHidden, cut), "none");
+      KVLANE_ASSIGN(auto job,
+                    restorer.begin(std::move(found), 0, *table_, all.first(split.tokens)));
+      jobs.push_back(std::move(job));
     }
+    if (split.tokens < tokens) {
+      const auto source = split.recomputes ? RestoreSource::kHidden : RestoreSource::kSlabs;
+      FoundState found = find(store, from_one(source, tokens / kBlockTokens - cut), "none", cut);
+      KVLANE_ASSIGN(auto job, restorer.begin(std::move(found), cut, *rest_, all));
+      jobs.push_back(std::move(job));
+    }
+    int computed = split.recomputes ? 0 : split.tokens;
+    for (bool over = false; !over;) {
+      bool worked = computed < split.tokens;
+      if (worked) {
+        KVLANE_TRY(compute_piece(computed, split.tokens));
+        computed += kRestorePieceTokens;
+      }
+      over = computed >= split.tokens;
+      for (const auto& job : jobs) {
+        const Progress progress = job->advance();
+        worked |= progress == Progress::kWorked;
+        over &= progress == Progress::kOver;
+      }
+      if (!worked && !over) bell.wait();
+    }
+    for (const auto& job : jobs) KVLANE_TRY(job->status());
+    RestoreTimes times;
+    times.total = seconds_since(start);
+    return times;
+  }
+
+  Result<RestoreTimes> recompute(int tokens) {
+    const TimePoint start = SteadyClock::now();
+    for (int at = 0; at < tokens; at += kRestorePieceTokens) KVLANE_TRY(compute_piece(at, tokens));
     RestoreTimes times;
     times.total = times.busy.recompute = seconds_since(start);
     return times;
   }
 
+  // Of the first `end` tokens those from `at` on, as many as make a piece.
+  Status compute_piece(int at, int end) {
+    PassHooks hooks;
+    hooks.kv_layers = shape_.layers;
+    const int count = std::min(kRestorePieceTokens, end - at);
+    const ForwardSpan span{table_.get(), std::span(tokens_).subspan(at, count), 0};
+    return forward_->run({&span, 1}, hooks);
+  }
+
   // What the strategy before has left in memory must not pass for this one's.
   void forget(int tokens) {
     table_->clear();
-    if (!table_->grow(tokens).ok()) return;
-    for (int block = 0; block < table_->blocks(); ++block) {
-      std::fill_n(pool_->block(table_->id(block)), pool_->block_bytes(), std::byte{0xFF});
+    rest_->clear();
+    for (BlockTable* const table : {table_.get(), rest_.get()}) {
+      if (!table->grow(tokens).ok()) continue;
+      for (int block = 0; block < table->blocks(); ++block) {
+        std::fill_n(pool_->block(table->id(block)), pool_->block_bytes(), std::byte{0xFF});
+      }
     }
   }
 
   Status compare(const Strategy& strategy, int blocks) const {
+    const int in_first = strategy.split ? strategy.split->tokens / kBlockTokens : blocks;
     for (int block = 0; block < blocks; ++block) {
-      if (std::memcmp(pool_->block(table_->id(block)), pool_->block(truth_->id(block)),
+      const BlockTable& table = block < in_first ? *table_ : *rest_;
+      if (std::memcmp(pool_->block(table.id(block)), pool_->block(truth_->id(block)),
                       pool_->block_bytes()) != 0) {
         return internal_error("block " + std::to_string(block) + " came back wrong by strategy " +
                               strategy.name);
@@ -375,7 +455,59 @@ class RestoreBench {
       }
     }
     add_figures(prefix, regime, all, first_estimate);
+    return options_.ablations ? add_ablations(prefix, scaled(profile, factors), tokens, all)
+                              : Status();
+  }
+
+  // Microseconds a token that K and V of one layer take, in the parts in which restores project; in
+  // turns.
+  Status add_projections(const std::string& prefix, int ragged, int rounded) {
+    const HiddenFormat rows(HiddenFormat::Values::kExact, hidden_type(model_),
+                            model_.config().hidden);
+    KVLANE_ASSIGN(const auto restorer, HiddenRestorer::create(model_, rows, kRestorePieceTokens));
+    const std::vector<std::byte> stored(rounded * rows.stored_bytes());
+    table_->clear();
+    KVLANE_TRY(table_->grow(rounded));
+    std::vector<double> times[2];
+    for (int i = 0; i < 2 * kProjections; ++i) {
+      const int tokens = i % 2 == 0 ? ragged : rounded;
+      const ByteView view(stored.data(), tokens * rows.stored_bytes());
+      const TimePoint start = SteadyClock::now();
+      KVLANE_TRY(
+          restorer->restore({table_.get(), tokens, 0, tokens}, shape_.layers - 1, {&view, 1}));
+      times[i % 2].push_back(seconds_since(start) / tokens * 1e6);
+    }
+    for (const int which : {0, 1}) {
+      report_.results.push_back(
+          {.name = prefix + (which == 0 ? "project_ragged" : "project_rounded"),
+           .value = median(times[which]),
+           .unit = "us/token"});
+    }
     return {};
+  }
+
+  // HCache, section 6.3.2: what a split by tokens takes, and what its hidden states take where it
+  // is rounded to blocks and where it is not.
+  Status add_ablations(const std::string& prefix, const MachineProfile& profile, int tokens,
+                       const std::vector<Strategy>& all) {
+    const auto strategy = [&](std::string_view name) -> const Strategy& {
+      return *std::find_if(all.begin(), all.end(),
+                           [&](const Strategy& each) { return each.name == name; });
+    };
+    const Strategy& by_tokens = strategy("tokenwise");
+    const auto add = [&](const char* name, double value, const char* unit) {
+      report_.results.push_back({.name = prefix + name, .value = value, .unit = unit});
+    };
+    const TokenSplit exact = best_token_split(profile, tokens, 1);
+    const int ragged = exact.hidden_tokens(tokens);
+    const int rounded = std::min(blocks_for(ragged) * kBlockTokens, tokens);
+    add("tokenwise_hidden_tokens", by_tokens.split->hidden_tokens(tokens), "tokens");
+    add("tokenwise_expected", by_tokens.split->seconds, "s");
+    add("tokenwise_exact_hidden_tokens", ragged, "tokens");
+    add("tokenwise_exact_expected", exact.seconds, "s");
+    add("layerwise_over_tokenwise",
+        median(by_tokens.seconds) / median(strategy("layerwise").seconds), "ratio");
+    return ragged > 0 ? add_projections(prefix, ragged, rounded) : Status();
   }
 
   void add_figures(const std::string& prefix, const Regime& regime,
@@ -418,6 +550,7 @@ class RestoreBench {
   std::map<std::string, std::vector<BlockName>, std::less<>> names_;  // by codec
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<BlockTable> truth_, table_;  // as computed, and as restored
+  std::unique_ptr<BlockTable> rest_;           // behind the tokens of a split
   std::unique_ptr<Forward> forward_;
   Report report_;
 };

@@ -19,6 +19,7 @@ struct RestoreBenchOptions {
   std::vector<std::filesystem::path> directories;
   std::vector<int> tokens;  // of sequences, multiples of 64 within the model's context
   int repeats = 3;          // medians are over so many rounds
+  bool ablations = false;   // also splits by tokens (HCache, section 6.3)
   std::function<void(std::string_view)> progress;
 };
 

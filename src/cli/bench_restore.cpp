@@ -63,6 +63,8 @@ void add_bench_restore(CLI::App& bench, Run& run) {
   command->add_option("--repeats", options.repeats, "medians are over so many rounds")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  command->add_flag("--ablations", options.ablations,
+                    "also time splits by tokens instead of layers, as HCache compares itself with");
   command->add_option("--threads", flags->threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));
   command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")

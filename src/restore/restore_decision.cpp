@@ -95,6 +95,10 @@ class Decision {
                                        layers_, blocks * kBlockTokens);
     costs.recompute.assign(layers_, prefill(end) - prefill(cached_));
     costs.pieces = (blocks * kBlockTokens + kRestorePieceTokens - 1) / kRestorePieceTokens;
+    if (!stored_.from_tokens) {
+      costs.recompute.assign(layers_, kNever);
+      costs.whole_layers = true;  // no layer's input is free
+    }
     costs.forms = {form(RestoreSource::kHidden, stored_.hidden, blocks),
                    form(RestoreSource::kSlabs, stored_.slabs, blocks)};
     return costs;

@@ -23,6 +23,7 @@ struct StoredBlocks {
   int first = 0;                    // blocks before it are in the cache
   std::vector<StoredLayer> hidden;  // one for each layer
   std::vector<StoredLayer> slabs;   // likewise
+  bool from_tokens = true;          // layers can be computed; not where those before are elsewhere
 };
 
 struct RestoreDecision {

@@ -50,6 +50,30 @@ TEST(RestoreDecision, OneTokenIsLeftToBeComputed) {
   EXPECT_EQ(decide_restore(&profile, stored(2, 0, 9), 4 * kBlockTokens + 1).blocks, 2);
 }
 
+// Ranks of a pipeline behind the first one.
+TEST(RestoreDecision, WithoutTheLayersBeforeNothingComesFromTokens) {
+  MachineProfile profile = plain_profile();
+  for (const double rate : {0.3, 1.0, 4.0}) {
+    profile.read_rate = rate * plain_profile().read_rate;
+    StoredBlocks there = stored(0, 9, 9);
+    there.from_tokens = false;
+    const RestoreDecision decision = decide_restore(&profile, there, 1000);
+    EXPECT_EQ(decision.recomputed, 0);
+    EXPECT_EQ(decision.expected.recompute, 0);
+    ASSERT_EQ(decision.sources.size(), std::size_t{kLayers});
+    // Worth no less than hidden states alone, of which none are free.
+    const double rows = 9.0 * kBlockTokens;
+    const double hidden = kLayers * rows * std::max(500 / profile.read_rate, 1e-4);
+    EXPECT_EQ(decision.blocks, 9);
+    EXPECT_LT(decision.seconds, 2 * hidden);
+    there.hidden.front().blocks = 0;  // of one layer there are slabs alone
+    there.slabs.back().blocks = 0;  // and of one hidden states alone, in an order that no plan has
+    EXPECT_EQ(decide_restore(&profile, there, 1000).blocks, 0);
+    there.from_tokens = true;
+    EXPECT_EQ(decide_restore(&profile, there, 1000).blocks, 9);
+  }
+}
+
 TEST(RestoreDecision, WithoutAProfileItReadsWhatItCan) {
   const RestoreDecision slabs = decide_restore(nullptr, stored(0, 7, 7), 1000);
   EXPECT_EQ(slabs.blocks, 7);

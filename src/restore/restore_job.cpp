@@ -97,15 +97,23 @@ Status RestoreJob::plan_reads() {
   return begin_reads(false);
 }
 
+// Those that are not computed from tokens.
+LayerRun RestoreJob::layers_to_read() const {
+  const LayerRun layers = restorer_.layers_;
+  const int first = std::max(layers.first, found_.decision.recomputed);
+  return {first, layers.first + layers.count - first};
+}
+
 // Runs of parts in an extent whose layers come from this source.
 void RestoreJob::add_reads(const std::vector<PinnedExtent>& extents, RestoreSource source,
                            int block) {
-  const RestoreDecision& decision = found_.decision;
+  const LayerRun layers = layers_to_read();
   for (const PinnedExtent& extent : extents) {
     const ExtentHead& head = extent.head();
     const auto wanted = [&](int part) {
       const int layer = head.layer + part;
-      return layer >= decision.recomputed && decision.sources[layer] == source;
+      return layer >= layers.first && layer < layers.first + layers.count &&
+             found_.decision.sources[layer] == source;
     };
     for (int part = 0; part < head.layers(); ++part) {
       if (!wanted(part)) continue;
@@ -120,12 +128,10 @@ void RestoreJob::add_reads(const std::vector<PinnedExtent>& extents, RestoreSour
 // Every layer that is not computed from tokens, in pieces.
 void RestoreJob::add_units() {
   const RestoreDecision& decision = found_.decision;
-  const int layers = static_cast<int>(decision.sources.size());
+  const LayerRun layers = layers_to_read();
   const int pieces = (blocks_ + kPieceBlocks - 1) / kPieceBlocks;
-  const auto index = [&](int layer, int piece) {
-    return (layer - decision.recomputed) * pieces + piece;
-  };
-  for (int layer = decision.recomputed; layer < layers; ++layer) {
+  const auto index = [&](int layer, int piece) { return (layer - layers.first) * pieces + piece; };
+  for (int layer = layers.first; layer < layers.first + layers.count; ++layer) {
     for (int piece = 0; piece < pieces; ++piece) {
       const int block = piece * kPieceBlocks;
       const int blocks = std::min(kPieceBlocks, blocks_ - block);
@@ -190,15 +196,16 @@ Status RestoreJob::begin_reads(bool beyond_budget) {
     if (arrivals_->under_way == 0) arrivals_->since = SteadyClock::now();
     arrivals_->under_way += batch.size();
   }
-  restorer_.store_.read(std::move(batch), [arrivals = arrivals_, numbers = std::move(numbers)](
-                                              std::size_t index, const Status& status) {
-    {
-      const std::lock_guard lock(arrivals->mutex);
-      arrivals->arrived.emplace_back(numbers[index], status);
-      if (--arrivals->under_way == 0) arrivals->busy += seconds_since(arrivals->since);
-    }
-    arrivals->wake();
-  });
+  from_memory_ +=
+      restorer_.store_.read(std::move(batch), [arrivals = arrivals_, numbers = std::move(numbers)](
+                                                  std::size_t index, const Status& status) {
+        {
+          const std::lock_guard lock(arrivals->mutex);
+          arrivals->arrived.emplace_back(numbers[index], status);
+          if (--arrivals->under_way == 0) arrivals->busy += seconds_since(arrivals->since);
+        }
+        arrivals->wake();
+      });
   return {};
 }
 

@@ -31,55 +31,75 @@ Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, Forwa
       store_(store),
       forward_(forward),
       options_(std::move(options)),
+      layers_(options_.layers.count > 0 ? options_.layers : LayerRun{0, kind.shape().layers}),
       wake_(std::move(wake)),
       scaled_(options_.profile) {}
 
 Restorer::~Restorer() = default;
 
 FoundState Restorer::find(std::span<const BlockName> names, int first, int tokens) {
-  const int layers = kind_.shape().layers;
-  StoredBlocks stored{first, std::vector<StoredLayer>(layers), std::vector<StoredLayer>(layers)};
+  const std::vector<StoredLayer> nothing(layers_.count);
+  StoredBlocks stored{first, nothing, nothing, layers_.first == 0};
+  const auto count = [&](std::vector<StoredLayer>& layers, int block, const PinnedExtent& extent,
+                         const std::string& form) {
+    const ExtentHead& head = extent.head();
+    const int begin = std::max(head.layer, layers_.first);
+    const int end = std::min(head.layer + head.layers(), layers_.first + layers_.count);
+    for (int layer = begin; layer < end; ++layer) {
+      count_layer(layers[layer - layers_.first], block - first, extent, layer, form);
+    }
+    return begin < end;
+  };
   FoundState found;
   const int last = std::min(static_cast<int>(names.size()), (tokens - 1) / kBlockTokens);
   for (int block = first; block < last; ++block) {
     FoundState::Block there;
-    for (PinnedExtent& extent : store_.find({.name = names[block], .kind = ExtentKind::kKv})) {
+    for (PinnedExtent& extent : store_.find({.name = names[block],
+                                .kind = ExtentKind::kKv,
+                                .shards = options_.shards,
+                                .shard = options_.shard})) {
       const ExtentHead& head = extent.head();
       if (!kind_.is_of(head)) continue;
       const std::string form = kind_.format() != nullptr ? head.format
                                : head.codec == "none"    ? "kv"
                                                          : "kv+" + head.codec;
-      for (int layer = head.layer; layer < head.layer + head.layers(); ++layer) {
-        count_layer(stored.slabs[layer], block - first, extent, layer, form);
-      }
-      there.slabs.push_back(std::move(extent));
+      if (count(stored.slabs, block, extent, form)) there.slabs.push_back(std::move(extent));
     }
     for (PinnedExtent& extent : store_.find({.name = names[block], .kind = ExtentKind::kHidden})) {
       const ExtentHead& head = extent.head();
       const std::optional<HiddenFormat> format = stored_hidden_format(head, model_);
       if (!format || (!options_.lossy && !format->exact())) continue;
-      for (int layer = head.layer; layer < head.layer + head.layers(); ++layer) {
-        count_layer(stored.hidden[layer], block - first, extent, layer,
-                    std::string(format->name()));
+      if (count(stored.hidden, block, extent, std::string(format->name()))) {
+        there.hidden.push_back(std::move(extent));
       }
-      there.hidden.push_back(std::move(extent));
     }
     if (there.slabs.empty() && there.hidden.empty()) break;
     found.blocks.push_back(std::move(there));
   }
+  found.stored = !found.blocks.empty();
   const std::lock_guard guard(mutex_);
   found.decision = decide_restore(scaled_.get(), stored, tokens);
-  if (!found.blocks.empty() && found.decision.blocks == 0) take_factors(relaxed(factors_));
+  // Of layers before those that come back.
+  found.decision.sources.insert(found.decision.sources.begin(), layers_.first, {});
   found.blocks.resize(std::min<std::size_t>(found.blocks.size(), found.decision.blocks));
   return found;
 }
 
-// From a job that is over. Of short ones the beginning and the end are too large a part.
+// From a job that is over. Of short ones the beginning and the end are too large a part. What came
+// from memory says nothing about disks, and how long the rest took does not say how fast they are.
 void Restorer::learn(const RestoreJob& job) {
   const RestoreDecision& decision = job.decision();
   if (decision.blocks * kBlockTokens < kRestorePieceTokens) return;
+  RestoreSeconds measured = job.times().busy;
+  if (job.from_memory_ > 0) measured.read = 0;
   const std::lock_guard guard(mutex_);
-  take_factors(learned(factors_, decision.expected, job.times().busy, job.times().total));
+  take_factors(learned(factors_, decision.expected, measured, job.times().total));
+}
+
+void Restorer::forgo(const FoundState& found) {
+  if (!found.stored || found.decision.blocks > 0) return;
+  const std::lock_guard guard(mutex_);
+  take_factors(relaxed(factors_));
 }
 
 void Restorer::take_factors(const ProfileFactors& factors) {

@@ -27,6 +27,7 @@
 #include "model/hidden_restorer.h"
 #include "model/model.h"
 #include "quant/slab_reader.h"
+#include "restore/layer_runs.h"
 #include "restore/restore_decision.h"
 #include "restore/slab_bodies.h"
 #include "store/store.h"
@@ -38,11 +39,19 @@ struct RestorerOptions {
                              << 20;               // of one job's reads, at least those of a piece
   std::shared_ptr<const MachineProfile> profile;  // null: see decide_restore()
   bool lossy = false;                             // hidden:int8 may be used
+  // A rank of tensor parallelism has slabs of its own KV heads, those of its model and its cache:
+  // spec/store.md, section 3. Hidden states are whole.
+  int shards = 1;
+  int shard = 0;
+  // A rank of pipeline parallelism brings back its own layers, by a plan of their own, and reads
+  // nothing of the others. Only the rank with layer 0 computes any from tokens. None: all layers.
+  LayerRun layers{0, 0};
 };
 
 // What the store has of a sequence, pinned, and what is worth using of it.
 struct FoundState {
   RestoreDecision decision;
+  bool stored = false;  // there is something of the sequence, though it may not be worth using
   // Extents of decision.blocks blocks from the first that was asked for, in the order of layers.
   struct Block {
     std::vector<PinnedExtent> hidden, slabs;
@@ -63,8 +72,12 @@ class Restorer {
   ~Restorer();
 
   // Looks for names[first], names[first + 1], ... of a sequence of `tokens` tokens, and decides.
-  // Any thread.
+  // Changes nothing that is learned. Any thread.
   FoundState find(std::span<const BlockName> names, int first, int tokens);
+
+  // What was found is computed instead: nothing is learned from that, so a little of what was
+  // learned is forgotten, or a machine that once was slow would never be tried again. Any thread.
+  void forgo(const FoundState& found);
 
   // Begins to read. `table` has tokens() = `first` blocks, blocks for all of the sequence and no
   // window; until the job is over or gone nobody else touches it. `tokens` are those of the
@@ -86,6 +99,7 @@ class Restorer {
   Store& store_;
   ForwardPass& forward_;
   const RestorerOptions options_;
+  const LayerRun layers_;  // that come back
   const std::function<void()> wake_;
   std::mutex mutex_;                              // for what is learned
   ProfileFactors factors_;                        // of the profile, by restores so far
@@ -142,6 +156,7 @@ class RestoreJob {
   Status plan_reads();
   void add_reads(const std::vector<PinnedExtent>& extents, RestoreSource source, int block);
   void add_units();
+  LayerRun layers_to_read() const;
   Line& line_of(const Read& read);
   Line* next_line();
   Status begin_reads(bool beyond_budget);
@@ -168,6 +183,7 @@ class RestoreJob {
   std::vector<Unit> units_;  // layer by layer, piece by piece
   std::deque<int> ready_;    // units whose reads have arrived, the next one first
   int under_way_ = 0;
+  std::size_t from_memory_ = 0;  // reads that no disk was asked for
   std::size_t buffer_each_ = 0;  // bytes
   std::size_t buffers_max_ = 0;
   std::shared_ptr<Arrivals> arrivals_;

@@ -20,7 +20,7 @@ SlabSaver::SlabSaver(const BlockPool& pool, const SlabKind& kind, const Codec& c
   for (int layer = options_.layer_first; layer < options_.layer_last; ++layer) {
     bytes.push_back(kind.slab_bytes(layer));
   }
-  runs_ = layer_runs(options_.layer_first, bytes);
+  runs_ = layer_runs(options_.layer_first, bytes, options_.extent_bytes_min);
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -68,7 +68,10 @@ void SlabSaver::flush() {
 }
 
 Status SlabSaver::save(const BlockToSave& block) {
-  const BlockKey key{.name = block.name, .kind = ExtentKind::kKv};
+  const BlockKey key{.name = block.name,
+                     .kind = ExtentKind::kKv,
+                     .shards = options_.shards,
+                     .shard = options_.shard};
   for (const LayerRun& run : runs_) {
     if (store_.holds(key, run.first, run.count)) continue;
     ExtentHead head;

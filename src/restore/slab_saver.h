@@ -23,8 +23,14 @@ struct SlabSaverOptions {
   ModelIdentity model{};
   int layer_first = 0;  // slabs of these layers are saved, up to layer_last - 1
   int layer_last = 0;
+  // Which of how many ranks of tensor parallelism has the pool's KV heads: spec/store.md,
+  // section 3.
+  int shards = 1;
+  int shard = 0;
   std::size_t bytes_max = std::size_t{256} << 20;  // of slabs that wait
-  std::vector<Codebook> codebooks;                 // from calibration, or none
+  // An extent has so many layers that it has as many bytes as this, if its block has as many.
+  std::size_t extent_bytes_min = kExtentBytesWanted;
+  std::vector<Codebook> codebooks;  // from calibration, or none
 };
 
 // A sealed block that keeps its owner until on_saved(): whose slabs are final.

@@ -165,9 +165,10 @@ class Store {
   // they were damaged; the extent is gone. kUnavailable: the disk did not give them. kUnsupported:
   // of another key. When not ok(), what is in memory is worthless.
   using ReadDone = std::function<void(std::size_t index, const Status& status)>;
-  // Begins all of the reads and returns; memory stays the caller's and must be left alone until
-  // done() was called. What the tier in memory has is copied before it returns.
-  void read(std::vector<ExtentRead> reads, ReadDone done);
+  // Begins all of the reads and returns how many of them no disk is asked for: the tier in memory
+  // has their extents, or will have. Memory stays the caller's and must be left alone until done()
+  // was called. What the tier in memory has is copied before it returns.
+  std::size_t read(std::vector<ExtentRead> reads, ReadDone done);
 
   // Brings whole extents that will be read soon into the tier in memory, in the background; returns
   // at once. Nothing happens for one that is there or on its way, or for which there is no room:

@@ -140,10 +140,11 @@ void Store::Impl::serve(const std::shared_ptr<ReadBatch>& batch, std::size_t whi
   batch->done(which, status);
 }
 
-void Store::read(std::vector<ExtentRead> reads, ReadDone done) {
+std::size_t Store::read(std::vector<ExtentRead> reads, ReadDone done) {
   const auto batch =
       std::make_shared<Impl::ReadBatch>(Impl::ReadBatch{std::move(reads), std::move(done)});
   Impl* const impl = impl_.get();
+  std::size_t from_memory = 0;
   for (std::size_t i = 0; i < batch->reads.size(); ++i) {
     const ExtentRead& read = batch->reads[i];
     if (const Status status = check_request(read); !status.ok()) {
@@ -168,7 +169,9 @@ void Store::read(std::vector<ExtentRead> reads, ReadDone done) {
       impl->figures.reads += 1;
       impl->figures.read_bytes += bytes;
       const bool coming = extent->ahead == StoredExtent::Ahead::kComing;
-      impl->figures.memory_reads += in_memory != nullptr || coming;
+      const bool asks_no_disk = in_memory != nullptr || coming;
+      from_memory += asks_no_disk;
+      impl->figures.memory_reads += asks_no_disk;
       if (coming) {
         extent->waiting.push_back([impl, batch, i](const Status& status, ByteView arrived) {
           if (status.ok()) {
@@ -195,6 +198,7 @@ void Store::read(std::vector<ExtentRead> reads, ReadDone done) {
                            batch->done(i, status);
                          }});
   }
+  return from_memory;
 }
 
 void Store::prefetch(std::vector<PinnedExtent> extents) {
