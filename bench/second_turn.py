@@ -22,80 +22,49 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import pathlib
 import random
-import re
-import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 
-PROGRAM = os.environ.get("KVLANE_PROGRAM", str(pathlib.Path(__file__).parent.parent / "build/release/kvlane"))
-PATIENCE = 600  # seconds
+from served import PATIENCE, figure_word, is_lossless, served, store_flags, write_figures
+
 ANSWER = 16  # tokens
 
 
-class Server:
-    def __init__(self, options, *arguments):
-        command = [PROGRAM, "serve", options.model, "--port", "0", "--parent", str(os.getpid()), "--json"]
-        command += ["--kv-memory", options.kv_memory, *map(str, arguments)]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"`{shlex.join(command)}` did not start")
-        self.address = json.loads(line)["url"].removeprefix("http://")
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(PATIENCE)
-
-    def metric(self, name):
-        text = urllib.request.urlopen(f"http://{self.address}/metrics", timeout=PATIENCE).read().decode()
-        return sum(float(value) for value in re.findall(rf"^{name}(?:{{\S*}})? (\S+)$", text, re.MULTILINE))
-
-    def turn(self, tokens):
-        """Seconds to the first event of the answer, and its text."""
-        body = {"prompt": tokens, "max_tokens": ANSWER, "temperature": 0, "stream": True, "ignore_eos": True}
-        connection = http.client.HTTPConnection(self.address, timeout=PATIENCE)
-        with contextlib.closing(connection):
-            start = time.monotonic()
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            if response.status != 200:
-                sys.exit(f"the server answers {response.status}: {response.read().decode()}")
-            first, text = None, ""
-            for line in response:
-                if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
-                    continue
-                first = first or time.monotonic() - start
-                choices = json.loads(line[6:])["choices"]
-                text += choices[0]["text"] if choices else ""
-            return first, text
+def turn(server, tokens):
+    """Seconds to the first event of the answer, and its text."""
+    body = {"prompt": tokens, "max_tokens": ANSWER, "temperature": 0, "stream": True, "ignore_eos": True}
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE)
+    with contextlib.closing(connection):
+        start = time.monotonic()
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            sys.exit(f"the server answers {response.status}: {response.read().decode()}")
+        first, text = None, ""
+        for line in response:
+            if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
+                continue
+            first = first or time.monotonic() - start
+            choices = json.loads(line[6:])["choices"]
+            text += choices[0]["text"] if choices else ""
+        return first, text
 
 
 @contextlib.contextmanager
-def server(options, *arguments):
-    one = Server(options, *arguments)
-    try:
-        one.turn(options.random.choices(range(options.vocab), k=256))
+def warm_server(options, *flags):
+    with served(options.model, "--kv-memory", options.kv_memory, *flags) as one:
+        turn(one, options.random.choices(range(options.vocab), k=256))
         yield one
-    finally:
-        one.stop()
 
 
 def second_turns(one, sessions):
     """Medians of seconds, and all texts."""
-    turns = [one.turn(history + question) for history, question in sessions]
+    turns = [turn(one, history + question) for history, question in sessions]
     return statistics.median(seconds for seconds, _ in turns), [text for _, text in turns]
-
-
-def flags_of(form, folder):
-    name, _, codec = form.partition("+")
-    return ["--store", folder, "--store-form", name, *(["--store-codec", codec] if codec else [])]
 
 
 def measure(options):
@@ -105,31 +74,30 @@ def measure(options):
         (options.random.choices(ids, k=options.history), options.random.choices(ids, k=options.turn))
         for _ in range(options.sessions)
     ]
-    with server(options) as one:
+    with warm_server(options) as one:
         seconds, texts = second_turns(one, sessions)
         yield "recompute", seconds, 0
-    with server(options) as one:
+    with warm_server(options) as one:
         for history, _ in sessions:
-            one.turn(history)
+            turn(one, history)
         yield "memory", second_turns(one, sessions)[0], 0
     for form in options.forms:
         with tempfile.TemporaryDirectory(dir=options.store) as folder:
-            with server(options, *flags_of(form, folder)) as one:
+            with warm_server(options, *store_flags(form, folder)) as one:
                 for history, _ in sessions:
-                    one.turn(history)
-            with server(options, *flags_of(form, folder)) as one:
+                    turn(one, history)
+            with warm_server(options, *store_flags(form, folder)) as one:
                 seconds, restored = second_turns(one, sessions)
                 hits = one.metric("kvlane_store_hit_tokens_total")
-            if form != "hidden:int8" and restored != texts:
+            if is_lossless(form) and restored != texts:
                 sys.exit(f"{form}: the answers are others than those of a process that computed the history")
             yield form, seconds, hits / len(sessions)
 
 
 def figures(rows, options):
-    """In the form of `kvlane bench --json`."""
     recompute = next(seconds for way, seconds, _ in rows if way == "recompute")
     for way, seconds, _ in rows:
-        name = f"turn_{options.history}_{re.sub('[:+=]', '_', way)}"
+        name = f"turn_{options.history}_{figure_word(way)}"
         figure = {"name": name, "value": seconds, "unit": "s"}
         if way != "recompute":
             figure |= {"baseline": recompute, "ratio": seconds / recompute}
@@ -154,8 +122,7 @@ def main():
         rows.append(row)
         print(f"{row[0]:<16}{1000 * row[1]:>10.1f} ms{row[2]:>10.0f} tokens from the store", flush=True)
     if options.json:
-        text = json.dumps({"results": list(figures(rows, options))}, indent=2)
-        pathlib.Path(options.json).write_text(text + "\n", encoding="utf-8")
+        write_figures(options.json, figures(rows, options))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import program
 from program import GQA, SMALL, closed_port, run, wait_idle
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times",
-           "generated_texts", "errors")
+DETAILS = ("conversations", "rounds", "input_lens", "cached_lens", "output_lens", "ttfts", "itls", "latencies",
+           "start_times", "queue_times", "generated_texts", "errors")
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:15:46.{tenth}000000,{100 + 50 * tenth},{3 + tenth}\n" for tenth in range(6)
 )
@@ -171,6 +171,15 @@ class BenchServe(program.ProgramTest):
         result = self.bench("--input-len", 10, "--output-len", 4, "--rounds", 3, "--think-time", 0.01,
                             "--concurrency", 2, "--num-prompts", 6, "--prefix-len", 5)
         self.assertEqual(sorted(result["input_lens"]), [15, 15, 29, 29, 43, 43])
+        rounds = sorted(zip(result["conversations"], result["rounds"], result["input_lens"]))
+        self.assertEqual(rounds, [(talk, turn, 1 + 14 * turn) for talk in (0, 1) for turn in (1, 2, 3)])
+
+    def test_what_the_server_had_of_a_prompt_is_told(self):
+        result = self.bench("--input-len", 20, "--output-len", 20, "--rounds", 2, "--concurrency", 1,
+                            "--num-prompts", 2, "--prefix-len", 100, "--seed", 3)
+        self.assertEqual(result["rounds"], [1, 2])
+        self.assertEqual(result["cached_lens"], [0, 128])
+        self.assertEqual(result["total_cached_tokens"], 128)
 
     def test_a_papers_workload(self):
         result = self.bench("--dataset", "imdb", "--num-prompts", 4, "--concurrency", 4)

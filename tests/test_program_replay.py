@@ -87,8 +87,8 @@ class ReplayTest(ProgramTest):
             path.write_text("".join(json.dumps(line) + "\n" for line in conversations(200)), encoding="utf-8")
         store = folder / "store"
         server = self.server(
-            "serve", GQA, "--threads", "1", "--kv-memory", KV_MEMORY, "--host-memory", "0", "--max-num-seqs", "8",
-            "--store", store, "--store-max", limit, "--store-memory", STORE_MEMORY,
+            "serve", GQA, "--port", "0", "--threads", "1", "--kv-memory", KV_MEMORY, "--host-memory", "0",
+            "--max-num-seqs", "8", "--store", store, "--store-max", limit, "--store-memory", STORE_MEMORY,
         )  # fmt: skip
         with Watch(server.process, store) as watch:
             done = run("bench", "serve", "--base-url", server.url, "--dataset", "trace", "--dataset-path", path,

@@ -7,6 +7,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import json
+import shutil
 import unittest
 
 from program import GQA, SMALL, ProgramTest, call, complete, needs_program, run
@@ -14,6 +15,17 @@ from program import GQA, SMALL, ProgramTest, call, complete, needs_program, run
 SEA = "The old sailor told his story of the sea and of the storm that took his ship. "
 HILL = "The farmer looked down from the hill and saw the fields, white with the first snow of the year. "
 QUESTION = "\nAnd then"
+# As those of models that think: behind the last question an answer has a mark that later prompts do not repeat.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if loop.last and message['role'] == 'assistant' %}<think></think>\n{% endif %}"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def say(role, content):
+    return {"role": role, "content": content}
 
 
 @needs_program
@@ -29,10 +41,10 @@ class WarmTest(ProgramTest):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
 
-    def warm(self, *arguments, status=0, memory="64MiB"):
+    def warm(self, *arguments, status=0, memory="64MiB", model=GQA):
         """Files by name, and the summary; with what was said of it on stderr."""
         given = ("--store", self.store, "--kv-memory", memory, "--threads", "1", "--json")
-        done = run("store", "warm", GQA, *arguments, *given)
+        done = run("store", "warm", model, *arguments, *given)
         self.assertEqual(done.status, status, done.err)
         lines = [json.loads(line) for line in done.out.splitlines()]
         files = {line["file"]: line for line in lines[:-1]}
@@ -101,13 +113,86 @@ class WarmTest(ProgramTest):
 
     def test_a_server_restores_what_was_warmed(self):
         files, _, _ = self.warm(self.sea, "--store-form", "kv")
-        server = self.server("serve", GQA, *SMALL, "--store", self.store, "--store-form", "kv")
+        server = self.server("serve", GQA, "--port", 0, *SMALL, "--store", self.store, "--store-form", "kv")
         answer = complete(server.url, SEA * 12 + QUESTION, 10).json()
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         self.assertEqual(cached, files[str(self.sea)]["stored"])
         # It makes of the text what the command made of it.
         tokens = call(server.url, "/tokenize", {"prompt": SEA * 12}).json()
         self.assertEqual(tokens["count"], files[str(self.sea)]["tokens"])
+
+    def chatty(self):
+        """The model with a chat template."""
+        model = self.files / "chatty"
+        shutil.copytree(GQA, model)
+        config = json.loads((model / "tokenizer_config.json").read_text())
+        (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+        return model
+
+    def cached(self, server, messages, **fields):
+        """Tokens of a chat's prompt that need not be computed, and its answer."""
+        answer = call(server.url, "/v1/chat/completions",
+                      {"messages": messages, "max_tokens": 10, "temperature": 0} | fields).json()  # fmt: skip
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["message"]["content"]
+
+    def test_chats(self):
+        model = self.chatty()
+        system = [say("system", SEA * 6)]
+        asked = [say("system", HILL * 4), say("user", SEA * 2)]
+        answered = [say("user", SEA * 2 + HILL), say("assistant", HILL * 5)]
+        chats = [system, asked, answered]
+        paths = [self.write(f"{i}.json", json.dumps({"messages": chat} if i else chat)) for i, chat in enumerate(chats)]
+        form = ("--store-form", "kv")
+        files, summary, said = self.warm("--chat", *paths, *form, model=model)
+        self.assertEqual((said, summary["failed"], summary["lost"], summary["found"]), ("", 0, 0, 0))
+        again, summary, _ = self.warm("--chat", *paths, *form, model=model)
+        self.assertEqual(summary["computed"], 0)
+        server = self.server("serve", model, "--port", 0, *SMALL, "--store", self.store, *form)
+        other = self.server("serve", model, "--port", 0, *SMALL)
+        for path, chat in zip(paths, chats):
+            file = files[str(path)]
+            self.assertGreaterEqual(file["stored"], 128)
+            # All of the messages is in, whatever is said next, and no more than the next one's beginning.
+            text = call(other.url, "/tokenize", {"messages": chat, "add_generation_prompt": False}).json()["count"]
+            self.assertLess(abs(file["tokens"] - text), 16)
+            ends = [[]] if chat is asked else [[say("user", "Who was it?")], [say("user", HILL)]]
+            ends += [[say("assistant", "A sailor."), say("user", "And then?")]] if chat is asked else []
+            for end in ends:
+                cached, content = self.cached(server, chat + end)
+                self.assertEqual(cached, file["stored"], end)
+                self.assertEqual(content, self.cached(other, chat + end)[1])
+
+    def test_a_salt(self):
+        form = ("--store-form", "kv")
+        files, _, _ = self.warm(self.sea, "--salt", "tenant 7", *form)
+        stored = files[str(self.sea)]["stored"]
+        self.assertEqual(files[str(self.sea)]["computed"], stored)
+        self.assertEqual(self.warm(self.sea, "--salt", "tenant 7", *form)[1]["found"], stored)
+        server = self.server("serve", GQA, "--port", 0, *SMALL, "--store", self.store, *form)
+        for salt, expected in (({"cache_salt": "tenant 8"}, 0), ({}, 0), ({"cache_salt": "tenant 7"}, stored)):
+            answer = complete(server.url, SEA * 12 + QUESTION, 10, **salt).json()
+            self.assertEqual(answer["usage"]["prompt_tokens_details"]["cached_tokens"], expected, salt)
+
+    def test_chats_that_are_none_are_a_sentence_each(self):
+        model = self.chatty()
+        bad = {
+            "[1": "not valid JSON",
+            "[]": "'messages' must be an array of 1 to",
+            '{"messages": [], "model": "m"}': "'model'",
+            "{}": "'messages' must be an array",
+            '[{"role": "tool", "content": "x"}]': "'messages[0].role' must be system, user or assistant",
+            '[{"role": "user"}]': "'messages[0].content' is missing",
+        }
+        paths = [self.write(f"{number}.json", text) for number, text in enumerate(bad)]
+        good = self.write("good.json", json.dumps([say("user", SEA * 8)]))
+        files, summary, said = self.warm("--chat", *paths, good, "--store-form", "kv", model=model, status=1)
+        self.assertEqual((summary["files"], summary["failed"]), (len(bad) + 1, len(bad)))
+        self.assertGreater(files[str(good)]["stored"], 0)
+        for path, why, sentence in zip(paths, bad.values(), said.splitlines()):
+            self.assertTrue(sentence.startswith(f"kvlane: {path}: "), sentence)
+            self.assertIn(why, sentence)
+        _, _, said = self.warm("--chat", good, "--store-form", "kv", status=1)
+        self.assertIn(f"{good}: This model has no chat template", said.splitlines()[0])
 
     def test_text_in_front_of_all(self):
         prefix = self.write("prefix.txt", SEA * 4)
@@ -176,7 +261,7 @@ class WarmTest(ProgramTest):
         self.assertRegex(file, rf"^{self.sea}: (\d+) of \d+ tokens are stored, 0 were there, \1 computed$")
         self.assertRegex(summary, r"^1 of 1 files, in whole blocks of 64: ")
         self.assertRegex(run(*given).out.splitlines()[0], r"stored, (\d+) were there, 0 computed$")
-        self.assertIn("Example: kvlane store warm", run("store", "warm", "--help").out)
+        self.assertIn("  kvlane store warm DIR --chat ", run("store", "warm", "--help").out)
 
     def test_what_had_to_go_is_said(self):
         paths = [self.write(f"{i}.txt", f"Story {i}. " + SEA * 12) for i in range(24)]
@@ -201,6 +286,9 @@ class WarmTest(ProgramTest):
         self.assert_refused(run("store", "warm", GQA, "--store", self.store), "FILE is required", status=2)
         given = ("store", "warm", GQA, self.sea, *SMALL, "--store", self.store)
         self.assert_refused(run(*given, "--prefix", self.files / "none"), "none")
+        self.assert_refused(run(*given, "--chat", "--prefix", self.sea), "--prefix excludes --chat", status=2)
+        self.assert_refused(run(*given, "--salt", "x" * 257), "--salt must be valid UTF-8 of at most 256 bytes")
+        self.assert_refused(run(*given, "--salt", "caf\udce9"), "--salt must be valid UTF-8")
         self.assert_refused(run(*given, "--store-form", "pickle"), "unknown form of stored state 'pickle'")
         self.assert_refused(run(*given, "--store-form", "kv", "--no-enable-prefix-caching"), "prefix cache")
 

@@ -119,8 +119,9 @@ void add_latency(const Latency& latency, const ServeResult& result, json& object
 }
 
 void add_details(const LoadOutcome& outcome, json& object) {
-  for (const char* name : {"input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times",
-                           "queue_times", "generated_texts", "errors"}) {
+  for (const char* name :
+       {"conversations", "rounds", "input_lens", "cached_lens", "output_lens", "ttfts", "itls",
+        "latencies", "start_times", "queue_times", "generated_texts", "errors"}) {
     object[name] = json::array();
   }
   for (const RequestRecord& record : outcome.records) {
@@ -128,7 +129,10 @@ void add_details(const LoadOutcome& outcome, json& object) {
     const bool completed = record.completed();
     const int input =
         answer.prompt_tokens >= 0 ? answer.prompt_tokens : record.planned_input_tokens;
+    object["conversations"].push_back(record.conversation);
+    object["rounds"].push_back(record.turn + 1);
     object["input_lens"].push_back(input);
+    object["cached_lens"].push_back(std::max(answer.cached_tokens, 0));
     object["output_lens"].push_back(completed ? answer.output_tokens() : 0);
     object["ttfts"].push_back(completed ? ttft_of(record) : 0);
     object["itls"].push_back(itls_of(record));

@@ -28,7 +28,9 @@ struct ServeSetting {
 std::string serve_text(const ServeSetting& setting, const ServeResult& result);
 
 // One JSON object with vLLM's names (--save-result); with `details`, arrays of one value for each
-// request in the order they were sent (--save-detailed).
+// request in the order they were sent (--save-detailed). Beside vLLM's arrays there are those that
+// tell rounds apart: `conversations` (counted from 0), `rounds` (from 1), `cached_lens` (tokens of
+// the prompt that the server found in a cache).
 std::string serve_result_json(const ServeSetting& setting, const ServeResult& result,
                               const LoadOutcome* details);
 

@@ -37,6 +37,9 @@ LoadOutcome small_outcome() {
   LoadOutcome outcome;
   outcome.records.push_back(answered(0, 0, 0.001, {0.1, 0.2, 0.4}));
   outcome.records.push_back(answered(1, 2, 2.004, {3}));
+  outcome.records.back().conversation = 3;
+  outcome.records.back().turn = 1;
+  outcome.records.back().answer.cached_tokens = 8;
   RequestRecord refused;
   refused.error = "http_429";
   refused.status = unavailable("the server answered 429: full");
@@ -178,7 +181,10 @@ TEST(ServeOutput, JsonHasTheNamesOfVllm) {
     EXPECT_EQ(object[std::string("p50_") + latency + "_ms"],
               object[std::string("median_") + latency + "_ms"]);
   }
+  EXPECT_EQ(object["conversations"], json({0, 3, 0, 0}));
+  EXPECT_EQ(object["rounds"], json({1, 2, 1, 1}));
   EXPECT_EQ(object["input_lens"], json({10, 10, 0, 0}));
+  EXPECT_EQ(object["cached_lens"], json({0, 8, 0, 0}));
   EXPECT_EQ(object["output_lens"], json({3, 1, 0, 0}));
   EXPECT_EQ(object["itls"].size(), 4u);
   EXPECT_EQ(object["queue_times"], json({0.0, 1.0, 0.0, 0.0}));

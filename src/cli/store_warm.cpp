@@ -22,6 +22,11 @@
 #include "cli/loaded_model.h"
 #include "cli/progress.h"
 #include "format/shape.h"
+#include "model/utf8.h"
+#include "server/json_field.h"
+#include "server/json_text.h"
+#include "server/openai_request.h"
+#include "server/prompt_fields.h"
 #include "store/store.h"
 
 namespace kvlane {
@@ -33,6 +38,8 @@ struct WarmFlags {
   ModelFlags model;
   std::vector<std::string> files;
   std::string prefix;  // file; empty: none
+  bool chat = false;   // files are messages, not texts
+  std::string salt;    // of the requests that they are for
   bool json = false;
 };
 
@@ -60,6 +67,22 @@ Json counts_json(const TokenCounts& counts) {
           {"computed", counts.computed},
           {"stored", counts.stored},
           {"lost", counts.whole - counts.stored}};
+}
+
+// The messages of a chat: an array of them, or an object that has nothing else.
+Result<std::vector<ChatMessage>> parse_chat(const std::string& text) {
+  KVLANE_ASSIGN(nlohmann::json json, parse_json(text));
+  if (json.is_object()) {
+    for (const auto& [name, value] : json.items()) {
+      if (name != "messages") return invalid_argument(unknown_field(name).message);
+    }
+    json = json.value("messages", nlohmann::json());
+  }
+  std::vector<ChatMessage> messages;
+  if (const Refusal refusal = read_messages(json, "messages", messages)) {
+    return invalid_argument(refusal->message);
+  }
+  return messages;
 }
 
 void print_json(const Json& json) {
@@ -150,6 +173,7 @@ class Warming {
     GenerationRequest request;
     request.prompt = context.prompt;
     request.max_tokens = 1;
+    request.cache_salt = flags_.salt;
     under_way_.begin(static_cast<int>(context.prompt.size()));
     const auto shared = std::make_shared<Context>(std::move(context));
     const auto submitted =
@@ -169,7 +193,7 @@ class Warming {
   Status prepare(Context& context) const {
     KVLANE_ASSIGN(const std::string text, read_text_file(context.file, kTextBytesMax));
     if (text.empty()) return invalid_argument(context.file + " is empty");
-    auto tokens = prompter_.encode_text(prefix_ + text, true);
+    auto tokens = flags_.chat ? encode_chat(text) : prompter_.encode_text(prefix_ + text, true);
     if (!tokens.ok()) return tokens.status().with_context(context.file);
     const int count = static_cast<int>(tokens->size());
     if (count >= model_.context()) {
@@ -183,9 +207,14 @@ class Warming {
     tokens->resize(whole);
     if (whole + 1 < model_.context()) tokens->push_back(tokens->back());  // any will do
     context.prompt = std::move(*tokens);
-    KVLANE_ASSIGN(context.counts.stored, engine_->stored_tokens(context.prompt));
+    KVLANE_ASSIGN(context.counts.stored, engine_->stored_tokens(context.prompt, flags_.salt));
     if (context.counts.stored == whole) context.counts.found = whole;
     return {};
+  }
+
+  Result<std::vector<std::int32_t>> encode_chat(const std::string& text) const {
+    KVLANE_ASSIGN(const std::vector<ChatMessage> messages, parse_chat(text));
+    return encode_chat_beginning(messages, prompter_);
   }
 
   // Waits for one that is over, or more, and for the disk. False: there is none.
@@ -194,7 +223,7 @@ class Warming {
     if (over.empty()) return false;
     engine_->flush_state();
     for (Context& context : over) {
-      const Result<int> stored = engine_->stored_tokens(context.prompt);
+      const Result<int> stored = engine_->stored_tokens(context.prompt, flags_.salt);
       if (stored.ok()) {
         context.counts.stored = *stored;
       } else if (context.error.ok()) {
@@ -239,7 +268,7 @@ class Warming {
     int files = 0;
     for (const Context& context : kept_) {
       if (context.counts.stored == 0) continue;
-      KVLANE_ASSIGN(const int stored, engine_->stored_tokens(context.prompt));
+      KVLANE_ASSIGN(const int stored, engine_->stored_tokens(context.prompt, flags_.salt));
       if (stored >= context.counts.stored) continue;
       total_.stored -= context.counts.stored - stored;
       ++files;
@@ -292,7 +321,15 @@ class Warming {
   std::unique_ptr<Engine> engine_;  // ends first: it calls back
 };
 
+// As servers check 'cache_salt': what no request can say would be stored in vain.
+Status check_salt(const std::string& salt) {
+  if (salt.size() <= kNameBytesMax && !find_invalid_utf8(salt)) return {};
+  return invalid_argument("--salt must be valid UTF-8 of at most " + std::to_string(kNameBytesMax) +
+                          " bytes, as a request's 'cache_salt'");
+}
+
 Status warm(const WarmFlags& flags) {
+  KVLANE_TRY(check_salt(flags.salt));
   KVLANE_ASSIGN(const LoadedModel loaded, load_model(flags.model));
   KVLANE_ASSIGN(EngineOptions options, engine_options(flags.model, *loaded.model));
   options.state.saves_all = true;
@@ -309,17 +346,29 @@ void add_store_warm(CLI::App& store, Run& run) {
       "warm", "Compute texts as beginnings of prompts, for engines that open the store later");
   command->footer(
       "A prompt that begins with the same tokens is restored, in whole blocks of 64 tokens.\n"
-      "Example: kvlane store warm models/kvlane-tiny-gqa a.txt b.txt --store /mnt/nvme0/kv");
+      "Examples:\n"
+      "  kvlane store warm models/kvlane-tiny-gqa a.txt b.txt --store /mnt/nvme0/kv\n"
+      "  kvlane store warm DIR --chat system.json --salt tenant-7 --store /mnt/nvme0/kv");
   const auto flags = std::make_shared<WarmFlags>();
   add_model_flags(*command, flags->model);
   command
-      ->add_option("FILE", flags->files, "a text each, as UTF-8: tokens are those of a completion")
+      ->add_option("FILE", flags->files,
+                   "a text each, as UTF-8, whose tokens are those of a completion; or a chat")
       ->required();
   add_state_flags(*command, flags->model.state);
   // Each takes one, or it would take files for directories.
   command->get_option("--store")->required()->allow_extra_args(false);
-  command->add_option("--prefix", flags->prefix,
-                      "file with text in front of all, for example a system prompt");
+  CLI::Option* const prefix = command->add_option(
+      "--prefix", flags->prefix, "file with text in front of all, for example a system prompt");
+  command
+      ->add_flag(
+          "--chat", flags->chat,
+          "files are chats in JSON, [{\"role\": .., \"content\": ..}] or {\"messages\": [..]}: "
+          "what every chat begins with that goes on from there")
+      ->excludes(prefix);
+  command->add_option("--salt", flags->salt,
+                      "for requests with this 'cache_salt', and for no others (default: for those "
+                      "without)");
   command->add_flag("--json", flags->json, "a line of JSON for each file, and a summary");
   command->callback([flags, &run] { run = [flags] { return warm(*flags); }; });
 }

@@ -477,6 +477,19 @@ TEST(GenerationRequestTest, ChatsNeedATemplate) {
   EXPECT_THAT(std::get<1>(made).message, HasSubstr("no chat template"));
 }
 
+// What follows a chat is not part of its beginning: neither the next message nor the '>' with which
+// these prompts end.
+TEST(ChatBeginning, IsWhatAllPromptsShareThatGoOnFromThere) {
+  const FakePrompter prompter(true, true);
+  const std::vector<std::int32_t> abc = {'a', 'b', 'c'};
+  for (const char* role : {"system", "user", "assistant"}) {
+    const auto ids = encode_chat_beginning({{"system", "a"}, {role, "bc"}}, prompter);
+    ASSERT_TRUE(ids.ok()) << ids.status().message();
+    EXPECT_EQ(*ids, abc) << role;
+  }
+  EXPECT_FALSE(encode_chat_beginning({{"user", "a"}}, FakePrompter(false)).ok());
+}
+
 TEST(HttpTest, ParsesUrlsAndAddresses) {
   EXPECT_EQ(*parse_url("http://host:81/"), (Url{{"host", 81}, ""}));
   EXPECT_EQ(*parse_url("http://[::1]:81/a/b"), (Url{{"::1", 81}, "/a/b"}));

@@ -120,6 +120,25 @@ std::string ModelPrompter::token_bytes(std::int32_t id) const {
   return std::string(tokenizer_.token_bytes(id));
 }
 
+Result<std::vector<std::int32_t>> encode_chat_beginning(const std::vector<ChatMessage>& messages,
+                                                        const Prompter& prompter) {
+  // Two prompts that part behind these messages. What they share holds for all that go on so, also
+  // where a template writes a chat's last message otherwise than those before it.
+  std::vector<ChatMessage> one = messages;
+  std::vector<ChatMessage> other = messages;
+  if (!messages.empty() && messages.back().role == "user") {
+    other.push_back({"assistant", "0"});
+  } else {
+    one.push_back({"user", "1"});
+  }
+  other.push_back({"user", "0"});
+  KVLANE_ASSIGN(std::vector<std::int32_t> ids, prompter.encode_chat(one, true));
+  KVLANE_ASSIGN(const std::vector<std::int32_t> other_ids, prompter.encode_chat(other, true));
+  ids.erase(std::mismatch(ids.begin(), ids.end(), other_ids.begin(), other_ids.end()).first,
+            ids.end());
+  return ids;
+}
+
 ApiResult<GenerationRequest> make_generation_request(const CompletionRequest& request,
                                                      const Prompter& prompter) {
   Result<std::vector<std::int32_t>> ids = encode(request, prompter);

@@ -62,6 +62,12 @@ class ModelPrompter : public Prompter {
   int context_;
 };
 
+// The tokens with which every prompt begins that goes on from these messages, whatever is said
+// next; `messages` are checked (read_messages). Behind a user's message the assistant speaks next,
+// else the user. Fails as encode_chat() does, of the chats that go on so, too.
+Result<std::vector<std::int32_t>> encode_chat_beginning(const std::vector<ChatMessage>& messages,
+                                                        const Prompter& prompter);
+
 // Log probabilities in one request at most: tokens of all answers, each with its most likely ones.
 // As JSON they take some hundred bytes each, in an answer that is not streamed all at once.
 inline constexpr std::int64_t kLogprobEntriesMax = 1 << 20;

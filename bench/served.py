@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvlane serve` as measurements of whole servers start it, ask it how it went, and write down what they found."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import urllib.request
+
+PROGRAM = os.environ.get("KVLANE_PROGRAM", str(pathlib.Path(__file__).parent.parent / "build/release/kvlane"))
+PATIENCE = 600  # seconds
+
+
+class Server:
+    """A server of a model on a free port; `flags` are those of `kvlane serve`."""
+
+    def __init__(self, model, *flags):
+        command = [PROGRAM, "serve", model, "--port", "0", "--parent", str(os.getpid()), "--json", *map(str, flags)]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"`{shlex.join(map(str, command))}` did not start")
+        self.url = json.loads(line)["url"]
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(PATIENCE)
+        self.process.stdout.close()
+
+    def metric(self, name):
+        """The sum of a metric's values, whatever their labels."""
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE).read().decode()
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{\S*}})? (\S+)$", text, re.MULTILINE))
+
+
+@contextlib.contextmanager
+def served(model, *flags):
+    server = Server(model, *flags)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def load(server, folder, *flags):
+    """Drives a server with `kvlane bench serve`; what that saves of its run, with each request's latencies."""
+    path = pathlib.Path(folder) / "load.json"
+    command = [PROGRAM, "bench", "serve", "--base-url", server.url, "--save-result", path, "--save-detailed"]
+    done = subprocess.run([*command, *map(str, flags)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    if done.returncode != 0:
+        sys.exit(f"`{shlex.join(map(str, [*command, *flags]))}` failed")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def store_flags(form, folder):
+    """Flags for a store in `folder` of this form: a --store-form, and behind "+" a --store-codec."""
+    name, _, codec = form.partition("+")
+    return ["--store", folder, "--store-form", name, *(["--store-codec", codec] if codec else [])]
+
+
+def is_lossless(form):
+    """Whether what comes back has the bits it had."""
+    return form != "hidden:int8"
+
+
+def figure_word(way):
+    """A way as part of a figure's name."""
+    return re.sub("[:+=]", "_", way)
+
+
+def write_figures(path, figures):
+    """In the form of `kvlane bench --json`."""
+    text = json.dumps({"results": list(figures)}, indent=2)
+    pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
