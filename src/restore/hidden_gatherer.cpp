@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "cpu/background.h"
 #include "restore/hidden_extents.h"
 
 namespace kvlane {
@@ -49,7 +50,10 @@ Result<std::unique_ptr<HiddenGatherer>> HiddenGatherer::create(
   }
   KVLANE_TRY(gatherer->cut_extents());
   KVLANE_ASSIGN(gatherer->ring_, PageBuffer::allocate(gatherer->ring_rows_ * gatherer->row_bytes_));
-  gatherer->thread_ = std::thread([self = gatherer.get()] { self->run(); });
+  gatherer->thread_ = std::thread([self = gatherer.get()] {
+    work_in_background();
+    self->run();
+  });
   return gatherer;
 }
 
@@ -98,7 +102,8 @@ void HiddenGatherer::copy(int layer, std::span<const PassRows> rows, ByteView no
       told_.emplace_back(Drop{each.saved->shared_from_this()});
     }
   }
-  post();
+  // Rows of few tokens wait for more: waking the thread takes longer than copying them.
+  if (taken_ - posted_ >= ring_rows_ / 16) post();
   counters_->copy_nanoseconds +=
       std::chrono::duration_cast<std::chrono::nanoseconds>(SteadyClock::now() - start).count();
 }
@@ -156,6 +161,7 @@ void HiddenGatherer::post() {
     std::move(told_.begin(), told_.end(), std::back_inserter(queue_));
   }
   told_.clear();
+  posted_ = taken_;
   changed_.notify_one();
 }
 

@@ -176,6 +176,7 @@ class HiddenGatherer {
 
   // Of the engine's thread: rows that ever went into the ring, and work that is not posted yet.
   std::uint64_t taken_ = 0;
+  std::uint64_t posted_ = 0;  // of these, what the thread knows of
   std::vector<Work> told_;
 
   std::atomic<std::uint64_t> given_back_ = 0;  // rows that ever left the ring

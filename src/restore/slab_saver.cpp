@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "cpu/background.h"
+
 namespace kvlane {
 
 SlabSaver::SlabSaver(const BlockPool& pool, const SlabKind& kind, const Codec& codec, Store& store,
@@ -21,7 +23,10 @@ SlabSaver::SlabSaver(const BlockPool& pool, const SlabKind& kind, const Codec& c
     bytes.push_back(kind.slab_bytes(layer));
   }
   runs_ = layer_runs(options_.layer_first, bytes, options_.extent_bytes_min);
-  thread_ = std::thread([this] { loop(); });
+  thread_ = std::thread([this] {
+    work_in_background();
+    loop();
+  });
 }
 
 SlabSaver::~SlabSaver() {

@@ -88,7 +88,12 @@ Result<ExtentDraft> Store::draft(ExtentHead head) {
                      std::to_string(impl_->options.saving_bytes_max) + " bytes");
   }
   content->counted = impl_->draft_bytes;
-  KVLANE_ASSIGN(content->bytes, PageBuffer::allocate(bytes));
+  content->home = impl_->spare;
+  KVLANE_ASSIGN(content->bytes, impl_->spare->take(bytes));
+  for (const ExtentPart& part : content->head.parts) {
+    std::byte* const at = content->bytes.data() + std::size_t{part.page} * kExtentPageBytes;
+    std::memset(at + part.bytes(), 0, part.padded_bytes() - part.bytes());
+  }
   return ExtentDraft(std::move(content));
 }
 
@@ -134,13 +139,18 @@ void Store::put(ExtentDraft draft, int directory, SaveDone done) {
                             .directory = (directory % count + count) % count,
                             .done = std::move(done)});
     impl_->saving += 1;
+    // While it waits for others, the thread that saves is not disturbed.
+    if (impl_->queue.size() > 1 && !impl_->saves_now()) return;
   }
   impl_->changed.notify_one();
 }
 
 void Store::flush() {
   std::unique_lock guard(impl_->mutex);
+  impl_->flushing += 1;
+  impl_->changed.notify_one();
   impl_->saved.wait(guard, [this] { return impl_->saving == 0; });
+  impl_->flushing -= 1;
 }
 
 std::vector<PinnedExtent> Store::find(const BlockKey& key) {

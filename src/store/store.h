@@ -147,8 +147,9 @@ class Store {
   // Called once, on a thread of the store, which must not be held up: ok() when the extent is on
   // the disk and can be found, or was there already.
   using SaveDone = std::function<void(const Status&)>;
-  // Saves in the background. `directory`: where it should go, extent_directory(); taken modulo
-  // their number.
+  // Saves in the background, together with what others put within 50 ms, or at once if somebody
+  // waits in flush(). `directory`: where it should go, extent_directory(); taken modulo their
+  // number.
   void put(ExtentDraft draft, int directory, SaveDone done);
   // Returns when all that was put before has been saved or has failed.
   void flush();

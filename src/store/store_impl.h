@@ -21,6 +21,7 @@
 #include "store/disk_reserve.h"
 #include "store/extent_index.h"
 #include "store/memory_tier.h"
+#include "store/spare_pages.h"
 #include "store/store.h"
 
 namespace kvlane {
@@ -29,8 +30,9 @@ struct ExtentDraft::Content {
   ExtentHead head;
   PageBuffer bytes;     // the page of the header, then the parts
   bool sealed = false;  // imported: checksums and tags are those of the header
-  // Of the store, which may be gone by then: bytes of drafts.
+  // Of the store, which may be gone by then: bytes of drafts, and where these go.
   std::shared_ptr<std::atomic<std::uint64_t>> counted;
+  std::shared_ptr<SparePages> home;
 
   std::span<std::byte> part(std::size_t index) const {
     const ExtentPart& at = head.parts[index];
@@ -39,6 +41,7 @@ struct ExtentDraft::Content {
 
   ~Content() {
     if (counted != nullptr) *counted -= head.extent_bytes();
+    if (home != nullptr) home->give(std::move(bytes));
   }
 };
 
@@ -115,6 +118,8 @@ class Store::Impl {
 
   // store_save.cpp
   void run();
+  bool saves_now() const;
+  std::vector<Save> take_group();
   void save(std::vector<Save>& group);
   Status seal(ExtentDraft::Content& draft);
   void place(Save& save, Room& room);
@@ -161,7 +166,8 @@ class Store::Impl {
   std::deque<Save> queue;
   std::vector<std::shared_ptr<StoredExtent>> condemned;
   std::vector<std::weak_ptr<StoredExtent>> touched;
-  std::size_t saving = 0;  // puts that are queued or under way
+  std::size_t saving = 0;    // puts that are queued or under way
+  std::size_t flushing = 0;  // callers that wait for them
   bool ending = false;
   std::unique_ptr<ExtentIndex> index;
   std::unique_ptr<MemoryTier> memory;
@@ -170,6 +176,7 @@ class Store::Impl {
   StoreFigures figures;
   std::shared_ptr<std::atomic<std::uint64_t>> draft_bytes =
       std::make_shared<std::atomic<std::uint64_t>>(0);
+  std::shared_ptr<SparePages> spare = std::make_shared<SparePages>();
 
   std::mutex work;
   std::unique_ptr<Catalogue> catalogue;

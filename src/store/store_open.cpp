@@ -4,6 +4,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "cpu/background.h"
 #include "crypto/sha256.h"
 #include "store/rebuild.h"
 #include "store/store_impl.h"
@@ -49,7 +50,10 @@ Status Store::Impl::start(const StoreOptions& wanted, std::unique_ptr<StoreFiles
   std::string identity;
   KVLANE_TRY(claim_directories(identity));
   KVLANE_TRY(open_catalogue(identity));
-  thread = std::thread([this] { run(); });
+  thread = std::thread([this] {
+    work_in_background();
+    run();
+  });
   return {};
 }
 

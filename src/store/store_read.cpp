@@ -92,7 +92,7 @@ void Store::Impl::condemn(const std::shared_ptr<StoredExtent>& extent) {
 void Store::Impl::remember(const std::shared_ptr<StoredExtent>& extent, PageBuffer bytes) {
   const std::lock_guard guard(mutex);
   if (extent->listed && memory->wants(*extent)) {
-    memory->add(extent, std::make_shared<PageBuffer>(std::move(bytes)));
+    memory->add(extent, spare->shared(std::move(bytes)));
   }
 }
 
@@ -106,8 +106,8 @@ void Store::Impl::finish(const ExtentRead& read, Status& status) {
       const std::lock_guard guard(mutex);
       wanted = extent->listed && memory->wants(*extent);
     }
-    auto buffer = PageBuffer::allocate(wanted ? extent->head.extent_bytes() : 0);
     const auto page = build_extent_head(extent->head);
+    auto buffer = wanted ? spare->take(extent->head.extent_bytes()) : PageBuffer();
     if (wanted && buffer.ok() && page.ok()) {
       copy = std::move(*buffer);
       std::memcpy(copy.data(), page->data(), page->size());
@@ -217,9 +217,9 @@ void Store::Impl::prefetch(const PinnedExtent& pinned) {
     segment = extent->segment;
     page = std::uint64_t{extent->page} + head.parts.front().page;
   }
-  auto buffer = PageBuffer::allocate(head.extent_bytes());
+  auto buffer = spare->take(head.extent_bytes());
   const auto header = build_extent_head(head);
-  const auto bytes = std::make_shared<PageBuffer>(buffer.ok() ? std::move(*buffer) : PageBuffer());
+  const auto bytes = spare->shared(buffer.ok() ? std::move(*buffer) : PageBuffer());
   if (!buffer.ok() || !header.ok()) {
     finish_prefetch(pinned, bytes, buffer.ok() ? header.status() : buffer.status());
     return;

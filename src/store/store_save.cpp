@@ -1,6 +1,7 @@
 // Saving: drafts become extents on disks in groups, each step for all of a group before the next.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <latch>
 
@@ -14,6 +15,8 @@ namespace {
 // longer.
 constexpr std::uint64_t kGroupBytesMax = std::uint64_t{64} << 20;
 constexpr std::size_t kGroupSavesMax = 256;
+// The first of a group waits so long for others, unless somebody waits for it.
+constexpr std::chrono::milliseconds kGroupWait{50};
 
 bool overlap(const ExtentHead& a, const ExtentHead& b) {
   return a.key == b.key && a.layer < b.layer + b.layers() && b.layer < a.layer + a.layers();
@@ -30,13 +33,8 @@ void Store::Impl::run() {
   for (;;) {
     changed.wait(guard, [this] { return ending || !queue.empty() || !condemned.empty(); });
     if (queue.empty() && condemned.empty()) return;
-    std::vector<Save> group;
-    std::uint64_t bytes = 0;
-    while (!queue.empty() && bytes < kGroupBytesMax && group.size() < kGroupSavesMax) {
-      bytes += queue.front().draft.head().extent_bytes();
-      group.push_back(std::move(queue.front()));
-      queue.pop_front();
-    }
+    changed.wait_for(guard, kGroupWait, [this] { return saves_now(); });
+    std::vector<Save> group = take_group();
     guard.unlock();
     {
       const std::lock_guard working(work);
@@ -51,6 +49,23 @@ void Store::Impl::run() {
     saving -= count;
     saved.notify_all();
   }
+}
+
+// Under `mutex`: whether waiting for a larger group would serve nobody.
+bool Store::Impl::saves_now() const {
+  return ending || flushing > 0 || !condemned.empty() || queue.size() >= kGroupSavesMax ||
+         *draft_bytes > options.saving_bytes_max / 2;
+}
+
+std::vector<Store::Impl::Save> Store::Impl::take_group() {
+  std::vector<Save> group;
+  std::uint64_t bytes = 0;
+  while (!queue.empty() && bytes < kGroupBytesMax && group.size() < kGroupSavesMax) {
+    bytes += queue.front().draft.head().extent_bytes();
+    group.push_back(std::move(queue.front()));
+    queue.pop_front();
+  }
+  return group;
 }
 
 void Store::Impl::Room::add(Room other) {
@@ -430,7 +445,7 @@ void Store::Impl::publish(std::vector<Save>& group) {
         figures.saved += 1;
         figures.saved_bytes += extent->head.extent_bytes();
         if (memory->wants(*extent)) {
-          memory->add(extent, std::make_shared<PageBuffer>(std::move(save.draft.content_->bytes)));
+          memory->add(extent, spare->shared(std::move(save.draft.content_->bytes)));
         }
         continue;
       }

@@ -70,6 +70,7 @@ inline Status save_and_wait(Store& store, const ExtentHead& head, int directory 
   std::promise<Status> outcome;
   store.put(draft_of(store, head), directory,
             [&outcome](const Status& status) { outcome.set_value(status); });
+  store.flush();
   return outcome.get_future().get();
 }
 
