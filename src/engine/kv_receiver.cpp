@@ -98,7 +98,10 @@ Status KvReceiver::decode(const Codec& codec, const Frame& frame, int block) {
   const BlockId id = table_.id(block);
   if (SlabCoder* const coder = lane_.coder_of(codec)) {
     auto* const slab = reinterpret_cast<std::byte*>(table_.pool().slab(id, header.layer));
-    return coder->decode(codec, {frame.k, frame.v}, header.tokens, slab);
+    const ComingSlab coming{{frame.k, frame.v}, header.tokens, slab};
+    Status verdict;
+    KVLANE_TRY(coder->decode(codec, {&coming, 1}, {&verdict, 1}));
+    return verdict;
   }
   std::byte* const slab = lane_.room(table_.pool(), id, header.layer, header.tokens);
   KVLANE_TRY(read_rows(codec, shape, header.tokens, {frame.k, frame.v}, slab, past_caches_));
@@ -116,7 +119,6 @@ Status KvReceiver::unpack(const Codec& codec, const Frame& frame, int block) {
 // Rows of a coded cache, by the host's codecs. A complete block has its sealed slab, too, which has
 // the same bytes wherever it is made.
 Status KvReceiver::decode_and_seal(const Codec& codec, const Frame& frame, int block) {
-  using Room = SlabLane::Room;
   const FrameHeader& header = frame.header;
   const BlockPool& pool = table_.rows_pool();
   const BlockId id = table_.rows_id(block);
@@ -125,11 +127,10 @@ Status KvReceiver::decode_and_seal(const Codec& codec, const Frame& frame, int b
   KVLANE_TRY(lane_.store(pool, id, header.layer));
   if (header.tokens < kBlockTokens) return {};
   const BlockId sealed = table_.id(block);
-  std::byte* const slab =
-      lane_.room(table_.pool(), sealed, header.layer, kBlockTokens, Room::kSecond);
+  std::byte* const slab = lane_.room(table_.pool(), sealed, header.layer, kBlockTokens, 1);
   KVLANE_TRY(format_->seal({header.layer, block * kBlockTokens},
                            reinterpret_cast<const std::uint16_t*>(rows), slab));
-  return lane_.store(table_.pool(), sealed, header.layer, Room::kSecond);
+  return lane_.store(table_.pool(), sealed, header.layer, 1);
 }
 
 Durations KvReceiver::on_end(const TransferEnd& end) {

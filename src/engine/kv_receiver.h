@@ -13,7 +13,7 @@
 #include "cache/block_pool.h"
 #include "cpu/isa.h"
 #include "engine/engine.h"
-#include "engine/slab_lane.h"
+#include "model/slab_lane.h"
 #include "quant/kv_format.h"
 #include "quant/slab_reader.h"
 #include "transfer/endpoint.h"

@@ -230,8 +230,7 @@ Status KvSender::send_from_device(Run run, SlabCoder& coder) {
     // What one slab's count finds serves the others.
     std::vector<DeviceSlab> slabs = slabs_of(run);
     if (counts) slabs.resize(1);
-    KVLANE_ASSIGN(const std::span<const CodedSlab> coded,
-                  coder.encode(run.codec, slabs, books[0], books[1], run.done));
+    KVLANE_ASSIGN(const std::span<const CodedSlab> coded, coder.encode(run.codec, slabs, run.done));
     const Seconds time = (SteadyClock::now() - start) / static_cast<double>(2 * slabs.size());
     for (const CodedSlab& slab : coded) {
       const PlaneShape plane = plane_shape(pool_.shape(), rows(run.job, run.first_block));
@@ -255,10 +254,11 @@ KvSender::CodebookPair KvSender::books_of(const Run& run) const {
 }
 
 std::vector<DeviceSlab> KvSender::slabs_of(const Run& run) const {
+  const CodebookPair books = books_of(run);
   std::vector<DeviceSlab> slabs;
   for (int block = run.first_block; block < run.last_block; ++block) {
     const auto* const slab = pool_.slab(run.job.table_.id(block), run.layer);
-    slabs.push_back({reinterpret_cast<const std::byte*>(slab), rows(run.job, block)});
+    slabs.push_back({reinterpret_cast<const std::byte*>(slab), rows(run.job, block), books});
   }
   return slabs;
 }
@@ -358,10 +358,8 @@ Status KvSender::try_another_on_device(const Run& used, SlabCoder& coder) {
                         SteadyClock::now());
     return {};
   }
-  const CodebookPair books = books_of(trial);
   const std::vector<DeviceSlab> slabs = slabs_of(trial);
-  KVLANE_ASSIGN(const std::span<const CodedSlab> coded,
-                coder.encode(*codec, slabs, books[0], books[1], nullptr));
+  KVLANE_ASSIGN(const std::span<const CodedSlab> coded, coder.encode(*codec, slabs, nullptr));
   const TimePoint end = SteadyClock::now();
   choice_.learn_trial(*codec, shape, coded[0].v.size(),
                       (end - start) / static_cast<double>(2 * slabs.size()), start, end);

@@ -21,7 +21,7 @@
 #include "codec/moving_codebooks.h"
 #include "engine/codec_choice.h"
 #include "engine/engine.h"
-#include "engine/slab_lane.h"
+#include "model/slab_lane.h"
 #include "quant/kv_format.h"
 #include "quant/sealed_planes.h"
 #include "transfer/endpoint.h"

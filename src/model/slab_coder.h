@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -14,10 +15,19 @@
 
 namespace kvlane {
 
-// The valid rows of a slab in memory of the device.
+// The valid rows of a slab in memory of the device, and codebooks for its K and its V if the codec
+// takes one: a plane whose book is null is counted.
 struct DeviceSlab {
   const std::byte* slab;
   int rows;
+  std::array<const Codebook*, 2> books{};
+};
+
+// Untrusted bytes on their way to the first rows of a slab of the device.
+struct ComingSlab {
+  CodedSlab coded;
+  int rows;
+  std::byte* slab;
 };
 
 // For one thread at a time. Does not outlive its device.
@@ -31,25 +41,26 @@ class SlabCoder {
 
   int slabs_max() const { return planes_max_ / 2; }
 
-  // Encodes 1 to slabs_max() slabs with a codec that is known, whose K have one codebook and whose
-  // V another; a null one has each of its planes counted. Begins when the device has reached
+  // Encodes 1 to slabs_max() slabs with a codec that is known. Begins when the device has reached
   // `done`, if that is not null. What comes back is valid until the next call.
   Result<std::span<const CodedSlab>> encode(const Codec& codec, std::span<const DeviceSlab> slabs,
-                                            const Codebook* k_book, const Codebook* v_book,
                                             const DeviceMark* done);
 
-  // Decodes untrusted bytes into the first `rows` rows of a slab of the device. The error is what
-  // `codec`, the CPU's, says of them; the rows are garbage then.
-  Status decode(const Codec& codec, const CodedSlab& coded, int rows, std::byte* slab);
+  // Decodes 1 to slabs_max() slabs into their places. `verdicts`, one for each, is what `codec`,
+  // the CPU's, says of its bytes: after an error its rows are garbage. What comes back is the
+  // device's error, after which all of them are.
+  Status decode(const Codec& codec, std::span<const ComingSlab> slabs, std::span<Status> verdicts);
 
  private:
   SlabCoder(const KvShape& shape, int slabs_max);
 
   Status allocate(Accelerator& device);
   template <class Gpu>
-  Status give_encode(std::span<const DeviceSlab> slabs, const Codebook* const (&books)[2]);
+  Status give_encode(std::span<const DeviceSlab> slabs);
   template <class Gpu>
-  Status give_decode(const CodedSlab& coded, const PlaneShape& plane);
+  Status give_decode(std::span<const ComingSlab> slabs);
+  Status give_rows(const ComingSlab& slab, int plane);
+  bool fits(const CodedSlab& coded) const;
   Status copy_plane(std::byte* dense, const std::byte* slab, int part, int rows);
 
   // Each plane's place in the buffers.
@@ -61,6 +72,7 @@ class SlabCoder {
   // Behind the bodies: what launches are told, and what they tell of each plane.
   std::byte* told() const { return host_body(planes_max_); }
   std::byte* result(int plane) const;
+  std::byte* book(int plane) const;
 
   KvShape shape_;
   int planes_max_;

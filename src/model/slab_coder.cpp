@@ -1,7 +1,7 @@
 // Kernels want planes without gaps, so heads are moved together before, or apart afterwards: 4
 // bytes of device traffic a value, where copies to the host are the narrow place.
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/slab_coder.h"
+#include "model/slab_coder.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,6 @@ namespace kvlane {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-constexpr std::size_t kBooksBytes = 2 * Codebook::kExponentsMax;
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -63,8 +62,8 @@ Status SlabCoder::allocate(Accelerator& device) {
   }
   KVLANE_ASSIGN(lane_, device.lane());
   KVLANE_ASSIGN(memory_, device.allocate(planes_max_ * (plane_bytes_ + body_bytes_)));
-  KVLANE_ASSIGN(host_, device.allocate_host(
-                           planes_max_ * (body_bytes_ + kTaskBytes + kResultBytes) + kBooksBytes));
+  KVLANE_ASSIGN(host_, device.allocate_host(planes_max_ * (body_bytes_ + kTaskBytes + kResultBytes +
+                                                           std::size_t{Codebook::kExponentsMax})));
   return {};
 }
 
@@ -72,21 +71,23 @@ std::byte* SlabCoder::result(int plane) const {
   return told() + planes_max_ * kTaskBytes + plane * kResultBytes;
 }
 
+std::byte* SlabCoder::book(int plane) const {
+  return result(planes_max_) + plane * Codebook::kExponentsMax;
+}
+
 template <class Gpu>
-Status SlabCoder::give_encode(std::span<const DeviceSlab> slabs,
-                              const Codebook* const (&books)[2]) {
+Status SlabCoder::give_encode(std::span<const DeviceSlab> slabs) {
   int planes = 0;
   for (const DeviceSlab& slab : slabs) {
     for (int part = 0; part < 2; ++part, ++planes) {
       KVLANE_TRY(copy_plane(dense(planes), slab.slab, part, slab.rows));
-      const std::uint8_t* book = nullptr;
-      if (books[part] != nullptr) {
-        std::byte* const at = result(planes_max_) + part * Codebook::kExponentsMax;
-        std::memcpy(at, books[part]->exponents.data(), Codebook::kExponentsMax);
-        book = reinterpret_cast<const std::uint8_t*>(at);
+      const std::uint8_t* at = nullptr;
+      if (const Codebook* const known = slab.books[part]; known != nullptr) {
+        std::memcpy(book(planes), known->exponents.data(), Codebook::kExponentsMax);
+        at = reinterpret_cast<const std::uint8_t*>(book(planes));
       }
       const auto task =
-          Gpu::encode_task(plane_shape(shape_, slab.rows), dense(planes), book, body(planes),
+          Gpu::encode_task(plane_shape(shape_, slab.rows), dense(planes), at, body(planes),
                            reinterpret_cast<std::uint32_t*>(result(planes)));
       std::memcpy(told() + planes * sizeof(task), &task, sizeof(task));
     }
@@ -96,12 +97,10 @@ Status SlabCoder::give_encode(std::span<const DeviceSlab> slabs,
 
 Result<std::span<const CodedSlab>> SlabCoder::encode(const Codec& codec,
                                                      std::span<const DeviceSlab> slabs,
-                                                     const Codebook* k_book, const Codebook* v_book,
                                                      const DeviceMark* done) {
   if (done != nullptr) KVLANE_TRY(lane_->wait(*done));
-  const Codebook* const books[2] = {k_book, v_book};
-  Status given = with_kernels(
-      codec, [&](auto gpu) -> Status { return give_encode<decltype(gpu)>(slabs, books); });
+  Status given =
+      with_kernels(codec, [&](auto gpu) -> Status { return give_encode<decltype(gpu)>(slabs); });
   // Also after an error: what is in line reads what the next call writes.
   const Status finished = lane_->finish();
   KVLANE_TRY(given);
@@ -129,41 +128,68 @@ Result<std::span<const CodedSlab>> SlabCoder::encode(const Codec& codec,
   return std::span<const CodedSlab>(coded_);
 }
 
-template <class Gpu>
-Status SlabCoder::give_decode(const CodedSlab& coded, const PlaneShape& plane) {
-  const ByteView bodies[2] = {coded.k, coded.v};
-  for (int part = 0; part < 2; ++part) {
-    const std::size_t bytes = bodies[part].size();
-    std::copy_n(bodies[part].data(), bytes, host_body(part));
-    KVLANE_TRY(lane_->copy(body(part), host_body(part), bytes));
-    const auto task = Gpu::decode_task(plane, body(part), bytes, dense(part),
-                                       reinterpret_cast<DeviceVerdict*>(result(part)));
-    std::memcpy(told() + part * sizeof(task), &task, sizeof(task));
-  }
-  return lane_->decode(shape_.type, reinterpret_cast<const typename Gpu::Decode*>(told()), 2);
+bool SlabCoder::fits(const CodedSlab& coded) const {
+  return std::max(coded.k.size(), coded.v.size()) <= body_bytes_;
 }
 
-Status SlabCoder::decode(const Codec& codec, const CodedSlab& coded, int rows, std::byte* slab) {
-  const PlaneShape plane = plane_shape(shape_, rows);
-  if (std::max(coded.k.size(), coded.v.size()) > body_bytes_) return refusal(codec, coded, plane);
-  Status given = with_kernels(
-      codec, [&](auto gpu) -> Status { return give_decode<decltype(gpu)>(coded, plane); });
-  const std::size_t head = plane.head_bytes(), page = shape_.page_bytes();
-  for (int part = 0; part < 2 && given.ok(); ++part) {
-    given = lane_->copy_rows({.to = slab + part * page / 2,
-                              .to_stride = page,
-                              .from = dense(part),
-                              .from_stride = head,
-                              .bytes = head,
-                              .rows = std::size_t(shape_.kv_heads)});
+// Those that fit. Each has its planes' places, also when one before it has no use for its own.
+template <class Gpu>
+Status SlabCoder::give_decode(std::span<const ComingSlab> slabs) {
+  int tasks = 0;
+  for (std::size_t i = 0; i < slabs.size(); ++i) {
+    const ComingSlab& slab = slabs[i];
+    if (!fits(slab.coded)) continue;
+    const ByteView bodies[2] = {slab.coded.k, slab.coded.v};
+    for (int part = 0; part < 2; ++part, ++tasks) {
+      const int plane = 2 * static_cast<int>(i) + part;
+      const std::size_t bytes = bodies[part].size();
+      std::copy_n(bodies[part].data(), bytes, host_body(plane));
+      KVLANE_TRY(lane_->copy(body(plane), host_body(plane), bytes));
+      const auto task =
+          Gpu::decode_task(plane_shape(shape_, slab.rows), body(plane), bytes, dense(plane),
+                           reinterpret_cast<DeviceVerdict*>(result(plane)));
+      std::memcpy(told() + tasks * sizeof(task), &task, sizeof(task));
+    }
   }
+  if (tasks == 0) return {};
+  KVLANE_TRY(
+      lane_->decode(shape_.type, reinterpret_cast<const typename Gpu::Decode*>(told()), tasks));
+  for (std::size_t i = 0; i < slabs.size(); ++i) {
+    if (fits(slabs[i].coded)) KVLANE_TRY(give_rows(slabs[i], 2 * static_cast<int>(i)));
+  }
+  return {};
+}
+
+// Apart again, to where the slab lies.
+Status SlabCoder::give_rows(const ComingSlab& slab, int plane) {
+  const std::size_t head = plane_shape(shape_, slab.rows).head_bytes(), page = shape_.page_bytes();
+  for (int part = 0; part < 2; ++part) {
+    KVLANE_TRY(lane_->copy_rows({.to = slab.slab + part * page / 2,
+                                 .to_stride = page,
+                                 .from = dense(plane + part),
+                                 .from_stride = head,
+                                 .bytes = head,
+                                 .rows = std::size_t(shape_.kv_heads)}));
+  }
+  return {};
+}
+
+Status SlabCoder::decode(const Codec& codec, std::span<const ComingSlab> slabs,
+                         std::span<Status> verdicts) {
+  const Status given =
+      with_kernels(codec, [&](auto gpu) -> Status { return give_decode<decltype(gpu)>(slabs); });
   const Status finished = lane_->finish();
   KVLANE_TRY(given);
   KVLANE_TRY(finished);
-  for (int part = 0; part < 2; ++part) {
-    DeviceVerdict verdict;
-    std::memcpy(&verdict, result(part), sizeof(verdict));
-    if (verdict != DeviceVerdict::kDecoded) return refusal(codec, coded, plane);
+  for (std::size_t i = 0; i < slabs.size(); ++i) {
+    bool decoded = fits(slabs[i].coded);
+    for (int part = 0; part < 2 && decoded; ++part) {
+      DeviceVerdict verdict;
+      std::memcpy(&verdict, result(2 * static_cast<int>(i) + part), sizeof(verdict));
+      decoded = verdict == DeviceVerdict::kDecoded;
+    }
+    verdicts[i] =
+        decoded ? Status() : refusal(codec, slabs[i].coded, plane_shape(shape_, slabs[i].rows));
   }
   return {};
 }
