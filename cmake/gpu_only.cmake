@@ -47,8 +47,9 @@ set(of_hack "hadamard(_avx512)?|hack_(scalar|(open|seal)[a-z0-9_]*)")
 set(of_zack "zack_ranks|zack_seal_(no_cuda|gpu_test)|format_text")
 kvlane_library(quant DEPS format cpu gpu ONLY "/(${of_hack}|${of_zack})\\.cpp$")
 kvlane_library(attention DEPS cpu cache gpu plan quant)
-# The forward pass on devices; reading checkpoints needs libraries.
-kvlane_library(model DEPS format codec ops attention cache gpu plan ONLY "/(device|gpu)_[a-z_]*\\.cpp$")
+# The forward pass on devices and what moves slabs there; reading checkpoints needs libraries.
+set(of_slabs "forward_pass|slab_(coder|lane)(_gpu_test)?")
+kvlane_library(model DEPS format codec ops attention cache gpu plan ONLY "/((device|gpu)_[a-z_]*|${of_slabs})\\.cpp$")
 kvlane_simd(codec attention quant)
 
 # Of src/bench what is about GPUs, and how figures are printed.

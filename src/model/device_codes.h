@@ -54,8 +54,11 @@ class DeviceCodedPass {
   };
   // Seals these blocks. Whether that was possible tells check().
   virtual Status seal(const Layer& layer, const HackSealPlace* places) = 0;
-  // Before the first layer: so many blocks will be sealed in each, at most one a row.
-  void begin(int blocks) { sealing_ = blocks; }
+  // Before the first layer: so many blocks will be sealed in each of `layers`, at most one a row.
+  void begin(int blocks, int layers) {
+    sealing_ = blocks;
+    layers_ = layers;
+  }
   // After all layers: has the verdicts copied to the host.
   Status fetch_verdicts();
   // Once that is done, of the first `count` blocks of each layer: an error that names the layer
@@ -96,7 +99,9 @@ class DeviceCodedPass {
 
   const ModelConfig config_;
   Accelerator& device_;
-  int sealing_ = 0;  // blocks, in the pass that is under way
+  // In the pass that is under way: blocks, and layers of it.
+  int sealing_ = 0;
+  int layers_ = 0;
   // States of prefill attention: [rows][heads].
   float* max_ = nullptr;
   float* sum_ = nullptr;

@@ -102,22 +102,24 @@ Status DeviceForward::grow(Growing& memory, std::size_t bytes, bool on_host) {
 }
 
 Status DeviceForward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) {
-  if (hooks.on_input || hooks.on_queries || hooks.on_normed || hooks.before_attention ||
-      hooks.kv_layers) {
+  if (hooks.on_input || hooks.on_queries || hooks.on_normed || hooks.before_attention) {
     return unsupported(
-        "a pass on a device computes all layers, shows neither hidden states nor queries, and lets "
-        "nobody in before attention");
+        "a pass on a device shows neither hidden states nor queries, and lets nobody in before "
+        "attention");
   }
+  KVLANE_TRY(check_kv_layers(hooks, spans, model_.config().layers));
   const TimePoint start = SteadyClock::now();
   times_ = {};
-  const bool may_replay = replays_ && !hooks.on_layer;
+  const bool may_replay = replays_ && !hooks.on_layer && !hooks.kv_layers;
   KVLANE_TRY(arrange(spans, may_replay));
+  if (coded_) {
+    coded_->begin(pass_.shape().seals, hooks.kv_layers.value_or(model_.config().layers));
+  }
   const BlockTable& table = *spans[0].table;
   const Pools pools{&table.rows_pool(), &table.pool()};
   Status done = upload();
   if (done.ok()) {
-    done = may_replay && pass_.decodes_only() ? compute_or_replay(pools)
-                                              : compute(pools, hooks.on_layer);
+    done = may_replay && pass_.decodes_only() ? compute_or_replay(pools) : compute(pools, hooks);
   }
   if (done.ok()) done = fetch_results();
   // Also after an error: what is in line reads our buffers.
@@ -150,7 +152,6 @@ Status DeviceForward::arrange(std::span<const ForwardSpan> spans, bool may_repla
   if (may_replay && pass_.decodes_only()) {
     pass_.pad(rows_max_, logits_max_, model_.config().heads);
   }
-  if (coded_) coded_->begin(pass_.shape().seals);
   return {};
 }
 
@@ -176,28 +177,31 @@ Status DeviceForward::compute_or_replay(const Pools& pools) {
   if (known == graphs_.end()) {
     if (graphs_.size() == kGraphsMax) graphs_.clear();
     graphs_.emplace(pass_.shape(), nullptr);
-    return compute(pools, {});
+    return compute(pools, PassHooks());
   }
   if (known->second == nullptr) {
-    auto captured = device_.capture([&] { return compute(pools, {}); });
+    auto captured = device_.capture([&] { return compute(pools, PassHooks()); });
     if (!captured.ok()) {
       replays_ = false;
-      return compute(pools, {});
+      return compute(pools, PassHooks());
     }
     known->second = std::move(*captured);
   }
   return device_.replay(*known->second);
 }
 
-Status DeviceForward::compute(const Pools& pools, const PassHooks::OnLayer& on_layer) {
+Status DeviceForward::compute(const Pools& pools, const PassHooks& hooks) {
   const ModelConfig& c = model_.config();
   KVLANE_TRY(device_.embed({.table = model_.embedding(),
                             .tokens = inputs_.tokens,
                             .rows = pass_.shape().rows,
                             .hidden = c.hidden,
                             .residual = residual_}));
-  for (int layer = 0; layer < c.layers; ++layer) {
-    KVLANE_TRY(attention(pools, layer, on_layer));
+  const int computed = hooks.kv_layers.value_or(c.layers);
+  for (int layer = 0; layer < computed; ++layer) {
+    KVLANE_TRY(project_qkv(pools, layer, hooks.on_layer));
+    if (hooks.kv_layers && layer + 1 == computed) break;
+    KVLANE_TRY(attention(pools, layer));
     KVLANE_TRY(ffn(model_.layers()[layer]));
   }
   return pass_.shape().take == 0 ? Status() : project_logits();
@@ -215,16 +219,17 @@ NormRows DeviceForward::norm_of(const float* weight, int rows) const {
           .out = normed_};
 }
 
-Status DeviceForward::attention(const Pools& pools, int index, const PassHooks::OnLayer& on_layer) {
+// Behind it K and V of the layer are in the cache.
+Status DeviceForward::project_qkv(const Pools& pools, int index,
+                                  const PassHooks::OnLayer& on_layer) {
   const ModelConfig& c = model_.config();
   const DeviceLayer& layer = model_.layers()[index];
-  const int q_width = c.heads * c.head_dim;
   KVLANE_TRY(device_.norm(norm_of(layer.attention_norm, pass_.shape().rows)));
   KVLANE_TRY(device_.multiply({.weights = layer.qkv,
                                .x = normed_,
                                .y = product_,
                                .rows = pass_.shape().rows,
-                               .n = q_width + 2 * c.kv_heads * c.head_dim,
+                               .n = (c.heads + 2 * c.kv_heads) * c.head_dim,
                                .k = c.hidden,
                                .add = false}));
   KVLANE_TRY(write_rows(pools, index));
@@ -234,16 +239,21 @@ Status DeviceForward::attention(const Pools& pools, int index, const PassHooks::
     KVLANE_ASSIGN(const std::shared_ptr<const DeviceMark> written, device_.mark());
     on_layer(index, written);
   }
+  return {};
+}
+
+Status DeviceForward::attention(const Pools& pools, int index) {
+  const ModelConfig& c = model_.config();
   if (coded_) KVLANE_TRY(coded_->prepare(q_, pass_.shape().rows, scale_));
   if (pass_.shape().decoding > 0) KVLANE_TRY(decode(pools, index));
   if (!pass_.decodes_only()) KVLANE_TRY(prefill(pools, index));
   // Into the residual stream.
-  return device_.multiply({.weights = layer.attention_out,
+  return device_.multiply({.weights = model_.layers()[index].attention_out,
                            .x = wide_,
                            .y = residual_,
                            .rows = pass_.shape().rows,
                            .n = c.hidden,
-                           .k = q_width,
+                           .k = c.heads * c.head_dim,
                            .add = true});
 }
 

@@ -69,9 +69,10 @@ class DeviceForward final : public ForwardPass {
   Status grow(Growing& memory, std::size_t bytes, bool on_host);
   Status arrange(std::span<const ForwardSpan> spans, bool may_replay);
   Status upload();
-  Status compute(const Pools& pools, const PassHooks::OnLayer& on_layer);
+  Status compute(const Pools& pools, const PassHooks& hooks);
   Status compute_or_replay(const Pools& pools);
-  Status attention(const Pools& pools, int index, const PassHooks::OnLayer& on_layer);
+  Status project_qkv(const Pools& pools, int index, const PassHooks::OnLayer& on_layer);
+  Status attention(const Pools& pools, int index);
   Status write_rows(const Pools& pools, int index);
   Status decode(const Pools& pools, int index);
   Status prefill(const Pools& pools, int index);

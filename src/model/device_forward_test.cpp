@@ -195,6 +195,38 @@ TEST(DeviceForward, NoLogitsWhereNobodyWantsThem) {
   EXPECT_EQ(table.tokens(), 70);
 }
 
+// K and V of the first layers are those of a pass through all of them, whatever the parts, and
+// later layers are left alone.
+TEST(DeviceForward, StopsBehindKAndVOfALayer) {
+  Runner runner(kNames[1]);
+  const auto tokens = random_tokens(100, 6);
+  const std::span<const std::int32_t> all(tokens);
+  const KvShape shape = runner.model.config().kv_shape();
+  const auto lane = take(runner.device.lane());
+  const auto slab_of = [&](const BlockTable& table, int block, int layer) {
+    Bytes slab(shape.slab_bytes());
+    EXPECT_TRUE(
+        lane->copy(slab.data(), runner.pool.slab_memory(table.id(block), layer), slab.size()).ok());
+    EXPECT_TRUE(lane->finish().ok());
+    return slab;
+  };
+  BlockTable whole(runner.pool), part(runner.pool);
+  runner.run(whole, all.first(64), 64);
+  ASSERT_TRUE(part.grow(64).ok());
+  for (const int at : {0, 40}) {
+    const ForwardSpan span{&part, all.subspan(at, at == 0 ? 40 : 24), 0};
+    ASSERT_TRUE(runner.forward->run({&span, 1}, {.kv_layers = 1}).ok());
+  }
+  EXPECT_EQ(part.tokens(), 64);
+  EXPECT_EQ(slab_of(part, 0, 0), slab_of(whole, 0, 0));
+  ASSERT_GT(shape.layers, 1);
+  EXPECT_EQ(slab_of(part, 0, 1), Bytes(shape.slab_bytes(), std::byte{0xFF}));
+  const ForwardSpan wrong{&part, all.subspan(64, 1), 1};
+  EXPECT_EQ(runner.forward->run({&wrong, 1}, {.kv_layers = 1}).code(), Code::kInternal);
+  EXPECT_EQ(runner.forward->run({&wrong, 1}, {.kv_layers = shape.layers + 1}).code(),
+            Code::kInternal);
+}
+
 TEST(DeviceForward, RefusesHooksOfTheCpu) {
   Runner runner(kNames[1]);
   const auto tokens = random_tokens(5, 3);
@@ -204,7 +236,7 @@ TEST(DeviceForward, RefusesHooksOfTheCpu) {
   const PassHooks refused[] = {{.on_input = [](int, std::span<const float>) {}},
                                {.on_queries = [](int, std::span<const std::uint16_t>, int) {}},
                                {.on_normed = [](int, ByteView) {}},
-                               {.kv_layers = 1}};
+                               {.before_attention = [](int) {}}};
   for (const PassHooks& hooks : refused) {
     EXPECT_EQ(runner.forward->run({&span, 1}, hooks).code(), Code::kUnsupported);
     EXPECT_EQ(table.tokens(), 0);

@@ -136,29 +136,10 @@ Status Forward::seal(int layer) {
   return {};
 }
 
-Status Forward::check(std::span<const ForwardSpan> spans, const PassHooks& hooks) const {
-  if (!hooks.kv_layers) return {};
-  if (*hooks.kv_layers < 1 || *hooks.kv_layers > model_.config().layers) {
-    return internal_error("a pass cannot end behind K and V of " +
-                          std::to_string(*hooks.kv_layers) + " layers of " +
-                          std::to_string(model_.config().layers));
-  }
-  for (const ForwardSpan& span : spans) {
-    if (span.logits > 0) {
-      return internal_error("a pass that ends behind K and V of a layer has no logits");
-    }
-    if (span.sparse != nullptr) {
-      return internal_error(
-          "a pass that ends behind K and V of a layer cannot score tokens or have them evicted");
-    }
-  }
-  return {};
-}
-
 Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) {
   times_ = {};
   const ScopedTimer timer(times_.total);
-  KVLANE_TRY(check(spans, hooks));
+  KVLANE_TRY(check_kv_layers(hooks, spans, model_.config().layers));
   KVLANE_TRY(place_rows(spans));
   const auto& layers = model_.layers();
   const int all = static_cast<int>(layers.size());

@@ -47,7 +47,6 @@ class Forward final : public ForwardPass {
   Status place_rows(std::span<const ForwardSpan> spans);
   Status seal(int layer);
   void embed(std::span<const ForwardSpan> spans);
-  Status check(std::span<const ForwardSpan> spans, const PassHooks& hooks) const;
   Status project_qkv(const LayerWeights& layer, int index, const PassHooks& hooks);
   Status attention_block(const LayerWeights& layer, int index);
   Status ffn_block(const LayerWeights& layer);

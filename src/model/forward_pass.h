@@ -43,7 +43,7 @@ class DeviceMark;  // model/accelerator.h
 
 // What a pass shows on its way, and how far it goes. Each callback may be empty; they are called on
 // the thread of run(), layer by layer. Rows are those of the pass, in the order of its spans. A
-// device has on_layer alone.
+// device has on_layer and kv_layers alone.
 struct PassHooks {
   // Called when the K and V of this layer are final for all rows of the pass: those in memory of
   // the host now, those of a device, which is ahead of what it has done, once it reaches `done`.
@@ -80,6 +80,10 @@ struct PassHooks {
   // want logits then, nor evict tokens.
   std::optional<int> kv_layers;
 };
+
+// kInternal where `kv_layers` is not one of a model of so many layers, or with spans that want what
+// such a pass does not have.
+Status check_kv_layers(const PassHooks& hooks, std::span<const ForwardSpan> spans, int layers);
 
 // Thread-compatible.
 class ForwardPass {

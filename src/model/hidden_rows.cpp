@@ -63,7 +63,10 @@ bool decode_row(const std::byte* stored, int n, ElementType type, std::byte* row
 
 }  // namespace
 
-ElementType hidden_type(const Model& model) { return model.layers()[0].qkv->input_type(); }
+ElementType hidden_type(const Model& model) {
+  // Products of a device read rows of 16 bits alone.
+  return model.device() != nullptr ? ElementType::kBf16 : model.layers()[0].qkv->input_type();
+}
 
 Result<HiddenFormat> HiddenFormat::parse(std::string_view text, const Model& model) {
   for (const Values values : {Values::kExact, Values::kInt8}) {
