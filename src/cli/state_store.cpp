@@ -43,10 +43,16 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
   if (flags.directories.empty()) return state;
   KVLANE_TRY(find_codec(flags.codec, model.isa()).status());
   const int layers = model.config().layers;
-  const bool planned = flags.form == kAutoForm;
+  const bool on_device = model.device() != nullptr;
+  if (on_device && !flags.profile.empty()) {
+    return invalid_argument("--store-profile has what a CPU takes, and this model is on a device");
+  }
+  // Devices have slabs alone, and nothing to choose.
+  const std::string form = on_device && flags.form == kAutoForm ? "kv" : flags.form;
+  const bool planned = form == kAutoForm;
   // What is wrong with the form is told before anything is measured.
   if (!planned) {
-    KVLANE_ASSIGN(state.forms, make_state_forms(flags.form, layers, nullptr, 0));
+    KVLANE_ASSIGN(state.forms, make_state_forms(form, layers, nullptr, 0));
   }
   const HiddenRoom room = HiddenRoom::of(model, pass_rows_max);
   KVLANE_ASSIGN(state.store, open_store({flags.directories, flags.bytes_max, flags.key_file},
@@ -58,7 +64,7 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
   KVLANE_ASSIGN(state.profile, profile_of(flags, model_flags, model));
   if (planned) {
     KVLANE_ASSIGN(state.forms,
-                  make_state_forms(flags.form, layers, state.profile.get(), model.context()));
+                  make_state_forms(form, layers, state.profile.get(), model.context()));
   }
   return state;
 }

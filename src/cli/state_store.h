@@ -11,7 +11,8 @@ namespace kvlane {
 
 // Opens the store that the flags name, or nothing without one. Form `auto` asks for a profile of
 // this machine: the one in --store-profile, or beside the store, or it is measured now and kept
-// there. pass_rows_max: EngineOptions::rows_max().
+// there. For a model on a device `auto` is `kv`, and there are no profiles. pass_rows_max:
+// EngineOptions::rows_max().
 Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model_flags,
                                 const Model& model, int pass_rows_max);
 

@@ -173,9 +173,6 @@ Status EngineImpl::begin() {
 }
 
 Status EngineImpl::open_state() {
-  if (model_.device() != nullptr) {
-    return unsupported("a state store is for KV caches on the CPU, not on a device");
-  }
   if (!shares_blocks()) {
     return unsupported(
         "a state store keeps blocks by their names, so it needs the prefix cache, no eviction of "
@@ -184,10 +181,10 @@ Status EngineImpl::open_state() {
   const auto on_saved = [this, inbox = inbox_](BlockId id) {
     inbox->post([this, id] { pool_.release(id); });
   };
-  KVLANE_ASSIGN(keeper_,
-                StateKeeper::create(model_, pool_, *forward_, options_.rows_max(),
-                                    options_.kv_format.get(), options_.state, options_.kv_codebooks,
-                                    on_saved, [inbox = inbox_] { inbox->post([] {}); }));
+  KVLANE_ASSIGN(keeper_, StateKeeper::create(model_, pool_, *forward_, options_.rows_max(),
+                                             options_.kv_format.get(), options_.state,
+                                             options_.kv_codebooks, std::move(parts_.state),
+                                             on_saved, [inbox = inbox_] { inbox->post([] {}); }));
   return {};
 }
 

@@ -123,8 +123,8 @@ struct EngineOptions {
   bool push_whole = false;  // send when all is computed, not layer by layer
   // How long a reservation waits for the push to begin, and its answer for somebody to attach.
   Seconds reservation_lease{60};
-  // Where complete blocks are kept beyond memory and beyond this process. For caches on the CPU
-  // whose sequences share blocks.
+  // Where complete blocks are kept beyond memory and beyond this process. For caches whose
+  // sequences share blocks; hidden states are kept of models on the CPU alone.
   StateOptions state;
   int threads = 0;  // of parallel loops; 0: as many as OpenMP would take
 };

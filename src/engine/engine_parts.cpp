@@ -109,6 +109,12 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
   const std::size_t slab_bytes = pools.blocks.slab_sizes().largest();
   KVLANE_ASSIGN(SlabLane sending, SlabLane::open(device, shape, kCodedSlabs, slab_bytes));
   KVLANE_ASSIGN(SlabLane receiving, SlabLane::open(device, shape, 1, slab_bytes));
+  StateLanes state;
+  if (options.state.store != nullptr) {
+    KVLANE_ASSIGN(state.saving, SlabLane::open(device, shape, kCodedSlabs, slab_bytes));
+    KVLANE_ASSIGN(state.restoring,
+                  SlabLane::open(device, shape, kPieceBlocks, slab_bytes, SlabLanding::kRooms));
+  }
   EngineParts parts{.codecs = std::move(codecs),
                     .device_memory = std::move(memory),
                     .pool = std::move(pools.blocks),
@@ -117,6 +123,7 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
                     .arena = std::move(arena),
                     .sending = std::move(sending),
                     .receiving = std::move(receiving),
+                    .state = std::move(state),
                     .forward = std::move(forward)};
   return parts;
 }

@@ -9,9 +9,10 @@
 #include "cache/block_pool.h"
 #include "engine/codec_choice.h"
 #include "engine/engine.h"
-#include "engine/slab_lane.h"
+#include "engine/state_keeper.h"
 #include "model/forward_pass.h"
 #include "model/model.h"
+#include "model/slab_lane.h"
 
 namespace kvlane {
 
@@ -24,6 +25,7 @@ struct EngineParts {
   BlockArena arena;
   SlabLane sending;    // of the sender's thread
   SlabLane receiving;  // of the network's thread
+  StateLanes state;    // where there is a state store
   std::unique_ptr<ForwardPass> forward;
 };
 

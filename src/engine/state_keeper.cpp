@@ -20,15 +20,20 @@ HiddenRoom HiddenRoom::of(const Model& model, int rows) {
 Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
     const Model& model, const BlockPool& pool, ForwardPass& forward, int pass_rows_max,
     const KvFormat* format, const StateOptions& options, const std::vector<Codebook>& codebooks,
-    std::function<void(BlockId)> on_saved, std::function<void()> wake) {
+    StateLanes lanes, std::function<void(BlockId)> on_saved, std::function<void()> wake) {
+  if (model.device() != nullptr && options.forms.saves_hidden()) {
+    return unsupported(
+        "a store keeps hidden states of models on the CPU: on a device only form kv");
+  }
   const KvShape shape = model.config().kv_shape();
   KVLANE_ASSIGN(const Codec* const codec, find_codec(options.codec, model.isa()));
   std::unique_ptr<StateKeeper> keeper(new StateKeeper(shape, format, options));
   const bool lossy =
       options.forms.saves_hidden() && options.forms.hidden == HiddenFormat::Values::kInt8;
-  keeper->restorer_ = std::make_unique<Restorer>(
-      model, keeper->kind_, *options.store, forward,
-      RestorerOptions{.profile = options.profile, .lossy = lossy}, std::move(wake));
+  keeper->restorer_ =
+      std::make_unique<Restorer>(model, keeper->kind_, *options.store, forward,
+                                 RestorerOptions{.profile = options.profile, .lossy = lossy},
+                                 std::move(wake), std::move(lanes.restoring));
   // Blocks wait where they are: who has no block to compute into waits, too.
   const std::size_t slab_bytes_max =
       options.saves_all ? std::numeric_limits<std::size_t>::max() : options.saving_bytes;
@@ -40,7 +45,7 @@ Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
                                                      .layer_last = shape.layers,
                                                      .bytes_max = slab_bytes_max,
                                                      .codebooks = codebooks},
-                                    std::move(on_saved));
+                                    std::move(on_saved), std::move(lanes.saving));
   }
   if (options.forms.saves_hidden()) {
     const HiddenFormat rows(options.forms.hidden, hidden_type(model), model.config().hidden);

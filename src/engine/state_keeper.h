@@ -22,10 +22,11 @@
 namespace kvlane {
 
 struct StateOptions {
-  std::shared_ptr<Store> store;                   // null: nothing is saved
-  StateForms forms;                               // what is saved; brought back is what is there
-  std::string codec = "none";                     // of slabs that take one
-  std::shared_ptr<const MachineProfile> profile;  // of this machine; null: see decide_restore()
+  std::shared_ptr<Store> store;  // null: nothing is saved
+  StateForms forms;              // what is saved; brought back is what is there
+  std::string codec = "none";    // of slabs that take one
+  // Of this machine's CPU; null: see decide_restore(). A device has none.
+  std::shared_ptr<const MachineProfile> profile;
   std::size_t saving_bytes = std::size_t{256} << 20;  // of blocks that wait to be saved
   // Where saving is behind, computing waits for it. Otherwise nobody waits, and some is not saved.
   bool saves_all = false;
@@ -42,15 +43,21 @@ struct HiddenRoom {
   static HiddenRoom of(const Model& model, int rows);
 };
 
+// The ways to the cache, where that is on a device: of the saver's thread, and for SlabLanding.
+struct StateLanes {
+  SlabLane saving;
+  SlabLane restoring;
+};
+
 // For the engine's thread.
 class StateKeeper {
  public:
   // `on_saved` and `wake` come on other threads, on_saved() not after the end of this. All others
-  // outlive it.
+  // outlive it. kUnsupported where the model is on a device and hidden states were to be saved.
   static Result<std::unique_ptr<StateKeeper>> create(
       const Model& model, const BlockPool& pool, ForwardPass& forward, int pass_rows_max,
       const KvFormat* format, const StateOptions& options, const std::vector<Codebook>& codebooks,
-      std::function<void(BlockId)> on_saved, std::function<void()> wake);
+      StateLanes lanes, std::function<void(BlockId)> on_saved, std::function<void()> wake);
 
   // Whether the store has all that would be saved of a block.
   bool holds(const BlockName& name) const;

@@ -5,19 +5,10 @@
 #include <string>
 #include <utility>
 
-#include "cpu/parallel.h"
 #include "restore/hidden_extents.h"
 #include "restore/restorer.h"
 
 namespace kvlane {
-namespace {
-
-constexpr int kPieceBlocks = kRestorePieceTokens / kBlockTokens;
-// Slabs of fewer bytes in all are decoded sooner by one thread than by several.
-constexpr std::size_t kSerialBytesMax = std::size_t{256} << 10;
-
-}  // namespace
-
 // Some parts of an extent in a row, all of which are wanted.
 struct RestoreJob::Read {
   PinnedExtent extent;
@@ -61,11 +52,15 @@ RestoreJob::RestoreJob(Restorer& restorer, FoundState found, int first, BlockTab
       tokens_(tokens.begin(), tokens.end()),
       begun_(SteadyClock::now()),
       arrivals_(std::make_shared<Arrivals>()),
+      landed_before_(restorer.landing_.given()),
       blocks_(found_.decision.blocks) {
   arrivals_->wake = restorer.wake_;
 }
 
-RestoreJob::~RestoreJob() = default;
+// Blocks of a job that is given up may be others' at once: nothing lands there any more.
+RestoreJob::~RestoreJob() {
+  if (!over_) (void)finish_landing();
+}
 
 Status RestoreJob::plan_reads() {
   for (int block = 0; block < blocks_; ++block) {
@@ -287,29 +282,25 @@ ByteView RestoreJob::stored_bytes(const Read& read, int layer) const {
 }
 
 void RestoreJob::decode(const Unit& unit, int blocks) {
-  const SlabKind& kind = restorer_.kind_;
-  std::vector<Status> decoded(blocks);
-  const std::size_t bytes = blocks * kind.slab_bytes(unit.layer);
-  const ParallelScope threads(bytes < kSerialBytesMax ? 1 : parallel_threads());
-  std::span<SealedReader> readers;
-  if (kind.format() != nullptr) readers = restorer_.sealed_readers(parallel_threads());
-  parallel_for(blocks, [&](std::int64_t i) {
+  std::vector<StoredSlab> slabs;
+  for (int i = 0; i < blocks; ++i) {
     const Read& read = reads_[unit.reads[i]];
     const ExtentHead& head = read.extent.head();
-    const auto codec = find_codec(head.codec, restorer_.model_.isa());
-    if (!codec.ok()) {
-      decoded[i] = codec.status();
-      return;
-    }
-    const int block = first_ + unit.block + static_cast<int>(i);
     const ExtentPart& part = head.parts[unit.layer - head.layer];
     const ByteView stored = stored_bytes(read, unit.layer);
-    const CodedSlab coded{stored.first(part.k_bytes), stored.subspan(part.k_bytes, part.v_bytes)};
-    std::byte* const slab = table_.pool().slab_memory(table_.id(block), unit.layer);
-    decoded[i] = readers.empty() ? read_rows(**codec, kind.shape(), kBlockTokens, coded, slab)
-                                 : readers[parallel_thread_index()].read(
-                                       **codec, {unit.layer, block * kBlockTokens}, coded, slab);
-  });
+    const int block = first_ + unit.block + i;
+    slabs.push_back({head.codec,
+                     {stored.first(part.k_bytes), stored.subspan(part.k_bytes, part.v_bytes)},
+                     block,
+                     table_.id(block)});
+  }
+  std::vector<Status> decoded(blocks);
+  if (const Status status =
+          restorer_.landing_.land(table_.pool(), unit.layer, slabs, std::span(decoded));
+      !status.ok()) {
+    lose(unit.block, status);
+    return;
+  }
   for (int i = blocks - 1; i >= 0; --i) {
     if (decoded[i].ok()) continue;
     restorer_.store_.forget(reads_[unit.reads[i]].extent);
@@ -366,7 +357,13 @@ void RestoreJob::recompute_piece() {
   recomputed_tokens_ += count;
 }
 
+Status RestoreJob::finish_landing() {
+  const ScopedTimer timer(times_.busy.decode);
+  return restorer_.landing_.finish(landed_before_);
+}
+
 RestoreJob::Progress RestoreJob::end() {
+  if (const Status status = finish_landing(); !status.ok()) lose(0, status);
   const int end = (first_ + blocks_) * kBlockTokens;
   if (table_.tokens() < end) table_.set_tokens(end);
   times_.total = seconds_since(begun_);

@@ -25,7 +25,7 @@ void count_layer(StoredLayer& layer, int block, const PinnedExtent& extent, int 
 }  // namespace
 
 Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, ForwardPass& forward,
-                   RestorerOptions options, std::function<void()> wake)
+                   RestorerOptions options, std::function<void()> wake, SlabLane lane)
     : model_(model),
       kind_(kind),
       store_(store),
@@ -33,7 +33,8 @@ Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, Forwa
       options_(std::move(options)),
       layers_(options_.layers.count > 0 ? options_.layers : LayerRun{0, kind.shape().layers}),
       wake_(std::move(wake)),
-      scaled_(options_.profile) {}
+      scaled_(options_.profile),
+      landing_(kind, model.isa(), std::move(lane)) {}
 
 Restorer::~Restorer() = default;
 
@@ -51,6 +52,7 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
     return begin < end;
   };
   FoundState found;
+  const bool projects = model_.device() == nullptr;
   const int last = std::min(static_cast<int>(names.size()), (tokens - 1) / kBlockTokens);
   for (int block = first; block < last; ++block) {
     FoundState::Block there;
@@ -65,7 +67,9 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
                                                          : "kv+" + head.codec;
       if (count(stored.slabs, block, extent, form)) there.slabs.push_back(std::move(extent));
     }
-    for (PinnedExtent& extent : store_.find({.name = names[block], .kind = ExtentKind::kHidden})) {
+    std::vector<PinnedExtent> hidden;
+    if (projects) hidden = store_.find({.name = names[block], .kind = ExtentKind::kHidden});
+    for (PinnedExtent& extent : hidden) {
       const ExtentHead& head = extent.head();
       const std::optional<HiddenFormat> format = stored_hidden_format(head, model_);
       if (!format || (!options_.lossy && !format->exact())) continue;
@@ -140,12 +144,6 @@ Result<HiddenRestorer*> Restorer::hidden_restorer(HiddenFormat::Values values) {
                   HiddenRestorer::create(model_, format, kRestorePieceTokens, kind_.format()));
   }
   return restorer.get();
-}
-
-std::span<SealedReader> Restorer::sealed_readers(int threads) {
-  const auto count = static_cast<std::size_t>(threads);
-  while (sealed_readers_.size() < count) sealed_readers_.emplace_back(*kind_.format());
-  return sealed_readers_;
 }
 
 }  // namespace kvlane

@@ -1,12 +1,13 @@
 // Sequences on their way back from the store: layer by layer, reads ahead of what is computed
-// (HCache, section 4). On the CPU.
+// (HCache, section 4).
 //
 // A layer's slabs are decoded into their blocks, its hidden states projected to K and V, and the
 // first layers may be computed from tokens again. Reads are begun in the order in which layers are
 // wanted, as many as there are buffers for: hidden states first, which take time to compute, but in
 // half of the buffers at most while there are slabs to read, so that reading never waits for
 // computing. What has arrived is computed a piece at a time by whoever owns the job, between other
-// work if it likes.
+// work if it likes. Where the cache is on a device, slabs go there, and what the store has of
+// hidden states is left there: projections are the CPU's.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -26,10 +27,10 @@
 #include "model/forward_pass.h"
 #include "model/hidden_restorer.h"
 #include "model/model.h"
-#include "quant/slab_reader.h"
 #include "restore/layer_runs.h"
 #include "restore/restore_decision.h"
 #include "restore/slab_bodies.h"
+#include "restore/slab_landing.h"
 #include "store/store.h"
 
 namespace kvlane {
@@ -66,9 +67,9 @@ class Restorer {
  public:
   // `forward` computes prefixes; `kind` is the cache's. All outlive this. `wake` is called on
   // threads of the store when a job has something to do again; it may be called after the end of
-  // this.
+  // this. `lane`: see SlabLanding.
   Restorer(const Model& model, const SlabKind& kind, Store& store, ForwardPass& forward,
-           RestorerOptions options, std::function<void()> wake);
+           RestorerOptions options, std::function<void()> wake, SlabLane lane = {});
   ~Restorer();
 
   // Looks for names[first], names[first + 1], ... of a sequence of `tokens` tokens, and decides.
@@ -92,7 +93,6 @@ class Restorer {
   Result<PageBuffer> take_buffer(std::size_t bytes);
   void give_back(PageBuffer buffer);
   Result<HiddenRestorer*> hidden_restorer(HiddenFormat::Values values);
-  std::span<SealedReader> sealed_readers(int threads);
 
   const Model& model_;
   const SlabKind& kind_;
@@ -105,8 +105,8 @@ class Restorer {
   ProfileFactors factors_;                        // of the profile, by restores so far
   std::shared_ptr<const MachineProfile> scaled_;  // by them; null without a profile
   std::unique_ptr<HiddenRestorer> exact_, int8_;  // when they are wanted
-  std::vector<SealedReader> sealed_readers_;      // one for each thread that has decoded
-  std::vector<PageBuffer> buffers_;               // that nobody uses
+  SlabLanding landing_;
+  std::vector<PageBuffer> buffers_;  // that nobody uses
 };
 
 struct RestoreTimes {
@@ -170,6 +170,7 @@ class RestoreJob {
   void release(Read& read);
   void recompute_piece();
   Progress end();
+  Status finish_landing();
 
   Restorer& restorer_;
   FoundState found_;
@@ -187,6 +188,7 @@ class RestoreJob {
   std::size_t buffer_each_ = 0;  // bytes
   std::size_t buffers_max_ = 0;
   std::shared_ptr<Arrivals> arrivals_;
+  const std::uint64_t landed_before_;  // pieces of others
   int recomputed_tokens_ = 0;
   int blocks_ = 0;
   bool over_ = false;

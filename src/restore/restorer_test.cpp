@@ -18,10 +18,10 @@
 #include "cpu/parallel.h"
 #include "model/expected_fixture.h"
 #include "model/forward.h"
-#include "model/synth.h"
 #include "quant/tables_fixture.h"
 #include "restore/hidden_extents.h"
 #include "restore/slab_saver.h"
+#include "restore/tiny_model_fixture.h"
 #include "store/faulty_files.h"
 #include "store/paced_files.h"
 
@@ -34,23 +34,8 @@ constexpr int kBlocks = 9;  // more than a piece, and no whole number of them
 constexpr int kTokens = kBlocks * kBlockTokens + 20;
 constexpr int kChunk = 320;
 
-// As little as has everything: several heads, and layers for two extents a block.
-constexpr const char* kConfig = R"({
-  "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "head_dim": 32,
-  "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 5, "vocab_size": 200,
-  "max_position_embeddings": 1024, "torch_dtype": "bfloat16", "tie_word_embeddings": false})";
-
-std::unique_ptr<Model> load_tiny_model() {
-  const TemporaryDirectory directory;
-  SynthOptions options;
-  options.config_json = kConfig;
-  const Status written = write_synthetic_checkpoint(options, directory.path());
-  EXPECT_TRUE(written.ok()) << written.message();
-  return take(Model::load(directory.path(), {}));
-}
-
 const Model& tiny_model() {
-  static const std::unique_ptr<Model> model = load_tiny_model();
+  static const std::unique_ptr<Model> model = tiny_model_fixture::load();
   return *model;
 }
 

@@ -3,7 +3,9 @@
 #include "restore/slab_bodies.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
+#include <utility>
 
 namespace kvlane {
 namespace {
@@ -38,11 +40,12 @@ bool SlabKind::is_of(const ExtentHead& head) const {
 }
 
 SlabWriter::SlabWriter(const SlabKind& kind, const Codec& codec,
-                       const std::vector<Codebook>& calibrated)
+                       const std::vector<Codebook>& calibrated, SlabLane lane)
     : kind_(kind),
       codec_(codec),
       // Sealed slabs of values that no codec is asked for are packed as well.
       coded_(kind.format() == nullptr || (kind.takes_codecs() && codec.name() != "none")),
+      lane_(std::move(lane)),
       books_(plane_shape(kind.shape(), kBlockTokens), kind.shape().layers, calibrated) {
   std::size_t bytes = 0;
   if (kind.format() == nullptr) {
@@ -57,6 +60,41 @@ SlabWriter::SlabWriter(const SlabKind& kind, const Codec& codec,
     bytes = kind.format()->slab_bytes();
   }
   for (auto& body : bodies_) body.resize(bytes);
+}
+
+Status SlabWriter::write(const BlockPool& pool, BlockId block, int index, LayerRun layers,
+                         const Take& take) {
+  SlabCoder* const coder = kind_.format() == nullptr ? lane_.coder_of(codec_) : nullptr;
+  if (coder != nullptr) return write_from_device(*coder, pool, block, layers, take);
+  KVLANE_TRY(lane_.begin(pool, block, layers.first, layers.count));
+  for (int layer = layers.first; layer < layers.first + layers.count; ++layer) {
+    KVLANE_ASSIGN(const std::byte* const slab, lane_.next());
+    take(write({layer, index * kBlockTokens}, slab));
+  }
+  return {};
+}
+
+// As many layers in a launch as fit: each has codebooks of its own.
+Status SlabWriter::write_from_device(SlabCoder& coder, const BlockPool& pool, BlockId block,
+                                     LayerRun layers, const Take& take) {
+  const PlaneShape shape = plane_shape(kind_.shape(), kBlockTokens);
+  const int last = layers.first + layers.count;
+  for (int layer = layers.first; layer < last;) {
+    std::vector<DeviceSlab> slabs;
+    const int end = std::min(last, layer + coder.slabs_max());
+    for (int i = layer; i < end; ++i) {
+      slabs.push_back({pool.slab_memory(block, i),
+                       kBlockTokens,
+                       {book_of(i, PlanePart::kK), book_of(i, PlanePart::kV)}});
+    }
+    KVLANE_ASSIGN(const std::span<const CodedSlab> coded, coder.encode(codec_, slabs, nullptr));
+    for (std::size_t i = 0; i < coded.size(); ++i, ++layer) {
+      learn(layer, PlanePart::kK, shape, coded[i].k, slabs[i].books[0] == nullptr);
+      learn(layer, PlanePart::kV, shape, coded[i].v, slabs[i].books[1] == nullptr);
+      take(coded[i]);
+    }
+  }
+  return {};
 }
 
 CodedSlab SlabWriter::write(SlabPlace place, const std::byte* slab) {
@@ -80,11 +118,20 @@ CodedSlab SlabWriter::write(SlabPlace place, const std::byte* slab) {
 ByteView SlabWriter::encode(int layer, PlanePart part, const PlaneShape& shape,
                             const PlaneView& plane) {
   std::vector<std::byte>& body = bodies_[static_cast<int>(part)];
-  const bool takes_book = codec_.name() == kCodebookCodec;
-  const Codebook* const book = takes_book ? books_.find(layer, part) : nullptr;
+  const Codebook* const book = book_of(layer, part);
   const ByteView coded(body.data(), codec_.encode(shape, plane, book, body));
-  if (takes_book) books_.learn(layer, part, shape, coded, book == nullptr);
+  learn(layer, part, shape, coded, book == nullptr);
   return coded;
+}
+
+// Null: the plane is counted, or its codec takes none.
+const Codebook* SlabWriter::book_of(int layer, PlanePart part) const {
+  return codec_.name() == kCodebookCodec ? books_.find(layer, part) : nullptr;
+}
+
+void SlabWriter::learn(int layer, PlanePart part, const PlaneShape& shape, ByteView coded,
+                       bool counted) {
+  if (codec_.name() == kCodebookCodec) books_.learn(layer, part, shape, coded, counted);
 }
 
 }  // namespace kvlane

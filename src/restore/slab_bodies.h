@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -14,8 +15,10 @@
 #include "codec/moving_codebooks.h"
 #include "cpu/isa.h"
 #include "format/extent.h"
+#include "model/slab_lane.h"
 #include "quant/kv_format.h"
 #include "quant/sealed_planes.h"
+#include "restore/layer_runs.h"
 
 namespace kvlane {
 
@@ -48,21 +51,30 @@ class SlabKind {
 class SlabWriter {
  public:
   // `codec`, which is asked for slabs that take one, and `kind` outlive this. `calibrated`: see
-  // MovingCodebooks.
-  SlabWriter(const SlabKind& kind, const Codec& codec, const std::vector<Codebook>& calibrated);
+  // MovingCodebooks. `lane`: to the blocks.
+  SlabWriter(const SlabKind& kind, const Codec& codec, const std::vector<Codebook>& calibrated,
+             SlabLane lane = {});
 
   // Of what write() gives: as extents name it.
   std::string_view codec_name() const { return coded_ ? codec_.name() : "none"; }
 
-  // Of a complete slab. Valid until the next call.
-  CodedSlab write(SlabPlace place, const std::byte* slab);
+  // Shows slabs of a complete block, the index-th of its sequence, layer by layer; each until the
+  // next. An error is a device's.
+  using Take = std::function<void(const CodedSlab&)>;
+  Status write(const BlockPool& pool, BlockId block, int index, LayerRun layers, const Take& take);
 
  private:
+  Status write_from_device(SlabCoder& coder, const BlockPool& pool, BlockId block, LayerRun layers,
+                           const Take& take);
+  CodedSlab write(SlabPlace place, const std::byte* slab);
+  const Codebook* book_of(int layer, PlanePart part) const;
+  void learn(int layer, PlanePart part, const PlaneShape& shape, ByteView coded, bool counted);
   ByteView encode(int layer, PlanePart part, const PlaneShape& shape, const PlaneView& plane);
 
   const SlabKind& kind_;
   const Codec& codec_;
   const bool coded_;  // else packed, or rows as they are
+  SlabLane lane_;
   MovingCodebooks books_;
   std::optional<SealedPlanes> planes_;
   std::vector<std::byte> bodies_[2];

@@ -11,13 +11,13 @@
 namespace kvlane {
 
 SlabSaver::SlabSaver(const BlockPool& pool, const SlabKind& kind, const Codec& codec, Store& store,
-                     SlabSaverOptions options, std::function<void(BlockId)> on_saved)
+                     SlabSaverOptions options, std::function<void(BlockId)> on_saved, SlabLane lane)
     : pool_(pool),
       kind_(kind),
       store_(store),
       options_(std::move(options)),
       on_saved_(std::move(on_saved)),
-      writer_(kind, codec, options_.codebooks) {
+      writer_(kind, codec, options_.codebooks, std::move(lane)) {
   std::vector<std::size_t> bytes;
   for (int layer = options_.layer_first; layer < options_.layer_last; ++layer) {
     bytes.push_back(kind.slab_bytes(layer));
@@ -87,14 +87,12 @@ Status SlabSaver::save(const BlockToSave& block) {
     head.layer = run.first;
     head.position = std::int64_t{block.index} * kBlockTokens;
     bodies_.clear();
-    for (int layer = run.first; layer < run.first + run.count; ++layer) {
-      const SlabPlace place{layer, block.index * kBlockTokens};
-      const CodedSlab body = writer_.write(place, pool_.slab_memory(block.id, layer));
+    KVLANE_TRY(writer_.write(pool_, block.id, block.index, run, [&](const CodedSlab& body) {
       head.parts.push_back({.k_bytes = static_cast<std::uint32_t>(body.k.size()),
                             .v_bytes = static_cast<std::uint32_t>(body.v.size())});
       bodies_.insert(bodies_.end(), body.k.begin(), body.k.end());
       bodies_.insert(bodies_.end(), body.v.begin(), body.v.end());
-    }
+    }));
     // Others lose nothing by that.
     KVLANE_ASSIGN(ExtentDraft extent, store_.wait_for_draft(head));
     const std::byte* from = bodies_.data();

@@ -46,10 +46,10 @@ struct BlockToSave {
 class SlabSaver {
  public:
   // `on_saved` comes once for each block that add() took, on the saver's thread, when its slabs are
-  // not read any more: the block may go. Pool (in memory of the host), kind, codec and store
-  // outlive this.
+  // not read any more: the block may go. Pool, kind, codec and store outlive this, as does the
+  // device that `lane` leads to, where the pool is on one.
   SlabSaver(const BlockPool& pool, const SlabKind& kind, const Codec& codec, Store& store,
-            SlabSaverOptions options, std::function<void(BlockId)> on_saved);
+            SlabSaverOptions options, std::function<void(BlockId)> on_saved, SlabLane lane = {});
   // Saves what waits, then ends.
   ~SlabSaver();
   SlabSaver(const SlabSaver&) = delete;

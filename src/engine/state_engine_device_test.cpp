@@ -1,0 +1,348 @@
+// Engines with a state store whose model is on a device, one of emulated threads: sequences go on
+// where they were, with the answers of one engine that never forgot anything. What they save is
+// also the CPU's to bring back, and the reverse.
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/temporary_directory.h"
+#include "engine/engine_fixture.h"
+#include "model/emulated_accelerator.h"
+#include "quant/kv_format.h"
+#include "store/paced_files.h"
+
+namespace kvlane {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr const char* kName = "llama-gqa-bf16-llama3-sharded";
+const auto kDirectory = fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / kName;
+
+EmulatedAccelerator& device() {
+  static EmulatedAccelerator device;
+  return device;
+}
+
+const Model& model_on_device() {
+  static const std::unique_ptr<Model> model =
+      take(Model::load(kDirectory, {.isa = best_isa(), .device = &device()}));
+  return *model;
+}
+
+std::shared_ptr<Store> open_store(const fs::path& directory, const DevicePace& pace = {}) {
+  StoreOptions options{.create = true};
+  options.directories.push_back({directory, 0});
+  auto files = take(open_store_files({}));
+  if (pace.read_bytes_per_second > 0) files = paced_files(std::move(files), pace, 1);
+  return take(Store::open(options, std::move(files)));
+}
+
+EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16") {
+  const Model& model = fixture_model(kName);
+  EngineOptions options;
+  options.kv_bytes = std::size_t{1} << 23;
+  options.kv_format = take(make_kv_format(
+      format, {.shape = model.config().kv_shape(), .rope = &model.rope(), .isa = model.isa()}));
+  options.state.store = std::move(store);
+  return options;
+}
+
+std::unique_ptr<Engine> make_engine(const EngineOptions& options,
+                                    const Model& model = model_on_device()) {
+  return take(Engine::create(model, fixture_tokenizer(), nullptr, options));
+}
+
+std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
+                                    Finish* finish = nullptr) {
+  Answer answer;
+  EXPECT_TRUE(engine.submit(request, answer.on_update()).ok());
+  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+  if (finish != nullptr) *finish = answer.finish();
+  return answer.tokens();
+}
+
+// The conversation so far, and something new.
+GenerationRequest next_turn(const GenerationRequest& before,
+                            const std::vector<std::int32_t>& answer) {
+  GenerationRequest request = make_request(20, 5, 77);
+  std::vector<std::int32_t> prompt = before.prompt;
+  prompt.insert(prompt.end(), answer.begin(), answer.end());
+  prompt.insert(prompt.end(), request.prompt.begin(), request.prompt.end());
+  request.prompt = std::move(prompt);
+  return request;
+}
+
+TEST(StateEngineOnDevice, AConversationGoesOnAfterARestart) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"bf16", "none"}, {"bf16", "splitzip"}, {"bf16", "splitzip:channel"}, {"hack", "none"}};
+  for (const auto& [format, codec] : cases) {
+    SCOPED_TRACE(std::string(format) + " " + codec);
+    const TemporaryDirectory directory;
+    const GenerationRequest first = make_request(180, 15, 1);
+    const auto whole = make_engine(options_with(nullptr, format));
+    const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
+    const GenerationRequest second = next_turn(first, first_answer);
+    const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
+    EngineOptions options = options_with(open_store(directory.path()), format);
+    options.state.codec = codec;
+    EXPECT_EQ(answer_of(*make_engine(options), first), first_answer);
+    options.state.store.reset();
+    const auto engine = make_engine(options_with(open_store(directory.path()), format));
+    Finish finish;
+    EXPECT_EQ(answer_of(*engine, second, &finish), second_answer);
+    // All complete blocks of the first turn, its answer included.
+    EXPECT_EQ(finish.cached_tokens, 194 / kBlockTokens * kBlockTokens);
+    EXPECT_GT(finish.account.restore, 0);
+    engine->wait_idle();
+    const EngineLoad load = engine->load();
+    EXPECT_EQ(load.store_hit_tokens, finish.cached_tokens);
+    EXPECT_EQ(load.restores, 1);
+    EXPECT_EQ(load.restores_failed, 0);
+    EXPECT_EQ(load.save_failures, 0);
+    EXPECT_EQ(load.blocks_free, load.blocks_total);
+  }
+}
+
+// Blocks have the same names on both, so either goes on from what the other has saved.
+TEST(StateEngineOnDevice, EnginesOnCpusAndOnDevicesShareAStore) {
+  for (const char* const format : {"bf16", "hack"}) {
+    for (const bool device_first : {false, true}) {
+      SCOPED_TRACE(std::string(format) + (device_first ? " device first" : " CPU first"));
+      const TemporaryDirectory directory;
+      const GenerationRequest request = make_request(150, 3, 5);
+      std::vector<std::int32_t> restored[2];
+      for (const int turn : {0, 1, 2}) {
+        const bool on_device = device_first == (turn == 0);
+        const auto engine = make_engine(options_with(open_store(directory.path()), format),
+                                        on_device ? model_on_device() : fixture_model(kName));
+        Finish finish;
+        const auto answer = answer_of(*engine, request, &finish);
+        if (turn > 0) restored[turn - 1] = answer;
+        EXPECT_EQ(finish.cached_tokens, turn == 0 ? 0 : 128);
+        engine->wait_idle();
+        EXPECT_EQ(engine->load().restores, turn == 0 ? 0 : 1);
+        EXPECT_EQ(engine->load().restores_failed, 0);
+      }
+      EXPECT_EQ(restored[0].size(), 3U);
+      EXPECT_EQ(restored[0], restored[1]);
+    }
+  }
+}
+
+// Memory for one sequence: every other one has to leave, and the device's memory is all there is.
+TEST(StateEngineOnDevice, WhatHadToLeaveMemoryIsReadAndNotComputed) {
+  const TemporaryDirectory directory;
+  EngineOptions options = options_with(open_store(directory.path()));
+  options.kv_bytes = 4 * model_on_device().config().kv_shape().block_bytes();
+  const auto engine = make_engine(options);
+  std::vector<GenerationRequest> requests;
+  std::vector<std::vector<std::int32_t>> answers;
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    requests.push_back(make_mixed_request(200, 4, 20 + i));
+    answers.push_back(answer_of(*engine, requests.back()));
+    EXPECT_EQ(answers.back(), alone(model_on_device(), requests.back()));
+  }
+  engine->wait_idle();
+  engine->flush_state();
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    Finish finish;
+    EXPECT_EQ(answer_of(*engine, requests[i], &finish), answers[i]);
+    EXPECT_EQ(finish.cached_tokens, 192);
+  }
+  EXPECT_GE(engine->load().store_hit_tokens, 2 * 192);
+}
+
+TEST(StateEngineOnDevice, BlocksThatAreNotSavedAreCounted) {
+  const TemporaryDirectory directory;
+  EngineOptions options = options_with(open_store(directory.path()));
+  options.state.saving_bytes = 1;  // one block at a time
+  const auto store = options.state.store;
+  std::int64_t failures = 0;
+  {
+    const auto engine = make_engine(options);
+    answer_of(*engine, make_request(400, 2, 3));
+    engine->wait_idle();
+    failures = engine->load().save_failures;
+  }
+  store->flush();
+  EXPECT_EQ(static_cast<std::int64_t>(store->all().size()) + failures, 401 / kBlockTokens);
+}
+
+// Some answer, some come back, some are saved, all at once, from little memory.
+TEST(StateEngineOnDevice, InCompanyAnswersAreThoseOfOneProcess) {
+  const TemporaryDirectory directory;
+  std::vector<GenerationRequest> requests;
+  std::vector<std::vector<std::int32_t>> expected;
+  for (std::uint32_t i = 0; i < 5; ++i) {
+    requests.push_back(make_mixed_request(70 + 40 * static_cast<int>(i % 3), 6, 30 + i % 4));
+    expected.push_back(alone(model_on_device(), requests.back()));
+  }
+  for (int rounds = 0; rounds < 2; ++rounds) {
+    EngineOptions options = options_with(
+        open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(0.02)}));
+    options.kv_bytes = 9 * model_on_device().config().kv_shape().block_bytes();
+    options.state.codec = rounds == 0 ? "splitzip" : "none";
+    const auto engine = make_engine(options);
+    std::vector<std::unique_ptr<Answer>> answers;
+    for (const GenerationRequest& request : requests) {
+      answers.push_back(std::make_unique<Answer>());
+      ASSERT_TRUE(engine->submit(request, answers.back()->on_update()).ok());
+    }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      EXPECT_TRUE(answers[i]->wait().error.ok()) << answers[i]->wait().error.message();
+      EXPECT_EQ(answers[i]->tokens(), expected[i]) << rounds << " " << i;
+    }
+    engine->wait_idle();
+    EXPECT_TRUE(rounds == 0 || engine->load().store_hit_tokens > 0);
+    EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total);
+  }
+}
+
+TEST(StateEngineOnDevice, OthersAnswerWhileASequenceComesBack) {
+  const TemporaryDirectory directory;
+  const GenerationRequest slow = make_request(150, 3, 4), quick = make_request(20, 4, 6);
+  const std::vector<std::int32_t> expected = alone(model_on_device(), quick);
+  const std::vector<std::int32_t> slow_expected =
+      answer_of(*make_engine(options_with(open_store(directory.path()))), slow);
+  // All of the other answer is there before what is read.
+  const auto engine = make_engine(options_with(
+      open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(3)})));
+  Answer restored, other;
+  ASSERT_TRUE(engine->submit(slow, restored.on_update()).ok());
+  ASSERT_TRUE(engine->submit(quick, other.on_update()).ok());
+  other.wait();
+  EXPECT_EQ(other.tokens(), expected);
+  EXPECT_TRUE(restored.tokens().empty());
+  restored.wait();
+  EXPECT_EQ(restored.tokens(), slow_expected);
+  EXPECT_EQ(restored.finish().cached_tokens, 128);
+}
+
+TEST(StateEngineOnDevice, DamageCostsTimeAndNothingElse) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(200, 3, 6);
+  const std::vector<std::int32_t> expected =
+      answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  for (const auto& entry : fs::directory_iterator(directory.path() / "segments")) {
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::int64_t>(fs::file_size(entry.path())) / 2);
+    file.put('x').put('y').put('z');
+  }
+  for (int times = 0; times < 2; ++times) {
+    const auto engine = make_engine(options_with(open_store(directory.path())));
+    Finish finish;
+    EXPECT_EQ(answer_of(*engine, request, &finish), expected);
+    engine->wait_idle();
+    EXPECT_EQ(engine->load().restores_failed, times == 0 ? 1 : 0);
+    // What was damaged was computed and saved again.
+    EXPECT_GE(finish.cached_tokens, times == 0 ? 64 : 192);
+  }
+}
+
+TEST(StateEngineOnDevice, ARequestMayEndWhileItComesBack) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(200, 3, 8);
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  Answer answer, cut;  // longer than the engine
+  const auto engine = make_engine(options_with(
+      open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(0.3)})));
+  const RequestId id = take(engine->submit(request, answer.on_update()));
+  engine->abort(id);
+  EXPECT_EQ(answer.wait().error.code(), Code::kAborted);
+  engine->wait_idle();
+  EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total);
+  // And so may the engine.
+  ASSERT_TRUE(engine->submit(request, cut.on_update()).ok());
+}
+
+// Whichever call beside the line of passes fails: what cannot be brought back is computed, what
+// cannot be saved is counted.
+TEST(StateEngineOnDevice, AnyCopyMayFail) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(150, 2, 3);
+  EngineOptions options = options_with(open_store(directory.path()));
+  options.state.codec = "splitzip";
+  const std::vector<std::int32_t> expected = answer_of(*make_engine(options), request);
+  options.state.store.reset();
+  int failed = 0;
+  for (int n = 1;; n += 4) {
+    const TemporaryDirectory other;
+    const bool saves = n % 8 == 1;
+    const auto engine =
+        make_engine(options_with(open_store(saves ? other.path() : directory.path())));
+    device().fail_call(n, EmulatedAccelerator::Counted::kBesideTheLine);
+    EXPECT_EQ(answer_of(*engine, request), expected) << n;
+    engine->wait_idle();
+    engine->flush_state();
+    const bool over = device().calls() < n;
+    device().fail_call(0);
+    // The engine tells what the saver has counted when it next looks.
+    (void)answer_of(*engine, make_request(3, 1, 1));
+    engine->wait_idle();
+    const EngineLoad load = engine->load();
+    EXPECT_EQ(load.restores_failed + load.save_failures, over ? 0 : 1) << n;
+    EXPECT_EQ(load.blocks_free, load.blocks_total) << n;
+    failed += over ? 0 : 1;
+    if (over) break;
+  }
+  EXPECT_GT(failed, 1);
+}
+
+// What a prefill worker brings back leaves like what it computes, while it saves.
+TEST(StateEngineOnDevice, PrefillWorkersBringPromptsBackToo) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(150, 3, 4);
+  const std::vector<std::int32_t> expected = alone(model_on_device(), request);
+  const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread, .faults = {}});
+  for (const bool stored : {false, true}) {
+    EngineOptions options = options_with(open_store(directory.path()));
+    options.kv_codec = "splitzip";
+    Worker prefill(*network, model_on_device(), options);
+    Worker decode(*network, model_on_device(), options_with(nullptr));
+    const TransferId transfer = random_transfer_id();
+    Answer answer;
+    Prefilled prefilled;
+    const RequestId reserved = take(decode.engine->reserve(request, transfer));
+    ASSERT_TRUE(decode.engine->attach(reserved, answer.on_update()).ok());
+    take(prefill.engine->prefill_and_push(request, decode.endpoint->address(), transfer,
+                                          prefilled.on_prefilled()));
+    EXPECT_TRUE(prefilled.wait().finish.error.ok());
+    EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+    EXPECT_EQ(answer.tokens(), expected);
+    prefill.engine->wait_idle();
+    EXPECT_EQ(prefill.engine->load().store_hit_tokens, stored ? 128 : 0);
+    decode.expect_clean();
+  }
+}
+
+TEST(StateEngineOnDevice, HiddenStatesAreTheCpusAlone) {
+  const TemporaryDirectory directory;
+  const int layers = model_on_device().config().layers;
+  EngineOptions options = options_with(open_store(directory.path()));
+  for (const char* const form : {"hidden", "hidden:int8", "hidden=2"}) {
+    options.state.forms = take(make_state_forms(form, layers, nullptr, 0));
+    const Status refusal =
+        Engine::create(model_on_device(), fixture_tokenizer(), nullptr, options).status();
+    EXPECT_EQ(refusal.code(), Code::kUnsupported) << form;
+    EXPECT_THAT(refusal.message(), HasSubstr("hidden states of models on the CPU"));
+  }
+  // What the CPU has kept of them is left where it is.
+  options.state.forms = take(make_state_forms("hidden", layers, nullptr, 0));
+  const GenerationRequest request = make_request(150, 2, 3);
+  (void)answer_of(*make_engine(options, fixture_model(kName)), request);
+  options.state = {.store = options.state.store};
+  Finish finish;
+  EXPECT_EQ(answer_of(*make_engine(options), request, &finish), alone(model_on_device(), request));
+  EXPECT_EQ(finish.cached_tokens, 0);
+}
+
+}  // namespace
+}  // namespace kvlane
