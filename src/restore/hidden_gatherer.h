@@ -117,7 +117,7 @@ class HiddenGatherer {
   // No more rows will come: drops what is incomplete.
   void end(SavedRows& saved);
 
-  // Returns when all that was told before is gathered and put.
+  // Returns when the blocks that were complete before are gathered and put.
   void flush();
 
   HiddenGathererFigures figures() const;

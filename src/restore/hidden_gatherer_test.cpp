@@ -313,9 +313,9 @@ TEST_F(HiddenGathererTest, RefusedDraftsLoseTheSequenceAndNothingElse) {
   pass(first, 64);
   settle();
   pass(first, 150);  // three blocks are begun at once
+  settle();
   EXPECT_TRUE(first.rows->lost());
   EXPECT_GE(store_->figures().refused, 1U);
-  settle();
   EXPECT_EQ(stored_blocks(first), 1);
   EXPECT_EQ(gatherer_->figures().tokens_lost, 2U * kBlockTokens);
   // Its drafts are free again, and others can be saved.
