@@ -9,9 +9,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/random.h"
 #include "codec/codec.h"
 #include "engine/engine.h"
@@ -145,6 +147,18 @@ class Prefilled {
   std::condition_variable changed_;
   std::optional<PrefillOutcome> outcome_;
 };
+
+// Once nobody has anything to do: also who saves has given all blocks back. The engine tells that
+// when it next looks.
+inline void expect_all_blocks_free(Engine& engine) {
+  engine.wait_idle();
+  engine.flush_state();
+  const TimePoint end = SteadyClock::now() + std::chrono::seconds(20);
+  while (engine.load().blocks_free < engine.load().blocks_total && SteadyClock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(engine.load().blocks_free, engine.load().blocks_total);
+}
 
 // An engine with its door to a network.
 struct Worker {

@@ -107,7 +107,7 @@ TEST(StateEngineOnDevice, AConversationGoesOnAfterARestart) {
     EXPECT_EQ(load.restores, 1);
     EXPECT_EQ(load.restores_failed, 0);
     EXPECT_EQ(load.save_failures, 0);
-    EXPECT_EQ(load.blocks_free, load.blocks_total);
+    expect_all_blocks_free(*engine);
   }
 }
 
@@ -200,9 +200,8 @@ TEST(StateEngineOnDevice, InCompanyAnswersAreThoseOfOneProcess) {
       EXPECT_TRUE(answers[i]->wait().error.ok()) << answers[i]->wait().error.message();
       EXPECT_EQ(answers[i]->tokens(), expected[i]) << rounds << " " << i;
     }
-    engine->wait_idle();
+    expect_all_blocks_free(*engine);
     EXPECT_TRUE(rounds == 0 || engine->load().store_hit_tokens > 0);
-    EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total);
   }
 }
 
@@ -257,8 +256,7 @@ TEST(StateEngineOnDevice, ARequestMayEndWhileItComesBack) {
   const RequestId id = take(engine->submit(request, answer.on_update()));
   engine->abort(id);
   EXPECT_EQ(answer.wait().error.code(), Code::kAborted);
-  engine->wait_idle();
-  EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total);
+  expect_all_blocks_free(*engine);
   // And so may the engine.
   ASSERT_TRUE(engine->submit(request, cut.on_update()).ok());
 }
@@ -289,7 +287,7 @@ TEST(StateEngineOnDevice, AnyCopyMayFail) {
     engine->wait_idle();
     const EngineLoad load = engine->load();
     EXPECT_EQ(load.restores_failed + load.save_failures, over ? 0 : 1) << n;
-    EXPECT_EQ(load.blocks_free, load.blocks_total) << n;
+    expect_all_blocks_free(*engine);
     failed += over ? 0 : 1;
     if (over) break;
   }

@@ -327,8 +327,7 @@ TEST(StateEngine, ARequestMayEndWhileItComesBack) {
   ASSERT_TRUE(id.ok());
   engine->abort(*id);
   EXPECT_EQ(answer.wait().error.code(), Code::kAborted);
-  engine->wait_idle();
-  EXPECT_EQ(engine->load().blocks_free, engine->load().blocks_total);
+  expect_all_blocks_free(*engine);
   // And so may the engine.
   ASSERT_TRUE(engine->submit(request, cut.on_update()).ok());
 }

@@ -30,10 +30,10 @@ Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
   std::unique_ptr<StateKeeper> keeper(new StateKeeper(shape, format, options));
   const bool lossy =
       options.forms.saves_hidden() && options.forms.hidden == HiddenFormat::Values::kInt8;
-  keeper->restorer_ =
-      std::make_unique<Restorer>(model, keeper->kind_, *options.store, forward,
-                                 RestorerOptions{.profile = options.profile, .lossy = lossy},
-                                 std::move(wake), std::move(lanes.restoring));
+  keeper->restorer_ = std::make_unique<Restorer>(
+      model, keeper->kind_, *options.store, forward,
+      RestorerOptions{.profile = options.profile, .lossy = lossy, .pass_rows_max = pass_rows_max},
+      std::move(wake), std::move(lanes.restoring));
   // Blocks wait where they are: who has no block to compute into waits, too.
   const std::size_t slab_bytes_max =
       options.saves_all ? std::numeric_limits<std::size_t>::max() : options.saving_bytes;

@@ -36,12 +36,12 @@ Status DeviceCodedPass::allocate(int rows_max) {
 Status DeviceCodedPass::fetch_verdicts() {
   if (sealing_ == 0) return {};
   return device_.copy(host_beyond_.get(), beyond_.get(),
-                      std::size_t(layers_) * sealing_ * verdicts() * sizeof(std::uint32_t));
+                      std::size_t(layers_sealed_) * sealing_ * verdicts() * sizeof(std::uint32_t));
 }
 
 Status DeviceCodedPass::check(int count) const {
   const auto* const all = reinterpret_cast<const std::uint32_t*>(host_beyond_.get());
-  for (int layer = 0; layer < layers_ && count > 0; ++layer) {
+  for (int layer = 0; layer < layers_sealed_ && count > 0; ++layer) {
     const std::uint32_t* const first = all + std::size_t(layer) * sealing_ * verdicts();
     if (std::any_of(first, first + std::size_t(count) * verdicts(),
                     [](std::uint32_t beyond) { return beyond != 0; })) {

@@ -57,7 +57,7 @@ class DeviceCodedPass {
   // Before the first layer: so many blocks will be sealed in each of `layers`, at most one a row.
   void begin(int blocks, int layers) {
     sealing_ = blocks;
-    layers_ = layers;
+    layers_sealed_ = layers;
   }
   // After all layers: has the verdicts copied to the host.
   Status fetch_verdicts();
@@ -101,7 +101,7 @@ class DeviceCodedPass {
   Accelerator& device_;
   // In the pass that is under way: blocks, and layers of it.
   int sealing_ = 0;
-  int layers_ = 0;
+  int layers_sealed_ = 0;
   // States of prefill attention: [rows][heads].
   float* max_ = nullptr;
   float* sum_ = nullptr;

@@ -63,17 +63,9 @@ std::vector<BlockName> block_names() {
 // A cache of the host or of a device, whose blocks 0, 1, 2 ... are those of a sequence.
 class Cache {
  public:
+  // cppcheck-suppress uninitMemberVar  ; device_ is: it loses the thread here
   Cache(Accelerator* device, const SlabKind& kind)
-      : kind_(kind),
-        device_(device),
-        model_(model_on(device)),
-        bytes_(kBlocks * sizes().block_bytes()),
-        memory_(device != nullptr ? take(device->allocate(bytes_)) : Accelerator::Memory()),
-        rows_memory_(device != nullptr ? take(device->allocate(rows_bytes()))
-                                       : Accelerator::Memory()),
-        pool(make_pool()),
-        rows_(make_rows()),
-        table(kind.format() != nullptr ? BlockTable(pool, rows_, {}) : BlockTable(pool)) {
+      : kind_(kind), device_(device), model_(model_on(device)) {
     EXPECT_TRUE(table.grow(kBlocks * kBlockTokens).ok());
   }
 
@@ -109,6 +101,10 @@ class Cache {
   }
   // Of a pass.
   std::size_t rows_bytes() const { return kBlocks * kind_.shape().block_bytes(); }
+  Accelerator::Memory allocate(std::size_t bytes) const {
+    if (device_ == nullptr) return {};
+    return take(device_->allocate(bytes));
+  }
   BlockPool make_pool() {
     const KvShape& shape = kind_.shape();
     const std::span memory(memory_.get(), bytes_);
@@ -124,22 +120,26 @@ class Cache {
                     ? BlockPool::create(kind_.shape(), rows_bytes())
                     : BlockPool::over(kind_.shape(), {rows_memory_.get(), rows_bytes()}, copy_));
   }
+  BlockTable make_table() {
+    if (kind_.format() == nullptr) return BlockTable(pool);
+    return {pool, rows_, {}};
+  }
 
   const SlabKind& kind_;
   Accelerator* const device_;
   const Model& model_;
   const MemoryCopy copy_ = device_ != nullptr ? take(device_->copies()) : MemoryCopy(copy_on_host);
-  const std::size_t bytes_;
-  const Accelerator::Memory memory_, rows_memory_;
+  const std::size_t bytes_ = kBlocks * sizes().block_bytes();
+  const Accelerator::Memory memory_ = allocate(bytes_), rows_memory_ = allocate(rows_bytes());
 
  public:
-  BlockPool pool;
+  BlockPool pool = make_pool();
 
  private:
-  BlockPool rows_;
+  BlockPool rows_ = make_rows();
 
  public:
-  BlockTable table;
+  BlockTable table = make_table();
 };
 
 struct Disk {

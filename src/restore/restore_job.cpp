@@ -346,8 +346,8 @@ void RestoreJob::release(Read& read) {
 void RestoreJob::recompute_piece() {
   const ScopedTimer timer(times_.busy.recompute);
   const int at = first_ * kBlockTokens + recomputed_tokens_;
-  const int count =
-      std::min(kRestorePieceTokens, found_.decision.blocks * kBlockTokens - recomputed_tokens_);
+  const int count = std::min({kRestorePieceTokens, restorer_.options_.pass_rows_max,
+                              found_.decision.blocks * kBlockTokens - recomputed_tokens_});
   const ForwardSpan span{&table_, std::span(tokens_).subspan(at, count), 0};
   PassHooks hooks;
   hooks.kv_layers = found_.decision.recomputed;

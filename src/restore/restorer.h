@@ -40,6 +40,7 @@ struct RestorerOptions {
                              << 20;               // of one job's reads, at least those of a piece
   std::shared_ptr<const MachineProfile> profile;  // null: see decide_restore()
   bool lossy = false;                             // hidden:int8 may be used
+  int pass_rows_max = kRestorePieceTokens;        // of a pass that computes from tokens
   // A rank of tensor parallelism has slabs of its own KV heads, those of its model and its cache:
   // spec/store.md, section 3. Hidden states are whole.
   int shards = 1;

@@ -276,6 +276,28 @@ TEST(Restorer, AnyMixtureOfSourcesGivesTheSameBits) {
   }
 }
 
+// An engine with small chunks has no buffers for a whole piece.
+TEST(Restorer, FirstLayersAreComputedInPassesOfAnySize) {
+  for (const char* format : {"bf16", "int4"}) {
+    World world(format);
+    BlockTable truth = world.compute();
+    world.save_slabs(truth, "none");
+    for (const int rows : {48, 80}) {
+      const std::string what = std::string(format) + " " + std::to_string(rows);
+      world.forward = take(Forward::create(tiny_model(), rows, 1, world.format.get()));
+      Restorer restorer = world.restorer({.pass_rows_max = rows});
+      FoundState found = restorer.find(world.names, 0, kTokens);
+      ASSERT_EQ(found.decision.blocks, kBlocks) << what;
+      force(found, 2, 2);
+      BlockTable table = world.new_table();
+      const auto job = world.restore(restorer, std::move(found), table);
+      ASSERT_TRUE(job->status().ok()) << what << ": " << job->status().message();
+      EXPECT_EQ(table.tokens(), kBlocks * kBlockTokens) << what;
+      world.expect_blocks(table, truth, 0, kBlocks, what);
+    }
+  }
+}
+
 TEST(Restorer, BehindBlocksThatAreInTheCache) {
   World world;
   BlockTable truth = world.compute();
