@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "store/spare_pages.h"
 #include "store/stored_extent.h"
 
 namespace kvlane {
@@ -18,19 +19,19 @@ class MemoryTier {
   explicit MemoryTier(std::uint64_t bytes_max) : bytes_max_(bytes_max) {}
 
   bool wants(const StoredExtent& extent) const {
-    return coming_bytes_ + extent.head.extent_bytes() <= bytes_max_ && extent.bytes == nullptr &&
+    return coming_bytes_ + bytes_of(extent) <= bytes_max_ && extent.bytes == nullptr &&
            extent.ahead == StoredExtent::Ahead::kNo;
   }
   // Precondition: wants(). Others go to make room; who reads them keeps them meanwhile.
   void add(const std::shared_ptr<StoredExtent>& extent, std::shared_ptr<PageBuffer> bytes) {
-    make_room(extent->head.extent_bytes());
+    make_room(bytes_of(*extent));
     keep(extent, std::move(bytes));
   }
   void remove(StoredExtent& extent) {
     if (extent.bytes == nullptr) return;
     note_read(extent);
     extent.bytes = nullptr;
-    bytes_ -= extent.head.extent_bytes();
+    bytes_ -= bytes_of(extent);
     by_use_.erase(extent.at_in_memory);
   }
   void touch(StoredExtent& extent) {
@@ -40,13 +41,13 @@ class MemoryTier {
   void note_read(StoredExtent& extent) {
     if (extent.ahead != StoredExtent::Ahead::kUnread) return;
     extent.ahead = StoredExtent::Ahead::kNo;
-    ahead_bytes_ -= extent.head.extent_bytes();
+    ahead_bytes_ -= bytes_of(extent);
   }
 
   // Takes room for an extent that is to be prefetched; arrive() or cancel() follows. False: there
   // is none, or it is there.
   bool expect(StoredExtent& extent) {
-    const std::uint64_t bytes = extent.head.extent_bytes();
+    const std::uint64_t bytes = bytes_of(extent);
     if (!wants(extent) || ahead_bytes_ + bytes > bytes_max_ / 2) return false;
     make_room(bytes);
     extent.ahead = StoredExtent::Ahead::kComing;
@@ -55,26 +56,30 @@ class MemoryTier {
     return true;
   }
   void arrive(const std::shared_ptr<StoredExtent>& extent, std::shared_ptr<PageBuffer> bytes) {
-    coming_bytes_ -= extent->head.extent_bytes();
+    coming_bytes_ -= bytes_of(*extent);
     extent->ahead = StoredExtent::Ahead::kUnread;
     keep(extent, std::move(bytes));
   }
   void cancel(StoredExtent& extent) {
-    coming_bytes_ -= extent.head.extent_bytes();
-    ahead_bytes_ -= extent.head.extent_bytes();
+    coming_bytes_ -= bytes_of(extent);
+    ahead_bytes_ -= bytes_of(extent);
     extent.ahead = StoredExtent::Ahead::kNo;
   }
 
   std::uint64_t bytes() const { return bytes_ + coming_bytes_; }
 
  private:
+  // That it takes here.
+  static std::uint64_t bytes_of(const StoredExtent& extent) {
+    return SparePages::rounded(extent.head.extent_bytes());
+  }
   void make_room(std::uint64_t bytes) {
     while (bytes_ + coming_bytes_ + bytes > bytes_max_) remove(*by_use_.front());
   }
   void keep(const std::shared_ptr<StoredExtent>& extent, std::shared_ptr<PageBuffer> bytes) {
     extent->bytes = std::move(bytes);
     extent->at_in_memory = by_use_.insert(by_use_.end(), extent);
-    bytes_ += extent->head.extent_bytes();
+    bytes_ += bytes_of(*extent);
   }
 
   std::uint64_t bytes_max_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <deque>
 #include <memory>
@@ -17,9 +18,16 @@ namespace kvlane {
 // Thread-safe.
 class SparePages : public std::enable_shared_from_this<SparePages> {
  public:
-  // Of exactly this size, since extents of a model have few. What is in it is anything. kExhausted
-  // when the system has none.
-  Result<PageBuffer> take(std::size_t bytes) {
+  // What a buffer for so many bytes has: steps of a sixteenth at most, since extents of a model have
+  // few sizes, but for a codec, of which each differs a little.
+  static std::size_t rounded(std::size_t bytes) {
+    const std::size_t step = std::max(kStepMin, std::bit_floor(bytes) / 16);
+    return (bytes + step - 1) / step * step;
+  }
+
+  // Of rounded() bytes. What is in it is anything. kExhausted when the system has none.
+  Result<PageBuffer> take(std::size_t wanted) {
+    const std::size_t bytes = rounded(wanted);
     {
       const std::lock_guard guard(mutex_);
       const auto found = std::ranges::find(spare_, bytes, &PageBuffer::bytes);
@@ -63,6 +71,7 @@ class SparePages : public std::enable_shared_from_this<SparePages> {
     const std::shared_ptr<SparePages> home;
   };
 
+  static constexpr std::size_t kStepMin = 4096;
   static constexpr std::size_t kBytesMax = std::size_t{16} << 20;
 
   std::mutex mutex_;

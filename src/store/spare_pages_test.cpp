@@ -31,6 +31,24 @@ TEST(SparePages, WhatComesBackIsUsedForTheSameSizeAlone) {
   EXPECT_NE(taken(*spare, kMiB).data(), where);
 }
 
+TEST(SparePages, SizesThatDifferALittleShareBuffers) {
+  for (const std::size_t bytes : {std::size_t{4096}, std::size_t{40960}, kMiB, 17 * kMiB}) {
+    EXPECT_EQ(SparePages::rounded(bytes), bytes);
+  }
+  for (std::size_t bytes = 4096; bytes < 3 * kMiB; bytes += 4096) {
+    const std::size_t rounded = SparePages::rounded(bytes);
+    ASSERT_GE(rounded, bytes);
+    ASSERT_LE((rounded - bytes) * 16, bytes);
+    ASSERT_EQ(rounded % 4096, 0u);
+  }
+  const auto spare = std::make_shared<SparePages>();
+  PageBuffer buffer = std::move(*spare->take(kMiB - 8192));
+  EXPECT_EQ(buffer.bytes(), kMiB);
+  const std::byte* const where = buffer.data();
+  spare->give(std::move(buffer));
+  EXPECT_EQ(spare->take(kMiB - 20480)->data(), where);
+}
+
 TEST(SparePages, TheLastOwnerGivesBackEvenIfNobodyElseIsLeft) {
   auto spare = std::make_shared<SparePages>();
   auto first = spare->shared(taken(*spare, kMiB));

@@ -99,7 +99,7 @@ class ExtentDraft {
   const ExtentHead& head() const;
   // Of the block, where it was not known when the draft was made. Not for imported drafts.
   void set_name(const BlockName& name);
-  // k_bytes + v_bytes of the part, zeros at first; from a multiple of 4,096 on.
+  // k_bytes + v_bytes of the part, anything at first; from a multiple of 4,096 on.
   std::span<std::byte> part(int index) const;
 
  private:
