@@ -33,11 +33,11 @@ from shaped_workers import (
     FAR_ADDRESS,
     NEAR,
     NEAR_ADDRESS,
-    Server,
     Unavailable,
     bytes_ratio,
     kv_bytes,
     measure_requests,
+    server_in,
     shape,
     two_namespaces,
     value,
@@ -111,14 +111,14 @@ class Variant:
                 flags += ["--kv-tables", options.kv_tables]
 
             def start(namespace, address, role, *more):
-                server = Server(namespace, role, options.model, *flags, "--host", address, "--kv-bind", address, *more)
+                server = server_in(namespace, role, options.model, *flags, "--host", address, "--kv-bind", address, *more)
                 stack.callback(server.stop)
                 return server
 
             decode = start(FAR, FAR_ADDRESS, "decode")
             prefill = start(NEAR, NEAR_ADDRESS, "prefill", "--kv-codec", self.codec, "--kv-push", "whole")
             ends = ("--prefill", prefill.url, "--decode", decode.url)
-            gateway = Server(NEAR, "gateway", "--host", NEAR_ADDRESS, *ends)
+            gateway = server_in(NEAR, "gateway", "--host", NEAR_ADDRESS, *ends)
             stack.callback(gateway.stop)
             for number, (link, mbit) in enumerate(links.items()):
                 shape(mbit)

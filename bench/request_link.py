@@ -32,11 +32,11 @@ from shaped_workers import (
     NEAR,
     NEAR_ADDRESS,
     SHARE_TOLERANCE,
-    Server,
     Unavailable,
     bytes_ratio,
     kv_bytes,
     measure_requests,
+    server_in,
     shape,
     two_namespaces,
     value,
@@ -54,9 +54,9 @@ class Variant:
         self.codec, self.push = codec, push
         worker = ["--kv-memory", "256MiB", "--threads", 1, "--host", NEAR_ADDRESS]
         worker += ["--kv-bind", NEAR_ADDRESS, "--kv-codec", codec, "--kv-push", push]
-        self.prefill = Server(NEAR, "prefill", options.model, *worker)
+        self.prefill = server_in(NEAR, "prefill", options.model, *worker)
         stack.callback(self.prefill.stop)
-        self.gateway = Server(
+        self.gateway = server_in(
             NEAR, "gateway", "--host", NEAR_ADDRESS, "--prefill", self.prefill.url, "--decode", decode.url
         )
         stack.callback(self.gateway.stop)
@@ -122,7 +122,7 @@ def measure(options):
         shape(1000)  # whether that can be done at all
         shape(None)
         memory = ["--kv-memory", "256MiB", "--threads", 1]
-        decode = Server(FAR, "decode", options.model, *memory, "--host", FAR_ADDRESS, "--kv-bind", FAR_ADDRESS)
+        decode = server_in(FAR, "decode", options.model, *memory, "--host", FAR_ADDRESS, "--kv-bind", FAR_ADDRESS)
         stack.callback(decode.stop)
         codecs = options.codecs.split(",")
         variants = [Variant(codec, push, decode, options, stack) for push in PUSHES for codec in codecs]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kvlane serve` as measurements of whole servers start it, ask it how it went, and write down what they found."""
+"""Servers as measurements of them start them, ask them how it went, and write down what they found."""
 
 import contextlib
 import json
@@ -16,11 +16,13 @@ PATIENCE = 600  # seconds
 
 
 class Server:
-    """A server of a model on a free port; `flags` are those of `kvlane serve`."""
+    """A serving command of the program on a free port; ends with this process. `within` stands before the program."""
 
-    def __init__(self, model, *flags):
-        command = [PROGRAM, "serve", model, "--port", "0", "--parent", str(os.getpid()), "--json", *map(str, flags)]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    def __init__(self, *arguments, within=(), **variables):
+        command = [*within, PROGRAM, *arguments, "--port", 0, "--parent", os.getpid(), "--json"]
+        self.process = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=os.environ | variables
+        )
         line = self.process.stdout.readline()
         if not line:
             sys.exit(f"`{shlex.join(map(str, command))}` did not start")
@@ -39,7 +41,8 @@ class Server:
 
 @contextlib.contextmanager
 def served(model, *flags):
-    server = Server(model, *flags)
+    """`kvlane serve` with these flags."""
+    server = Server("serve", model, *flags)
     try:
         yield server
     finally:

@@ -29,6 +29,7 @@ is back. Prompts are random token ids. KVLANE_PROGRAM is the program, build/rele
 import argparse
 import collections
 import pathlib
+import statistics
 import sys
 import tempfile
 
@@ -47,13 +48,12 @@ class Wrong(Exception):
     """What was measured is not what it is meant to be."""
 
 
-def percentile(values, percent):
-    """Linear interpolation between the nearest two, as `kvlane bench serve` does it."""
-    values = sorted(values)
-    place = (len(values) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (place - below) * (values[above] - values[below])
+def percentiles(values):
+    """P50, P90 and P99, between the nearest two as `kvlane bench serve` has them."""
+    if len(values) == 1:
+        return values * len(PERCENTS)
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return [cuts[percent - 1] for percent in PERCENTS]
 
 
 def server_flags(way, options, folder):
@@ -143,12 +143,11 @@ def measure(way, options):
     check(way, requests, hits, options)
 
     def latencies(rounds):
-        ttfts = [1000 * request.ttft for (_, turn), request in requests.items() if rounds(turn)]
-        return [percentile(ttfts, percent) for percent in PERCENTS]
+        return percentiles([1000 * request.ttft for (_, turn), request in requests.items() if rounds(turn)])
 
     tpots = [1000 * request.tpot for request in requests.values() if request.tpot is not None]
     row = Row(way, latencies(lambda turn: turn == 1), latencies(lambda turn: turn > 1),
-              percentile(tpots, 50) if tpots else 0, found_share(requests), hits, bytes_read,
+              statistics.median(tpots) if tpots else 0, found_share(requests), hits, bytes_read,
               1000 * restore / restores if restores else 0)  # fmt: skip
     return row, {key: (request.input, request.text) for key, request in requests.items()}
 

@@ -15,8 +15,8 @@ import shlex
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = os.environ.get("KVLANE_PROGRAM") or str(ROOT / "build" / "release" / "kvlane")
+from served import PROGRAM, Server
+
 NEAR, FAR = f"kvlane-near-{os.getpid()}", f"kvlane-far-{os.getpid()}"
 NEAR_ADDRESS, FAR_ADDRESS = "10.213.78.1", "10.213.78.2"
 PATIENCE = 120  # seconds for anything that should be quick
@@ -65,24 +65,8 @@ def inside(namespace, *command):
     return ["ip", "netns", "exec", namespace, PROGRAM, *map(str, command)]
 
 
-class Server:
-    """A serving command of the program; ends with this process."""
-
-    def __init__(self, namespace, *arguments):
-        self.process = subprocess.Popen(
-            inside(namespace, *arguments, "--port", 0, "--parent", os.getpid(), "--json"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"OMP_WAIT_POLICY": "passive"},
-        )
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"`{shlex.join(map(str, arguments))}` did not start")
-        self.url = json.loads(line)["url"]
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(PATIENCE)
+def server_in(namespace, *arguments):
+    return Server(*arguments, within=("ip", "netns", "exec", namespace), OMP_WAIT_POLICY="passive")
 
 
 def value(report, name):

@@ -37,13 +37,6 @@ EngineOptions options_with(const char* format) {
   return {.kv_bytes = std::size_t{1} << 23, .kv_format = make_format(format), .chunk_tokens = 100};
 }
 
-std::vector<Answer::One> answers_of(Engine& engine, const GenerationRequest& request) {
-  Answer answer;
-  EXPECT_TRUE(engine.submit(request, answer.on_update()).ok());
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  return answer.all();
-}
-
 std::vector<std::int32_t> alone_with(const char* format, const GenerationRequest& request) {
   const auto engine =
       take(Engine::create(model_on_device(), fixture_tokenizer(), nullptr, options_with(format)));

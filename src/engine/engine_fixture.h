@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -123,6 +124,30 @@ class Answer {
   std::vector<One> all_{1};
   std::optional<Finish> finish_;
 };
+
+inline std::vector<Answer::One> answers_of(Engine& engine, const GenerationRequest& request) {
+  Answer answer;
+  EXPECT_TRUE(engine.submit(request, answer.on_update()).ok());
+  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+  return answer.all();
+}
+
+// Several answers to one prompt are the same with room for all of them as with room for few.
+inline void expect_answers_in_any_room(
+    const std::function<std::unique_ptr<Engine>(int blocks)>& make_engine, int many, int few) {
+  GenerationRequest request = make_request(200, 30, 5, 1.0F);
+  request.n = 4;
+  std::vector<std::vector<Answer::One>> all;
+  for (const int blocks : {many, few}) {
+    const auto engine = make_engine(blocks);
+    all.push_back(answers_of(*engine, request));
+    engine->wait_idle();
+    EXPECT_EQ(engine->load().blocks_free, blocks);
+  }
+  ASSERT_EQ(all[0].size(), 4U);
+  EXPECT_EQ(all[0], all[1]);
+  EXPECT_NE(all[0][0].tokens, all[0][1].tokens);
+}
 
 // The outcome of one prefill that went elsewhere.
 class Prefilled {

@@ -48,10 +48,7 @@ std::vector<std::int32_t> plain_answer(const char* rule, const GenerationRequest
 }
 
 Answer::One ask(Engine& engine, const GenerationRequest& request) {
-  Answer answer;
-  EXPECT_TRUE(engine.submit(request, answer.on_update()).ok());
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  return answer.all()[0];
+  return answers_of(engine, request)[0];
 }
 
 TEST(EvictingEngine, GreedyAnswersEqualPlainPasses) {
@@ -109,22 +106,9 @@ TEST(EvictingEngine, CompanyAndShortMemoryChangeNoAnswer) {
 }
 
 TEST(EvictingEngine, SeveralAnswersToOnePromptHaveSlotsOfTheirOwn) {
-  GenerationRequest request = make_request(200, 30, 5, 1.0F);
-  request.n = 4;
-  // With room for all of them, and with room for one beside the prompt.
-  std::vector<std::vector<Answer::One>> all;
-  for (const int blocks : {40, 6}) {
-    const auto engine = make_engine(options_with("h2o:keep=0.4", blocks));
-    Answer answer;
-    ASSERT_TRUE(engine->submit(request, answer.on_update()).ok());
-    ASSERT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-    all.push_back(answer.all());
-    engine->wait_idle();
-    EXPECT_EQ(engine->load().blocks_free, blocks);
-  }
-  ASSERT_EQ(all[0].size(), 4U);
-  EXPECT_EQ(all[0], all[1]);
-  EXPECT_NE(all[0][0].tokens, all[0][1].tokens);
+  // Few: room for one beside the prompt.
+  expect_answers_in_any_room(
+      [](int blocks) { return make_engine(options_with("h2o:keep=0.4", blocks)); }, 40, 6);
 }
 
 TEST(EvictingEngine, RefusesWhatCannotBe) {

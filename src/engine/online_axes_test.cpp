@@ -230,22 +230,9 @@ TEST(OnlineEngine, CompanyChunksAndShortMemoryChangeNoAnswer) {
 }
 
 TEST(OnlineEngine, SeveralAnswersToOnePromptShareItsAxes) {
-  GenerationRequest request = make_request(200, 30, 5, 1.0F);
-  request.n = 4;
-  // With room for all of them, and with room for one at a time.
-  std::vector<std::vector<Answer::One>> all;
-  for (const int blocks : {40, 4}) {
-    const auto engine = make_engine(options_with(0.5, blocks));
-    Answer answer;
-    ASSERT_TRUE(engine->submit(request, answer.on_update()).ok());
-    ASSERT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-    all.push_back(answer.all());
-    engine->wait_idle();
-    EXPECT_EQ(engine->load().blocks_free, blocks);
-  }
-  ASSERT_EQ(all[0].size(), 4U);
-  EXPECT_EQ(all[0], all[1]);
-  EXPECT_NE(all[0][0].tokens, all[0][1].tokens);
+  // Few: room for one at a time.
+  expect_answers_in_any_room([](int blocks) { return make_engine(options_with(0.5, blocks)); }, 40,
+                             4);
 }
 
 TEST(OnlineEngine, AnAbortedAnswerGivesItsBlocksBack) {

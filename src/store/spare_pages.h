@@ -18,8 +18,8 @@ namespace kvlane {
 // Thread-safe.
 class SparePages : public std::enable_shared_from_this<SparePages> {
  public:
-  // What a buffer for so many bytes has: steps of a sixteenth at most, since extents of a model have
-  // few sizes, but for a codec, of which each differs a little.
+  // What a buffer for so many bytes has: steps of a sixteenth at most, since extents of a model
+  // have few sizes, but for a codec, of which each differs a little.
   static std::size_t rounded(std::size_t bytes) {
     const std::size_t step = std::max(kStepMin, std::bit_floor(bytes) / 16);
     return (bytes + step - 1) / step * step;
