@@ -111,7 +111,8 @@ class Variant:
                 flags += ["--kv-tables", options.kv_tables]
 
             def start(namespace, address, role, *more):
-                server = server_in(namespace, role, options.model, *flags, "--host", address, "--kv-bind", address, *more)
+                flags_there = (*flags, "--host", address, "--kv-bind", address, *more)
+                server = server_in(namespace, role, options.model, *flags_there)
                 stack.callback(server.stop)
                 return server
 
