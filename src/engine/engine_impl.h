@@ -122,7 +122,8 @@ class EngineImpl final : public Engine {
   void save_blocks(Sequence& sequence);
   void count_unsaved(const Sequence& sequence);
   void prefetch();
-  bool gather_hidden();
+  void gather_hidden(PassHooks& hooks);
+  void put_in_device_order(const KeptRows& kept);
   void complete_hidden(Sequence& sequence);
   void end_hidden(Sequence& sequence);
   bool is_being_restored(const Sequence& sequence) const;
@@ -175,6 +176,10 @@ class EngineImpl final : public Engine {
   const PassHooks::OnNormed hidden_shown_ = [this](int layer, ByteView normed) {
     keeper_->hidden()->copy(layer, saved_rows_, normed);
   };
+  const PassHooks::OnKept hidden_kept_ = [this](const KeptRows& kept) {
+    if (!in_device_order_) put_in_device_order(kept);
+    return keeper_->hidden()->fetch(saved_rows_, kept);
+  };
 
   const PassHooks::BeforeAttention rows_wanted_ = [this](int layer) { restore_rows(layer); };
 
@@ -197,6 +202,8 @@ class EngineImpl final : public Engine {
   std::vector<Slot> slots_;
   std::vector<ForwardSpan> spans_;
   std::vector<PassRows> saved_rows_;  // whose hidden states are saved
+  std::vector<int> saved_spans_;      // of these
+  bool in_device_order_ = false;      // they are, and have its rows
   std::vector<Sequence*> batch_;
   std::vector<int> missing_;
   std::vector<int> shares_of_step_;

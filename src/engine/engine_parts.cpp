@@ -96,9 +96,12 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
   if (options.kv_format) {
     KVLANE_ASSIGN(format, device_codes(*options.kv_format));
   }
+  KeptLayers kept;
+  const StateForms& forms = options.state.forms;
+  if (options.state.store != nullptr) kept = {forms.hidden_first, forms.hidden_last};
   KVLANE_ASSIGN(std::unique_ptr<ForwardPass> forward,
                 DeviceForward::create(model.on_device(), device, options.rows_max(),
-                                      options.sequences_max, true, format));
+                                      options.sequences_max, true, format, kept));
   KVLANE_ASSIGN(Accelerator::Memory memory, device.allocate(options.kv_bytes));
   KVLANE_ASSIGN(const MemoryCopy copy, device.copies());
   KVLANE_ASSIGN(Pools pools,

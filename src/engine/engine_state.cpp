@@ -74,11 +74,14 @@ void EngineImpl::prefetch() {
 
 // Chooses the rows of this pass whose hidden states are saved. A sequence is followed from the next
 // beginning of a block on.
-bool EngineImpl::gather_hidden() {
+void EngineImpl::gather_hidden(PassHooks& hooks) {
   saved_rows_.clear();
-  if (keeper_ == nullptr || keeper_->hidden() == nullptr) return false;
+  saved_spans_.clear();
+  in_device_order_ = false;
+  if (keeper_ == nullptr || keeper_->hidden() == nullptr) return;
   int row = 0;
-  for (const Slot& slot : slots_) {
+  for (std::size_t span = 0; span < slots_.size(); ++span) {
+    const Slot& slot = slots_[span];
     Sequence& sequence = *slot.sequence;
     const int position = sequence.table.tokens();
     if (sequence.hidden == nullptr && position % kBlockTokens == 0) {
@@ -86,10 +89,26 @@ bool EngineImpl::gather_hidden() {
     }
     if (sequence.hidden != nullptr) {
       saved_rows_.push_back({sequence.hidden.get(), position, row, slot.tokens});
+      saved_spans_.push_back(static_cast<int>(span));
     }
     row += slot.tokens;
   }
-  return !saved_rows_.empty();
+  if (saved_rows_.empty()) return;
+  if (model_.device() == nullptr) {
+    hooks.on_normed = hidden_shown_;
+  } else {
+    hooks.on_kept = hidden_kept_;
+  }
+}
+
+// A device has rows in an order of its own, the same in all layers; side by side they are one copy.
+void EngineImpl::put_in_device_order(const KeptRows& kept) {
+  for (std::size_t i = 0; i < saved_rows_.size(); ++i) {
+    saved_rows_[i].row = kept.first[saved_spans_[i]];
+  }
+  std::sort(saved_rows_.begin(), saved_rows_.end(),
+            [](const PassRows& a, const PassRows& b) { return a.row < b.row; });
+  in_device_order_ = true;
 }
 
 // Blocks that are complete and were not published yet have their names now.

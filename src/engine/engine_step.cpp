@@ -30,7 +30,7 @@ bool EngineImpl::step() {
   if (!choose_batch()) return restored || !dead_.empty();
   PassHooks hooks;
   if (slabs_leave()) hooks.on_layer = layer_done_;
-  if (gather_hidden()) hooks.on_normed = hidden_shown_;
+  gather_hidden(hooks);
   rows_seconds_ = 0;
   const auto has_axes = [](const Slot& slot) { return slot.sequence->axes != nullptr; };
   if (std::ranges::any_of(slots_, has_axes)) hooks.before_attention = rows_wanted_;

@@ -45,13 +45,15 @@ std::shared_ptr<Store> open_store(const fs::path& directory, const DevicePace& p
   return take(Store::open(options, std::move(files)));
 }
 
-EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16") {
+EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16",
+                           const char* form = "kv") {
   const Model& model = fixture_model(kName);
   EngineOptions options;
   options.kv_bytes = std::size_t{1} << 23;
   options.kv_format = take(make_kv_format(
       format, {.shape = model.config().kv_shape(), .rope = &model.rope(), .isa = model.isa()}));
   options.state.store = std::move(store);
+  options.state.forms = take(make_state_forms(form, model.config().layers, nullptr, 0));
   return options;
 }
 
@@ -81,21 +83,27 @@ GenerationRequest next_turn(const GenerationRequest& before,
 }
 
 TEST(StateEngineOnDevice, AConversationGoesOnAfterARestart) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"bf16", "none"}, {"bf16", "splitzip"}, {"bf16", "splitzip:channel"}, {"hack", "none"}};
-  for (const auto& [format, codec] : cases) {
-    SCOPED_TRACE(std::string(format) + " " + codec);
+  struct Case {
+    const char *format, *codec, *form;
+  };
+  const Case cases[] = {
+      {"bf16", "none", "kv"},         {"bf16", "splitzip", "kv"},
+      {"hack", "none", "kv"},         {"bf16", "splitzip:channel", "kv"},
+      {"bf16", "none", "hidden"},     {"hack", "none", "hidden"},
+      {"bf16", "splitzip", "hidden=2"}, {"hack:p=64", "none", "hidden=2"}};
+  for (const auto& [format, codec, form] : cases) {
+    SCOPED_TRACE(std::string(format) + " " + codec + " " + form);
     const TemporaryDirectory directory;
     const GenerationRequest first = make_request(180, 15, 1);
     const auto whole = make_engine(options_with(nullptr, format));
     const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
     const GenerationRequest second = next_turn(first, first_answer);
     const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
-    EngineOptions options = options_with(open_store(directory.path()), format);
+    EngineOptions options = options_with(open_store(directory.path()), format, form);
     options.state.codec = codec;
     EXPECT_EQ(answer_of(*make_engine(options), first), first_answer);
     options.state.store.reset();
-    const auto engine = make_engine(options_with(open_store(directory.path()), format));
+    const auto engine = make_engine(options_with(open_store(directory.path()), format, form));
     Finish finish;
     EXPECT_EQ(answer_of(*engine, second, &finish), second_answer);
     // All complete blocks of the first turn, its answer included.

@@ -21,10 +21,6 @@ Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
     const Model& model, const BlockPool& pool, ForwardPass& forward, int pass_rows_max,
     const KvFormat* format, const StateOptions& options, const std::vector<Codebook>& codebooks,
     StateLanes lanes, std::function<void(BlockId)> on_saved, std::function<void()> wake) {
-  if (model.device() != nullptr && options.forms.saves_hidden()) {
-    return unsupported(
-        "a store keeps hidden states of models on the CPU: on a device only form kv");
-  }
   const KvShape shape = model.config().kv_shape();
   KVLANE_ASSIGN(const Codec* const codec, find_codec(options.codec, model.isa()));
   std::unique_ptr<StateKeeper> keeper(new StateKeeper(shape, format, options));

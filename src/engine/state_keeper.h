@@ -53,7 +53,7 @@ struct StateLanes {
 class StateKeeper {
  public:
   // `on_saved` and `wake` come on other threads, on_saved() not after the end of this. All others
-  // outlive it. kUnsupported where the model is on a device and hidden states were to be saved.
+  // outlive it. On a device `forward` keeps the layers whose hidden states are saved.
   static Result<std::unique_ptr<StateKeeper>> create(
       const Model& model, const BlockPool& pool, ForwardPass& forward, int pass_rows_max,
       const KvFormat* format, const StateOptions& options, const std::vector<Codebook>& codebooks,

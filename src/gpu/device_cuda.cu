@@ -120,7 +120,9 @@ void Stream::Destroy::operator()(void* handle) const {
 }
 
 Result<Event> Event::create(int device) { return create(device, cudaEventDefault); }
-Result<Event> Event::create_untimed(int device) { return create(device, cudaEventDisableTiming); }
+Result<Event> Event::create_untimed(int device) {
+  return create(device, cudaEventDisableTiming | cudaEventBlockingSync);
+}
 
 Result<Event> Event::create(int device, unsigned flags) {
   KVLANE_TRY(use_device(device));

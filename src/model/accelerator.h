@@ -26,10 +26,15 @@ namespace kvlane {
 
 using gpu::RowsCopy;
 
-// A place in an accelerator's line of work. Any thread may hold it; ends before the accelerator.
+// A place in an accelerator's line of work, or in a lane's. Any thread may hold it; ends before the
+// accelerator.
 class DeviceMark {
  public:
   virtual ~DeviceMark() = default;
+
+  // Returns when the line is there, on any thread, which sleeps until then. What went wrong before
+  // it is told where the line is finished.
+  virtual Status reach() const = 0;
 };
 
 // A line of its own beside the accelerator's, for one thread at a time. Calls return when the work
@@ -40,9 +45,11 @@ class DeviceLane {
 
   // What is given from now on begins when the accelerator has reached the mark.
   virtual Status wait(const DeviceMark& mark) = 0;
+  // Where the lane ends now.
+  virtual Result<std::shared_ptr<const DeviceMark>> mark() = 0;
   // As Accelerator::copy().
   virtual Status copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;
-  // Within memory of the device: `rows` pieces of so many bytes, at their distances.
+  // The same with `rows` pieces of so many bytes, at their distances.
   virtual Status copy_rows(const RowsCopy& rows) = 0;
   // See codec/splitzip_gpu.h and codec/channel_gpu.h: `tasks` and what they point to lie in memory
   // of either kind.
@@ -91,6 +98,9 @@ class Accelerator {
 
   // Where the line ends now.
   virtual Result<std::shared_ptr<const DeviceMark>> mark() = 0;
+  // What is given from now on begins when the mark's lane has reached it. Not while work is
+  // captured.
+  virtual Status wait(const DeviceMark& mark) = 0;
   virtual Result<std::unique_ptr<DeviceLane>> lane() = 0;
   // Copies on a lane of their own, each done when it returns.
   Result<MemoryCopy> copies() {

@@ -45,7 +45,7 @@ Status DeviceCodedPass::check(int count) const {
     const std::uint32_t* const first = all + std::size_t(layer) * sealing_ * verdicts();
     if (std::any_of(first, first + std::size_t(count) * verdicts(),
                     [](std::uint32_t beyond) { return beyond != 0; })) {
-      return invalid_argument("K or V of layer " + std::to_string(layer) +
+      return invalid_argument("K or V of layer " + std::to_string(first_sealed_ + layer) +
                               " has a value that is not finite or too large to be sealed");
     }
   }

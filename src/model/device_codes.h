@@ -54,9 +54,11 @@ class DeviceCodedPass {
   };
   // Seals these blocks. Whether that was possible tells check().
   virtual Status seal(const Layer& layer, const HackSealPlace* places) = 0;
-  // Before the first layer: so many blocks will be sealed in each of `layers`, at most one a row.
-  void begin(int blocks, int layers) {
+  // Before the first layer: so many blocks will be sealed in each of `layers` from `first` on, at
+  // most one a row.
+  void begin(int blocks, int first, int layers) {
     sealing_ = blocks;
+    first_sealed_ = first;
     layers_sealed_ = layers;
   }
   // After all layers: has the verdicts copied to the host.
@@ -82,7 +84,7 @@ class DeviceCodedPass {
   Status allocate(int rows_max);
   // Of the layer's blocks that are sealed.
   std::uint32_t* beyond(int layer) const {
-    const std::size_t first = std::size_t(layer) * sealing_ * verdicts();
+    const std::size_t first = std::size_t(layer - first_sealed_) * sealing_ * verdicts();
     return reinterpret_cast<std::uint32_t*>(beyond_.get()) + first;
   }
   // Rows behind sealed pages, whose states are those below.
@@ -99,8 +101,9 @@ class DeviceCodedPass {
 
   const ModelConfig config_;
   Accelerator& device_;
-  // In the pass that is under way: blocks, and layers of it.
+  // In the pass that is under way: blocks, the first layer of them, and layers.
   int sealing_ = 0;
+  int first_sealed_ = 0;
   int layers_sealed_ = 0;
   // States of prefill attention: [rows][heads].
   float* max_ = nullptr;

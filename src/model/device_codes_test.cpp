@@ -231,7 +231,7 @@ TEST(DeviceCodes, SaysWhichLayerCannotBeSealed) {
   block[shape.slab_bytes()] = std::byte{0x80};
   const HackSealPlace places[] = {{0, 0}, {-1, -1}};
   EXPECT_TRUE(runner.device.copy(runner.rows.block(0), block.data(), block.size()).ok());
-  pass->begin(2, shape.layers);
+  pass->begin(2, 0, shape.layers);
   for (int layer = 0; layer < shape.layers; ++layer) {
     EXPECT_TRUE(pass->seal({.index = layer,
                             .rows = runner.rows.slab_memory(0, layer),

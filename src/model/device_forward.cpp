@@ -43,11 +43,16 @@ class Cutter {
 Result<std::unique_ptr<DeviceForward>> DeviceForward::create(const DeviceModel& model,
                                                              Accelerator& device, int rows_max,
                                                              int logits_max, bool replays,
-                                                             std::optional<DeviceFormat> format) {
+                                                             std::optional<DeviceFormat> format,
+                                                             KeptLayers kept) {
   std::unique_ptr<DeviceForward> forward(
-      new DeviceForward(model, device, rows_max, logits_max, replays));
+      new DeviceForward(model, device, rows_max, logits_max, replays, kept));
   KVLANE_TRY(forward->allocate(format));
   return forward;
+}
+
+std::size_t DeviceForward::kept_bytes(int layers) const {
+  return std::size_t(layers) * rows_max_ * model_.config().hidden * sizeof(bf16);
 }
 
 Status DeviceForward::allocate(const std::optional<DeviceFormat>& format) {
@@ -72,6 +77,7 @@ Status DeviceForward::allocate(const std::optional<DeviceFormat>& format) {
       logits * c.vocab * sizeof(float),
       logits * greedy_parts(c.vocab) * sizeof(GreedyPart),
       logits * sizeof(std::int32_t),
+      kept_bytes(kept_.last - kept_.first),
   };
   std::size_t total = 0;
   for (const std::size_t size : sizes) total += aligned(size);
@@ -87,6 +93,7 @@ Status DeviceForward::allocate(const std::optional<DeviceFormat>& format) {
   logits_ = reinterpret_cast<float*>(cutter.take<std::byte>(sizes[5]));
   parts_ = reinterpret_cast<GreedyPart*>(cutter.take<std::byte>(sizes[6]));
   best_ = reinterpret_cast<std::int32_t*>(cutter.take<std::byte>(sizes[7]));
+  kept_rows_ = cutter.take<std::byte>(sizes[8]);
   return {};
 }
 
@@ -104,8 +111,8 @@ Status DeviceForward::grow(Growing& memory, std::size_t bytes, bool on_host) {
 Status DeviceForward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) {
   if (hooks.on_input || hooks.on_queries || hooks.on_normed || hooks.before_attention) {
     return unsupported(
-        "a pass on a device shows neither hidden states nor queries, and lets nobody in before "
-        "attention");
+        "a pass on a device shows no hidden states but those that it keeps, nor queries, and lets "
+        "nobody in before attention");
   }
   KVLANE_TRY(check_kv_layers(hooks, spans, model_.config().layers));
   const TimePoint start = SteadyClock::now();
@@ -113,13 +120,18 @@ Status DeviceForward::run(std::span<const ForwardSpan> spans, const PassHooks& h
   const bool may_replay = replays_ && !hooks.on_layer && !hooks.kv_layers;
   KVLANE_TRY(arrange(spans, may_replay));
   if (coded_) {
-    coded_->begin(pass_.shape().seals, hooks.kv_layers.value_or(model_.config().layers));
+    coded_->begin(pass_.shape().seals, 0, hooks.kv_layers.value_or(model_.config().layers));
   }
   const BlockTable& table = *spans[0].table;
   const Pools pools{&table.rows_pool(), &table.pool()};
-  Status done = upload();
-  if (done.ok()) {
-    done = may_replay && pass_.decodes_only() ? compute_or_replay(pools) : compute(pools, hooks);
+  const bool whole = may_replay && pass_.decodes_only();
+  Status done = await_readers();
+  if (done.ok()) done = upload();
+  if (done.ok()) done = whole ? compute_or_replay(pools) : compute(pools, hooks);
+  if (done.ok() && whole && hooks.on_kept && kept_.first < kept_.last) {
+    const auto computed = device_.mark();
+    done = computed.status();
+    if (done.ok()) show_kept(hooks.on_kept, kept_.first, kept_.last - kept_.first, *computed);
   }
   if (done.ok()) done = fetch_results();
   // Also after an error: what is in line reads our buffers.
@@ -199,7 +211,7 @@ Status DeviceForward::compute(const Pools& pools, const PassHooks& hooks) {
                             .residual = residual_}));
   const int computed = hooks.kv_layers.value_or(c.layers);
   for (int layer = 0; layer < computed; ++layer) {
-    KVLANE_TRY(project_qkv(pools, layer, hooks.on_layer));
+    KVLANE_TRY(project_qkv(pools, layer, hooks));
     if (hooks.kv_layers && layer + 1 == computed) break;
     KVLANE_TRY(attention(pools, layer));
     KVLANE_TRY(ffn(model_.layers()[layer]));
@@ -220,13 +232,14 @@ NormRows DeviceForward::norm_of(const float* weight, int rows) const {
 }
 
 // Behind it K and V of the layer are in the cache.
-Status DeviceForward::project_qkv(const Pools& pools, int index,
-                                  const PassHooks::OnLayer& on_layer) {
+Status DeviceForward::project_qkv(const Pools& pools, int index, const PassHooks& hooks) {
   const ModelConfig& c = model_.config();
   const DeviceLayer& layer = model_.layers()[index];
-  KVLANE_TRY(device_.norm(norm_of(layer.attention_norm, pass_.shape().rows)));
+  NormRows norm = norm_of(layer.attention_norm, pass_.shape().rows);
+  norm.out = normed_of(index);
+  KVLANE_TRY(device_.norm(norm));
   KVLANE_TRY(device_.multiply({.weights = layer.qkv,
-                               .x = normed_,
+                               .x = norm.out,
                                .y = product_,
                                .rows = pass_.shape().rows,
                                .n = (c.heads + 2 * c.kv_heads) * c.head_dim,
@@ -235,10 +248,32 @@ Status DeviceForward::project_qkv(const Pools& pools, int index,
   KVLANE_TRY(write_rows(pools, index));
   // Later rows of this very pass read what is sealed here.
   if (coded_) KVLANE_TRY(coded_->seal(layer_of(pools, index), inputs_.seals));
-  if (on_layer) {
-    KVLANE_ASSIGN(const std::shared_ptr<const DeviceMark> written, device_.mark());
-    on_layer(index, written);
-  }
+  const bool shows = hooks.on_kept && kept_.has(index);
+  if (!shows && !hooks.on_layer) return {};
+  KVLANE_ASSIGN(const std::shared_ptr<const DeviceMark> written, device_.mark());
+  if (hooks.on_layer) hooks.on_layer(index, written);
+  if (shows) show_kept(hooks.on_kept, index, 1, written);
+  return {};
+}
+
+std::byte* DeviceForward::normed_of(int layer) const {
+  if (!kept_.has(layer)) return normed_;
+  return kept_rows_ + kept_bytes(layer - kept_.first);
+}
+
+void DeviceForward::show_kept(const PassHooks::OnKept& on_kept, int layer, int layers,
+                              std::shared_ptr<const DeviceMark> there) {
+  auto read = on_kept({layer, layers, normed_of(layer), kept_bytes(1), pass_.first_rows(),
+                       std::move(there)});
+  // A lane is in order: the last mark is behind all others.
+  if (read != nullptr) read_ = std::move(read);
+}
+
+// Before anything is written over what was kept.
+Status DeviceForward::await_readers() {
+  if (read_ == nullptr) return {};
+  KVLANE_TRY(device_.wait(*read_));
+  read_.reset();
   return {};
 }
 

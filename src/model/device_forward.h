@@ -23,18 +23,32 @@
 
 namespace kvlane {
 
+// Layers first ... last - 1.
+struct KeptLayers {
+  int first = 0;
+  int last = 0;
+
+  bool has(int layer) const { return first <= layer && layer < last; }
+};
+
 // Buffers for up to `rows_max` tokens a pass, and the pass itself. Thread-compatible; outlives
 // neither its model nor its device.
 //
 // Passes in which every sequence has one token, and nobody waits for layers, are padded to one of a
 // few shapes; with `replays`, one whose shape has been there before is launched as a whole. Where
 // the device cannot do that, it is given kernel by kernel.
+//
+// Norms of layers whose hidden states are kept write each to a place of its own, where these stay
+// until the next pass: they can be fetched behind passes that are launched as a whole, too, and
+// nothing is copied within the device. A pass waits, in the device's line, until what the one
+// before it has kept was fetched.
 class DeviceForward final : public ForwardPass {
  public:
   static Result<std::unique_ptr<DeviceForward>> create(const DeviceModel& model,
                                                        Accelerator& device, int rows_max,
                                                        int logits_max, bool replays = true,
-                                                       std::optional<DeviceFormat> format = {});
+                                                       std::optional<DeviceFormat> format = {},
+                                                       KeptLayers kept = {});
 
   // Blocks are in memory of the device, all of one pool, or two with `codes`.
   Status run(std::span<const ForwardSpan> spans, const PassHooks& hooks) override;
@@ -52,11 +66,12 @@ class DeviceForward final : public ForwardPass {
   };
 
   DeviceForward(const DeviceModel& model, Accelerator& device, int rows_max, int logits_max,
-                bool replays)
+                bool replays, KeptLayers kept)
       : model_(model),
         device_(device),
         rows_max_(rows_max),
         logits_max_(logits_max),
+        kept_(kept),
         replays_(replays) {}
 
   // Blocks of rows, and sealed ones of a coded cache.
@@ -71,7 +86,12 @@ class DeviceForward final : public ForwardPass {
   Status upload();
   Status compute(const Pools& pools, const PassHooks& hooks);
   Status compute_or_replay(const Pools& pools);
-  Status project_qkv(const Pools& pools, int index, const PassHooks::OnLayer& on_layer);
+  Status project_qkv(const Pools& pools, int index, const PassHooks& hooks);
+  void show_kept(const PassHooks::OnKept& on_kept, int layer, int layers,
+                 std::shared_ptr<const DeviceMark> there);
+  Status await_readers();
+  std::byte* normed_of(int layer) const;
+  std::size_t kept_bytes(int layers) const;
   Status attention(const Pools& pools, int index);
   Status write_rows(const Pools& pools, int index);
   Status decode(const Pools& pools, int index);
@@ -86,6 +106,7 @@ class DeviceForward final : public ForwardPass {
   Accelerator& device_;
   const int rows_max_;
   const int logits_max_;
+  const KeptLayers kept_;
   DecodeShape decode_shape_{};
   PrefillShape prefill_shape_{};
   float scale_ = 0;                         // of scores
@@ -98,10 +119,12 @@ class DeviceForward final : public ForwardPass {
   bool replays_;
   std::map<DevicePassShape, std::unique_ptr<DeviceGraph>> graphs_;  // null: seen once
   const std::byte* graphs_pool_ = nullptr;  // whose blocks are in the graphs
+  std::shared_ptr<const DeviceMark> read_;  // where all that was kept has been fetched
 
   Accelerator::Memory memory_;    // all that follows
   float* residual_ = nullptr;     // [rows][hidden]
   std::byte* normed_ = nullptr;   // [rows or logits][hidden], BF16
+  std::byte* kept_rows_ = nullptr;  // [layers that are kept][rows][hidden], BF16
   float* product_ = nullptr;      // [rows][widest product]
   std::byte* q_ = nullptr;        // [rows][heads][head_dim], BF16
   std::byte* wide_ = nullptr;     // [rows][max(heads * head_dim, ffn)], BF16

@@ -34,6 +34,7 @@ int padded_count(int count) {
 void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& decode,
                          const PrefillShape& prefill, const Coded* coded) {
   std::vector<int> last_rows(spans.size());
+  first_rows_.resize(spans.size());
   std::vector<std::int32_t> decode_tokens;
   std::vector<PrefillSpan> prefill_spans;
   for (auto* list : {&tokens_, &positions_, &sequences_, &tables_, &take_, &sealed_tables_}) {
@@ -59,7 +60,7 @@ void DevicePass::arrange(std::span<const ForwardSpan> spans, const DecodeShape& 
       }
       append_rows(span, sequence++, coded != nullptr);
       if (coded != nullptr) append_seals(span);
-      shape_.rows += count;
+      first_rows_[i] = std::exchange(shape_.rows, shape_.rows + count);
       last_rows[i] = shape_.rows - 1;
     }
   }

@@ -98,6 +98,8 @@ class DevicePass {
   int logits() const { return logits_; }
   // Where the i-th row that is wanted is among those that are taken.
   int place(int index) const { return places_[index]; }
+  // Of each span the first row: those that decode come first.
+  std::span<const int> first_rows() const { return first_rows_; }
   bool decodes_only() const { return shape_.prefill_units == 0; }
   // Blocks that it completes, without padding.
   int sealed_blocks() const { return sealed_blocks_; }
@@ -118,6 +120,7 @@ class DevicePass {
   DevicePassShape shape_{};
   int logits_ = 0;
   std::vector<int> places_;
+  std::vector<int> first_rows_;  // of spans
   std::vector<std::int32_t> tokens_, positions_, sequences_, tables_, take_;
   DecodePlan decode_plan_;
   std::vector<PrefillUnit> prefill_units_;

@@ -28,6 +28,8 @@ class EmulatedAccelerator final : public Accelerator {
  public:
   // Few multiprocessors cut sequences of decode attention into few units.
   explicit EmulatedAccelerator(int multiprocessors = 2) : multiprocessors_(multiprocessors) {}
+  // Lines that wait for each other would keep each other.
+  ~EmulatedAccelerator() override { line_->drop(); }
 
   // What is counted of the calls that can fail, from whatever thread.
   enum class Counted : std::uint8_t { kAll, kBesideTheLine };
@@ -62,7 +64,7 @@ class EmulatedAccelerator final : public Accelerator {
   }
   Status finish() override {
     KVLANE_TRY(not_captured("an end"));
-    const Status done = line_.run(line_.given());
+    const Status done = line_->run(line_->given());
     KVLANE_TRY(count_call());
     return done;
   }
@@ -79,7 +81,7 @@ class EmulatedAccelerator final : public Accelerator {
   Status replay(const DeviceGraph& graph) override {
     KVLANE_TRY(count_call());
     ++replays_;
-    for (const EmulatedLine::Work& work : static_cast<const Graph&>(graph).works) line_.give(work);
+    for (const EmulatedLine::Work& work : static_cast<const Graph&>(graph).works) line_->give(work);
     return {};
   }
   int replays() const { return replays_; }
@@ -88,7 +90,13 @@ class EmulatedAccelerator final : public Accelerator {
 
   Result<std::shared_ptr<const DeviceMark>> mark() override {
     KVLANE_TRY(count_call());
-    return std::shared_ptr<const DeviceMark>(std::make_shared<Mark>(line_.given()));
+    return mark_of(*this, line_);
+  }
+  Status wait(const DeviceMark& mark) override {
+    KVLANE_TRY(count_call());
+    KVLANE_TRY(not_captured("waiting"));
+    line_->give(static_cast<const Mark&>(mark).passed());
+    return {};
   }
   Result<std::unique_ptr<DeviceLane>> lane() override {
     KVLANE_TRY(count_call());
@@ -345,7 +353,7 @@ class EmulatedAccelerator final : public Accelerator {
     if (captured_ != nullptr) {
       captured_->push_back(std::move(opened));
     } else {
-      line_.give(std::move(opened));
+      line_->give(std::move(opened));
     }
     return {};
   }
@@ -357,19 +365,43 @@ class EmulatedAccelerator final : public Accelerator {
 
   class Mark final : public DeviceMark {
    public:
-    explicit Mark(std::size_t works) : place(works) {}
-    const std::size_t place;
+    Mark(EmulatedAccelerator& device, std::shared_ptr<EmulatedLine> line)
+        : device_(device), line_(std::move(line)), place_(line_->given()) {}
+    Status reach() const override {
+      KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
+      line_->pass(place_);
+      return {};
+    }
+    // Work that is done when the line is there.
+    EmulatedLine::Work passed() const {
+      return [line = line_, place = place_]() -> Status {
+        line->pass(place);
+        return {};
+      };
+    }
+
+   private:
+    EmulatedAccelerator& device_;
+    const std::shared_ptr<EmulatedLine> line_;
+    const std::size_t place_;
   };
+  static std::shared_ptr<const DeviceMark> mark_of(EmulatedAccelerator& device,
+                                                   std::shared_ptr<EmulatedLine> line) {
+    return std::make_shared<Mark>(device, std::move(line));
+  }
 
   class Lane final : public DeviceLane {
    public:
     explicit Lane(EmulatedAccelerator& device) : device_(device) {}
     Status wait(const DeviceMark& mark) override {
       KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
-      const std::size_t place = static_cast<const Mark&>(mark).place;
       // Kernels' errors are told where the accelerator's line is finished.
-      own_.give([this, place] { return device_.line_.pass(place); });
+      own_->give(static_cast<const Mark&>(mark).passed());
       return {};
+    }
+    Result<std::shared_ptr<const DeviceMark>> mark() override {
+      KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
+      return mark_of(device_, own_);
     }
     Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
       return give([to, from, bytes] { return copy_on_host(to, from, bytes); });
@@ -402,7 +434,7 @@ class EmulatedAccelerator final : public Accelerator {
                                                [](auto&... all) { channel::decode_plane(all...); });
     }
     Status finish() override {
-      const Status done = own_.run(own_.given());
+      const Status done = own_->run(own_->given());
       KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
       return done;
     }
@@ -410,8 +442,9 @@ class EmulatedAccelerator final : public Accelerator {
    private:
     Status give(std::function<Status()> work) {
       KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
-      own_.give([this, work = std::move(work)] {
-        const EmulatedMemory::Open open(device_.memory_);
+      // By whoever is first to wait for it, perhaps when the lane is gone.
+      own_->give([&device = device_, work = std::move(work)] {
+        const EmulatedMemory::Open open(device.memory_);
         return work();
       });
       return {};
@@ -430,7 +463,7 @@ class EmulatedAccelerator final : public Accelerator {
     }
 
     EmulatedAccelerator& device_;
-    EmulatedLine own_;
+    const std::shared_ptr<EmulatedLine> own_ = std::make_shared<EmulatedLine>();
     std::uint64_t seed_ = 1;
   };
 
@@ -538,7 +571,7 @@ class EmulatedAccelerator final : public Accelerator {
   std::atomic<int> calls_ = 0;
   std::atomic<int> failing_call_ = 0;
   EmulatedMemory memory_;
-  EmulatedLine line_;
+  const std::shared_ptr<EmulatedLine> line_ = std::make_shared<EmulatedLine>();
   std::vector<EmulatedLine::Work>* captured_ = nullptr;  // while a graph is made
   bool refuses_captures_ = false;
   int replays_ = 0;

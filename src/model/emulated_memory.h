@@ -5,6 +5,7 @@
 
 #include <sys/mman.h>
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -65,7 +66,8 @@ class EmulatedMemory {
   int at_work_ = 0;
 };
 
-// Thread-safe: any thread may have the work done.
+// Thread-safe: any thread may have the work done, and lines may wait for each other, as long as
+// nobody waits for what is behind.
 class EmulatedLine {
  public:
   using Work = std::function<Status()>;
@@ -73,34 +75,54 @@ class EmulatedLine {
   void give(Work work) {
     const std::lock_guard lock(mutex_);
     works_.push_back(std::move(work));
+    ++given_;
   }
   // How much work was given so far.
   std::size_t given() const {
     const std::lock_guard lock(mutex_);
-    return done_ + works_.size();
+    return given_;
   }
-  // Does the first `place` works, if that has not been done.
-  Status pass(std::size_t place) {
-    const std::lock_guard lock(mutex_);
-    for (; done_ < place; ++done_) {
+  // Does the first `place` works, if that has not been done. One thread works at a time; work may
+  // wait for another line meanwhile, and that for what is done here already.
+  void pass(std::size_t place) {
+    std::unique_lock lock(mutex_);
+    while (done_ < place) {
+      if (working_) {
+        changed_.wait(lock);
+        continue;
+      }
+      working_ = true;
       const Work work = std::move(works_.front());
       works_.pop_front();
+      lock.unlock();
       Status status = work();
+      lock.lock();
       if (error_.ok()) error_ = std::move(status);
+      working_ = false;
+      ++done_;
+      changed_.notify_all();
     }
-    return {};
   }
-  // The same, and tells the first error since the last time.
+  // Of what was given nothing more is done.
+  void drop() {
+    const std::lock_guard lock(mutex_);
+    works_.clear();
+    done_ = given_;
+  }
+  // The same as pass(), and tells the first error since the last time.
   Status run(std::size_t place) {
-    KVLANE_TRY(pass(place));
+    pass(place);
     const std::lock_guard lock(mutex_);
     return std::exchange(error_, Status());
   }
 
  private:
   mutable std::mutex mutex_;
+  std::condition_variable changed_;
   std::deque<Work> works_;
+  std::size_t given_ = 0;
   std::size_t done_ = 0;
+  bool working_ = false;
   Status error_;
 };
 

@@ -41,9 +41,18 @@ struct ForwardTimes {
 
 class DeviceMark;  // model/accelerator.h
 
+// Hidden states of some layers that a pass on a device leaves for others to fetch.
+struct KeptRows {
+  int layer, layers;        // the first, and how many
+  const std::byte* rows;    // of the first, [rows of the pass][hidden], BF16, in the device's memory
+  std::size_t layer_bytes;  // from there to the next layer's
+  std::span<const int> first;  // of each span its first row: they are not in the spans' order
+  std::shared_ptr<const DeviceMark> there;  // they are, once the device is here
+};
+
 // What a pass shows on its way, and how far it goes. Each callback may be empty; they are called on
 // the thread of run(), layer by layer. Rows are those of the pass, in the order of its spans. A
-// device has on_layer and kv_layers alone.
+// device has on_layer, on_kept and kv_layers alone, and on_kept is the devices'.
 struct PassHooks {
   // Called when the K and V of this layer are final for all rows of the pass: those in memory of
   // the host now, those of a device, which is ahead of what it has done, once it reaches `done`.
@@ -65,6 +74,12 @@ struct PassHooks {
   // by then.
   using OnNormed = std::function<void(int layer, ByteView normed)>;
 
+  // The same on a device, of the layers that it keeps (DeviceForward::create()): of each when it is
+  // in line, or of all behind a pass that is launched as a whole. What comes back is where one
+  // lane, always the same, will have read the rows, or null: later passes wait for it before they
+  // write over them.
+  using OnKept = std::function<std::shared_ptr<const DeviceMark>(const KeptRows& rows)>;
+
   // Called when K and V of this layer's rows are in the cache and attention is about to read them,
   // and all rows before them.
   using BeforeAttention = std::function<void(int layer)>;
@@ -73,6 +88,7 @@ struct PassHooks {
   OnInput on_input;
   OnQueries on_queries;
   OnNormed on_normed;
+  OnKept on_kept;
   BeforeAttention before_attention;
 
   // 1 ... layers: the pass ends behind K and V of layer `kv_layers` - 1, the last one that is told.

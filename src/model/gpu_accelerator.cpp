@@ -20,18 +20,27 @@ class GpuMark final : public DeviceMark {
  public:
   explicit GpuMark(gpu::Event event) : event_(std::move(event)) {}
   const gpu::Event& event() const { return event_; }
+  Status reach() const override { return event_.synchronize(); }
 
  private:
   const gpu::Event event_;
 };
 
+Result<std::shared_ptr<const DeviceMark>> mark_of(const gpu::Stream& stream) {
+  KVLANE_ASSIGN(gpu::Event event, gpu::Event::create_untimed(stream.device()));
+  KVLANE_TRY(event.record(stream));
+  return std::shared_ptr<const DeviceMark>(std::make_shared<GpuMark>(std::move(event)));
+}
+Status wait_for(const gpu::Stream& stream, const DeviceMark& mark) {
+  return stream.wait(static_cast<const GpuMark&>(mark).event());
+}
+
 class GpuLane final : public DeviceLane {
  public:
   explicit GpuLane(gpu::Stream stream) : stream_(std::move(stream)) {}
 
-  Status wait(const DeviceMark& mark) override {
-    return stream_.wait(static_cast<const GpuMark&>(mark).event());
-  }
+  Status wait(const DeviceMark& mark) override { return wait_for(stream_, mark); }
+  Result<std::shared_ptr<const DeviceMark>> mark() override { return mark_of(stream_); }
   Status copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     return gpu::copy(stream_, to, from, bytes);
   }
@@ -94,11 +103,8 @@ class GpuAccelerator final : public Accelerator {
   Status replay(const DeviceGraph& graph) override {
     return static_cast<const GpuGraph&>(graph).graph().launch(stream_);
   }
-  Result<std::shared_ptr<const DeviceMark>> mark() override {
-    KVLANE_ASSIGN(gpu::Event event, gpu::Event::create_untimed(device_.index));
-    KVLANE_TRY(event.record(stream_));
-    return std::shared_ptr<const DeviceMark>(std::make_shared<GpuMark>(std::move(event)));
-  }
+  Result<std::shared_ptr<const DeviceMark>> mark() override { return mark_of(stream_); }
+  Status wait(const DeviceMark& mark) override { return wait_for(stream_, mark); }
   Result<std::unique_ptr<DeviceLane>> lane() override {
     KVLANE_ASSIGN(gpu::Stream stream, gpu::Stream::create(device_.index));
     return std::unique_ptr<DeviceLane>(std::make_unique<GpuLane>(std::move(stream)));

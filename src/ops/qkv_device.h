@@ -25,9 +25,11 @@ struct QkvRows {
   const std::int32_t* sequences;  // [rows]: which row of `tables`
   const std::int32_t* tables;     // [sequences][table_stride]: the ids of a sequence's blocks
   std::int32_t table_stride;
-  std::int32_t rows, heads, kv_heads;
+  std::int32_t rows;
+  std::int32_t heads;  // 0: of K and V alone
+  std::int32_t kv_heads;
   std::int32_t head_dim;  // a multiple of 8, up to 256
-  std::byte* q;           // [rows][heads][head_dim], BF16
+  std::byte* q;           // [rows][heads][head_dim], BF16; null without heads
   std::byte* slabs;       // the layer's slab of block 0: pages of K[64][head_dim], V[64][head_dim]
   std::size_t block_bytes;  // from there to the slab of block 1
   // [kv_heads][head_dim][head_dim], row-major: Q and K behind the embedding, x, become x R before

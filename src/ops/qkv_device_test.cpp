@@ -80,6 +80,19 @@ TEST(QkvDevice, HeadsAndPlaces) {
   }
 }
 
+// As hidden states that come back have them.
+TEST(QkvDevice, KeysAndValuesAlone) {
+  for (const int head_dim : {8, 64, 80, 128, 256}) {
+    for (const bool norm : {false, true}) {
+      for (const bool turned : {false, true}) {
+        expect_right(Scene({0, 1, head_dim, norm, {{0, 70}}, turned}));
+        expect_right(Scene({0, 5, head_dim, norm, mixed_rows(), turned}));
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
 TEST(QkvDevice, EveryHeadDimIntoAnotherBasis) {
   for (int head_dim = 8; head_dim <= kQkvHeadDimMax; head_dim += 8) {
     for (const bool norm : {false, true}) {
@@ -126,6 +139,10 @@ TEST(QkvDevice, LauncherRefusesWhatItCannotDo) {
   right.product = right.q_norm = right.k_norm = right.angles = floats;
   right.q = right.slabs = memory;
   ASSERT_TRUE(check_rows(right).ok());
+  QkvRows without_queries = right;
+  without_queries.heads = 0;
+  without_queries.q = nullptr;
+  EXPECT_TRUE(check_rows(without_queries).ok());
   const auto expect_refused = [&](auto change) {
     QkvRows rows = right;
     change(rows);
@@ -135,7 +152,8 @@ TEST(QkvDevice, LauncherRefusesWhatItCannotDo) {
     expect_refused([&](QkvRows& rows) { rows.head_dim = head_dim; });
   }
   expect_refused([](QkvRows& rows) { rows.rows = -1; });
-  expect_refused([](QkvRows& rows) { rows.heads = 0; });
+  expect_refused([](QkvRows& rows) { rows.heads = -1; });
+  expect_refused([](QkvRows& rows) { rows.q = nullptr; });
   expect_refused([](QkvRows& rows) { rows.kv_heads = 0; });
   expect_refused([](QkvRows& rows) { rows.k_norm = nullptr; });
   expect_refused([](QkvRows& rows) { rows.q_norm = nullptr; });

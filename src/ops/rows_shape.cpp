@@ -60,9 +60,9 @@ Status check_rows(const NormRows& norm) {
 Status check_rows(const QkvRows& qkv) {
   KVLANE_TRY(check_count("rows", qkv.rows));
   KVLANE_TRY(check_length("head_dim", qkv.head_dim, kQkvHeadDimMax));
-  if (qkv.heads < 1 || qkv.kv_heads < 1) {
-    return invalid_argument("there must be query heads and KV heads, not " +
-                            std::to_string(qkv.heads) + " and " + std::to_string(qkv.kv_heads));
+  if (qkv.heads < 0 || qkv.kv_heads < 1) {
+    return invalid_argument("there must be KV heads, and query heads or none, not " +
+                            std::to_string(qkv.kv_heads) + " and " + std::to_string(qkv.heads));
   }
   if ((qkv.q_norm == nullptr) != (qkv.k_norm == nullptr)) {
     return invalid_argument("norms are of both Q and K heads, or of none");
@@ -80,7 +80,7 @@ Status check_rows(const QkvRows& qkv) {
   KVLANE_TRY(check_there("positions", qkv.positions));
   KVLANE_TRY(check_there("sequences", qkv.sequences));
   KVLANE_TRY(check_there("tables of blocks", qkv.tables));
-  KVLANE_TRY(check_address("Q", qkv.q));
+  if (qkv.heads > 0) KVLANE_TRY(check_address("Q", qkv.q));
   KVLANE_TRY(check_address("the slab of block 0", qkv.slabs));
   if (qkv.block_bytes % 16 == 0) return {};
   return invalid_argument("block_bytes must be a multiple of 16 on a GPU, not " +

@@ -22,7 +22,60 @@ struct Puts {
   std::atomic<bool> failed = false;
 };
 
+// The pieces of a pass lie side by side where all of its sequences are saved.
+void append_copy(std::byte* to, const std::byte* from, std::size_t bytes,
+                 std::vector<RowsCopy>& copies) {
+  if (!copies.empty()) {
+    RowsCopy& last = copies.back();
+    if (last.to + last.bytes == to && last.from + last.bytes == from) {
+      last.bytes += bytes;
+      return;
+    }
+  }
+  copies.push_back({to, 0, from, 0, bytes, 1});
+}
+
+// Pieces that are alike and equally far apart are one copy: those of all layers of a pass.
+std::vector<RowsCopy> joined(const std::vector<RowsCopy>& copies) {
+  std::vector<RowsCopy> all;
+  for (const RowsCopy& copy : copies) {
+    if (!all.empty() && all.back().bytes == copy.bytes && copy.to > all.back().to &&
+        copy.from > all.back().from) {
+      RowsCopy& last = all.back();
+      const auto to = static_cast<std::size_t>(copy.to - last.to);
+      const auto from = static_cast<std::size_t>(copy.from - last.from);
+      const bool second = last.rows == 1 && to >= copy.bytes && from >= copy.bytes;
+      if (second || (to == last.rows * last.to_stride && from == last.rows * last.from_stride)) {
+        if (second) {
+          last.to_stride = to;
+          last.from_stride = from;
+        }
+        ++last.rows;
+        continue;
+      }
+    }
+    all.push_back(copy);
+  }
+  return all;
+}
+
 }  // namespace
+
+// Adds up seconds of the engine's thread.
+class HiddenGatherer::CopyTimer {
+ public:
+  explicit CopyTimer(Counters& counters) : counters_(counters) {}
+  CopyTimer(const CopyTimer&) = delete;
+  CopyTimer& operator=(const CopyTimer&) = delete;
+  ~CopyTimer() {
+    counters_.copy_nanoseconds +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(SteadyClock::now() - start_).count();
+  }
+
+ private:
+  Counters& counters_;
+  const TimePoint start_ = SteadyClock::now();
+};
 
 HiddenGatherer::HiddenGatherer(Store& store, const Model& model,
                                const HiddenGathererOptions& options)
@@ -49,7 +102,7 @@ Result<std::unique_ptr<HiddenGatherer>> HiddenGatherer::create(
                             std::to_string(gatherer->row_bytes_));
   }
   KVLANE_TRY(gatherer->cut_extents());
-  KVLANE_ASSIGN(gatherer->ring_, PageBuffer::allocate(gatherer->ring_rows_ * gatherer->row_bytes_));
+  KVLANE_TRY(gatherer->open_ring());
   gatherer->thread_ = std::thread([self = gatherer.get()] {
     work_in_background();
     self->run();
@@ -57,7 +110,22 @@ Result<std::unique_ptr<HiddenGatherer>> HiddenGatherer::create(
   return gatherer;
 }
 
+Status HiddenGatherer::open_ring() {
+  const std::size_t bytes = ring_rows_ * row_bytes_;
+  Accelerator* const device = model_.device();
+  if (device == nullptr) {
+    KVLANE_ASSIGN(host_ring_, PageBuffer::allocate(bytes));
+    ring_ = host_ring_.data();
+    return {};
+  }
+  KVLANE_ASSIGN(pinned_ring_, device->allocate_host(bytes));
+  ring_ = pinned_ring_.get();
+  KVLANE_ASSIGN(lane_, device->lane());
+  return {};
+}
+
 HiddenGatherer::~HiddenGatherer() {
+  if (lane_ != nullptr) (void)lane_->finish();  // into the ring
   if (!thread_.joinable()) return;
   {
     const std::lock_guard guard(mutex_);
@@ -94,41 +162,57 @@ std::shared_ptr<SavedRows> HiddenGatherer::begin() {
 
 void HiddenGatherer::copy(int layer, std::span<const PassRows> rows, ByteView normed) {
   if (layer < options_.layer_first || layer >= options_.layer_last) return;
-  const TimePoint start = SteadyClock::now();
+  const CopyTimer timer(*counters_);
+  take(layer, rows, normed.data());
+  send();
+}
+
+std::shared_ptr<const DeviceMark> HiddenGatherer::fetch(std::span<const PassRows> rows,
+                                                        const KeptRows& kept) {
+  const CopyTimer timer(*counters_);
+  last_sent_ = nullptr;
+  waited_ = lane_->wait(*kept.there);
+  for (int i = 0; i < kept.layers; ++i) {
+    const int layer = kept.layer + i;
+    if (layer < options_.layer_first || layer >= options_.layer_last) continue;
+    take(layer, rows, kept.rows + i * kept.layer_bytes);
+  }
+  send();
+  return std::move(last_sent_);
+}
+
+void HiddenGatherer::take(int layer, std::span<const PassRows> rows, const std::byte* normed) {
   for (const PassRows& each : rows) {
     if (each.saved->lost() || each.count == 0) continue;
-    if (!copy_rows(layer, each, normed)) {
+    if (!take_slots(layer, each, normed)) {
       each.saved->lost_ = true;
       told_.emplace_back(Drop{each.saved->shared_from_this()});
     }
   }
-  // Rows of few tokens wait for more: waking the thread takes longer than copying them.
-  if (taken_ - posted_ >= ring_rows_ / 16) post();
-  counters_->copy_nanoseconds +=
-      std::chrono::duration_cast<std::chrono::nanoseconds>(SteadyClock::now() - start).count();
 }
 
 // False when the ring has no room for them, and will not have or is not to be waited for.
-bool HiddenGatherer::copy_rows(int layer, const PassRows& rows, ByteView normed) {
+bool HiddenGatherer::take_slots(int layer, const PassRows& rows, const std::byte* normed) {
   const auto count = static_cast<std::uint64_t>(rows.count);
   if (count > ring_rows_) return false;
   std::uint64_t given_back = given_back_.load(std::memory_order_acquire);
   while (count > ring_rows_ - (taken_ - given_back)) {
     if (!options_.waits) return false;
+    send();
     post();
     given_back_.wait(given_back, std::memory_order_acquire);
     given_back = given_back_.load(std::memory_order_acquire);
   }
   const std::uint64_t used = taken_ - given_back;
-  const std::byte* from = normed.data() + rows.row * row_bytes_;
+  const std::byte* from = normed + rows.row * row_bytes_;
   // In two pieces where the ring ends in between.
   for (int done = 0; done < rows.count;) {
     const std::size_t slot = taken_ % ring_rows_;
     const auto piece =
         static_cast<int>(std::min(static_cast<std::size_t>(rows.count - done), ring_rows_ - slot));
-    std::memcpy(ring_.data() + slot * row_bytes_, from, piece * row_bytes_);
+    append_copy(ring_ + slot * row_bytes_, from, piece * row_bytes_, copies_);
     told_.emplace_back(
-        Rows{rows.saved->shared_from_this(), layer, rows.position + done, piece, slot});
+        Rows{rows.saved->shared_from_this(), layer, rows.position + done, piece, slot, nullptr});
     taken_ += static_cast<std::uint64_t>(piece);
     from += piece * row_bytes_;
     done += piece;
@@ -137,6 +221,43 @@ bool HiddenGatherer::copy_rows(int layer, const PassRows& rows, ByteView normed)
   // Nobody else writes it.
   if (used + count > counters_->ring_rows_max) counters_->ring_rows_max = used + count;
   return true;
+}
+
+// To the ring, or on the way there.
+Status HiddenGatherer::move() {
+  if (lane_ == nullptr) {
+    for (const RowsCopy& copy : copies_) std::memcpy(copy.to, copy.from, copy.bytes);
+    return {};
+  }
+  KVLANE_TRY(waited_);
+  for (const RowsCopy& copy : joined(copies_)) {
+    KVLANE_TRY(copy.rows == 1 ? lane_->copy(copy.to, copy.from, copy.bytes)
+                              : lane_->copy_rows(copy));
+  }
+  KVLANE_ASSIGN(last_sent_, lane_->mark());
+  for (std::size_t i = sent_; i < told_.size(); ++i) {
+    if (auto* const rows = std::get_if<Rows>(&told_[i])) rows->there = last_sent_;
+  }
+  return {};
+}
+
+void HiddenGatherer::send() {
+  if (!copies_.empty() && !move().ok()) {
+    (void)lane_->finish();  // what is on its way goes to slots that will be others'
+    std::vector<Work> drops;
+    for (std::size_t i = sent_; i < told_.size(); ++i) {
+      const auto* const rows = std::get_if<Rows>(&told_[i]);
+      if (rows == nullptr) continue;
+      rows->saved->lost_ = true;
+      drops.emplace_back(Drop{rows->saved});
+    }
+    told_.insert(told_.begin() + static_cast<std::ptrdiff_t>(sent_),
+                 std::make_move_iterator(drops.begin()), std::make_move_iterator(drops.end()));
+  }
+  copies_.clear();
+  sent_ = told_.size();
+  // Rows of few tokens wait for more: waking the thread takes longer than copying them.
+  if (taken_ - posted_ >= ring_rows_ / 16) post();
 }
 
 void HiddenGatherer::complete(SavedRows& saved, int block, const BlockName& name,
@@ -161,6 +282,7 @@ void HiddenGatherer::post() {
     std::move(told_.begin(), told_.end(), std::back_inserter(queue_));
   }
   told_.clear();
+  sent_ = 0;
   posted_ = taken_;
   changed_.notify_one();
 }
@@ -200,6 +322,10 @@ void HiddenGatherer::perform(Work& work) {
 }
 
 void HiddenGatherer::gather(const Rows& rows) {
+  if (rows.there != nullptr && !rows.saved->dropped_ && !rows.there->reach().ok()) {
+    rows.saved->lost_ = true;
+    drop(*rows.saved);
+  }
   for (int done = 0; done < rows.count && !rows.saved->dropped_;) {
     const int room = kBlockTokens - (rows.position + done) % kBlockTokens;
     const int count = std::min(room, rows.count - done);
@@ -238,7 +364,7 @@ Status HiddenGatherer::gather_part(const Rows& rows, int done, int count) {
     KVLANE_ASSIGN(draft, this->draft(head));
   }
   const std::span<std::byte> part = draft->part(rows.layer - extents_[extent].layer);
-  const ByteView from(ring_.data() + (rows.slot + done) * row_bytes_, count * row_bytes_);
+  const ByteView from(ring_ + (rows.slot + done) * row_bytes_, count * row_bytes_);
   KVLANE_TRY(
       options_.format.encode(from, count, part.data() + row * options_.format.stored_bytes()));
   gathered += count;

@@ -1,7 +1,7 @@
 // Saves hidden states of sequences while they are computed, in two stages (HCache, section 4.2).
 //
-// The engine's thread copies rows of a pass into a ring and goes on. A thread of the gatherer takes
-// them out, layer by layer as they came, into drafts of extents, where each block has its rows of a
+// The engine's thread copies rows of a pass into a ring and goes on; where the model is on a device
+// it has them copied, on a lane beside the passes. A thread of the gatherer takes them out, layer by layer as they came, into drafts of extents, where each block has its rows of a
 // layer side by side; a draft is put when its block is complete. So a row is copied twice, and
 // nobody who computes waits: where the ring is full or drafts are short, the sequence is not saved
 // from there on, and is computed again when it comes back. Unless saving is what one computes for:
@@ -27,6 +27,8 @@
 #include "format/block_name.h"
 #include "format/extent.h"
 #include "kvlane/status.h"
+#include "model/accelerator.h"
+#include "model/forward_pass.h"
 #include "model/hidden_rows.h"
 #include "model/model.h"
 #include "restore/layer_runs.h"
@@ -43,7 +45,7 @@ struct HiddenGathererOptions {
   // For rows that are copied and not gathered yet. A pass is over sooner than its rows are
   // gathered: there should be room for all rows of two passes in all of these layers.
   std::size_t ring_bytes = std::size_t{64} << 20;
-  // copy() waits for room in the ring, and the gatherer's thread for drafts.
+  // copy() and fetch() wait for room in the ring, and the gatherer's thread for drafts.
   bool waits = false;
   // An extent has so many layers that it has as many bytes as this, if its block has as many.
   std::size_t extent_bytes_min = kExtentBytesWanted;
@@ -56,7 +58,7 @@ struct HiddenGathererFigures {
   std::uint64_t blocks = 0;       // on the disk with all their layers
   std::uint64_t tokens_lost = 0;  // of blocks that complete() was told of, but that are not saved
   std::uint64_t ring_bytes_used_max = 0;
-  double copy_seconds = 0;  // that copy() took
+  double copy_seconds = 0;  // that copy() or fetch() took
 };
 
 // One sequence's rows on their way. Made by HiddenGatherer::begin().
@@ -88,12 +90,13 @@ struct PassRows {
   int count;
 };
 
-// begin(), copy(), complete() and end() are the engine's thread's; none of them waits for a disk or
+// begin(), copy(), fetch(), complete() and end() are the engine's thread's; none of them waits for a disk or
 // for the gatherer, if the options do not say so. What else there is may be called from any thread.
 class HiddenGatherer {
  public:
-  // Store and model outlive this. kInvalidArgument when there are no such layers, or the ring has
-  // no room for a row; kExhausted when there is no memory for the ring.
+  // Store and model outlive this, as does the model's device. kInvalidArgument when there are no
+  // such layers, or the ring has no room for a row; kExhausted when there is no memory for the
+  // ring, and what a device says that refuses it or a lane.
   static Result<std::unique_ptr<HiddenGatherer>> create(Store& store, const Model& model,
                                                         const HiddenGathererOptions& options);
   // Gathers what was copied and puts the blocks that are complete; drops the others.
@@ -108,6 +111,10 @@ class HiddenGatherer {
   // [rows of the pass][hidden]. Layers that are not saved are ignored. Tokens of a sequence come in
   // order, each once; those of `rows` that are lost are skipped.
   void copy(int layer, std::span<const PassRows> rows, ByteView normed);
+
+  // The same on a device: rows as PassHooks::on_kept shows them, `rows` with the first ones of
+  // `kept`, in their order. What comes back is its answer. A device that refuses loses rows.
+  std::shared_ptr<const DeviceMark> fetch(std::span<const PassRows> rows, const KeptRows& kept);
 
   // All layers of this block were copied, and it has its name: it is put, unless a row of it is
   // missing. `first_name`: of the sequence's block 0. Also to be told of blocks of rows that are
@@ -130,6 +137,7 @@ class HiddenGatherer {
     int position;
     int count;
     std::size_t slot;  // of the first row, in the ring; the others follow
+    std::shared_ptr<const DeviceMark> there;  // of the lane; null: they are
   };
   struct Complete {
     std::shared_ptr<SavedRows> saved;
@@ -151,10 +159,16 @@ class HiddenGatherer {
     std::atomic<std::int64_t> copy_nanoseconds = 0;
   };
 
+  class CopyTimer;
+
   HiddenGatherer(Store& store, const Model& model, const HiddenGathererOptions& options);
 
   Status cut_extents();
-  bool copy_rows(int layer, const PassRows& rows, ByteView normed);
+  Status open_ring();
+  void take(int layer, std::span<const PassRows> rows, const std::byte* normed);
+  bool take_slots(int layer, const PassRows& rows, const std::byte* normed);
+  Status move();
+  void send();
   void post();
   void run();
   void perform(Work& work);
@@ -170,14 +184,22 @@ class HiddenGatherer {
   const std::size_t row_bytes_;
   const std::size_t ring_rows_;
   const int directories_;
-  PageBuffer ring_;
+  std::unique_ptr<DeviceLane> lane_;   // null: rows are in memory of the host
+  PageBuffer host_ring_;               // one of these two
+  Accelerator::Memory pinned_ring_;
+  std::byte* ring_ = nullptr;
   std::vector<ExtentHead> extents_;  // of a block, without name and position
   const std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
 
-  // Of the engine's thread: rows that ever went into the ring, and work that is not posted yet.
+  // Of the engine's thread: rows that ever went into the ring, what of them is still to be copied
+  // there, and work that is not posted yet, from `sent_` on with rows that are not on their way.
   std::uint64_t taken_ = 0;
   std::uint64_t posted_ = 0;  // of these, what the thread knows of
+  std::vector<RowsCopy> copies_;
   std::vector<Work> told_;
+  std::size_t sent_ = 0;
+  Status waited_;  // for the device's mark of these rows
+  std::shared_ptr<const DeviceMark> last_sent_;  // where the lane ends
 
   std::atomic<std::uint64_t> given_back_ = 0;  // rows that ever left the ring
 

@@ -52,7 +52,8 @@ RestoreJob::RestoreJob(Restorer& restorer, FoundState found, int first, BlockTab
       tokens_(tokens.begin(), tokens.end()),
       begun_(SteadyClock::now()),
       arrivals_(std::make_shared<Arrivals>()),
-      landed_before_(restorer.landing_.given()),
+      slabs_before_(restorer.slab_landing_.given()),
+      hidden_before_(restorer.hidden_landing_.given()),
       blocks_(found_.decision.blocks) {
   arrivals_->wake = restorer.wake_;
 }
@@ -296,7 +297,7 @@ void RestoreJob::decode(const Unit& unit, int blocks) {
   }
   std::vector<Status> decoded(blocks);
   if (const Status status =
-          restorer_.landing_.land(table_.pool(), unit.layer, slabs, std::span(decoded));
+          restorer_.slab_landing_.land(table_.pool(), unit.layer, slabs, std::span(decoded));
       !status.ok()) {
     lose(unit.block, status);
     return;
@@ -323,13 +324,10 @@ void RestoreJob::project(const Unit& unit, int blocks) {
     }
     const int count = (i - begin) * kBlockTokens;
     const int first = (first_ + unit.block + begin) * kBlockTokens;
-    const auto restorer = restorer_.hidden_restorer(format.values());
-    const Status status =
-        !restorer.ok()
-            ? restorer.status()
-            : (*restorer)->restore({&table_, static_cast<int>(tokens_.size()), first, count},
-                                   unit.layer, rows);
-    if (!status.ok()) {
+    const RestoreSpan span{&table_, static_cast<int>(tokens_.size()), first, count};
+    if (const Status status =
+            restorer_.hidden_landing_.land(span, unit.layer, format.values(), rows);
+        !status.ok()) {
       lose(unit.block + begin, status);
       return;
     }
@@ -358,8 +356,16 @@ void RestoreJob::recompute_piece() {
 }
 
 Status RestoreJob::finish_landing() {
-  const ScopedTimer timer(times_.busy.decode);
-  return restorer_.landing_.finish(landed_before_);
+  Status slabs, hidden;
+  {
+    const ScopedTimer timer(times_.busy.decode);
+    slabs = restorer_.slab_landing_.finish(slabs_before_);
+  }
+  {
+    const ScopedTimer timer(times_.busy.project);
+    hidden = restorer_.hidden_landing_.finish(hidden_before_);
+  }
+  return slabs.ok() ? hidden : slabs;
 }
 
 RestoreJob::Progress RestoreJob::end() {

@@ -34,7 +34,8 @@ Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, Forwa
       layers_(options_.layers.count > 0 ? options_.layers : LayerRun{0, kind.shape().layers}),
       wake_(std::move(wake)),
       scaled_(options_.profile),
-      landing_(kind, model.isa(), std::move(lane)) {}
+      slab_landing_(kind, model.isa(), std::move(lane)),
+      hidden_landing_(model, kind.format()) {}
 
 Restorer::~Restorer() = default;
 
@@ -52,7 +53,6 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
     return begin < end;
   };
   FoundState found;
-  const bool projects = model_.device() == nullptr;
   const int last = std::min(static_cast<int>(names.size()), (tokens - 1) / kBlockTokens);
   for (int block = first; block < last; ++block) {
     FoundState::Block there;
@@ -67,9 +67,8 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
                                                          : "kv+" + head.codec;
       if (count(stored.slabs, block, extent, form)) there.slabs.push_back(std::move(extent));
     }
-    std::vector<PinnedExtent> hidden;
-    if (projects) hidden = store_.find({.name = names[block], .kind = ExtentKind::kHidden});
-    for (PinnedExtent& extent : hidden) {
+    for (PinnedExtent& extent :
+         store_.find({.name = names[block], .kind = ExtentKind::kHidden})) {
       const ExtentHead& head = extent.head();
       const std::optional<HiddenFormat> format = stored_hidden_format(head, model_);
       if (!format || (!options_.lossy && !format->exact())) continue;
@@ -134,16 +133,5 @@ Result<PageBuffer> Restorer::take_buffer(std::size_t bytes) {
 }
 
 void Restorer::give_back(PageBuffer buffer) { buffers_.push_back(std::move(buffer)); }
-
-// Weights of K and V may have to be taken apart for it: only where hidden states come back.
-Result<HiddenRestorer*> Restorer::hidden_restorer(HiddenFormat::Values values) {
-  auto& restorer = values == HiddenFormat::Values::kExact ? exact_ : int8_;
-  if (restorer == nullptr) {
-    const HiddenFormat format(values, hidden_type(model_), model_.config().hidden);
-    KVLANE_ASSIGN(restorer,
-                  HiddenRestorer::create(model_, format, kRestorePieceTokens, kind_.format()));
-  }
-  return restorer.get();
-}
 
 }  // namespace kvlane

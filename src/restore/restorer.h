@@ -6,8 +6,8 @@
 // wanted, as many as there are buffers for: hidden states first, which take time to compute, but in
 // half of the buffers at most while there are slabs to read, so that reading never waits for
 // computing. What has arrived is computed a piece at a time by whoever owns the job, between other
-// work if it likes. Where the cache is on a device, slabs go there, and what the store has of
-// hidden states is left there: projections are the CPU's.
+// work if it likes. Where the cache is on a device, slabs and hidden states go there, and are
+// projected there.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -25,8 +25,8 @@
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "model/forward_pass.h"
-#include "model/hidden_restorer.h"
 #include "model/model.h"
+#include "restore/hidden_landing.h"
 #include "restore/layer_runs.h"
 #include "restore/restore_decision.h"
 #include "restore/slab_bodies.h"
@@ -93,7 +93,6 @@ class Restorer {
   void take_factors(const ProfileFactors& factors);  // under the mutex
   Result<PageBuffer> take_buffer(std::size_t bytes);
   void give_back(PageBuffer buffer);
-  Result<HiddenRestorer*> hidden_restorer(HiddenFormat::Values values);
 
   const Model& model_;
   const SlabKind& kind_;
@@ -105,8 +104,8 @@ class Restorer {
   std::mutex mutex_;                              // for what is learned
   ProfileFactors factors_;                        // of the profile, by restores so far
   std::shared_ptr<const MachineProfile> scaled_;  // by them; null without a profile
-  std::unique_ptr<HiddenRestorer> exact_, int8_;  // when they are wanted
-  SlabLanding landing_;
+  SlabLanding slab_landing_;
+  HiddenLanding hidden_landing_;
   std::vector<PageBuffer> buffers_;  // that nobody uses
 };
 
@@ -189,7 +188,7 @@ class RestoreJob {
   std::size_t buffer_each_ = 0;  // bytes
   std::size_t buffers_max_ = 0;
   std::shared_ptr<Arrivals> arrivals_;
-  const std::uint64_t landed_before_;  // pieces of others
+  const std::uint64_t slabs_before_, hidden_before_;  // pieces of others
   int recomputed_tokens_ = 0;
   int blocks_ = 0;
   bool over_ = false;

@@ -60,8 +60,7 @@ Status SlabLanding::decode(const BlockPool& pool, int layer, std::span<const Sto
   settle();
   const int first = rooms_;
   rooms_ = kPieceBlocks - rooms_;
-  ++given_;
-  moving_ = true;
+  under_way_.give();
   for (std::size_t i = 0; i < slabs.size(); ++i) {
     if (!verdicts[i].ok()) continue;
     KVLANE_TRY(lane_.give(pool, slabs[i].block, layer, first + static_cast<int>(i)));
@@ -87,16 +86,11 @@ std::span<SealedReader> SlabLanding::sealed_readers(int threads) {
 
 Status SlabLanding::finish(std::uint64_t since) {
   settle();
-  return failed_ > since ? error_ : Status();
+  return under_way_.verdict(since);
 }
 
-// An error is that of all pieces so far: a device does not say which one it was about.
 void SlabLanding::settle() {
-  if (!std::exchange(moving_, false)) return;
-  Status status = lane_.finish();
-  if (status.ok()) return;
-  failed_ = given_;
-  error_ = std::move(status);
+  under_way_.settle([this] { return lane_.finish(); });
 }
 
 }  // namespace kvlane

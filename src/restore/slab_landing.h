@@ -17,6 +17,7 @@
 #include "model/slab_lane.h"
 #include "plan/machine_profile.h"
 #include "quant/slab_reader.h"
+#include "restore/pieces_under_way.h"
 #include "restore/slab_bodies.h"
 
 namespace kvlane {
@@ -51,7 +52,7 @@ class SlabLanding {
               std::span<Status> verdicts);
 
   // How many pieces were on their way to a device so far.
-  std::uint64_t given() const { return given_; }
+  std::uint64_t given() const { return under_way_.given(); }
   // Returns when all slabs are in their places. The error is the device's: one of those behind the
   // first `since` may not be.
   Status finish(std::uint64_t since);
@@ -69,11 +70,7 @@ class SlabLanding {
   SlabLane lane_;
   std::vector<SealedReader> sealed_readers_;  // one for each thread that has decoded
   int rooms_ = 0;                             // the first that the next piece has
-  bool moving_ = false;                       // something was given since it was last waited for
-  std::uint64_t given_ = 0;                   // pieces that were copied to a device
-  // After the device's last error: `given_` then, and what it said.
-  std::uint64_t failed_ = 0;
-  Status error_;
+  PiecesUnderWay under_way_;                  // that are copied to a device
 };
 
 }  // namespace kvlane
