@@ -5,6 +5,11 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
+#include <deque>
+#include <map>
+
+#include "base/bf16.h"
 #include "base/random.h"
 #include "model/checkpoint.h"
 #include "model/emulated_accelerator.h"
@@ -225,6 +230,143 @@ TEST(DeviceForward, StopsBehindKAndVOfALayer) {
   EXPECT_EQ(runner.forward->run({&wrong, 1}, {.kv_layers = 1}).code(), Code::kInternal);
   EXPECT_EQ(runner.forward->run({&wrong, 1}, {.kv_layers = shape.layers + 1}).code(),
             Code::kInternal);
+}
+
+// Fetches what passes keep on a lane of its own, and ends it when it is asked.
+class Fetched {
+ public:
+  explicit Fetched(Runner& runner) : runner_(runner), lane_(take(runner.device.lane())) {}
+
+  PassHooks hooks(std::span<const ForwardSpan> spans) {
+    spans_ = {spans.begin(), spans.end()};
+    return {.on_kept = [this](const KeptRows& kept) { return fetch(kept); }};
+  }
+  // Rows of a sequence so far, of each layer.
+  std::map<int, Bytes> rows_of(const BlockTable& table) {
+    EXPECT_TRUE(lane_->finish().ok());
+    std::map<int, Bytes> rows;
+    for (const Part& part : parts_) {
+      if (part.table == &table) append_bytes(rows[part.layer], part.rows);
+    }
+    return rows;
+  }
+  bool answers = true;  // where it will have read them
+
+ private:
+  struct Part {
+    const BlockTable* table;
+    int layer;
+    Bytes rows;
+  };
+  static void append_bytes(Bytes& to, const Bytes& more) {
+    to.insert(to.end(), more.begin(), more.end());
+  }
+
+  std::shared_ptr<const DeviceMark> fetch(const KeptRows& kept) {
+    const std::size_t row = runner_.model.config().hidden * sizeof(bf16);
+    EXPECT_TRUE(lane_->wait(*kept.there).ok());
+    for (int i = 0; i < kept.layers; ++i) {
+      for (std::size_t span = 0; span < spans_.size(); ++span) {
+        Part& part = parts_.emplace_back(
+            Part{spans_[span].table, kept.layer + i, Bytes(spans_[span].tokens.size() * row)});
+        const std::byte* const from = kept.rows + i * kept.layer_bytes + kept.first[span] * row;
+        EXPECT_TRUE(lane_->copy(part.rows.data(), from, part.rows.size()).ok());
+      }
+    }
+    return answers ? take(lane_->mark()) : nullptr;
+  }
+
+  Runner& runner_;
+  const std::unique_ptr<DeviceLane> lane_;
+  std::vector<ForwardSpan> spans_;
+  std::deque<Part> parts_;
+};
+
+// Every layer keeps rows, or the last one.
+void keep_layers(Runner& runner, int first, bool replays = true) {
+  runner.forward =
+      take(DeviceForward::create(runner.model, runner.device, kRowsMax, kLogitsMax, replays, {},
+                                 {first, runner.model.config().layers}));
+}
+
+// Prompts and decoding sequences side by side, in another order than the device has, then passes
+// that are launched as a whole: each sequence has the rows that it has alone.
+TEST(DeviceForward, KeptRowsAreThoseOfTheirSequences) {
+  const auto tokens = random_tokens(150, 8);
+  const std::span<const std::int32_t> all(tokens);
+  for (const int first : {0, 1}) {
+    Runner runner(kNames[1]);
+    keep_layers(runner, first);
+    Fetched fetched(runner);
+    BlockTable prompt(runner.pool), a(runner.pool), b(runner.pool);
+    BlockTable* const tables[] = {&prompt, &a, &b};
+    const int starts[] = {0, 60, 100};
+    for (BlockTable* table : tables) ASSERT_TRUE(table->grow(50).ok());
+    const auto pass = [&](std::array<int, 3> counts) {
+      std::vector<ForwardSpan> spans;
+      for (int i = 0; i < 3; ++i) {
+        if (counts[i] == 0) continue;
+        spans.push_back({tables[i], all.subspan(starts[i] + tables[i]->tokens(), counts[i]), 1});
+      }
+      const Status status = runner.forward->run(spans, fetched.hooks(spans));
+      ASSERT_TRUE(status.ok()) << status.message();
+    };
+    pass({0, 9, 0});
+    pass({0, 1, 7});
+    pass({20, 1, 1});
+    for (int i = 0; i < 4; ++i) pass({1, 1, 1});
+    EXPECT_GT(runner.device.replays(), 1);
+    for (int i = 0; i < 3; ++i) {
+      Runner alone(kNames[1]);
+      keep_layers(alone, first, false);
+      Fetched expected(alone);
+      BlockTable table(alone.pool);
+      ASSERT_TRUE(table.grow(50).ok());
+      // In the same parts: prompts and single tokens go through different kernels.
+      for (int at = 0; at < tables[i]->tokens();) {
+        const int part = at > 0 ? 1 : std::array{20, 9, 7}[i];
+        const ForwardSpan span{&table, all.subspan(starts[i] + at, part), 1};
+        ASSERT_TRUE(alone.forward->run({&span, 1}, expected.hooks({&span, 1})).ok());
+        at += part;
+      }
+      const auto rows = fetched.rows_of(*tables[i]);
+      EXPECT_EQ(rows.size(), std::size_t(runner.model.config().layers - first));
+      EXPECT_TRUE(rows == expected.rows_of(table)) << first << " " << i;
+    }
+  }
+}
+
+// A lane that is late reads what its pass has kept, if the next one is told of it.
+TEST(DeviceForward, PassesWaitForWhoReadsWhatTheLastOneKept) {
+  const auto tokens = random_tokens(90, 9);
+  const std::span<const std::int32_t> all(tokens);
+  Runner runner(kNames[1]);
+  keep_layers(runner, 1);
+  BlockTable table(runner.pool);
+  ASSERT_TRUE(table.grow(90).ok());
+  const ForwardSpan span{&table, all.first(40), 0};
+  Fetched truth(runner);
+  ASSERT_TRUE(runner.forward->run({&span, 1}, truth.hooks({&span, 1})).ok());
+  const auto expected = truth.rows_of(table);
+  for (const bool answers : {true, false}) {
+    Fetched fetched(runner);
+    fetched.answers = answers;
+    table.clear();
+    ASSERT_TRUE(table.grow(90).ok());
+    ASSERT_TRUE(runner.forward->run({&span, 1}, fetched.hooks({&span, 1})).ok());
+    BlockTable other(runner.pool);
+    ASSERT_TRUE(other.grow(50).ok());
+    const ForwardSpan over{&other, all.subspan(40), 0};
+    if (answers) {
+      // Where the device cannot wait there is no pass, and the next one waits.
+      runner.device.fail_call(1);
+      EXPECT_EQ(runner.forward->run({&over, 1}, {}).code(), Code::kInternal);
+      EXPECT_EQ(other.tokens(), 0);
+      runner.device.fail_call(0);
+    }
+    ASSERT_TRUE(runner.forward->run({&over, 1}, {}).ok());
+    EXPECT_EQ(fetched.rows_of(table) == expected, answers);
+  }
 }
 
 TEST(DeviceForward, RefusesHooksOfTheCpu) {
