@@ -145,7 +145,7 @@ void add_state_flags(CLI::App& command, StateFlags& flags) {
       .add_option("--store-form", flags.form,
                   "what is stored of each layer: " + std::string(kStateFormNames) +
                       " (what brings long sequences back in the least time here; measured at the "
-                      "first start; on a device only kv, which auto is there)")
+                      "first start; on a device auto is hidden or kv, whatever has fewer bytes)")
       ->capture_default_str();
   command
       .add_option("--store-codec", flags.codec,

@@ -125,7 +125,7 @@ Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model
   options.online_axes = flags.zack_online;
   options.kv_codec = flags.kv_codec;
   options.threads = flags.threads;
-  KVLANE_ASSIGN(options.state, open_state(flags.state, flags, model, options.rows_max()));
+  KVLANE_ASSIGN(options.state, open_state(flags.state, flags, model, options));
   if (flags.kv_codebook.empty()) return options;
   KVLANE_ASSIGN(const std::string text, read_text_file(flags.kv_codebook, kCodebookFileBytesMax));
   const auto file = parse_codebook_file(text, model.identity(), model.config().kv_shape());

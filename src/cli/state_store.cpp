@@ -38,7 +38,7 @@ Result<std::shared_ptr<const MachineProfile>> profile_of(const StateFlags& flags
 }  // namespace
 
 Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model_flags,
-                                const Model& model, int pass_rows_max) {
+                                const Model& model, const EngineOptions& engine) {
   StateOptions state;
   if (flags.directories.empty()) return state;
   KVLANE_TRY(find_codec(flags.codec, model.isa()).status());
@@ -47,14 +47,14 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
   if (on_device && !flags.profile.empty()) {
     return invalid_argument("--store-profile has what a CPU takes, and this model is on a device");
   }
-  // Devices have slabs alone, and nothing to choose.
-  const std::string form = on_device && flags.form == kAutoForm ? "kv" : flags.form;
-  const bool planned = form == kAutoForm;
+  const bool planned = flags.form == kAutoForm && !on_device;
   // What is wrong with the form is told before anything is measured.
-  if (!planned) {
-    KVLANE_ASSIGN(state.forms, make_state_forms(form, layers, nullptr, 0));
+  if (flags.form != kAutoForm) {
+    KVLANE_ASSIGN(state.forms, make_state_forms(flags.form, layers, nullptr, 0));
+  } else if (on_device) {
+    state.forms = smaller_forms(model, engine.kv_format.get());
   }
-  const HiddenRoom room = HiddenRoom::of(model, pass_rows_max);
+  const HiddenRoom room = HiddenRoom::of(model, engine.rows_max());
   KVLANE_ASSIGN(state.store, open_store({flags.directories, flags.bytes_max, flags.key_file},
                                         {.create = true,
                                          .saving_bytes_max = room.draft_bytes,
@@ -64,7 +64,7 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
   KVLANE_ASSIGN(state.profile, profile_of(flags, model_flags, model));
   if (planned) {
     KVLANE_ASSIGN(state.forms,
-                  make_state_forms(form, layers, state.profile.get(), model.context()));
+                  make_state_forms(flags.form, layers, state.profile.get(), model.context()));
   }
   return state;
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cli/flags.h"
-#include "engine/state_keeper.h"
+#include "engine/engine.h"
 #include "kvlane/status.h"
 #include "model/model.h"
 
@@ -11,9 +11,9 @@ namespace kvlane {
 
 // Opens the store that the flags name, or nothing without one. Form `auto` asks for a profile of
 // this machine: the one in --store-profile, or beside the store, or it is measured now and kept
-// there. For a model on a device `auto` is `kv`, and there are no profiles. pass_rows_max:
-// EngineOptions::rows_max().
+// there. For a model on a device there are no profiles, and `auto` is smaller_forms(). `engine` has
+// all but its state.
 Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model_flags,
-                                const Model& model, int pass_rows_max);
+                                const Model& model, const EngineOptions& engine);
 
 }  // namespace kvlane

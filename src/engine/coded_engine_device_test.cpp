@@ -4,8 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/engine_fixture.h"
-#include "model/emulated_accelerator.h"
+#include "engine/device_fixture.h"
 #include "quant/kv_format.h"
 
 namespace kvlane {
@@ -13,22 +12,8 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr const char* kName = "llama-gqa-bf16-llama3-sharded";
-const auto kDirectory = std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / kName;
-
-EmulatedAccelerator& device() {
-  static EmulatedAccelerator device;
-  return device;
-}
-
-const Model& model_on_device() {
-  static const std::unique_ptr<Model> model =
-      take(Model::load(kDirectory, {.isa = best_isa(), .device = &device()}));
-  return *model;
-}
-
 std::shared_ptr<const KvFormat> make_format(const char* text) {
-  const Model& model = fixture_model(kName);
+  const Model& model = model_on_host();
   return take(make_kv_format(
       text, {.shape = model.config().kv_shape(), .rope = &model.rope(), .isa = model.isa()}));
 }
@@ -79,7 +64,7 @@ TEST(CodedEngineOnDevice, PushedAnswersEqualOneProcess) {
 TEST(CodedEngineOnDevice, WorkersOnDevicesAndOnCpusMix) {
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
   Worker on_device(*network, model_on_device(), options_with("hack:recent=1"));
-  Worker on_cpu(*network, fixture_model(kName), options_with("hack:recent=1"));
+  Worker on_cpu(*network, model_on_host(), options_with("hack:recent=1"));
   const GenerationRequest request = make_request(140, 3, 4);
   EXPECT_EQ(push(on_device, on_cpu, request).size(), 3U);
   EXPECT_EQ(push(on_cpu, on_device, request).size(), 3U);

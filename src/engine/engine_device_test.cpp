@@ -9,25 +9,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
-#include "engine/engine_fixture.h"
-#include "model/emulated_accelerator.h"
+#include "engine/device_fixture.h"
 
 namespace kvlane {
 namespace {
-
-constexpr const char* kName = "llama-gqa-bf16-llama3-sharded";
-const auto kDirectory = std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / kName;
-
-EmulatedAccelerator& device() {
-  static EmulatedAccelerator device;
-  return device;
-}
-
-const Model& model_on_device() {
-  static const std::unique_ptr<Model> model =
-      take(Model::load(kDirectory, {.isa = best_isa(), .device = &device()}));
-  return *model;
-}
 
 // Either's logits are as far from the truth as 1.25 times a plain implementation's, in the mean,
 // which device_forward_test and forward_test see to: so they differ by at most twice that.
@@ -36,7 +21,7 @@ TEST(EngineOnDevice, ProbabilitiesAreThoseOfTheCpu) {
   request.logprobs = 20;
   std::map<std::int32_t, float> logprobs[2];
   for (const bool on_device : {false, true}) {
-    const Model& model = on_device ? model_on_device() : fixture_model(kName);
+    const Model& model = on_device ? model_on_device() : model_on_host();
     const auto engine = take(
         Engine::create(model, fixture_tokenizer(), nullptr, {.kv_bytes = std::size_t{1} << 22}));
     Answer answer;
@@ -55,7 +40,7 @@ TEST(EngineOnDevice, ProbabilitiesAreThoseOfTheCpu) {
     ++both;
   }
   EXPECT_GE(both, 18);
-  const auto text = take(read_text_file(kDirectory / "expected.json", 1 << 20));
+  const auto text = take(read_text_file(kOnDeviceDirectory / "expected.json", 1 << 20));
   const auto plain = nlohmann::json::parse(text)["errors"]["bfloat16"]["rms"].get<double>();
   EXPECT_LE(std::sqrt(squares / both), 2 * 1.25 * plain);
 }

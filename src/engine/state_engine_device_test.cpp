@@ -2,7 +2,6 @@
 // where they were, with the answers of one engine that never forgot anything. What they save is
 // also the CPU's to bring back, and the reverse.
 // SPDX-License-Identifier: Apache-2.0
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -12,8 +11,7 @@
 #include <vector>
 
 #include "base/temporary_directory.h"
-#include "engine/engine_fixture.h"
-#include "model/emulated_accelerator.h"
+#include "engine/device_fixture.h"
 #include "quant/kv_format.h"
 #include "store/paced_files.h"
 
@@ -21,21 +19,6 @@ namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
-
-constexpr const char* kName = "llama-gqa-bf16-llama3-sharded";
-const auto kDirectory = fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / kName;
-
-EmulatedAccelerator& device() {
-  static EmulatedAccelerator device;
-  return device;
-}
-
-const Model& model_on_device() {
-  static const std::unique_ptr<Model> model =
-      take(Model::load(kDirectory, {.isa = best_isa(), .device = &device()}));
-  return *model;
-}
 
 std::shared_ptr<Store> open_store(const fs::path& directory, const DevicePace& pace = {}) {
   StoreOptions options{.create = true};
@@ -47,7 +30,7 @@ std::shared_ptr<Store> open_store(const fs::path& directory, const DevicePace& p
 
 EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16",
                            const char* form = "kv") {
-  const Model& model = fixture_model(kName);
+  const Model& model = model_on_host();
   EngineOptions options;
   options.kv_bytes = std::size_t{1} << 23;
   options.kv_format = take(make_kv_format(
@@ -86,11 +69,14 @@ TEST(StateEngineOnDevice, AConversationGoesOnAfterARestart) {
   struct Case {
     const char *format, *codec, *form;
   };
-  const Case cases[] = {
-      {"bf16", "none", "kv"},         {"bf16", "splitzip", "kv"},
-      {"hack", "none", "kv"},         {"bf16", "splitzip:channel", "kv"},
-      {"bf16", "none", "hidden"},     {"hack", "none", "hidden"},
-      {"bf16", "splitzip", "hidden=2"}, {"hack:p=64", "none", "hidden=2"}};
+  const Case cases[] = {{"bf16", "none", "kv"},
+                        {"bf16", "splitzip", "kv"},
+                        {"bf16", "splitzip:channel", "kv"},
+                        {"hack", "none", "kv"},
+                        {"bf16", "none", "hidden"},
+                        {"bf16", "splitzip", "hidden=1"},
+                        {"hack", "none", "hidden"},
+                        {"hack:p=64", "none", "hidden"}};
   for (const auto& [format, codec, form] : cases) {
     SCOPED_TRACE(std::string(format) + " " + codec + " " + form);
     const TemporaryDirectory directory;
@@ -121,16 +107,20 @@ TEST(StateEngineOnDevice, AConversationGoesOnAfterARestart) {
 
 // Blocks have the same names on both, so either goes on from what the other has saved.
 TEST(StateEngineOnDevice, EnginesOnCpusAndOnDevicesShareAStore) {
-  for (const char* const format : {"bf16", "hack"}) {
+  for (const auto& [format, form] : {std::pair{"bf16", "kv"}, std::pair{"hack", "kv"},
+                                     std::pair{"bf16", "hidden"}, std::pair{"hack", "hidden"}}) {
     for (const bool device_first : {false, true}) {
-      SCOPED_TRACE(std::string(format) + (device_first ? " device first" : " CPU first"));
+      SCOPED_TRACE(std::string(format) + " " + form +
+                   (device_first ? " device first" : " CPU first"));
       const TemporaryDirectory directory;
       const GenerationRequest request = make_request(150, 3, 5);
       std::vector<std::int32_t> restored[2];
       for (const int turn : {0, 1, 2}) {
         const bool on_device = device_first == (turn == 0);
-        const auto engine = make_engine(options_with(open_store(directory.path()), format),
-                                        on_device ? model_on_device() : fixture_model(kName));
+        // What is brought back is what is there, whatever is saved.
+        const auto engine =
+            make_engine(options_with(open_store(directory.path()), format, turn == 0 ? form : "kv"),
+                        on_device ? model_on_device() : model_on_host());
         Finish finish;
         const auto answer = answer_of(*engine, request, &finish);
         if (turn > 0) restored[turn - 1] = answer;
@@ -186,18 +176,21 @@ TEST(StateEngineOnDevice, BlocksThatAreNotSavedAreCounted) {
 
 // Some answer, some come back, some are saved, all at once, from little memory.
 TEST(StateEngineOnDevice, InCompanyAnswersAreThoseOfOneProcess) {
-  const TemporaryDirectory directory;
+  const TemporaryDirectory directories[2];
   std::vector<GenerationRequest> requests;
   std::vector<std::vector<std::int32_t>> expected;
   for (std::uint32_t i = 0; i < 5; ++i) {
     requests.push_back(make_mixed_request(70 + 40 * static_cast<int>(i % 3), 6, 30 + i % 4));
     expected.push_back(alone(model_on_device(), requests.back()));
   }
-  for (int rounds = 0; rounds < 2; ++rounds) {
-    EngineOptions options = options_with(
-        open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(0.02)}));
+  for (const int turn : {0, 1, 2, 3}) {
+    const int form = turn / 2, rounds = turn % 2;
+    EngineOptions options =
+        options_with(open_store(directories[form].path(),
+                                {.read_bytes_per_second = 1e9, .latency = Seconds(0.02)}),
+                     "bf16", form == 0 ? "kv" : "hidden");
     options.kv_bytes = 9 * model_on_device().config().kv_shape().block_bytes();
-    options.state.codec = rounds == 0 ? "splitzip" : "none";
+    options.state.codec = form == 0 ? "splitzip" : "none";
     const auto engine = make_engine(options);
     std::vector<std::unique_ptr<Answer>> answers;
     for (const GenerationRequest& request : requests) {
@@ -329,25 +322,69 @@ TEST(StateEngineOnDevice, PrefillWorkersBringPromptsBackToo) {
   }
 }
 
-TEST(StateEngineOnDevice, HiddenStatesAreTheCpusAlone) {
+// K and V that came from 8 bits are those that their names promise.
+TEST(StateEngineOnDevice, EightBitsComeBackOnOtherEnginesAlike) {
   const TemporaryDirectory directory;
-  const int layers = model_on_device().config().layers;
-  EngineOptions options = options_with(open_store(directory.path()));
-  for (const char* const form : {"hidden", "hidden:int8", "hidden=2"}) {
-    options.state.forms = take(make_state_forms(form, layers, nullptr, 0));
-    const Status refusal =
-        Engine::create(model_on_device(), fixture_tokenizer(), nullptr, options).status();
-    EXPECT_EQ(refusal.code(), Code::kUnsupported) << form;
-    EXPECT_THAT(refusal.message(), HasSubstr("hidden states of models on the CPU"));
+  const GenerationRequest request = make_request(150, 3, 5);
+  const auto options = [&] {
+    return options_with(open_store(directory.path()), "bf16", "hidden:int8");
+  };
+  (void)answer_of(*make_engine(options()), request);
+  std::vector<std::int32_t> answers[2];
+  for (std::vector<std::int32_t>& answer : answers) {
+    Finish finish;
+    answer = answer_of(*make_engine(options()), request, &finish);
+    EXPECT_EQ(finish.cached_tokens, 128);
   }
-  // What the CPU has kept of them is left where it is.
-  options.state.forms = take(make_state_forms("hidden", layers, nullptr, 0));
-  const GenerationRequest request = make_request(150, 2, 3);
-  (void)answer_of(*make_engine(options, fixture_model(kName)), request);
-  options.state = {.store = options.state.store};
+  EXPECT_EQ(answers[0], answers[1]);
+  // For others they are not there.
   Finish finish;
-  EXPECT_EQ(answer_of(*make_engine(options), request, &finish), alone(model_on_device(), request));
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request, &finish);
   EXPECT_EQ(finish.cached_tokens, 0);
+}
+
+// Whichever call beside the line of passes fails while hidden states leave: answers are what they
+// are, and what is not saved is counted.
+TEST(StateEngineOnDevice, HiddenStatesThatCannotLeaveAreCounted) {
+  const GenerationRequest request = make_request(150, 3, 3);
+  const std::vector<std::int32_t> expected = alone(model_on_device(), request);
+  int failed = 0;
+  for (int n = 1;; n += 2) {
+    const TemporaryDirectory directory;
+    const auto engine = make_engine(options_with(open_store(directory.path()), "bf16", "hidden"));
+    device().fail_call(n, EmulatedAccelerator::Counted::kBesideTheLine);
+    EXPECT_EQ(answer_of(*engine, request), expected) << n;
+    engine->wait_idle();
+    engine->flush_state();
+    const bool over = device().calls() < n;
+    device().fail_call(0);
+    // The engine tells what the gatherer has counted when it next looks.
+    (void)answer_of(*engine, make_request(3, 1, 1));
+    engine->wait_idle();
+    const EngineLoad load = engine->load();
+    EXPECT_EQ(load.hidden_tokens_lost > 0, !over) << n;
+    EXPECT_EQ(load.restores_failed, 0) << n;
+    expect_all_blocks_free(*engine);
+    failed += over ? 0 : 1;
+    if (over) break;
+  }
+  EXPECT_GT(failed, 1);
+}
+
+// Nor is there an engine where the device has no memory for what is kept, or refuses a lane.
+TEST(StateEngineOnDevice, AnEngineThatADeviceRefusesIsAnError) {
+  const TemporaryDirectory directory;
+  const EngineOptions options = options_with(open_store(directory.path()), "hack", "hidden");
+  int refused = 0;
+  for (int n = 1;; ++n, ++refused) {
+    device().fail_call(n);
+    const auto engine = Engine::create(model_on_device(), fixture_tokenizer(), nullptr, options);
+    const bool over = device().calls() < n;
+    device().fail_call(0);
+    EXPECT_EQ(engine.status().code(), over ? Code::kOk : Code::kInternal) << n;
+    if (over) break;
+  }
+  EXPECT_GT(refused, 12);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // An engine with a state store on a GPU: after a restart sequences go on from what was saved.
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/temporary_directory.h"
@@ -20,8 +22,10 @@ TEST(StateEngineGpuTest, AConversationGoesOnAfterARestart) {
                                           "tests/fixtures/models/llama-gqa-bf16-llama3-sharded",
                                       {.isa = best_isa(), .device = device->get()}));
   const GenerationRequest request = make_request(400, 5, 1);
-  for (const char* const codec : {"none", "splitzip", "splitzip:channel"}) {
-    SCOPED_TRACE(codec);
+  const std::pair<const char*, const char*> cases[] = {
+      {"kv", "none"}, {"kv", "splitzip"}, {"kv", "splitzip:channel"}, {"hidden", "none"}};
+  for (const auto& [form, codec] : cases) {
+    SCOPED_TRACE(std::string(form) + " " + codec);
     const TemporaryDirectory directory;
     std::vector<std::int32_t> answers[2];
     for (const bool again : {false, true}) {
@@ -33,6 +37,7 @@ TEST(StateEngineGpuTest, AConversationGoesOnAfterARestart) {
       options.chunk_tokens = 384;
       options.state.store = take(Store::open(store, take(open_store_files({}))));
       options.state.codec = codec;
+      options.state.forms = take(make_state_forms(form, model->config().layers, nullptr, 0));
       const auto engine = take(Engine::create(*model, fixture_tokenizer(), nullptr, options));
       Answer answer;
       ASSERT_TRUE(engine->submit(request, answer.on_update()).ok());
@@ -40,7 +45,9 @@ TEST(StateEngineGpuTest, AConversationGoesOnAfterARestart) {
       EXPECT_EQ(answer.finish().cached_tokens, again ? 384 : 0);
       answers[again] = answer.tokens();
     }
-    EXPECT_EQ(answers[1], answers[0]);
+    EXPECT_EQ(answers[1].size(), answers[0].size());
+    // Products of K and V alone may be another kernel's than those of Q, K and V.
+    if (std::string(form) == "kv") EXPECT_EQ(answers[1], answers[0]);
   }
 }
 

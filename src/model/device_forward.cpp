@@ -263,8 +263,8 @@ std::byte* DeviceForward::normed_of(int layer) const {
 
 void DeviceForward::show_kept(const PassHooks::OnKept& on_kept, int layer, int layers,
                               std::shared_ptr<const DeviceMark> there) {
-  auto read = on_kept({layer, layers, normed_of(layer), kept_bytes(1), pass_.first_rows(),
-                       std::move(there)});
+  auto read = on_kept(
+      {layer, layers, normed_of(layer), kept_bytes(1), pass_.first_rows(), std::move(there)});
   // A lane is in order: the last mark is behind all others.
   if (read != nullptr) read_ = std::move(read);
 }

@@ -121,16 +121,16 @@ class DeviceForward final : public ForwardPass {
   const std::byte* graphs_pool_ = nullptr;  // whose blocks are in the graphs
   std::shared_ptr<const DeviceMark> read_;  // where all that was kept has been fetched
 
-  Accelerator::Memory memory_;    // all that follows
-  float* residual_ = nullptr;     // [rows][hidden]
-  std::byte* normed_ = nullptr;   // [rows or logits][hidden], BF16
+  Accelerator::Memory memory_;      // all that follows
+  float* residual_ = nullptr;       // [rows][hidden]
+  std::byte* normed_ = nullptr;     // [rows or logits][hidden], BF16
   std::byte* kept_rows_ = nullptr;  // [layers that are kept][rows][hidden], BF16
-  float* product_ = nullptr;      // [rows][widest product]
-  std::byte* q_ = nullptr;        // [rows][heads][head_dim], BF16
-  std::byte* wide_ = nullptr;     // [rows][max(heads * head_dim, ffn)], BF16
-  float* logits_ = nullptr;       // [logits_max][vocab]
-  GreedyPart* parts_ = nullptr;   // [logits_max][greedy_parts(vocab)]
-  std::int32_t* best_ = nullptr;  // [logits_max], most likely tokens
+  float* product_ = nullptr;        // [rows][widest product]
+  std::byte* q_ = nullptr;          // [rows][heads][head_dim], BF16
+  std::byte* wide_ = nullptr;       // [rows][max(heads * head_dim, ffn)], BF16
+  float* logits_ = nullptr;         // [logits_max][vocab]
+  GreedyPart* parts_ = nullptr;     // [logits_max][greedy_parts(vocab)]
+  std::int32_t* best_ = nullptr;    // [logits_max], most likely tokens
 
   Accelerator::Memory host_logits_;  // [logits_max][vocab], F32
   Accelerator::Memory host_best_;    // [logits_max]

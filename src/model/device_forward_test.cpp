@@ -284,9 +284,8 @@ class Fetched {
 
 // Every layer keeps rows, or the last one.
 void keep_layers(Runner& runner, int first, bool replays = true) {
-  runner.forward =
-      take(DeviceForward::create(runner.model, runner.device, kRowsMax, kLogitsMax, replays, {},
-                                 {first, runner.model.config().layers}));
+  runner.forward = take(DeviceForward::create(runner.model, runner.device, kRowsMax, kLogitsMax,
+                                              replays, {}, {first, runner.model.config().layers}));
 }
 
 // Prompts and decoding sequences side by side, in another order than the device has, then passes

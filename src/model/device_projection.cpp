@@ -44,8 +44,7 @@ Status DeviceProjection::allocate(const std::optional<DeviceFormat>& format) {
   parts_.rows = append(rows * c.hidden * sizeof(bf16));
   KVLANE_ASSIGN(rooms_, device_.allocate_host(2 * parts_.bytes));
   KVLANE_ASSIGN(copy_, device_.allocate(parts_.bytes));
-  KVLANE_ASSIGN(product_,
-                device_.allocate(rows * 2 * c.kv_heads * c.head_dim * sizeof(float)));
+  KVLANE_ASSIGN(product_, device_.allocate(rows * 2 * c.kv_heads * c.head_dim * sizeof(float)));
   if (!format) return {};
   KVLANE_ASSIGN(slabs_, device_.allocate(blocks * c.kv_shape().slab_bytes()));
   KVLANE_ASSIGN(coded_, DeviceCodedPass::create(*format, c, device_, static_cast<int>(blocks)));
@@ -91,8 +90,8 @@ void DeviceProjection::describe(const ProjectedPiece& piece) const {
 Status DeviceProjection::launch(const ProjectedPiece& piece) {
   const ModelConfig& c = model_.config();
   const std::size_t row_bytes = c.hidden * sizeof(bf16);
-  KVLANE_TRY(device_.copy(copy_.get(), host_part<std::byte>(0),
-                          parts_.rows + piece.count * row_bytes));
+  KVLANE_TRY(
+      device_.copy(copy_.get(), host_part<std::byte>(0), parts_.rows + piece.count * row_bytes));
   // Of the stacked weights what is behind those of Q.
   KVLANE_TRY(device_.multiply(
       {.weights = model_.layers()[piece.layer].qkv + std::size_t(c.heads) * c.head_dim * row_bytes,
@@ -110,24 +109,23 @@ Status DeviceProjection::write_rows(const ProjectedPiece& piece) {
   const ModelConfig& c = model_.config();
   const DeviceLayer& layer = model_.layers()[piece.layer];
   const BlockPool& pool = piece.table->pool();
-  return device_.write_qkv(
-      {.product = reinterpret_cast<const float*>(product_.get()),
-       .q_norm = layer.q_norm,
-       .k_norm = layer.k_norm,
-       .eps = c.norm_eps,
-       .angles = model_.angles(),
-       .positions = part<std::int32_t>(parts_.positions),
-       .sequences = part<std::int32_t>(parts_.sequences),
-       .tables = part<std::int32_t>(parts_.table),
-       .table_stride = blocks_for(model_.positions()),
-       .rows = piece.count,
-       .heads = 0,
-       .kv_heads = c.kv_heads,
-       .head_dim = c.head_dim,
-       .q = nullptr,
-       .slabs = coded_ ? slabs_.get() : pool.slab_memory(0, piece.layer),
-       .block_bytes = coded_ ? c.kv_shape().slab_bytes() : pool.block_bytes(),
-       .rotations = coded_ ? coded_->rotations(piece.layer) : nullptr});
+  return device_.write_qkv({.product = reinterpret_cast<const float*>(product_.get()),
+                            .q_norm = layer.q_norm,
+                            .k_norm = layer.k_norm,
+                            .eps = c.norm_eps,
+                            .angles = model_.angles(),
+                            .positions = part<std::int32_t>(parts_.positions),
+                            .sequences = part<std::int32_t>(parts_.sequences),
+                            .tables = part<std::int32_t>(parts_.table),
+                            .table_stride = blocks_for(model_.positions()),
+                            .rows = piece.count,
+                            .heads = 0,
+                            .kv_heads = c.kv_heads,
+                            .head_dim = c.head_dim,
+                            .q = nullptr,
+                            .slabs = coded_ ? slabs_.get() : pool.slab_memory(0, piece.layer),
+                            .block_bytes = coded_ ? c.kv_shape().slab_bytes() : pool.block_bytes(),
+                            .rotations = coded_ ? coded_->rotations(piece.layer) : nullptr});
 }
 
 Status DeviceProjection::seal(const ProjectedPiece& piece) {

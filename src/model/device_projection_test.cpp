@@ -38,8 +38,8 @@ struct World {
         format(make_format(text)) {
     if (format) kernels = take(device_codes(*format));
     const int layers = shape.layers;
-    const auto forward = take(DeviceForward::create(model->on_device(), device, 192, 1, true,
-                                                    kernels, {0, layers}));
+    const auto forward =
+        take(DeviceForward::create(model->on_device(), device, 192, 1, true, kernels, {0, layers}));
     hidden.resize(layers);
     EXPECT_TRUE(table.grow(kTokens).ok());
     std::vector<std::int32_t> tokens(kTokens);
@@ -93,8 +93,7 @@ struct World {
     for (int at = 0; at < kTokens; at += kPiece) {
       const int count = std::min(kPiece, kTokens - at);
       // While the piece before is on its way.
-      std::memcpy(projection.room(), hidden[layer].data() + at * row_bytes(),
-                  count * row_bytes());
+      std::memcpy(projection.room(), hidden[layer].data() + at * row_bytes(), count * row_bytes());
       KVLANE_TRY(projection.finish());
       KVLANE_TRY(projection.give({&back, at, count, layer}));
     }
@@ -137,8 +136,8 @@ TEST(DeviceProjection, KAndVHaveTheBitsOfAForwardPass) {
   for (const auto& [name, format] : cases) {
     SCOPED_TRACE(std::string(name) + " " + format);
     World world(name, format);
-    const auto projection = take(DeviceProjection::create(world.model->on_device(), world.device,
-                                                          kPiece, world.kernels));
+    const auto projection = take(
+        DeviceProjection::create(world.model->on_device(), world.device, kPiece, world.kernels));
     BlockTable back = world.new_table();
     ASSERT_TRUE(back.grow(kTokens).ok());
     for (int layer = world.shape.layers - 1; layer >= 0; --layer) {
@@ -159,8 +158,8 @@ TEST(DeviceProjection, AnyCallMayFail) {
     for (int n = 1;; ++n) {
       std::unique_ptr<DeviceProjection> projection;
       world.device.fail_call(n);
-      auto opened = DeviceProjection::create(world.model->on_device(), world.device, kPiece,
-                                             world.kernels);
+      auto opened =
+          DeviceProjection::create(world.model->on_device(), world.device, kPiece, world.kernels);
       Status status = opened.status();
       if (opened.ok()) {
         projection = std::move(*opened);
@@ -182,8 +181,8 @@ TEST(DeviceProjection, AnyCallMayFail) {
 
 TEST(DeviceProjection, SaysWhatCannotBeSealed) {
   World world("llama-gqa-bf16-llama3-sharded", "hack");
-  const auto projection = take(DeviceProjection::create(world.model->on_device(), world.device,
-                                                        kPiece, world.kernels));
+  const auto projection =
+      take(DeviceProjection::create(world.model->on_device(), world.device, kPiece, world.kernels));
   BlockTable back = world.new_table();
   ASSERT_TRUE(back.grow(kTokens).ok());
   const bf16 infinity = to_bf16(std::numeric_limits<float>::infinity());

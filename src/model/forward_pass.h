@@ -43,9 +43,9 @@ class DeviceMark;  // model/accelerator.h
 
 // Hidden states of some layers that a pass on a device leaves for others to fetch.
 struct KeptRows {
-  int layer, layers;        // the first, and how many
-  const std::byte* rows;    // of the first, [rows of the pass][hidden], BF16, in the device's memory
-  std::size_t layer_bytes;  // from there to the next layer's
+  int layer, layers;      // the first, and how many
+  const std::byte* rows;  // of the first, [rows of the pass][hidden], BF16, in the device's memory
+  std::size_t layer_bytes;     // from there to the next layer's
   std::span<const int> first;  // of each span its first row: they are not in the spans' order
   std::shared_ptr<const DeviceMark> there;  // they are, once the device is here
 };

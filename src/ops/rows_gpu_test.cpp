@@ -214,6 +214,16 @@ TEST_F(RowsGpuTest, HeadsIntoAnotherBasis) {
   }
 }
 
+TEST_F(RowsGpuTest, KeysAndValuesAlone) {
+  for (const bool norm : {false, true}) {
+    for (const bool turned : {false, true}) {
+      expect_right(QkvScene({0, 8, 128, norm, mixed_rows(), turned}));
+      expect_right(QkvScene({0, 3, 80, norm, mixed_rows(), turned}));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_F(RowsGpuTest, HeadsOfManyRows) {
   // Two sequences' tokens, all that the table of angles has.
   std::vector<qkv_fixture::Place> rows;

@@ -21,6 +21,7 @@
 #include "model/format_codes.h"
 #include "model/forward.h"
 #include "quant/tables_fixture.h"
+#include "restore/hidden_gatherer.h"
 #include "restore/restorer.h"
 #include "restore/slab_saver.h"
 #include "restore/tiny_model_fixture.h"
@@ -74,13 +75,13 @@ class Cache {
                               : take(SlabLane::open(*device_, kind_.shape(), kPieceBlocks,
                                                     sizes().largest(), SlabLanding::kRooms));
   }
-  std::unique_ptr<ForwardPass> forward() const {
+  std::unique_ptr<ForwardPass> forward(KeptLayers kept = {}) const {
     const KvFormat* const format = kind_.format();
     if (device_ == nullptr) return take(Forward::create(model_, kRestorePieceTokens, 1, format));
     std::optional<DeviceFormat> kernels;
     if (format != nullptr) kernels = take(device_codes(*format));
-    return take(
-        DeviceForward::create(model_.on_device(), *device_, kRestorePieceTokens, 1, true, kernels));
+    return take(DeviceForward::create(model_.on_device(), *device_, kRestorePieceTokens, 1, true,
+                                      kernels, kept));
   }
   const Model& model() const { return model_; }
 
@@ -197,15 +198,51 @@ struct Disk {
   std::unique_ptr<Store> store;
 };
 
-// What is there, until the job is over. The table then has the blocks that came back.
-std::unique_ptr<RestoreJob> restore(Restorer& restorer, Cache& cache, const Disk& disk) {
-  const std::vector<std::int32_t> tokens(kTokens, 5);
-  auto job = take(restorer.begin(restorer.find(disk.names, 0, kTokens), 0, cache.table, tokens));
+std::vector<std::int32_t> tokens_of_all() {
+  std::vector<std::int32_t> tokens(kTokens);
+  for (int i = 0; i < kTokens; ++i) tokens[i] = i * 7919 % model_on(nullptr).config().vocab;
+  return tokens;
+}
+
+// A sequence in the device's cache, and hidden states of all layers but the first on the disk.
+void compute(Cache& cache, const char* form, Disk& disk) {
+  const Model& model = cache.model();
+  const int layers = model.config().layers;
+  const auto forward = cache.forward({1, layers});
+  const HiddenFormat format = take(HiddenFormat::parse(form, model));
+  const auto gatherer = take(HiddenGatherer::create(
+      *disk.store, model, {.format = format, .layer_first = 1, .layer_last = layers}));
+  const auto rows = gatherer->begin();
+  const std::vector<std::int32_t> tokens = tokens_of_all();
+  for (int at = 0; at < kBlocks * kBlockTokens; at += kRestorePieceTokens) {
+    const int count = std::min(kRestorePieceTokens, kBlocks * kBlockTokens - at);
+    const ForwardSpan span{&cache.table, std::span(tokens).subspan(at, count), 0};
+    const auto keep = [&](const KeptRows& kept) {
+      const PassRows all{rows.get(), at, kept.first[0], count};
+      return gatherer->fetch({&all, 1}, kept);
+    };
+    const Status status = forward->run({&span, 1}, {.on_kept = keep});
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+  for (int block = 0; block < kBlocks; ++block) {
+    gatherer->complete(*rows, block, disk.names[block], disk.names[0]);
+  }
+  gatherer->flush();
+  disk.store->flush();
+  EXPECT_EQ(gatherer->figures().blocks, std::uint64_t{kBlocks});
+}
+
+// What was found, until the job is over. The table then has the blocks that came back.
+std::unique_ptr<RestoreJob> restore(Restorer& restorer, Cache& cache, FoundState found) {
+  auto job = take(restorer.begin(std::move(found), 0, cache.table, tokens_of_all()));
   for (auto progress = job->advance(); progress != RestoreJob::Progress::kOver;
        progress = job->advance()) {
     if (progress == RestoreJob::Progress::kWaiting) std::this_thread::yield();
   }
   return job;
+}
+std::unique_ptr<RestoreJob> restore(Restorer& restorer, Cache& cache, const Disk& disk) {
+  return restore(restorer, cache, restorer.find(disk.names, 0, kTokens));
 }
 
 // Slabs like those of a model, sealed if there is a format. [block][layer]
@@ -288,7 +325,7 @@ TEST(DeviceRestore, FirstLayersAreComputedFromTokens) {
     const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
     Cache computed(&device(), kind), back(&device(), kind);
     const auto forward = computed.forward();
-    const std::vector<std::int32_t> tokens(kTokens, 5);
+    const std::vector<std::int32_t> tokens = tokens_of_all();
     for (int at = 0; at < kBlocks * kBlockTokens; at += kRestorePieceTokens) {
       const int count = std::min(kRestorePieceTokens, kBlocks * kBlockTokens - at);
       const ForwardSpan span{&computed.table, std::span(tokens).subspan(at, count), 0};
@@ -310,6 +347,109 @@ TEST(DeviceRestore, FirstLayersAreComputedFromTokens) {
       }
     }
   }
+}
+
+void expect_same(Cache& back, Cache& computed, const SlabKind& kind) {
+  for (int block = 0; block < kBlocks; ++block) {
+    for (int layer = 0; layer < kind.shape().layers; ++layer) {
+      EXPECT_TRUE(back.read(block, layer) == computed.read(block, layer)) << block << " " << layer;
+    }
+  }
+}
+
+// Hidden states, slabs and tokens in one job: the bits of a sequence that never left.
+TEST(DeviceRestore, AnyMixtureOfSourcesGivesTheSameBits) {
+  for (const char* const name : {"bf16", "hack", "hack:p=64", "zack:keep=0.5"}) {
+    const auto format = make_format(name);
+    const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
+    const int layers = kind.shape().layers;
+    Cache computed(&device(), kind);
+    Disk disk;
+    compute(computed, "hidden", disk);
+    disk.save(computed, kind, "none");
+    const std::pair<int, int> mixtures[] = {{1, layers}, {1, 3}, {2, layers}, {3, 4}, {0, 0}};
+    for (const auto& [recomputed, slabs_from] : mixtures) {
+      SCOPED_TRACE(std::string(name) + " " + std::to_string(recomputed) +
+                   " recomputed, slabs from " + std::to_string(slabs_from));
+      Cache back(&device(), kind);
+      const auto forward = back.forward();
+      Restorer restorer(
+          back.model(), kind, *disk.store, *forward, {}, [] {}, back.lane());
+      FoundState found = restorer.find(disk.names, 0, kTokens);
+      ASSERT_EQ(found.decision.blocks, kBlocks);
+      found.decision.recomputed = recomputed;
+      for (int layer = 0; layer < layers; ++layer) {
+        found.decision.sources[layer] =
+            layer < slabs_from ? RestoreSource::kHidden : RestoreSource::kSlabs;
+      }
+      const auto job = restore(restorer, back, std::move(found));
+      ASSERT_TRUE(job->status().ok()) << job->status().message();
+      ASSERT_EQ(job->blocks(), kBlocks);
+      expect_same(back, computed, kind);
+    }
+  }
+}
+
+// Rows in 8 bits are the same rows for all restores, on a CPU too: K and V differ by what products
+// round there.
+TEST(DeviceRestore, EightBitsComeBackAsTheyAreStored) {
+  const SlabKind kind(model_on(nullptr).config().kv_shape(), nullptr);
+  Cache computed(&device(), kind), first(&device(), kind), again(&device(), kind);
+  Disk disk;
+  compute(computed, "hidden:int8", disk);
+  for (Cache* back : {&first, &again}) {
+    const auto forward = back->forward();
+    Restorer lossless(
+        back->model(), kind, *disk.store, *forward, {}, [] {}, back->lane());
+    EXPECT_FALSE(lossless.find(disk.names, 0, kTokens).stored);
+    Restorer restorer(
+        back->model(), kind, *disk.store, *forward, {.lossy = true}, [] {}, back->lane());
+    const auto job = restore(restorer, *back, disk);
+    ASSERT_TRUE(job->status().ok()) << job->status().message();
+    EXPECT_EQ(job->blocks(), kBlocks);
+    EXPECT_EQ(job->decision().recomputed, 1);
+  }
+  expect_same(again, first, kind);
+  // The layer that was computed has no error, the others have one.
+  EXPECT_TRUE(first.read(0, 0) == computed.read(0, 0));
+  EXPECT_FALSE(first.read(0, 1) == computed.read(0, 1));
+}
+
+// Whichever call fails, in the line of passes or beside it: what is said to be back is, and the
+// store keeps what it has.
+TEST(DeviceRestore, AnyCallMayFailWhileHiddenStatesComeBack) {
+  const auto format = make_format("hack");
+  const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
+  Cache computed(&device(), kind);
+  Disk disk;
+  compute(computed, "hidden", disk);
+  disk.save(computed, kind, "none");
+  const std::size_t stored = disk.store->all().size();
+  int refused = 0;
+  for (int n = 1;; n += 3) {
+    Cache back(&device(), kind);
+    const auto forward = back.forward();
+    Restorer restorer(
+        back.model(), kind, *disk.store, *forward, {}, [] {}, back.lane());
+    FoundState found = restorer.find(disk.names, 0, kTokens);
+    // Layers 1 and 2 from hidden states, the others from slabs.
+    found.decision.recomputed = 1;
+    for (const int layer : {1, 2}) found.decision.sources[layer] = RestoreSource::kHidden;
+    device().fail_call(n);
+    const auto job = restore(restorer, back, std::move(found));
+    const int calls = device().calls();
+    device().fail_call(0);
+    EXPECT_EQ(job->status().code(), calls < n ? Code::kOk : Code::kInternal) << n;
+    refused += job->status().ok() ? 0 : 1;
+    for (int block = 0; block < job->blocks(); ++block) {
+      for (int layer = 0; layer < kind.shape().layers; ++layer) {
+        EXPECT_TRUE(back.read(block, layer) == computed.read(block, layer)) << n << " " << block;
+      }
+    }
+    EXPECT_EQ(disk.store->all().size(), stored) << n;
+    if (calls < n) break;
+  }
+  EXPECT_GT(refused, 10);
 }
 
 class DeviceRestoreTest : public testing::Test {

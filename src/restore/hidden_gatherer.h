@@ -1,11 +1,12 @@
 // Saves hidden states of sequences while they are computed, in two stages (HCache, section 4.2).
 //
 // The engine's thread copies rows of a pass into a ring and goes on; where the model is on a device
-// it has them copied, on a lane beside the passes. A thread of the gatherer takes them out, layer by layer as they came, into drafts of extents, where each block has its rows of a
-// layer side by side; a draft is put when its block is complete. So a row is copied twice, and
-// nobody who computes waits: where the ring is full or drafts are short, the sequence is not saved
-// from there on, and is computed again when it comes back. Unless saving is what one computes for:
-// see HiddenGathererOptions::waits. Bytes: spec/store.md, section 5.
+// it has them copied, on a lane beside the passes. A thread of the gatherer takes them out, layer
+// by layer as they came, into drafts of extents, where each block has its rows of a layer side by
+// side; a draft is put when its block is complete. So a row is copied twice, and nobody who
+// computes waits: where the ring is full or drafts are short, the sequence is not saved from there
+// on, and is computed again when it comes back. Unless saving is what one computes for: see
+// HiddenGathererOptions::waits. Bytes: spec/store.md, section 5.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -90,8 +91,9 @@ struct PassRows {
   int count;
 };
 
-// begin(), copy(), fetch(), complete() and end() are the engine's thread's; none of them waits for a disk or
-// for the gatherer, if the options do not say so. What else there is may be called from any thread.
+// begin(), copy(), fetch(), complete() and end() are the engine's thread's; none of them waits for
+// a disk or for the gatherer, if the options do not say so. What else there is may be called from
+// any thread.
 class HiddenGatherer {
  public:
   // Store and model outlive this, as does the model's device. kInvalidArgument when there are no
@@ -136,7 +138,7 @@ class HiddenGatherer {
     int layer;
     int position;
     int count;
-    std::size_t slot;  // of the first row, in the ring; the others follow
+    std::size_t slot;                         // of the first row, in the ring; the others follow
     std::shared_ptr<const DeviceMark> there;  // of the lane; null: they are
   };
   struct Complete {
@@ -184,8 +186,8 @@ class HiddenGatherer {
   const std::size_t row_bytes_;
   const std::size_t ring_rows_;
   const int directories_;
-  std::unique_ptr<DeviceLane> lane_;   // null: rows are in memory of the host
-  PageBuffer host_ring_;               // one of these two
+  std::unique_ptr<DeviceLane> lane_;  // null: rows are in memory of the host
+  PageBuffer host_ring_;              // one of these two
   Accelerator::Memory pinned_ring_;
   std::byte* ring_ = nullptr;
   std::vector<ExtentHead> extents_;  // of a block, without name and position
@@ -198,7 +200,7 @@ class HiddenGatherer {
   std::vector<RowsCopy> copies_;
   std::vector<Work> told_;
   std::size_t sent_ = 0;
-  Status waited_;  // for the device's mark of these rows
+  Status waited_;                                // for the device's mark of these rows
   std::shared_ptr<const DeviceMark> last_sent_;  // where the lane ends
 
   std::atomic<std::uint64_t> given_back_ = 0;  // rows that ever left the ring

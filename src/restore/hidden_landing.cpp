@@ -22,8 +22,7 @@ Status HiddenLanding::land(const RestoreSpan& span, int layer, HiddenFormat::Val
 Result<HiddenRestorer*> HiddenLanding::restorer_of(const HiddenFormat& hidden) {
   auto& restorer = hidden.exact() ? exact_ : int8_;
   if (restorer == nullptr) {
-    KVLANE_ASSIGN(restorer,
-                  HiddenRestorer::create(model_, hidden, kRestorePieceTokens, format_));
+    KVLANE_ASSIGN(restorer, HiddenRestorer::create(model_, hidden, kRestorePieceTokens, format_));
   }
   return restorer.get();
 }

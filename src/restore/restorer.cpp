@@ -67,8 +67,7 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
                                                          : "kv+" + head.codec;
       if (count(stored.slabs, block, extent, form)) there.slabs.push_back(std::move(extent));
     }
-    for (PinnedExtent& extent :
-         store_.find({.name = names[block], .kind = ExtentKind::kHidden})) {
+    for (PinnedExtent& extent : store_.find({.name = names[block], .kind = ExtentKind::kHidden})) {
       const ExtentHead& head = extent.head();
       const std::optional<HiddenFormat> format = stored_hidden_format(head, model_);
       if (!format || (!options_.lossy && !format->exact())) continue;

@@ -64,6 +64,17 @@ Result<StateForms> make_state_forms(std::string_view text, int layers,
                           "'; known: " + kStateFormNames);
 }
 
+StateForms smaller_forms(const Model& model, const KvFormat* format) {
+  const KvShape shape = model.config().kv_shape();
+  const HiddenFormat hidden(HiddenFormat::Values::kExact, hidden_type(model),
+                            model.config().hidden);
+  const std::size_t rows = std::size_t(shape.layers) * kBlockTokens * hidden.stored_bytes();
+  const std::size_t slabs =
+      format != nullptr ? format->slab_sizes().block_bytes() : shape.block_bytes();
+  if (rows >= slabs) return {};
+  return {HiddenFormat::Values::kExact, std::min(1, shape.layers), shape.layers, shape.layers};
+}
+
 std::string describe(const StateForms& forms, int layers) {
   std::string text;
   if (forms.saves_hidden()) {

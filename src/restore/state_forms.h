@@ -9,6 +9,7 @@
 #include "kvlane/status.h"
 #include "model/hidden_rows.h"
 #include "plan/machine_profile.h"
+#include "quant/kv_format.h"
 
 namespace kvlane {
 
@@ -34,6 +35,11 @@ struct StateForms {
 // kInvalidArgument for anything else, and for auto without a profile.
 Result<StateForms> make_state_forms(std::string_view text, int layers,
                                     const MachineProfile* profile, int tokens);
+
+// What `auto` is where there is no profile, on devices: hidden states of all layers but the first
+// if they have fewer bytes than slabs of the cache in `format`, null for 16 bits, have without a
+// codec; else slabs of all layers.
+StateForms smaller_forms(const Model& model, const KvFormat* format);
 
 // "hidden states of layers 1-12, slabs of layers 13-31".
 std::string describe(const StateForms& forms, int layers);
