@@ -121,6 +121,7 @@ EXPECTED = {
     "write_turned_rows": {"load16": 12},  # as above, V beside its K, four rows of a matrix
     "silu_rows": {"load16": 2},
     "scan_parts": {"load16": 8},
+    "sum_pieces": {"load16": 16},  # a quarter of a block of 1024 bytes
     "copy_words": {"load16": 4, "store16": 4},
 }
 
