@@ -6,6 +6,7 @@
 
 #include <string_view>
 
+#include "gpu/device.h"
 #include "kvlane/status.h"
 
 namespace kvlane::gpu {
@@ -16,8 +17,5 @@ Status cuda_status(cudaError_t error, std::string_view what);
 // Of a kernel that has just been launched. Says nothing of what it does: Stream::synchronize()
 // does.
 Status launched(std::string_view kernel);
-
-// Makes it the calling thread's current device.
-Status use_device(int device);
 
 }  // namespace kvlane::gpu

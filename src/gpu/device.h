@@ -43,6 +43,9 @@ Result<std::vector<Device>> devices();
 // Bytes that can still be taken, as the driver sees it now.
 Result<std::size_t> free_memory(int device);
 
+// Makes it the calling thread's current device: for libraries that work on that one.
+Status use_device(int device);
+
 class Event;
 
 // Work in the order in which it was given. Does not wait for the default stream.

@@ -7,6 +7,7 @@ namespace kvlane::gpu {
 
 Result<std::vector<Device>> devices() { return no_cuda(); }
 Result<std::size_t> free_memory(int) { return no_cuda(); }
+Status use_device(int) { return no_cuda(); }
 
 Result<Stream> Stream::create(int) { return no_cuda(); }
 Status Stream::synchronize() const { return no_cuda(); }
