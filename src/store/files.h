@@ -2,7 +2,7 @@
 // past the caches of the system where it allows that.
 //
 // Backends are io_uring and threads. Decorators make a disk slow for benchmarks (paced_files.h) or
-// unreliable for tests (faulty_files.h).
+// unreliable for tests (faulty_files.h), or read to memory of a device (direct_files.h).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/direct_storage.h"
 #include "kvlane/status.h"
 
 namespace kvlane {
@@ -40,6 +41,8 @@ struct FileRequest {
   // which must not be held up and must not destroy the files. Short reads are kCorrupt, a full disk
   // is kExhausted, what the device does not do is kUnavailable.
   std::function<void(const Status&)> done;
+  // A read into memory of a device, of a file that reads_to_device().
+  bool to_device = false;
 };
 
 struct FileEntry {
@@ -72,6 +75,11 @@ class StoreFiles {
   virtual Status remove(const std::filesystem::path& path) = 0;
   // Returns when names that were added or removed are on the disk.
   virtual Status sync_directory(const std::filesystem::path& directory) = 0;
+
+  // By what files are read into memory of a device, which it has to take before; null: by nothing.
+  virtual gpu::DirectStorage* direct_storage() const { return nullptr; }
+  // Whether this one is, as far as is known.
+  virtual bool reads_to_device(const StoreFile& /*file*/) const { return false; }
 
   // For people: "io_uring, direct".
   virtual std::string description() const = 0;

@@ -85,8 +85,8 @@ Status PosixFiles::sync_directory(const std::filesystem::path& directory) {
   return ::fsync(fd.get()) == 0 ? Status() : errno_status("write", directory);
 }
 
-bool finished(FileRequest& request, std::int64_t result, Status& status) {
-  const auto& path = posix(*request.file).path();
+bool finished(FileRequest& request, const std::filesystem::path& path, std::int64_t result,
+              Status& status) {
   if (result == -EINTR || result == -EAGAIN) return false;
   if (result < 0) {
     errno = static_cast<int>(-result);

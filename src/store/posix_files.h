@@ -48,9 +48,10 @@ class PosixFiles : public StoreFiles {
   std::atomic<bool> direct_;  // false once a file system has refused O_DIRECT
 };
 
-// What became of a call: how many bytes, or minus errno. False: go on with what is left of
-// `request`, else `status` says how it ended.
-bool finished(FileRequest& request, std::int64_t result, Status& status);
+// What became of a call on the file at `path`: how many bytes, or minus errno. False: go on with
+// what is left of `request`, else `status` says how it ended.
+bool finished(FileRequest& request, const std::filesystem::path& path, std::int64_t result,
+              Status& status);
 
 // The backends. kUnsupported from the first where the system has no io_uring for us.
 Result<std::unique_ptr<StoreFiles>> open_uring_files(const FileOptions& options);

@@ -178,6 +178,7 @@ std::vector<PinnedExtent> Store::all() const {
 }
 
 void Store::forget(const PinnedExtent& extent) { impl_->condemn(extent.extent_); }
+void Store::damaged(const PinnedExtent& extent) { impl_->condemn_damaged(extent.extent_); }
 
 StoreFigures Store::figures() const {
   const std::lock_guard guard(impl_->mutex);

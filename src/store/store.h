@@ -64,6 +64,7 @@ struct StoreFigures {
   std::uint64_t evicted = 0;
   std::uint64_t reads = 0, read_bytes = 0;
   std::uint64_t memory_reads = 0;  // of these, from memory
+  std::uint64_t device_reads = 0;  // of these, to memory of a device
   std::uint64_t prefetched = 0;    // extents that were brought into memory before they were read
   std::uint64_t damaged = 0;       // extents that were found wrong, and forgotten
 };
@@ -117,6 +118,10 @@ struct ExtentRead {
   int first = 0;
   int count = 0;
   std::span<std::byte> memory;
+  // The memory is a device's that direct_storage() has taken, and the extent one that
+  // reads_to_device(). NOBODY HAS CHECKED what arrives there: who asks for it compares the checksum
+  // of each part, before anything of it is used, and tells damaged().
+  bool unchecked_on_device = false;
 };
 
 // A multiple of 4,096. Precondition: the parts are there.
@@ -162,7 +167,8 @@ class Store {
   std::vector<PinnedExtent> all() const;
 
   // Called once for each read, with its index, in any order, on a thread of the store that must not
-  // be held up, or on the caller's. ok(): the parts are in memory, checked and decrypted. kCorrupt:
+  // be held up, or on the caller's. ok(): the parts are in memory, checked and decrypted (but see
+  // ExtentRead::unchecked_on_device). kCorrupt:
   // they were damaged; the extent is gone. kUnavailable: the disk did not give them. kUnsupported:
   // of another key. When not ok(), what is in memory is worthless.
   using ReadDone = std::function<void(std::size_t index, const Status& status)>;
@@ -170,6 +176,12 @@ class Store {
   // has their extents, or will have. Memory stays the caller's and must be left alone until done()
   // was called. What the tier in memory has is copied before it returns.
   std::size_t read(std::vector<ExtentRead> reads, ReadDone done);
+
+  // Past the host's memory to that of a device: null where there is no way.
+  gpu::DirectStorage* direct_storage() const;
+  // Whether this extent can take it: it is not encrypted, not in the tier in memory nor on its way
+  // there, and the file system does it, as far as is known.
+  bool reads_to_device(const PinnedExtent& extent) const;
 
   // Brings whole extents that will be read soon into the tier in memory, in the background; returns
   // at once. Nothing happens for one that is there or on its way, or for which there is no room:
@@ -180,6 +192,8 @@ class Store {
 
   // Deletes the extent; those who have it pinned may find it damaged.
   void forget(const PinnedExtent& extent);
+  // The same for one that arrived wrong from an unchecked read.
+  void damaged(const PinnedExtent& extent);
 
   struct Collected {
     std::uint64_t moved = 0;  // extents

@@ -146,6 +146,9 @@ class Store::Impl {
   Status check_part(const ExtentHead& head, int index, std::span<std::byte> bytes) const;
   Status check_parts(const ExtentRead& read) const;
   void condemn(const std::shared_ptr<StoredExtent>& extent);
+  void condemn_damaged(const std::shared_ptr<StoredExtent>& extent);
+  void count_read(const std::shared_ptr<StoredExtent>& extent, std::size_t bytes);
+  void read_to_device(const std::shared_ptr<ReadBatch>& batch, std::size_t which);
   void finish(const ExtentRead& read, Status& status);
   void serve(const std::shared_ptr<ReadBatch>& batch, std::size_t which, ByteView in_memory);
   void prefetch(const PinnedExtent& pinned);

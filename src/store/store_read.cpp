@@ -17,6 +17,9 @@ Status check_request(const ExtentRead& read) {
       read.memory.size() < extent_read_bytes(head, read.first, read.count)) {
     return invalid_argument("the memory of a read is too small or not aligned");
   }
+  if (read.unchecked_on_device && head.encrypted) {
+    return invalid_argument("an encrypted extent is not read to memory of a device");
+  }
   return {};
 }
 
@@ -89,6 +92,14 @@ void Store::Impl::condemn(const std::shared_ptr<StoredExtent>& extent) {
   changed.notify_one();
 }
 
+void Store::Impl::condemn_damaged(const std::shared_ptr<StoredExtent>& extent) {
+  {
+    const std::lock_guard guard(mutex);
+    figures.damaged += 1;
+  }
+  condemn(extent);
+}
+
 void Store::Impl::remember(const std::shared_ptr<StoredExtent>& extent, PageBuffer bytes) {
   const std::lock_guard guard(mutex);
   if (extent->listed && memory->wants(*extent)) {
@@ -117,13 +128,7 @@ void Store::Impl::finish(const ExtentRead& read, Status& status) {
   }
   if (status.ok()) status = check_parts(read);
   if (status.ok() && copy.data() != nullptr) remember(extent, std::move(copy));
-  if (status.code() == Code::kCorrupt) {
-    {
-      const std::lock_guard guard(mutex);
-      figures.damaged += 1;
-    }
-    condemn(extent);
-  }
+  if (status.code() == Code::kCorrupt) condemn_damaged(extent);
 }
 
 // From an extent in memory, `in_memory`.
@@ -140,6 +145,54 @@ void Store::Impl::serve(const std::shared_ptr<ReadBatch>& batch, std::size_t whi
   batch->done(which, status);
 }
 
+// Under the lock.
+void Store::Impl::count_read(const std::shared_ptr<StoredExtent>& extent, std::size_t bytes) {
+  index->touch(*extent);
+  memory->touch(*extent);
+  memory->note_read(*extent);
+  if (!std::exchange(extent->touched, true)) touched.push_back(extent);
+  figures.reads += 1;
+  figures.read_bytes += bytes;
+}
+
+void Store::Impl::read_to_device(const std::shared_ptr<ReadBatch>& batch, std::size_t which) {
+  const ExtentRead& read = batch->reads[which];
+  const auto& extent = read.extent.extent_;
+  const std::uint32_t first = extent->head.parts[static_cast<std::size_t>(read.first)].page;
+  const std::size_t bytes = extent_read_bytes(extent->head, read.first, read.count);
+  std::shared_ptr<StoredSegment> segment;
+  std::uint64_t page = 0;
+  {
+    const std::lock_guard guard(mutex);
+    segment = extent->segment;
+    page = std::uint64_t{extent->page} + first;
+    count_read(extent, bytes);
+    figures.device_reads += 1;
+  }
+  StoreFile* const file = segment->file.get();
+  files->submit({.file = file,
+                 .offset = page * kExtentPageBytes,
+                 .memory = read.memory.first(bytes),
+                 .done =
+                     [this, batch, segment, which](const Status& status) {
+                       if (status.code() == Code::kCorrupt) {
+                         condemn_damaged(batch->reads[which].extent.extent_);
+                       }
+                       batch->done(which, status);
+                     },
+                 .to_device = true});
+}
+
+gpu::DirectStorage* Store::direct_storage() const { return impl_->files->direct_storage(); }
+
+bool Store::reads_to_device(const PinnedExtent& pinned) const {
+  const StoredExtent& extent = *pinned.extent_;
+  if (extent.head.encrypted) return false;
+  const std::lock_guard guard(impl_->mutex);
+  return extent.bytes == nullptr && extent.ahead != StoredExtent::Ahead::kComing &&
+         impl_->files->reads_to_device(*extent.segment->file);
+}
+
 std::size_t Store::read(std::vector<ExtentRead> reads, ReadDone done) {
   const auto batch =
       std::make_shared<Impl::ReadBatch>(Impl::ReadBatch{std::move(reads), std::move(done)});
@@ -149,6 +202,10 @@ std::size_t Store::read(std::vector<ExtentRead> reads, ReadDone done) {
     const ExtentRead& read = batch->reads[i];
     if (const Status status = check_request(read); !status.ok()) {
       batch->done(i, status);
+      continue;
+    }
+    if (read.unchecked_on_device) {
+      impl->read_to_device(batch, i);
       continue;
     }
     const auto& extent = read.extent.extent_;
@@ -162,12 +219,7 @@ std::size_t Store::read(std::vector<ExtentRead> reads, ReadDone done) {
       in_memory = extent->bytes;
       segment = extent->segment;
       page = std::uint64_t{extent->page} + first;
-      impl->index->touch(*extent);
-      impl->memory->touch(*extent);
-      impl->memory->note_read(*extent);
-      if (!std::exchange(extent->touched, true)) impl->touched.push_back(extent);
-      impl->figures.reads += 1;
-      impl->figures.read_bytes += bytes;
+      impl->count_read(extent, bytes);
       const bool coming = extent->ahead == StoredExtent::Ahead::kComing;
       const bool asks_no_disk = in_memory != nullptr || coming;
       from_memory += asks_no_disk;
@@ -291,13 +343,7 @@ Status Store::verify(const PinnedExtent& pinned) {
     return {};
   };
   const Status status = check();
-  if (status.code() == Code::kCorrupt) {
-    {
-      const std::lock_guard guard(impl_->mutex);
-      impl_->figures.damaged += 1;
-    }
-    impl_->condemn(extent);
-  }
+  if (status.code() == Code::kCorrupt) impl_->condemn_damaged(extent);
   return status;
 }
 

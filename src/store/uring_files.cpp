@@ -133,7 +133,8 @@ class UringQueue {
   // Hands the device its next request before anybody is told of this one. False: it goes on.
   bool complete(std::size_t slot, std::int64_t result, FileRequest& request, Status& status) {
     const std::lock_guard lock(mutex_);
-    if (!finished(slots_[slot], result, status)) {
+    const auto& path = static_cast<const PosixFile*>(slots_[slot].file)->path();
+    if (!finished(slots_[slot], path, result, status)) {
       prepare(slot);
       submit();
       return false;
