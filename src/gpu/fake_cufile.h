@@ -27,6 +27,7 @@ struct FakeCuFile {
   // Of the read with this number, from 0 on: how many bytes of so many come, or what it tells
   // instead.
   std::function<ssize_t(int number, std::size_t bytes)> outcome;
+  std::atomic<bool> lies = false;  // says that bytes came, and brings none
 
   std::atomic<int> reads = 0;
   std::atomic<int> files = 0, memories = 0, drivers = 0;  // that are registered or open
@@ -38,6 +39,7 @@ struct FakeCuFile {
     has_nvidia_fs = true;
     with_memory = nullptr;
     outcome = nullptr;
+    lies = false;
     reads = 0;
     compatible = true;
   }

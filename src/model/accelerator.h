@@ -16,6 +16,7 @@
 #include "attention/prefill_gpu.h"
 #include "cache/memory_copy.h"
 #include "codec/gpu_codecs.h"
+#include "gpu/xxh3_gpu.h"
 #include "ops/greedy_gpu.h"
 #include "ops/products_gpu.h"
 #include "ops/rows_gpu.h"
@@ -61,6 +62,8 @@ class DeviceLane {
                         std::size_t count) = 0;
   virtual Status decode(ElementType type, const channel::DeviceDecodeTask* tasks,
                         std::size_t count) = 0;
+  // See gpu/xxh3_gpu.h; the same of tasks.
+  virtual Status checksum(const gpu::Xxh3Task* tasks, std::size_t count) = 0;
   // Until all is done; tells what went wrong meanwhile.
   virtual Status finish() = 0;
 };
@@ -82,6 +85,8 @@ class Accelerator {
   virtual ~Accelerator() = default;
 
   virtual int multiprocessors() const = 0;
+  // For libraries that work on the calling thread's current device: makes it this one. Any thread.
+  virtual Status use_on_this_thread() const = 0;
   // Of the device, aligned to 256 bytes; or of the host, where copies from and to the device are
   // fast, and which kernels can reach. Contents are whatever was there.
   virtual Result<Memory> allocate(std::size_t bytes) = 0;

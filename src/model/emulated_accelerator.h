@@ -42,7 +42,14 @@ class EmulatedAccelerator final : public Accelerator {
   // Of those that are counted, since fail_call().
   int calls() const { return calls_; }
 
+  // Runs what reaches its memory beside it, as other devices on a bus do.
+  void with_memory(const std::function<void()>& touch) {
+    const EmulatedMemory::Open open(memory_);
+    touch();
+  }
+
   int multiprocessors() const override { return multiprocessors_; }
+  Status use_on_this_thread() const override { return {}; }
   Result<Memory> allocate(std::size_t bytes) override {
     KVLANE_TRY(count_call());
     KVLANE_TRY(not_captured("memory"));
@@ -433,6 +440,9 @@ class EmulatedAccelerator final : public Accelerator {
       return code<channel::DeviceDecodeShared>(tasks, count,
                                                [](auto&... all) { channel::decode_plane(all...); });
     }
+    Status checksum(const gpu::Xxh3Task* tasks, std::size_t count) override {
+      return code<gpu::Xxh3Shared>(tasks, count, [](auto&... all) { gpu::sum_xxh3(all...); });
+    }
     Status finish() override {
       const Status done = own_->run(own_->given());
       KVLANE_TRY(device_.count_call(Counted::kBesideTheLine));
@@ -449,7 +459,7 @@ class EmulatedAccelerator final : public Accelerator {
       });
       return {};
     }
-    // A block of threads a plane.
+    // A block of threads a task.
     template <class Shared, class Task, class Kernel>
     Status code(const Task* tasks, std::size_t count, const Kernel& kernel) {
       return give([this, tasks, count, kernel]() -> Status {

@@ -62,6 +62,9 @@ class GpuLane final : public DeviceLane {
                 std::size_t count) override {
     return ChannelGpu::decode(type, tasks, count, stream_);
   }
+  Status checksum(const gpu::Xxh3Task* tasks, std::size_t count) override {
+    return gpu::xxh3_on_gpu(tasks, count, stream_);
+  }
 
  private:
   const gpu::Stream stream_;
@@ -83,6 +86,7 @@ class GpuAccelerator final : public Accelerator {
       : device_(device), stream_(std::move(stream)), products_(std::move(products)) {}
 
   int multiprocessors() const override { return device_.multiprocessors; }
+  Status use_on_this_thread() const override { return gpu::use_device(device_.index); }
 
   Result<Memory> allocate(std::size_t bytes) override {
     KVLANE_ASSIGN(gpu::DeviceBuffer buffer, gpu::DeviceBuffer::allocate(device_.index, bytes));

@@ -145,6 +145,11 @@ void HackFormat::pack(SlabPlace /*place*/, const std::byte* slab, std::byte* pac
   pack_sections(sections(), shape().kv_heads, slab, packed);
 }
 
+bool HackFormat::packs_as_it_lies(int layer) const {
+  // Then no section has a gap behind it, and the slab is not rounded up.
+  return !options_.sums && layout_.used * shape().kv_heads == slab_bytes(layer);
+}
+
 Status HackFormat::unpack(SlabPlace place, ByteView packed, std::byte* slab) const {
   KVLANE_TRY(check_packed_bytes(place, packed, layout_.used * shape().kv_heads));
   unpack_sections(sections(), shape().kv_heads, packed.data(), slab);

@@ -70,6 +70,7 @@ class HackFormat final : public KvFormat {
   // The sections of a page without gaps, and without sums, page after page. Refuses any other
   // length.
   void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override;
+  bool packs_as_it_lies(int layer) const override;
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
 
   const Options& options() const { return options_; }

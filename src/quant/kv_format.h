@@ -114,6 +114,9 @@ class KvFormat {
   // not overlap `slab`.
   virtual void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const = 0;
 
+  // Whether pack() and unpack() copy all slab_bytes(layer) as they are, whatever they are.
+  virtual bool packs_as_it_lies(int /*layer*/) const { return false; }
+
   // The reverse, of untrusted bytes: exactly what seal() made, if pack() made them; kCorrupt if
   // they cannot be what it makes, and the slab then holds garbage. Other bytes than pack()'s may
   // pass, as far as the slab opens to something: all slab_bytes(layer) are written, and nothing

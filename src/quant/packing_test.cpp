@@ -88,6 +88,19 @@ TEST_P(Packing, GivesTheSlabBack) {
   EXPECT_LT(packed_.size(), kShape.slab_bytes());
 }
 
+// Who says so is believed: such slabs are copied as they are.
+TEST_P(Packing, WhatPacksAsItLiesDoesSo) {
+  const std::size_t bytes = format_->slab_bytes(kPlace.layer);
+  if (!format_->packs_as_it_lies(kPlace.layer)) return;
+  ASSERT_EQ(packed_.size(), bytes);
+  EXPECT_EQ(std::memcmp(packed_.data(), slab(), bytes), 0);
+  Bytes others(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) others[i] = static_cast<std::byte>(i * 41 >> 3);
+  Lines back(bytes);
+  ASSERT_TRUE(unpack(others, back).ok());
+  EXPECT_EQ(std::memcmp(back.data(), others.data(), bytes), 0);
+}
+
 TEST_P(Packing, EveryOtherLengthIsRefused) {
   Lines back(format_->slab_bytes());
   for (std::size_t length = 0; length < packed_.size(); ++length) {
@@ -120,6 +133,18 @@ TEST_P(Packing, ChangedBitsStayInside) {
   const bool has_lengths =
       name.starts_with("cachegen") || name.find("kvquant") != std::string_view::npos;
   EXPECT_EQ(refused > 0, has_lengths) << refused;
+}
+
+// Of those that devices have.
+TEST(PackingAsItLies, SlabsOfUsualHeadsDo) {
+  for (const char* const name : {"hack", "hack:k=4,v=4", "hack:p=64", "zack:keep=0.5"}) {
+    const KvShape shape{2, 2, 64, ElementType::kBf16};
+    const RopeTable rope(inverse_frequencies(shape.head_dim), 256);
+    KvTables tables;
+    add_zack_tables(shape, true, tables);
+    const auto format = made(name, {.shape = shape, .rope = &rope, .tables = &tables});
+    EXPECT_TRUE(format->packs_as_it_lies(0) && format->packs_as_it_lies(1)) << name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Packing, testing::ValuesIn(kNames), [](const auto& of) {

@@ -165,6 +165,15 @@ void ZackFormat::pack(SlabPlace place, const std::byte* slab, std::byte* packed)
   }
 }
 
+bool ZackFormat::packs_as_it_lies(int layer) const {
+  std::size_t bytes = 0;
+  for (int head = 0; head < shape().kv_heads; ++head) {
+    if (codes(layer, head) != nullptr) return false;
+    bytes += page_place(layer, head).bytes;
+  }
+  return bytes == slab_bytes(layer);
+}
+
 // All codes that may be here take the same number of bytes for every page.
 Status ZackFormat::unpack(SlabPlace place, ByteView packed, std::byte* slab) const {
   KVLANE_TRY(check_packed_bytes(place, packed, used_bytes(place, slab)));

@@ -74,6 +74,7 @@ class ZackFormat final : public KvFormat {
                  std::uint16_t* page) const override;
   std::size_t used_bytes(SlabPlace place, const std::byte* slab) const override;
   void pack(SlabPlace place, const std::byte* slab, std::byte* packed) const override;
+  bool packs_as_it_lies(int layer) const override;
   Status unpack(SlabPlace place, ByteView packed, std::byte* slab) const override;
   const SlabPlanes* planes() const override { return planes_ ? &*planes_ : nullptr; }
 

@@ -32,14 +32,15 @@ struct RestoreJob::Unit {
 };
 
 // What came from the store. It outlives the job while reads are under way, and their memory with
-// it.
+// it. Of `buffers` and `rooms` each read has one, when it is begun.
 struct RestoreJob::Arrivals {
   std::mutex mutex;
   std::vector<std::pair<std::size_t, Status>> arrived;  // reads
-  std::vector<PageBuffer> buffers;                      // one for each read, when it is begun
-  std::size_t under_way = 0;                            // reads
-  TimePoint since;                                      // when the first of these was begun
-  double busy = 0;                                      // seconds in which there were such
+  std::vector<PageBuffer> buffers;
+  std::vector<DirectRooms::Room> rooms;  // of a device: nobody has checked what came there
+  std::size_t under_way = 0;             // reads
+  TimePoint since;                       // when the first of these was begun
+  double busy = 0;                       // seconds in which there were such
   std::function<void()> wake;
 };
 
@@ -90,6 +91,7 @@ Status RestoreJob::plan_reads() {
         std::max<std::size_t>(restorer_.options_.buffer_bytes / buffer_each_, 2 * kPieceBlocks);
   }
   arrivals_->buffers.resize(reads_.size());
+  arrivals_->rooms.resize(reads_.size());
   return begin_reads(false);
 }
 
@@ -171,16 +173,14 @@ Status RestoreJob::begin_reads(bool beyond_budget) {
     }
     const std::size_t used = hidden_.buffers + slabs_.buffers;
     if (used >= buffers_max_ && !std::exchange(beyond_budget, false)) break;
-    Result<PageBuffer> buffer = restorer_.take_buffer(buffer_each_);
-    if (!buffer.ok()) {
-      if (under_way_ == 0) return buffer.status();
+    Result<ExtentRead> wanted = memory_for(number);
+    if (!wanted.ok()) {
+      if (under_way_ == 0) return wanted.status();
       break;  // those under way will give theirs back
     }
-    const std::size_t bytes = extent_read_bytes(read.extent.head(), read.part, read.parts);
-    batch.push_back({read.extent, read.part, read.parts, {buffer->data(), bytes}});
+    times_.bytes += static_cast<double>(wanted->memory.size());
+    batch.push_back(std::move(*wanted));
     numbers.push_back(number);
-    arrivals_->buffers[number] = std::move(*buffer);
-    times_.bytes += static_cast<double>(bytes);
     read.begun = true;
     ++line->buffers;
     ++line->next;
@@ -203,6 +203,31 @@ Status RestoreJob::begin_reads(bool beyond_budget) {
         arrivals->wake();
       });
   return {};
+}
+
+// A room of the device where the read may go there directly and one is free, else a buffer.
+Result<ExtentRead> RestoreJob::memory_for(std::size_t number) {
+  const Read& read = reads_[number];
+  const ExtentHead& head = read.extent.head();
+  const std::size_t bytes = extent_read_bytes(head, read.part, read.parts);
+  ExtentRead wanted{read.extent, read.part, read.parts, {}};
+  DirectLanding* const direct = restorer_.direct_.get();
+  if (direct != nullptr && read.source == RestoreSource::kSlabs &&
+      DirectLanding::takes(restorer_.kind_, head, read.part, read.parts) &&
+      restorer_.store_.reads_to_device(read.extent)) {
+    arrivals_->rooms[number] = direct->rooms().take(bytes);
+    wanted.memory = arrivals_->rooms[number].memory();
+    wanted.unchecked_on_device = is_direct(read);
+    if (wanted.unchecked_on_device) return wanted;
+  }
+  KVLANE_ASSIGN(PageBuffer buffer, restorer_.take_buffer(buffer_each_));
+  wanted.memory = {buffer.data(), bytes};
+  arrivals_->buffers[number] = std::move(buffer);
+  return wanted;
+}
+
+bool RestoreJob::is_direct(const Read& read) const {
+  return bool(arrivals_->rooms[&read - reads_.data()]);
 }
 
 void RestoreJob::take_arrivals() {
@@ -279,12 +304,41 @@ ByteView RestoreJob::stored_bytes(const Read& read, int layer) const {
   const ExtentHead& head = read.extent.head();
   const ExtentPart& part = head.parts[layer - head.layer];
   const std::size_t at = std::size_t{part.page - head.parts[read.part].page} * kExtentPageBytes;
-  return {arrivals_->buffers[&read - reads_.data()].data() + at, part.bytes()};
+  const std::size_t number = &read - reads_.data();
+  const std::byte* const memory = is_direct(read) ? arrivals_->rooms[number].memory().data()
+                                                  : arrivals_->buffers[number].data();
+  return {memory + at, part.bytes()};
 }
 
 void RestoreJob::decode(const Unit& unit, int blocks) {
-  std::vector<StoredSlab> slabs;
+  std::vector<int> stored, arrived;
   for (int i = 0; i < blocks; ++i) {
+    (is_direct(reads_[unit.reads[i]]) ? arrived : stored).push_back(i);
+  }
+  std::vector<Status> verdicts(blocks);
+  Status status = land_stored(unit, stored, verdicts);
+  if (status.ok()) status = land_arrived(unit, arrived, verdicts);
+  if (!status.ok()) {
+    lose(unit.block, status);
+    return;
+  }
+  for (int i = blocks - 1; i >= 0; --i) {
+    if (verdicts[i].ok()) continue;
+    const Read& read = reads_[unit.reads[i]];
+    if (is_direct(read)) {
+      restorer_.store_.damaged(read.extent);
+    } else {
+      restorer_.store_.forget(read.extent);
+    }
+    lose(unit.block + i, verdicts[i]);
+  }
+}
+
+// `which` of the unit's blocks, whose verdicts go to their places.
+Status RestoreJob::land_stored(const Unit& unit, std::span<const int> which,
+                               std::span<Status> verdicts) {
+  std::vector<StoredSlab> slabs;
+  for (const int i : which) {
     const Read& read = reads_[unit.reads[i]];
     const ExtentHead& head = read.extent.head();
     const ExtentPart& part = head.parts[unit.layer - head.layer];
@@ -295,18 +349,29 @@ void RestoreJob::decode(const Unit& unit, int blocks) {
                      block,
                      table_.id(block)});
   }
-  std::vector<Status> decoded(blocks);
-  if (const Status status =
-          restorer_.slab_landing_.land(table_.pool(), unit.layer, slabs, std::span(decoded));
-      !status.ok()) {
-    lose(unit.block, status);
-    return;
+  if (slabs.empty()) return {};
+  std::vector<Status> decoded(slabs.size());
+  KVLANE_TRY(restorer_.slab_landing_.land(table_.pool(), unit.layer, slabs, std::span(decoded)));
+  for (std::size_t i = 0; i < which.size(); ++i) verdicts[which[i]] = std::move(decoded[i]);
+  return {};
+}
+
+// The same of those that nobody has checked yet.
+Status RestoreJob::land_arrived(const Unit& unit, std::span<const int> which,
+                                std::span<Status> verdicts) {
+  std::vector<ArrivedSlab> slabs;
+  for (const int i : which) {
+    const Read& read = reads_[unit.reads[i]];
+    const ExtentHead& head = read.extent.head();
+    slabs.push_back({stored_bytes(read, unit.layer).data(), &head.parts[unit.layer - head.layer],
+                     table_.id(first_ + unit.block + i)});
   }
-  for (int i = blocks - 1; i >= 0; --i) {
-    if (decoded[i].ok()) continue;
-    restorer_.store_.forget(reads_[unit.reads[i]].extent);
-    lose(unit.block + i, decoded[i]);
-  }
+  if (slabs.empty()) return {};
+  std::vector<Status> checked(slabs.size());
+  KVLANE_TRY(restorer_.direct_->land(restorer_.kind_, table_.pool(), unit.layer, slabs,
+                                     std::span(checked)));
+  for (std::size_t i = 0; i < which.size(); ++i) verdicts[which[i]] = std::move(checked[i]);
+  return {};
 }
 
 // Rows of neighbouring blocks that are stored alike in one product.
@@ -336,8 +401,12 @@ void RestoreJob::project(const Unit& unit, int blocks) {
 
 void RestoreJob::release(Read& read) {
   if (--read.users > 0 || !read.begun) return;
-  PageBuffer& buffer = arrivals_->buffers[&read - reads_.data()];
-  restorer_.give_back(std::move(buffer));
+  const std::size_t number = &read - reads_.data();
+  if (is_direct(read)) {
+    arrivals_->rooms[number] = {};
+  } else {
+    restorer_.give_back(std::move(arrivals_->buffers[number]));
+  }
   --line_of(read).buffers;
 }
 

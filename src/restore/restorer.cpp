@@ -25,7 +25,8 @@ void count_layer(StoredLayer& layer, int block, const PinnedExtent& extent, int 
 }  // namespace
 
 Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, ForwardPass& forward,
-                   RestorerOptions options, std::function<void()> wake, SlabLane lane)
+                   RestorerOptions options, std::function<void()> wake, SlabLane lane,
+                   std::unique_ptr<DirectLanding> direct)
     : model_(model),
       kind_(kind),
       store_(store),
@@ -35,7 +36,8 @@ Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, Forwa
       wake_(std::move(wake)),
       scaled_(options_.profile),
       slab_landing_(kind, model.isa(), std::move(lane)),
-      hidden_landing_(model, kind.format()) {}
+      hidden_landing_(model, kind.format()),
+      direct_(std::move(direct)) {}
 
 Restorer::~Restorer() = default;
 

@@ -6,8 +6,8 @@
 // wanted, as many as there are buffers for: hidden states first, which take time to compute, but in
 // half of the buffers at most while there are slabs to read, so that reading never waits for
 // computing. What has arrived is computed a piece at a time by whoever owns the job, between other
-// work if it likes. Where the cache is on a device, slabs and hidden states go there, and are
-// projected there.
+// work if it likes. Where the cache is on a device, slabs and hidden states go there, some slabs
+// straight from the disk (restore/direct_landing.h), and are projected there.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -26,6 +26,7 @@
 #include "cpu/memory.h"
 #include "model/forward_pass.h"
 #include "model/model.h"
+#include "restore/direct_landing.h"
 #include "restore/hidden_landing.h"
 #include "restore/layer_runs.h"
 #include "restore/restore_decision.h"
@@ -68,9 +69,11 @@ class Restorer {
  public:
   // `forward` computes prefixes; `kind` is the cache's. All outlive this. `wake` is called on
   // threads of the store when a job has something to do again; it may be called after the end of
-  // this. `lane`: see SlabLanding.
+  // this. `lane`: see SlabLanding. `direct`: by which slabs come that need not pass through the
+  // host; null: none do.
   Restorer(const Model& model, const SlabKind& kind, Store& store, ForwardPass& forward,
-           RestorerOptions options, std::function<void()> wake, SlabLane lane = {});
+           RestorerOptions options, std::function<void()> wake, SlabLane lane = {},
+           std::unique_ptr<DirectLanding> direct = nullptr);
   ~Restorer();
 
   // Looks for names[first], names[first + 1], ... of a sequence of `tokens` tokens, and decides.
@@ -106,6 +109,7 @@ class Restorer {
   std::shared_ptr<const MachineProfile> scaled_;  // by them; null without a profile
   SlabLanding slab_landing_;
   HiddenLanding hidden_landing_;
+  const std::unique_ptr<DirectLanding> direct_;
   std::vector<PageBuffer> buffers_;  // that nobody uses
 };
 
@@ -163,8 +167,12 @@ class RestoreJob {
   void take_arrivals();
   void arrive(const Read& read);
   void lose(int block, const Status& why);
+  Result<ExtentRead> memory_for(std::size_t number);
   void compute(const Unit& unit);
   void decode(const Unit& unit, int blocks);
+  Status land_stored(const Unit& unit, std::span<const int> which, std::span<Status> verdicts);
+  Status land_arrived(const Unit& unit, std::span<const int> which, std::span<Status> verdicts);
+  bool is_direct(const Read& read) const;
   void project(const Unit& unit, int blocks);
   ByteView stored_bytes(const Read& read, int layer) const;
   void release(Read& read);
