@@ -91,6 +91,8 @@ class StateTest(ProgramTest):
             (("--kv-evict", "h2o:keep=0.5", "--store-form", "kv"), "state store keeps blocks by their names"),
             (("--no-enable-prefix-caching", "--store-form", "kv"), "state store keeps blocks by their names"),
             (("--store-key", "/nowhere"), "/nowhere"),
+            (("--store-direct", "on"), "--store-direct on is for models on a device"),
+            (("--store-direct", "maybe"), "maybe"),
         ):
             done = run("generate", GQA, *SMALL, "--store", self.store, "--prompt", "x", *arguments)
             self.assert_refused(done, sentence)

@@ -151,6 +151,13 @@ void add_state_flags(CLI::App& command, StateFlags& flags) {
       .add_option("--store-codec", flags.codec,
                   "lossless codec of stored slabs: " + std::string(codec_names()))
       ->capture_default_str();
+  command
+      .add_option(
+          "--store-direct", flags.direct,
+          "whether slabs without a codec go from the disk to a GPU past the host's memory, by "
+          "NVIDIA's cuFile: auto (where that is there), on (or not at all), off")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   command.add_option("--store-profile", flags.profile,
                      "what `kvlane profile` wrote (default: profiles.json beside the store)");
   command.add_option("--store-key", flags.key_file,

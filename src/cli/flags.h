@@ -18,8 +18,9 @@ struct StateFlags {
   std::uint64_t memory = std::uint64_t{256} << 20;
   std::string form = "auto";
   std::string codec = "none";
-  std::string profile;   // file; empty: beside the store
-  std::string key_file;  // empty: not encrypted
+  std::string direct = "auto";  // on, off
+  std::string profile;          // file; empty: beside the store
+  std::string key_file;         // empty: not encrypted
 };
 
 // Which model, and how it runs.

@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "crypto/aes_gcm.h"
+#include "store/direct_files.h"
 
 namespace kvlane {
 namespace {
@@ -42,8 +43,9 @@ Result<std::unique_ptr<Store>> open_store(const StorePlace& place, StoreOptions 
   if (!place.key_file.empty()) {
     KVLANE_ASSIGN(options.key, read_store_key(place.key_file));
   }
-  KVLANE_ASSIGN(auto files,
-                open_store_files({.devices = static_cast<int>(options.directories.size())}));
+  const FileOptions file_options{.devices = static_cast<int>(options.directories.size())};
+  KVLANE_ASSIGN(auto files, open_store_files(file_options));
+  if (place.direct != nullptr) files = direct_files(std::move(files), place.direct, file_options);
   KVLANE_ASSIGN(auto store, Store::open(options, std::move(files)));
   for (const std::string& note : store->opening().notes) std::cerr << "kvlane: " << note << '\n';
   return store;

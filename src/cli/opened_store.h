@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/direct_storage.h"
 #include "kvlane/status.h"
 #include "store/store.h"
 
@@ -17,6 +18,7 @@ struct StorePlace {
   const std::vector<std::string>& directories;
   std::uint64_t bytes_max;      // of each; 0: no limit
   const std::string& key_file;  // with 64 lower-case hexadecimal digits; empty: not encrypted
+  std::shared_ptr<gpu::DirectStorage> direct{};  // to memory of a device; null: through the host
 };
 
 // `options` are the others. What opening has found wrong goes to standard error.

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/opened_store.h"
 #include "cli/restore_profile.h"
@@ -35,6 +37,44 @@ Result<std::shared_ptr<const MachineProfile>> profile_of(const StateFlags& flags
   return std::make_shared<const MachineProfile>(std::move(obtained.profile));
 }
 
+// From disks to the model's device, past the host's memory; null where that is not to be, or
+// cannot.
+Result<std::shared_ptr<gpu::DirectStorage>> open_direct(const StateFlags& flags,
+                                                        const Model& model) {
+  const bool needed = flags.direct == "on";
+  Accelerator* const device = model.device();
+  if (device == nullptr && needed) {
+    return invalid_argument("--store-direct on is for models on a device, and this one is not");
+  }
+  if (!flags.key_file.empty() && needed) {
+    return invalid_argument("--store-direct on: what --store-key encrypts passes through the host");
+  }
+  if (device == nullptr || flags.direct == "off" || !flags.key_file.empty()) {
+    return std::shared_ptr<gpu::DirectStorage>();
+  }
+  auto storage = gpu::DirectStorage::open([device] { return device->use_on_this_thread(); });
+  if (storage.ok() || needed) return storage;
+  std::cerr << "kvlane: stored slabs go through the host: " << storage.status().message() << '\n';
+  return std::shared_ptr<gpu::DirectStorage>();
+}
+
+// Which directories are read directly. `needed`: all of them, or an error.
+Status try_direct(gpu::DirectStorage& storage, const std::vector<std::string>& directories,
+                  bool needed) {
+  for (const std::string& directory : directories) {
+    const Status status = storage.try_directory(directory);
+    if (status.ok()) {
+      std::cerr << "kvlane: stored slabs without a codec go from " << directory
+                << " to the device directly, by " << storage.description() << '\n';
+    } else if (needed) {
+      return status;
+    } else {
+      std::cerr << "kvlane: stored slabs go through the host: " << status.message() << '\n';
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model_flags,
@@ -55,11 +95,15 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
     state.forms = smaller_forms(model, engine.kv_format.get());
   }
   const HiddenRoom room = HiddenRoom::of(model, engine.rows_max());
-  KVLANE_ASSIGN(state.store, open_store({flags.directories, flags.bytes_max, flags.key_file},
-                                        {.create = true,
-                                         .saving_bytes_max = room.draft_bytes,
-                                         .memory_bytes_max = flags.memory}));
+  KVLANE_ASSIGN(const auto direct, open_direct(flags, model));
+  KVLANE_ASSIGN(state.store,
+                open_store({flags.directories, flags.bytes_max, flags.key_file, direct},
+                           {.create = true,
+                            .saving_bytes_max = room.draft_bytes,
+                            .memory_bytes_max = flags.memory}));
   state.codec = flags.codec;
+  state.needs_direct = flags.direct == "on";
+  if (direct != nullptr) KVLANE_TRY(try_direct(*direct, flags.directories, state.needs_direct));
   if (!planned && flags.profile.empty()) return state;
   KVLANE_ASSIGN(state.profile, profile_of(flags, model_flags, model));
   if (planned) {

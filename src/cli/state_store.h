@@ -11,8 +11,9 @@ namespace kvlane {
 
 // Opens the store that the flags name, or nothing without one. Form `auto` asks for a profile of
 // this machine: the one in --store-profile, or beside the store, or it is measured now and kept
-// there. For a model on a device there are no profiles, and `auto` is smaller_forms(). `engine` has
-// all but its state.
+// there. For a model on a device there are no profiles, `auto` is smaller_forms(), and the store
+// may read to the device directly, of which standard error tells: it ends before the model.
+// `engine` has all but its state.
 Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model_flags,
                                 const Model& model, const EngineOptions& engine);
 

@@ -88,6 +88,19 @@ Result<Pools> make_pools_over(std::span<std::byte> memory, const EngineOptions& 
   return Pools{std::move(sealed), std::make_unique<BlockPool>(std::move(rows))};
 }
 
+// As much as restores read ahead: what finds no room there comes through the host.
+Result<std::unique_ptr<DirectLanding>> direct_landing(Accelerator& device,
+                                                      const StateOptions& state) {
+  gpu::DirectStorage* const storage = state.store->direct_storage();
+  if (storage == nullptr) {
+    if (!state.needs_direct) return std::unique_ptr<DirectLanding>();
+    return invalid_argument("the state store has no way to memory of a device but the host's");
+  }
+  auto landing = DirectLanding::open(device, *storage, state.direct_bytes, kPieceBlocks);
+  if (!landing.ok() && !state.needs_direct) return std::unique_ptr<DirectLanding>();
+  return landing;
+}
+
 Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
                                     const EngineOptions& options,
                                     std::unique_ptr<CodecChoice> codecs) {
@@ -117,6 +130,7 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
     KVLANE_ASSIGN(state.saving, SlabLane::open(device, shape, kCodedSlabs, slab_bytes));
     KVLANE_ASSIGN(state.restoring,
                   SlabLane::open(device, shape, kPieceBlocks, slab_bytes, SlabLanding::kRooms));
+    KVLANE_ASSIGN(state.direct, direct_landing(device, options.state));
   }
   EngineParts parts{.codecs = std::move(codecs),
                     .device_memory = std::move(memory),

@@ -29,7 +29,7 @@ Result<std::unique_ptr<StateKeeper>> StateKeeper::create(
   keeper->restorer_ = std::make_unique<Restorer>(
       model, keeper->kind_, *options.store, forward,
       RestorerOptions{.profile = options.profile, .lossy = lossy, .pass_rows_max = pass_rows_max},
-      std::move(wake), std::move(lanes.restoring));
+      std::move(wake), std::move(lanes.restoring), std::move(lanes.direct));
   // Blocks wait where they are: who has no block to compute into waits, too.
   const std::size_t slab_bytes_max =
       options.saves_all ? std::numeric_limits<std::size_t>::max() : options.saving_bytes;

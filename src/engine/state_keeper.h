@@ -28,6 +28,10 @@ struct StateOptions {
   // Of this machine's CPU; null: see decide_restore(). A device has none.
   std::shared_ptr<const MachineProfile> profile;
   std::size_t saving_bytes = std::size_t{256} << 20;  // of blocks that wait to be saved
+  // On a device: of its memory, for what comes there past the host (Store::direct_storage()); and
+  // whether the engine shall not begin without it.
+  std::size_t direct_bytes = std::size_t{64} << 20;
+  bool needs_direct = false;
   // Where saving is behind, computing waits for it. Otherwise nobody waits, and some is not saved.
   bool saves_all = false;
 };
@@ -43,10 +47,12 @@ struct HiddenRoom {
   static HiddenRoom of(const Model& model, int rows);
 };
 
-// The ways to the cache, where that is on a device: of the saver's thread, and for SlabLanding.
+// The ways to the cache, where that is on a device: of the saver's thread, for SlabLanding, and
+// from the disk directly; null: there is none.
 struct StateLanes {
   SlabLane saving;
   SlabLane restoring;
+  std::unique_ptr<DirectLanding> direct;
 };
 
 // For the engine's thread.
