@@ -166,7 +166,7 @@ class ModelBench {
     std::size_t bytes = model_->head().packed_bytes();
     for (const LayerWeights& layer : model_->layers()) {
       bytes += layer.qkv->packed_bytes() + layer.attention_out->packed_bytes() +
-               layer.gate_up->packed_bytes() + layer.down->packed_bytes();
+               layer.ffn_in->packed_bytes() + layer.ffn_out->packed_bytes();
     }
     const double speed = static_cast<double>(bytes) / decode_seconds_;
     results.push_back({"memory_read_bandwidth", median(speeds) / 1e9, "GB/s"});
@@ -179,7 +179,7 @@ class ModelBench {
   Status compare_products(std::vector<Figure>& results) {
     const LayerWeights& layer = model_->layers()[0];
     const Linear* const products[] = {layer.qkv.get(), layer.attention_out.get(),
-                                      layer.gate_up.get(), layer.down.get()};
+                                      layer.ffn_in.get(), layer.ffn_out.get()};
     for (const int rows : {prompt_tokens_, 1}) {
       say("products beside oneDNN's own");
       double ours = 0;

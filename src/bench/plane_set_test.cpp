@@ -133,7 +133,7 @@ TEST(CapturedPlanes, AreWhatTheCacheAndTheLayersHold) {
     }
   }
   std::vector<float> embedding((*model)->config().hidden);
-  (*model)->embed(tokens[127], embedding.data());
+  (*model)->embed(tokens[127], 127, embedding.data());
   const auto& hidden = captured->values(0, Tensor::kHidden);
   for (std::size_t i = 0; i < embedding.size(); ++i) {
     EXPECT_EQ(hidden[127 * embedding.size() + i], to_bf16(embedding[i]).bits);

@@ -7,17 +7,21 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string>
 
 #include "base/bf16.h"
 #include "cpu/parallel.h"
+#include "model/family.h"
+#include "model/layout.h"
 #include "model/widen.h"
 #include "ops/gram.h"
 
 namespace kvlane {
 namespace {
 
-// Columns of a tile of v_proj and rows of one of o_proj: some hundred KB in double precision.
+// Columns of a tile of V's projection and rows of one of the output's: some hundred KB in double
+// precision.
 constexpr std::int64_t kTileColumns = 512;
 constexpr std::int64_t kTileRows = 64;
 
@@ -62,12 +66,27 @@ Status does_not_fit(ElementType type) {
 
 }  // namespace
 
-std::string value_projection(int layer) {
-  return "model.layers." + std::to_string(layer) + ".self_attn.v_proj.weight";
+std::map<std::string, TensorFold> tensor_folds(const ModelConfig& config) {
+  std::map<std::string, TensorFold> folds;
+  const ModelLayout layout = model_layout(config);
+  const int d = config.head_dim;
+  for (int layer = 0; layer < config.layers; ++layer) {
+    const LayerLayout& tensors = layout.layers[layer];
+    for (int head = 0; head < config.kv_heads; ++head) {
+      const int row = (config.heads + config.kv_heads + head) * d;
+      for (const StackedRows& stacked : {tensors.qkv.weights, tensors.qkv.bias}) {
+        for (const TensorRows& part : rows_of(stacked, row, d)) {
+          folds[part.name].values.push_back({layer, head, part.first});
+        }
+      }
+    }
+    folds[tensors.attention_out.weights[0].name].outputs_of = layer;
+  }
+  return folds;
 }
 
-std::string output_projection(int layer) {
-  return "model.layers." + std::to_string(layer) + ".self_attn.o_proj.weight";
+std::string output_projection(const ModelConfig& config, int layer) {
+  return family_of(config).layer(config, layer).attention_out.weights[0].name;
 }
 
 std::vector<double> output_grams(const Checkpoint& checkpoint) {
@@ -76,7 +95,7 @@ std::vector<double> output_grams(const Checkpoint& checkpoint) {
   const std::size_t group = std::size_t(config.heads) / config.kv_heads;
   std::vector<double> grams(std::size_t(config.layers) * config.kv_heads * d * d);
   for (int layer = 0; layer < config.layers; ++layer) {
-    const TensorView& weights = checkpoint.tensors().at(output_projection(layer));
+    const TensorView& weights = checkpoint.tensors().at(output_projection(config, layer));
     parallel_for(config.kv_heads, [&](std::int64_t head) {
       GramSum sum(d, grams.data() + (std::size_t(layer) * config.kv_heads + head) * d * d);
       for (std::size_t row = 0; row < std::size_t(config.hidden); ++row) {
@@ -94,7 +113,7 @@ std::vector<double> output_grams(const Checkpoint& checkpoint) {
 std::vector<double> output_grams_of_layer(const Checkpoint& checkpoint, int layer) {
   const ModelConfig& config = checkpoint.config();
   const auto d = static_cast<std::size_t>(config.head_dim);
-  const TensorView& weights = checkpoint.tensors().at(output_projection(layer));
+  const TensorView& weights = checkpoint.tensors().at(output_projection(config, layer));
   std::vector<double> grams(config.heads * d * d);
   parallel_for(config.heads, [&](std::int64_t head) {
     GramSum sum(d, grams.data() + head * d * d);
@@ -107,51 +126,71 @@ std::vector<double> output_grams_of_layer(const Checkpoint& checkpoint, int laye
   return grams;
 }
 
-Result<Bytes> fold_values(const ModelConfig& config, const TensorView& weights,
-                          std::span<const Rotation> rotations) {
-  const std::int64_t d = config.head_dim;
-  const std::int64_t width = config.hidden;
+namespace {
+
+// Rows of V's heads, of a matrix [rows][width], or of a bias with width 1; the others stay.
+bool fold_values(const TensorView& tensor, std::int64_t d,
+                 const std::vector<TensorFold::Head>& heads,
+                 const std::function<const Rotation&(const TensorFold::Head&)>& rotation_of,
+                 std::byte* folded) {
+  const std::int64_t width = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
   const std::int64_t tiles = (width + kTileColumns - 1) / kTileColumns;
-  Bytes folded(weights.bytes.size());
   std::atomic<bool> fits = true;
-  parallel_for(config.kv_heads * tiles, [&](std::int64_t task) {
-    const std::int64_t head = task / tiles;
+  parallel_for(static_cast<std::int64_t>(heads.size()) * tiles, [&](std::int64_t task) {
+    const TensorFold::Head& head = heads[task / tiles];
     const std::int64_t first = task % tiles * kTileColumns;
     const std::int64_t columns = std::min(kTileColumns, width - first);
     Matrix tile(d, columns);
     for (std::int64_t i = 0; i < d; ++i) {
-      read(weights, (head * d + i) * width + first, columns, tile.row(i).data());
+      read(tensor, (head.row + i) * width + first, columns, tile.row(i).data());
     }
-    const Matrix product = matrix_of(rotations[head].matrix, d).transpose() * tile;
+    const Matrix product = matrix_of(rotation_of(head).matrix, d).transpose() * tile;
     for (std::int64_t i = 0; i < d; ++i) {
-      const std::size_t at = ((head * d + i) * width + first) * element_bytes(weights.type);
-      if (!write(weights.type, product.row(i).data(), columns, folded.data() + at)) fits = false;
+      const std::size_t at = ((head.row + i) * width + first) * element_bytes(tensor.type);
+      if (!write(tensor.type, product.row(i).data(), columns, folded + at)) fits = false;
     }
   });
-  if (!fits) return does_not_fit(weights.type);
-  return folded;
+  return fits;
 }
 
-Result<Bytes> fold_outputs(const ModelConfig& config, const TensorView& weights,
-                           std::span<const Rotation> rotations) {
+// Columns of each query head, by the rotation of the KV head it reads.
+bool fold_outputs(const ModelConfig& config, const TensorView& tensor,
+                  std::span<const Rotation> rotations, std::byte* folded) {
   const std::int64_t d = config.head_dim;
   const std::int64_t width = config.heads * d;
   const std::int64_t group = config.heads / config.kv_heads;
-  Bytes folded(weights.bytes.size());
   std::atomic<bool> fits = true;
   parallel_ranges(config.hidden, kTileRows, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t count = (last - first) * width;
     Matrix tile(last - first, width);
-    read(weights, first * width, count, tile.data());
+    read(tensor, first * width, count, tile.data());
     Matrix product(last - first, width);
     for (std::int64_t h = 0; h < config.heads; ++h) {
       product.middleCols(h * d, d).noalias() =
           tile.middleCols(h * d, d) * matrix_of(rotations[h / group].for_second(), d);
     }
-    const std::size_t at = first * width * element_bytes(weights.type);
-    if (!write(weights.type, product.data(), count, folded.data() + at)) fits = false;
+    const std::size_t at = first * width * element_bytes(tensor.type);
+    if (!write(tensor.type, product.data(), count, folded + at)) fits = false;
   });
-  if (!fits) return does_not_fit(weights.type);
+  return fits;
+}
+
+}  // namespace
+
+Result<Bytes> fold(const ModelConfig& config, const TensorView& tensor, const TensorFold& how,
+                   std::span<const Rotation> rotations) {
+  Bytes folded(tensor.bytes.begin(), tensor.bytes.end());
+  const auto rotation_of = [&](const TensorFold::Head& head) -> const Rotation& {
+    return rotations[std::size_t(head.layer) * config.kv_heads + head.head];
+  };
+  bool fits = fold_values(tensor, config.head_dim, how.values, rotation_of, folded.data());
+  if (how.outputs_of >= 0) {
+    fits &= fold_outputs(config, tensor,
+                         rotations.subspan(std::size_t(how.outputs_of) * config.kv_heads,
+                                           std::size_t(config.kv_heads)),
+                         folded.data());
+  }
+  if (!fits) return does_not_fit(tensor.type);
   return folded;
 }
 

@@ -1,13 +1,16 @@
 // Rotations of V put into a checkpoint's weights: the function stays, V comes out rotated.
 //
-// With R of a KV head: its rows of v_proj become R^T W, so that its V is V R, and the columns of
-// o_proj that belong to a query head reading it are multiplied by R's dual (R itself, if that is
-// orthogonal), which takes the rotation back.
+// With R of a KV head: its rows of V's projection become R^T W, and its part of the bias R^T b, so
+// that its V is V R, and the columns of the output projection that belong to a query head reading
+// it are multiplied by R's dual (R itself, if that is orthogonal), which takes the rotation back.
 // Products are in double precision, rounded once.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/bytes.h"
@@ -17,9 +20,22 @@
 
 namespace kvlane {
 
-// The projections of a layer that are folded, by name.
-std::string value_projection(int layer);
-std::string output_projection(int layer);
+// What becomes of a tensor: each by one of its members.
+struct TensorFold {
+  // head_dim rows from `row` on, of one KV head's V.
+  struct Head {
+    int layer;
+    int head;
+    std::int64_t row;
+  };
+  std::vector<Head> values;
+  int outputs_of = -1;  // the layer whose output projection it is
+};
+
+// All tensors that are folded, by name.
+std::map<std::string, TensorFold> tensor_folds(const ModelConfig& config);
+// A layer's output projection, [hidden][heads * head_dim].
+std::string output_projection(const ModelConfig& config, int layer);
 
 // Gram matrices (ops/gram.h) of the output projection's slices, [layers][kv_heads] matrices
 // [head_dim][head_dim]: for each KV head of the transposed slices of its query heads, together.
@@ -27,11 +43,9 @@ std::vector<double> output_grams(const Checkpoint& checkpoint);
 // The same of each query head by itself, of one layer: [heads] matrices.
 std::vector<double> output_grams_of_layer(const Checkpoint& checkpoint, int layer);
 
-// The bytes of a folded projection, of the type of `weights`. rotations: of this layer, [kv_heads].
-// kUnsupported when a value does not fit the type. Memory: the tensor, and some MB a thread.
-Result<Bytes> fold_values(const ModelConfig& config, const TensorView& weights,
-                          std::span<const Rotation> rotations);
-Result<Bytes> fold_outputs(const ModelConfig& config, const TensorView& weights,
-                           std::span<const Rotation> rotations);
+// The bytes of a folded tensor, of its type. rotations: [layers][kv_heads]. kUnsupported when a
+// value does not fit the type. Memory: the tensor, and some MB a thread.
+Result<Bytes> fold(const ModelConfig& config, const TensorView& tensor, const TensorFold& how,
+                   std::span<const Rotation> rotations);
 
 }  // namespace kvlane

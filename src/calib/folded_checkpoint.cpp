@@ -75,10 +75,6 @@ class Folding {
         to_(std::move(to)),
         progress_(progress) {
     for (const Checkpoint::Shard& shard : checkpoint.shards()) total_ += shard.file.bytes().size();
-    for (int layer = 0; layer < checkpoint.config().layers; ++layer) {
-      layers_[value_projection(layer)] = layer;
-      layers_[output_projection(layer)] = layer;
-    }
   }
 
   Result<ModelIdentity> write(std::uint64_t tokens) {
@@ -152,7 +148,7 @@ class Folding {
     for (const auto& [name, tensor] : checkpoint_.tensors()) {
       const bool here =
           tensor.bytes.data() >= bytes.data() && tensor.bytes.data() < bytes.data() + bytes.size();
-      if (here && layers_.contains(name)) folded[tensor.bytes.data()] = name;
+      if (here && folds_.contains(name)) folded[tensor.bytes.data()] = name;
     }
     KVLANE_ASSIGN(OutputFile file, OutputFile::create(to_ / shard.name, false));
     std::size_t at = 0;
@@ -160,7 +156,8 @@ class Folding {
       const auto first = static_cast<std::size_t>(data - bytes.data());
       KVLANE_TRY(copy(shard, at, first, file));
       const TensorView& tensor = checkpoint_.tensors().at(name);
-      const Result<Bytes> rotated = fold(name, tensor);
+      const Result<Bytes> rotated =
+          fold(checkpoint_.config(), tensor, folds_.at(name), rotations_.vw);
       if (!rotated.ok()) return rotated.status().with_context(name);
       KVLANE_TRY(file.write_at(first, *rotated));
       shard.file.release(tensor.bytes);
@@ -169,17 +166,6 @@ class Folding {
     }
     KVLANE_TRY(copy(shard, at, bytes.size(), file));
     return file.commit();
-  }
-
-  Result<Bytes> fold(const std::string& name, const TensorView& tensor) const {
-    const ModelConfig& config = checkpoint_.config();
-    const int layer = layers_.at(name);
-    const auto rotations =
-        std::span(rotations_.vw)
-            .subspan(std::size_t(layer) * config.kv_heads, std::size_t(config.kv_heads));
-    const bool values = name == value_projection(layer);
-    return values ? fold_values(config, tensor, rotations)
-                  : fold_outputs(config, tensor, rotations);
   }
 
   Status copy(const Checkpoint::Shard& shard, std::size_t first, std::size_t last,
@@ -204,7 +190,7 @@ class Folding {
   const ZackErrors& errors_;
   const fs::path to_;
   const OnCalibrated& progress_;
-  std::map<std::string, int> layers_;  // of each tensor that is folded
+  const std::map<std::string, TensorFold> folds_ = tensor_folds(checkpoint_.config());
   std::uint64_t done_ = 0;
   std::uint64_t total_ = 0;
 };

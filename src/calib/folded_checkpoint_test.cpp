@@ -84,7 +84,13 @@ const Fixture kFixtures[] = {{"llama-mha-bf16-tied", "bfloat16"},
                              {"llama-gqa-bf16-llama3-sharded", "bfloat16"},
                              {"qwen3-gqa-bf16", "bfloat16"},
                              {"llama-mqa-f32", "float32+bfloat16_kv"},
-                             {"llama-gqa-f16", "float32+bfloat16_kv"}};
+                             {"llama-gqa-f16", "float32+bfloat16_kv"},
+                             {"llama-bf16-biases-linear", "bfloat16"},
+                             {"qwen2-gqa-bf16", "bfloat16"},
+                             {"phi3-gqa-bf16-longrope", "bfloat16"},
+                             {"falcon-gqa-bf16", "bfloat16"},
+                             {"falcon-mha-f32-sequential", "float32+bfloat16_kv"},
+                             {"opt-mha-bf16", "bfloat16"}};
 
 // Both models are as far from exact arithmetic as a plain implementation in the same types, times
 // the 1.25 of model/forward_test.cpp, and in the folded one two of the weights were rounded once
@@ -142,14 +148,17 @@ TEST(FoldedCheckpoint, RotationsOfTheWeightsCancel) {
     }
     return sum;
   };
-  const TensorView& v = checkpoint.tensors().at(value_projection(1));
-  const TensorView& o = checkpoint.tensors().at(output_projection(1));
+  const std::string v_name = "model.layers.1.self_attn.v_proj.weight";
+  const std::string o_name = output_projection(config, 1);
+  const TensorView& v = checkpoint.tensors().at(v_name);
+  const TensorView& o = checkpoint.tensors().at(o_name);
+  const auto folds = tensor_folds(config);
+  EXPECT_EQ(folds.size(), 4U);
   const auto w_v = floats(v, v.bytes);
   const auto w_o = floats(o, o.bytes);
   for (const ZackRotations& rotations : {stacked, products}) {
-    const std::span<const Rotation> layer(rotations.vw.data() + 1, 1);
-    const auto folded_v = floats(v, take(fold_values(config, v, layer)));
-    const auto folded_o = floats(o, take(fold_outputs(config, o, layer)));
+    const auto folded_v = floats(v, take(fold(config, v, folds.at(v_name), rotations.vw)));
+    const auto folded_o = floats(o, take(fold(config, o, folds.at(o_name), rotations.vw)));
     EXPECT_NE(folded_v, w_v);
     for (int head = 0; head < config.heads; ++head) {
       for (int row = 0; row < config.hidden; ++row) {
@@ -170,7 +179,7 @@ TEST(FoldedCheckpoint, OutputGramsStackTheSlicesOfAGroup) {
   const auto grams = output_grams(checkpoint);
   ASSERT_EQ(grams.size(), std::size_t(config.layers) * config.kv_heads * d * d);
   for (int layer = 0; layer < config.layers; ++layer) {
-    const TensorView& o = checkpoint.tensors().at(output_projection(layer));
+    const TensorView& o = checkpoint.tensors().at(output_projection(config, layer));
     std::vector<float> w(std::size_t(config.hidden) * config.heads * d);
     widen(o.type, o.bytes.data(), w.size(), w.data());
     for (int head = 0; head < config.kv_heads; ++head) {
@@ -322,9 +331,10 @@ TEST(FoldedCheckpoint, RefusesWeightsThatNoLongerFit) {
   const std::vector<Rotation> rotation = {{{half, half, half, -half}, {1, 1}}};
   const std::vector<fp16> largest(4, to_fp16(65504));
   const TensorView weights{ElementType::kFp16, {2, 2}, std::as_bytes(std::span(largest))};
-  EXPECT_EQ(fold_values(config, weights, rotation).status().message(),
+  EXPECT_EQ(fold(config, weights, {.values = {{0, 0, 0}}}, rotation).status().message(),
             "a rotated weight is beyond the range of F16");
-  EXPECT_EQ(fold_outputs(config, weights, rotation).status().code(), Code::kUnsupported);
+  EXPECT_EQ(fold(config, weights, {.values = {}, .outputs_of = 0}, rotation).status().code(),
+            Code::kUnsupported);
 }
 
 }  // namespace

@@ -174,7 +174,7 @@ void code(const Rows& k, const Rows& v, int width, int bits, Rows& coded_k, Rows
 double energy(const World& world, int layer, int head, const Rows& rows) {
   const ModelConfig& config = world.model->config();
   const std::size_t d = config.head_dim;
-  const TensorView& weights = world.checkpoint.tensors().at(output_projection(layer));
+  const TensorView& weights = world.checkpoint.tensors().at(output_projection(config, layer));
   std::vector<float> wide(std::size_t(config.hidden) * config.heads * d);
   widen(weights.type, weights.bytes.data(), wide.size(), wide.data());
   const std::size_t kv_head = head / (config.heads / config.kv_heads);

@@ -73,12 +73,17 @@ Result<WeightMap> parse_index(const std::string& text) {
   return weights;
 }
 
-// The number in "model.layers.NUMBER.…"; -1 for other names.
-int layer_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  if (name.rfind(kPrefix, 0) != 0) return -1;
+// What names of layers begin with, up to the number: "model.layers.".
+std::string layers_prefix(const ModelLayout& layout) {
+  const std::string& first = layout.layers[0].attention_norm.weight;
+  return first.substr(0, first.find(".0.") + 1);
+}
+
+// The number behind the prefix; -1 for other names.
+int layer_of(const std::string& name, const std::string& prefix) {
+  if (!name.starts_with(prefix)) return -1;
   int layer = -1;
-  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  std::from_chars(name.data() + prefix.size(), name.data() + name.size(), layer);
   return layer;
 }
 
@@ -143,11 +148,12 @@ Status Checkpoint::map_shard(const std::string& name, const std::vector<std::str
 
 Status Checkpoint::check_tensors() {
   std::set<std::string> known, modules;
+  const ModelLayout layout = model_layout(config_);
+  const std::string prefix = layers_prefix(layout);
   for (const TensorSpec& spec : model_tensors(config_)) {
-    if (spec.name == "lm_head.weight" && !tensors_.contains(spec.name)) {
-      return corrupt(directory_.string() +
-                     " has no tensor \"lm_head.weight\", but tie_word_embeddings of config.json is "
-                     "false");
+    if (spec.name == layout.head && !tensors_.contains(spec.name)) {
+      return corrupt(directory_.string() + " has no tensor \"" + spec.name +
+                     "\", but tie_word_embeddings of config.json is false");
     }
     KVLANE_ASSIGN(const TensorView found, tensor(spec.name, spec.shape));
     known.insert(spec.name);
@@ -158,13 +164,13 @@ Status Checkpoint::check_tensors() {
     if (known.contains(name) || name.find(".rotary_emb.inv_freq") != std::string::npos) continue;
     // A bias or a scale of what is computed here would silently be left out. Others may stay:
     // layers beyond num_hidden_layers, an output projection that is tied anyway.
-    const int layer = layer_of(name);
+    const int layer = layer_of(name, prefix);
     if (modules.contains(module_of(name)) || (layer >= 0 && layer < config_.layers)) {
       return unsupported((directory_ / shard_of(view).name).string() + " has tensor \"" + name +
                          "\", which kvlane does not know in a " + config_.architecture);
     }
   }
-  config_.type = tensors_.at("model.embed_tokens.weight").type;
+  config_.type = tensors_.at(layout.embedding).type;
   return {};
 }
 

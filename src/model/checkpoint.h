@@ -50,11 +50,13 @@ class Checkpoint {
   void release(const TensorView& tensor) const;
 
   // SHA-256 over the architecture's parameters and the name, type, shape and contents (XXH3-128 of
-  // the bytes) of every tensor that the architecture uses. So two copies of a model agree however
-  // they are sharded. Reads all weights once and releases them on the way; `progress`, which may be
-  // empty, gets bytes done and bytes in total. Fails with kInternal when OpenSSL has no SHA-256.
-  Result<ModelIdentity> identity(
-      const std::function<void(std::uint64_t, std::uint64_t)>& progress) const;
+  // the bytes) of every tensor that the architecture uses, and which of its rotations sequences of
+  // up to `context` tokens have (0: the model's own context). So two copies of a model agree
+  // however they are sharded. Reads all weights once and releases them on the way; `progress`,
+  // which may be empty, gets bytes done and bytes in total. Fails with kInternal when OpenSSL has
+  // no SHA-256.
+  Result<ModelIdentity> identity(const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                                 int context = 0) const;
 
  private:
   Checkpoint() = default;

@@ -28,7 +28,7 @@ std::string number_text(T value) {
 }
 
 // One line per parameter. Left out is what KV does not depend on: context length, special tokens.
-std::string parameter_text(const ModelConfig& config) {
+std::string parameter_text(const ModelConfig& config, int context) {
   const RopeScaling& rope = config.rope_scaling;
   std::string text = "kvlane model identity 1\n";
   const auto line = [&](const char* name, const std::string& value) {
@@ -51,6 +51,24 @@ std::string parameter_text(const ModelConfig& config) {
                             number_text(rope.high_freq_factor) + " " +
                             number_text(rope.original_max_position));
   }
+  if (rope.kind == RopeScaling::Kind::kLinear) line("rope_linear", number_text(rope.factor));
+  if (rope.kind == RopeScaling::Kind::kYarn) {
+    line("rope_yarn", number_text(rope.factor) + " " + number_text(rope.original_max_position) +
+                          " " + number_text(rope.beta_fast) + " " + number_text(rope.beta_slow) +
+                          " " + number_text(int{rope.truncate}) + " " +
+                          number_text(rope.attention_factor));
+  }
+  if (rope.kind == RopeScaling::Kind::kLongRope) {
+    std::string factors = number_text(rope.attention_factor);
+    for (const double factor :
+         context > rope.original_max_position ? rope.long_factors : rope.short_factors) {
+      factors += " " + number_text(factor);
+    }
+    line("rope_longrope", factors);
+  }
+  // What follows from the family's name for those who do not say it in config.json is left out.
+  if (config.parallel) line("parallel", number_text(1 + int{config.shared_norm}));
+  if (config.position_offset > 0) line("position_offset", number_text(config.position_offset));
   return text;
 }
 
@@ -84,7 +102,7 @@ class TensorHasher {
 }  // namespace
 
 Result<ModelIdentity> Checkpoint::identity(
-    const std::function<void(std::uint64_t, std::uint64_t)>& progress) const {
+    const std::function<void(std::uint64_t, std::uint64_t)>& progress, int context) const {
   std::vector<TensorSpec> specs = model_tensors(config_);
   std::sort(specs.begin(), specs.end(),
             [](const TensorSpec& a, const TensorSpec& b) { return a.name < b.name; });
@@ -93,7 +111,7 @@ Result<ModelIdentity> Checkpoint::identity(
 
   TensorHasher hasher;
   if (!hasher.ok()) return exhausted("there is no memory for the state of a hash");
-  std::string text = parameter_text(config_);
+  std::string text = parameter_text(config_, context > 0 ? context : config_.context);
   std::uint64_t done = 0;
   for (const TensorSpec& spec : specs) {
     const TensorView& tensor = tensors_.at(spec.name);

@@ -15,13 +15,27 @@ namespace kvlane {
 
 // Long-context correction of the rotary frequencies ("rope_type" of config.json).
 struct RopeScaling {
-  enum class Kind { kNone, kLlama3 };
+  enum class Kind { kNone, kLinear, kLlama3, kYarn, kLongRope };
   Kind kind = Kind::kNone;
   double factor = 1;
+  int original_max_position = 8192;
+  // Of llama3.
   double low_freq_factor = 1;
   double high_freq_factor = 4;
-  int original_max_position = 8192;
+  // Of yarn and longrope: that cos and sin are multiplied by, so that scores grow by its square.
+  double attention_factor = 1;
+  // Of yarn.
+  double beta_fast = 32;
+  double beta_slow = 1;
+  bool truncate = true;
+  // Of longrope: divisors of the frequencies, [head_dim / 2] each; which of them, the length that
+  // sequences may have decides.
+  std::vector<double> short_factors, long_factors;
 };
+
+enum class NormKind { kRms, kLayer };
+// Between the products of the feed-forward network; swiglu is silu of one product times another.
+enum class Activation { kSwiGlu, kRelu, kGelu };
 
 // Upper limits of the dimensions: above every public model of these families, and small enough that
 // no product of two of them overflows an int and no product of three a 64-bit size.
@@ -34,8 +48,8 @@ inline constexpr int kVocabMax = 1 << 21;
 inline constexpr int kContextMax = 1 << 24;
 inline constexpr int kEosMax = 64;
 
-// Supported: LlamaForCausalLM and Qwen3ForCausalLM. Dimensions are validated: positive, below the
-// limits above, heads a multiple of kv_heads, head_dim even; token ids lie inside the vocabulary.
+// Supported: the families of model/family.h. Dimensions are validated: positive, below the limits
+// above, heads a multiple of kv_heads, head_dim even; token ids lie inside the vocabulary.
 struct ModelConfig {
   std::string architecture;
   int layers = 0;
@@ -50,7 +64,16 @@ struct ModelConfig {
   double rope_theta = 10000;
   RopeScaling rope_scaling;
   bool qk_norm = false;  // RMSNorm over head_dim of each query and key head, before RoPE (Qwen3)
-  bool tied_embeddings = false;           // the output projection is the embedding table
+  NormKind norm = NormKind::kRms;
+  Activation activation = Activation::kSwiGlu;
+  bool qkv_bias = false;
+  bool attention_out_bias = false;
+  bool ffn_bias = false;
+  bool parallel = false;         // attention and feed-forward read the same residual stream
+  bool shared_norm = false;      // and are behind one norm
+  int learned_positions = 0;     // rows of their table, that of position 0 behind `position_offset`
+  int position_offset = 0;       // others; without a table positions are rotary
+  bool tied_embeddings = false;  // the output projection is the embedding table
   ElementType type = ElementType::kBf16;  // of the weights
   std::int32_t bos = -1;                  // -1: none
   std::vector<std::int32_t> eos;          // any of them ends an answer
@@ -60,9 +83,9 @@ struct ModelConfig {
 };
 
 // Parses the text of config.json, with the defaults of transformers where a field is absent.
-// Unknown architectures and features that would change the result (biases, other activations,
-// sliding windows in use, other RoPE scalings, quantised weights) are kUnsupported and named;
-// everything else wrong is kInvalidArgument and named.
+// Unknown architectures and features that would change the result (other activations, sliding
+// windows in use, other RoPE scalings, quantised weights) are kUnsupported and named; everything
+// else wrong is kInvalidArgument and named.
 Result<ModelConfig> parse_model_config(std::string_view config_json);
 
 // Takes over what generation_config.json says better: the ids that end an answer.

@@ -178,22 +178,124 @@ TEST(ModelConfig, FeaturesThatWouldChangeTheResultAreRefused) {
   const auto unsupported_llama = [](const Json& changes, const std::string& reason) {
     expect_refused(small_llama(), changes, Code::kUnsupported, reason);
   };
-  unsupported_llama({{"architectures", {"MistralForCausalLM"}}}, "MistralForCausalLM");
-  unsupported_llama({{"attention_bias", true}}, "attention_bias");
-  unsupported_llama({{"mlp_bias", true}}, "mlp_bias");
+  unsupported_llama({{"architectures", {"GemmaForCausalLM"}}},
+                    "its architecture is \"GemmaForCausalLM\"; kvlane knows LlamaForCausalLM");
+  unsupported_llama({{"architectures", {"MixtralForCausalLM"}}, {"num_local_experts", 8}},
+                    "mixture of experts (num_local_experts)");
+  unsupported_llama({{"architectures", {"DeepseekV2ForCausalLM"}}, {"kv_lora_rank", 512}},
+                    "multi-head latent attention (kv_lora_rank)");
+  unsupported_llama({{"is_encoder_decoder", true}}, "cross attention");
   unsupported_llama({{"hidden_act", "gelu"}}, "hidden_act is \"gelu\"");
   unsupported_llama({{"quantization_config", {{"bits", 4}}}}, "quantization_config");
   unsupported_llama({{"sliding_window", 1024}}, "sliding_window 1024");
   unsupported_llama({{"partial_rotary_factor", 0.5}}, "partial_rotary_factor");
   unsupported_llama({{"rope_parameters", {{"partial_rotary_factor", 0.5}}}},
                     "rope_parameters.partial_rotary_factor");
-  unsupported_llama({{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}, "\"linear\"");
-  unsupported_llama({{"rope_parameters", {{"rope_type", "yarn"}}}}, "\"yarn\"");
+  unsupported_llama({{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}}, "\"dynamic\"");
   unsupported_llama({{"layer_types", {"full_attention", "sliding_attention"}}},
                     "sliding_attention");
   expect_refused(small_qwen3(),
                  {{"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 1}},
                  Code::kUnsupported, "sliding_window 64");
+  const auto unsupported = [](Json base, const char* architecture, const Json& changes,
+                              const std::string& reason) {
+    base["architectures"] = {architecture};
+    expect_refused(base, changes, Code::kUnsupported, reason);
+  };
+  // What is absent is 4,096 tokens there, null is none.
+  unsupported(small_llama(), "MistralForCausalLM", {{"num_key_value_heads", 4}},
+              "sliding_window 4096");
+  unsupported(small_llama(), "Phi3ForCausalLM", {{"sliding_window", 2047}}, "sliding_window 2047");
+  unsupported(small_llama(), "FalconForCausalLM", {{"alibi", true}}, "alibi is true");
+  unsupported(small_llama(), "FalconForCausalLM", {{"activation", "relu"}},
+              "activation is \"relu\"");
+  unsupported(small_llama(), "FalconForCausalLM",
+              {{"new_decoder_architecture", true}, {"parallel_attn", false}},
+              "parallel_attn false");
+  for (const char* const name : {"do_layer_norm_before", "layer_norm_elementwise_affine"}) {
+    unsupported(small_llama(), "OPTForCausalLM", {{name, false}}, std::string(name) + " is false");
+  }
+  unsupported(small_llama(), "OPTForCausalLM", {{"word_embed_proj_dim", 32}},
+              "word_embed_proj_dim 32 is not hidden_size 64");
+  unsupported(small_llama(), "OPTForCausalLM", {{"activation_function", "gelu"}},
+              "activation_function is \"gelu\"");
+}
+
+TEST(ModelConfig, FamiliesDiffer) {
+  const auto of = [](const char* architecture, const Json& changes) {
+    Json json = small_llama();
+    json["architectures"] = {architecture};
+    const auto config = parse_with(json, changes);
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    return config.ok() ? *config : ModelConfig();
+  };
+  const ModelConfig qwen2 = of("Qwen2ForCausalLM", {{"num_key_value_heads", 2}});
+  EXPECT_TRUE(qwen2.qkv_bias);
+  EXPECT_FALSE(qwen2.attention_out_bias);
+  EXPECT_EQ(qwen2.context, 32768);
+  const ModelConfig mistral =
+      of("MistralForCausalLM", {{"sliding_window", nullptr}, {"num_key_value_heads", 2}});
+  EXPECT_EQ(mistral.context, 131072);
+  const ModelConfig biased = of("LlamaForCausalLM", {{"attention_bias", true}, {"mlp_bias", true}});
+  EXPECT_TRUE(biased.qkv_bias && biased.attention_out_bias && biased.ffn_bias);
+
+  const ModelConfig falcon = of("FalconForCausalLM", Json::object());
+  EXPECT_EQ(falcon.norm, NormKind::kLayer);
+  EXPECT_EQ(falcon.activation, Activation::kGelu);
+  EXPECT_EQ(falcon.ffn, 256);
+  EXPECT_EQ(falcon.kv_heads, 1);
+  EXPECT_TRUE(falcon.parallel && falcon.shared_norm && falcon.tied_embeddings);
+  const ModelConfig falcon_new =
+      of("FalconForCausalLM", {{"new_decoder_architecture", true}, {"num_kv_heads", 2}});
+  EXPECT_EQ(falcon_new.kv_heads, 2);
+  EXPECT_TRUE(falcon_new.parallel);
+  EXPECT_FALSE(falcon_new.shared_norm);
+  const ModelConfig falcon_old =
+      of("FalconForCausalLM", {{"multi_query", false}, {"parallel_attn", false}, {"bias", true}});
+  EXPECT_EQ(falcon_old.kv_heads, 4);
+  EXPECT_FALSE(falcon_old.parallel);
+  EXPECT_TRUE(falcon_old.qkv_bias && falcon_old.attention_out_bias && falcon_old.ffn_bias);
+
+  const ModelConfig opt = of("OPTForCausalLM", {{"ffn_dim", 128}});
+  EXPECT_EQ(opt.activation, Activation::kRelu);
+  EXPECT_EQ(opt.learned_positions, 2050);
+  EXPECT_EQ(opt.position_offset, 2);
+  EXPECT_TRUE(opt.qkv_bias && opt.attention_out_bias && opt.ffn_bias && opt.tied_embeddings);
+  EXPECT_EQ(opt.ffn, 128);
+}
+
+// Numbers of transformers' defaults, by hand.
+TEST(ModelConfig, RopeForLongContextsHasItsFactors) {
+  const auto scaling_of = [](const Json& rope) {
+    const auto config = parse_with(small_llama(), {{"rope_scaling", rope}});
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    return config.ok() ? config->rope_scaling : RopeScaling();
+  };
+  EXPECT_EQ(scaling_of({{"type", "linear"}, {"factor", 4}}).kind, RopeScaling::Kind::kLinear);
+  const RopeScaling yarn =
+      scaling_of({{"rope_type", "yarn"}, {"factor", 8}, {"original_max_position_embeddings", 256}});
+  EXPECT_EQ(yarn.kind, RopeScaling::Kind::kYarn);
+  EXPECT_EQ(yarn.original_max_position, 256);
+  EXPECT_EQ(yarn.beta_fast, 32);
+  EXPECT_NEAR(yarn.attention_factor, 1.20794, 1e-5);  // 0.1 ln 8 + 1
+  const std::vector<double> ones(8, 1.0), twos(8, 2.0);
+  const Json longrope = {{"type", "su"},
+                         {"short_factor", ones},
+                         {"long_factor", twos},
+                         {"original_max_position_embeddings", 256}};
+  const RopeScaling phi = scaling_of(longrope);
+  EXPECT_EQ(phi.kind, RopeScaling::Kind::kLongRope);
+  EXPECT_EQ(phi.long_factors, twos);
+  EXPECT_NEAR(phi.attention_factor, 1.17260, 1e-5);  // sqrt(1 + ln 8 / ln 256)
+  Json bad = longrope;
+  bad["long_factor"] = {1.0, 2.0};
+  expect_refused(small_llama(), {{"rope_scaling", bad}}, Code::kInvalidArgument,
+                 "rope_scaling.long_factor is not a list of 8 numbers");
+  bad["long_factor"] = std::vector<double>(8, -1.0);
+  expect_refused(small_llama(), {{"rope_scaling", bad}}, Code::kInvalidArgument,
+                 "rope_scaling.long_factor is not a list of numbers above zero");
+  expect_refused(small_llama(), {{"rope_scaling", {{"type", "linear"}}}}, Code::kInvalidArgument,
+                 "it has no rope_scaling.factor");
 }
 
 TEST(ModelConfig, WindowsThatDoNothingAreFine) {
@@ -295,6 +397,16 @@ TEST(ModelTensors, CountsMatchThePublishedModels) {
   const auto qwen3 = parse_model_config(fixture("qwen3-0.6b.json"));
   ASSERT_TRUE(qwen3.ok());
   EXPECT_EQ(parameters(*qwen3), 596049920U);
+  const auto count = [](const char* name) {
+    const auto config = parse_model_config(fixture(name));
+    EXPECT_TRUE(config.ok()) << name << ": " << config.status().message();
+    return config.ok() ? parameters(*config) : 0;
+  };
+  EXPECT_EQ(count("mistral-7b-v0.3.json"), 7248023552U);
+  EXPECT_EQ(count("qwen2.5-0.5b.json"), 494032768U);
+  EXPECT_EQ(count("phi-3-medium-128k.json"), 13960238080U);
+  EXPECT_EQ(count("opt-30b.json"), 29974540288U);
+  EXPECT_EQ(count("falcon-180b.json"), 178557088768U);
 }
 
 }  // namespace

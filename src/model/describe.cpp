@@ -16,14 +16,34 @@ using Json = nlohmann::ordered_json;
 Json describe_rope(const ModelConfig& config) {
   Json rope = {{"theta", config.rope_theta}, {"type", "default"}};
   const RopeScaling& scaling = config.rope_scaling;
-  if (scaling.kind == RopeScaling::Kind::kLlama3) {
-    rope["type"] = "llama3";
-    rope["factor"] = scaling.factor;
-    rope["low_freq_factor"] = scaling.low_freq_factor;
-    rope["high_freq_factor"] = scaling.high_freq_factor;
+  using Kind = RopeScaling::Kind;
+  if (scaling.kind == Kind::kNone) return rope;
+  rope["factor"] = scaling.factor;
+  if (scaling.kind != Kind::kLinear) {
     rope["original_max_position"] = scaling.original_max_position;
   }
+  switch (scaling.kind) {
+    case Kind::kLinear: rope["type"] = "linear"; break;
+    case Kind::kLlama3:
+      rope["type"] = "llama3";
+      rope["low_freq_factor"] = scaling.low_freq_factor;
+      rope["high_freq_factor"] = scaling.high_freq_factor;
+      break;
+    case Kind::kYarn:
+      rope["type"] = "yarn";
+      rope["attention_factor"] = scaling.attention_factor;
+      break;
+    default: rope["type"] = "longrope"; rope["attention_factor"] = scaling.attention_factor;
+  }
   return rope;
+}
+
+const char* activation_name(Activation activation) {
+  switch (activation) {
+    case Activation::kRelu: return "relu";
+    case Activation::kGelu: return "gelu";
+    default: return "swiglu";
+  }
 }
 
 Json describe_config(const ModelConfig& config) {
@@ -39,7 +59,12 @@ Json describe_config(const ModelConfig& config) {
       {"vocab", config.vocab},
       {"context", config.context},
       {"norm_eps", config.norm_eps},
-      {"rope", describe_rope(config)},
+      {"norm", config.norm == NormKind::kLayer ? "layer" : "rms"},
+      {"activation", activation_name(config.activation)},
+      {"biases", config.qkv_bias || config.attention_out_bias || config.ffn_bias},
+      {"parallel", config.parallel},
+      {"positions", config.learned_positions > 0 ? "learned" : "rotary"},
+      {"rope", config.learned_positions > 0 ? Json() : describe_rope(config)},
       {"qk_norm", config.qk_norm},
       {"tied_embeddings", config.tied_embeddings},
       {"bos", config.bos < 0 ? Json() : Json(config.bos)},

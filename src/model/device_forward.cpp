@@ -379,7 +379,7 @@ Status DeviceForward::prefill(const Pools& pools, int index) {
 Status DeviceForward::ffn(const DeviceLayer& layer) {
   const ModelConfig& c = model_.config();
   KVLANE_TRY(device_.norm(norm_of(layer.ffn_norm, pass_.shape().rows)));
-  KVLANE_TRY(device_.multiply({.weights = layer.gate_up,
+  KVLANE_TRY(device_.multiply({.weights = layer.ffn_in,
                                .x = normed_,
                                .y = product_,
                                .rows = pass_.shape().rows,
@@ -388,7 +388,7 @@ Status DeviceForward::ffn(const DeviceLayer& layer) {
                                .add = false}));
   KVLANE_TRY(
       device_.silu({.gate_up = product_, .rows = pass_.shape().rows, .ffn = c.ffn, .out = wide_}));
-  return device_.multiply({.weights = layer.down,
+  return device_.multiply({.weights = layer.ffn_out,
                            .x = wide_,
                            .y = residual_,
                            .rows = pass_.shape().rows,

@@ -44,7 +44,7 @@ struct Runner {
   Result<DeviceModel> load() {
     const ModelConfig& config = checkpoint.config();
     constexpr int kPositions = 512;
-    const RopeTable rope(rope_inverse_frequencies(config), kPositions);
+    const RopeTable rope(rope_inverse_frequencies(config, kPositions), kPositions);
     return DeviceModel::load(
         config,
         [&](const auto& tensor, const auto& shape) { return checkpoint.tensor(tensor, shape); },
@@ -556,11 +556,24 @@ TEST(DeviceModel, IsNotLoadedWhenAnyCallOfTheDeviceFails) {
   EXPECT_GT(failed, 10 * runner.model.config().layers);
 }
 
+TEST(DeviceModel, LayersThatAreNotLlamasAreRefusedByName) {
+  EmulatedAccelerator device;
+  for (const auto& [name, reason] : {std::pair{"qwen2-gqa-bf16", "biases"},
+                                     {"phi3-gqa-bf16-longrope", "Q, K and V are one matrix"},
+                                     {"falcon-gqa-bf16", "Q, K and V are one matrix"},
+                                     {"opt-mha-bf16", "layer norms"}}) {
+    const auto model = Model::load(kModels / name, {.isa = best_isa(), .device = &device});
+    ASSERT_FALSE(model.ok()) << name;
+    EXPECT_EQ(model.status().code(), Code::kUnsupported);
+    EXPECT_THAT(model.status().message(), HasSubstr(reason));
+  }
+}
+
 TEST(DeviceModel, WeightsOfOtherTypesAreRefusedByName) {
   for (const char* const name : {"llama-mqa-f32", "llama-gqa-f16"}) {
     const Checkpoint checkpoint = take(Checkpoint::open(kModels / name));
     EmulatedAccelerator device;
-    const RopeTable rope(rope_inverse_frequencies(checkpoint.config()), 8);
+    const RopeTable rope(rope_inverse_frequencies(checkpoint.config(), 8), 8);
     const auto model = DeviceModel::load(
         checkpoint.config(),
         [&](const auto& tensor, const auto& shape) { return checkpoint.tensor(tensor, shape); },

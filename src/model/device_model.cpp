@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "model/layer_tensors.h"
+#include "model/plain_layout.h"
 #include "model/widen.h"
 
 namespace kvlane {
@@ -17,6 +18,19 @@ constexpr std::size_t kAlignment = 256;
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Kernels are those of Llama's layers.
+Status check_layers(const ModelConfig& config) {
+  const auto refuse = [&](bool has, const char* what) -> Status {
+    if (!has) return {};
+    return unsupported("a model with " + std::string(what) + " runs on the CPU alone, not on GPUs");
+  };
+  KVLANE_TRY(refuse(config.norm == NormKind::kLayer, "layer norms"));
+  KVLANE_TRY(refuse(config.activation != Activation::kSwiGlu, "another activation than silu"));
+  KVLANE_TRY(refuse(config.parallel, "attention and feed-forward side by side"));
+  KVLANE_TRY(refuse(config.learned_positions > 0, "learned positions"));
+  return refuse(config.qkv_bias || config.attention_out_bias || config.ffn_bias, "biases");
 }
 
 Status check_shape(const ModelConfig& config) {
@@ -41,6 +55,7 @@ class DeviceModel::Loader {
       : model_(model), tensors_(tensors), rope_(rope), device_(device), progress_(progress) {}
 
   Status run() {
+    KVLANE_TRY(check_layers(model_.config_));
     KVLANE_TRY(check_shape(model_.config_));
     KVLANE_TRY(visit());
     model_.bytes_ = at_;
@@ -55,14 +70,15 @@ class DeviceModel::Loader {
   Status visit() {
     const ModelConfig& c = model_.config_;
     model_.layers_.assign(c.layers, {});
-    KVLANE_TRY(matrices({"model.embed_tokens.weight"}, {c.vocab}, c.hidden, model_.embedding_));
+    KVLANE_TRY(
+        matrices({TensorRows::all(layout_.embedding, c.vocab)}, c.hidden, model_.embedding_));
     for (int layer = 0; layer < c.layers; ++layer) {
       KVLANE_TRY(visit_layer(layer, model_.layers_[layer]));
     }
-    KVLANE_TRY(vector("model.norm.weight", c.hidden, model_.final_norm_));
+    KVLANE_TRY(vector(layout_.final_norm.weight, c.hidden, model_.final_norm_));
     model_.head_ = model_.embedding_;
     if (!c.tied_embeddings) {
-      KVLANE_TRY(matrices({"lm_head.weight"}, {c.vocab}, c.hidden, model_.head_));
+      KVLANE_TRY(matrices({TensorRows::all(layout_.head, c.vocab)}, c.hidden, model_.head_));
     }
     const std::size_t angles = std::size_t(model_.positions_) * c.head_dim;
     return place(model_.angles_, angles * sizeof(float), [&](std::byte* to) {
@@ -72,11 +88,13 @@ class DeviceModel::Loader {
   }
 
   Status visit_layer(int index, DeviceLayer& layer) {
-    return for_each_tensor_of_layer(
-        model_.config_, index, layer,
-        [this](const std::string& name, int n, auto& part) { return vector(name, n, part); },
-        [this](const auto& names, const auto& rows, int k, auto& part) {
-          return matrices(names, rows, k, part);
+    return for_each_part_of_layer(
+        model_.config_, layout_.layers[index], layer,
+        [this](const NormLayout& norm, int n, const float*& part) {
+          return vector(norm.weight, n, part);
+        },
+        [this](const ProductLayout& product, int inputs, const std::byte*& part) {
+          return matrices(product.weights, inputs, part);
         });
   }
 
@@ -103,27 +121,29 @@ class DeviceModel::Loader {
     });
   }
 
-  // Matrices [rows_i][k] one behind the other.
-  Status matrices(const std::vector<std::string>& names, const std::vector<int>& rows, int k,
-                  const std::byte*& part) {
+  // Rows of matrices [rows_i][inputs] one behind the other.
+  Status matrices(const StackedRows& stacked, int inputs, const std::byte*& part) {
+    const std::size_t row_bytes = inputs * element_bytes(ElementType::kBf16);
     std::size_t bytes = 0;
-    for (const int n : rows) bytes += std::size_t(n) * k * element_bytes(ElementType::kBf16);
+    for (const TensorRows& each : stacked) bytes += each.rows * row_bytes;
     return place(part, bytes, [&](std::byte* to) -> Status {
-      for (std::size_t i = 0; i < names.size(); ++i) {
-        KVLANE_ASSIGN(const TensorView tensor, tensors_(names[i], {rows[i], k}));
+      for (const TensorRows& each : stacked) {
+        KVLANE_ASSIGN(const TensorView tensor, tensors_(each.name, {each.rows_all, inputs}));
         if (tensor.type != ElementType::kBf16) {
-          return unsupported(names[i] + " is " + element_name(tensor.type) +
+          return unsupported(each.name + " is " + element_name(tensor.type) +
                              "; on GPUs matrices are bf16");
         }
-        KVLANE_TRY(device_.copy(to, tensor.bytes.data(), tensor.bytes.size()));
+        KVLANE_TRY(
+            device_.copy(to, tensor.bytes.data() + each.first * row_bytes, each.rows * row_bytes));
         KVLANE_TRY(device_.finish());
-        to += tensor.bytes.size();
+        to += each.rows * row_bytes;
       }
       return {};
     });
   }
 
   DeviceModel& model_;
+  const ModelLayout layout_ = plain_layout(model_.config_);
   const TensorSource& tensors_;
   const RopeTable& rope_;
   Accelerator& device_;

@@ -27,8 +27,8 @@ struct DeviceLayer {
   const std::byte* qkv;  // hidden -> (heads + 2 kv_heads) * head_dim
   const std::byte* attention_out;
   const float* ffn_norm;
-  const std::byte* gate_up;  // hidden -> 2 ffn, gate first
-  const std::byte* down;
+  const std::byte* ffn_in;  // hidden -> 2 ffn, gate first
+  const std::byte* ffn_out;
 };
 
 // Immutable after load. Does not outlive its accelerator.

@@ -68,7 +68,7 @@ struct World {
   std::shared_ptr<const KvFormat> make_format(const std::string& text) const {
     KvTables tables;
     tables_fixture::add_zack_tables(shape, true, tables);
-    const RopeTable rope(rope_inverse_frequencies(model->config()), 16);
+    const RopeTable rope(rope_inverse_frequencies(model->config(), 16), 16);
     return take(make_kv_format(
         text, {.shape = shape, .rope = &rope, .tables = &tables, .isa = model->isa()}));
   }

@@ -1,4 +1,4 @@
-// Llama and Qwen3 layers on the CPU. The residual stream and all that is not a product's input stay
+// Layers on the CPU. The residual stream and all that is not a product's input stay
 // in F32; inputs of products are BF16 for BF16 weights.
 // SPDX-License-Identifier: Apache-2.0
 #include "model/forward.h"
@@ -72,7 +72,7 @@ Status Forward::allocate() {
   logits_ = reinterpret_cast<float*>(take(sizes[5]));
   for (const LayerWeights& layer : model_.layers()) {
     for (const Linear* product :
-         {layer.qkv.get(), layer.attention_out.get(), layer.gate_up.get(), layer.down.get()}) {
+         {layer.qkv.get(), layer.attention_out.get(), layer.ffn_in.get(), layer.ffn_out.get()}) {
       work_per_row_ += static_cast<double>(product->inputs()) * product->outputs();
     }
   }
@@ -144,6 +144,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
   const auto& layers = model_.layers();
   const int all = static_cast<int>(layers.size());
   const int computed = hooks.kv_layers.value_or(all);
+  const bool parallel = model_.config().parallel;
   // Thread counts do not change bits, so they may follow the work.
   const double work = rows_ * work_per_row_ * computed / all;
   const ParallelScope threads(work < kSerialWorkMax ? 1 : parallel_threads());
@@ -154,12 +155,14 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
       hooks.on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
     }
     KVLANE_TRY(project_qkv(layers[layer], layer, hooks));
+    // Beside attention, it reads the stream that attention has not added to.
+    if (whole && parallel) KVLANE_TRY(ffn_block(layers[layer]));
     if (whole) {
       if (hooks.before_attention) hooks.before_attention(layer);
       KVLANE_TRY(attention_block(layers[layer], layer));
     }
     if (hooks.on_layer) hooks.on_layer(layer, nullptr);
-    if (whole) KVLANE_TRY(ffn_block(layers[layer]));
+    if (whole && !parallel) KVLANE_TRY(ffn_block(layers[layer]));
   }
   KVLANE_TRY(project_logits());
   for (const ForwardSpan& span : spans) {
@@ -175,13 +178,36 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
 
 void Forward::embed(std::span<const ForwardSpan> spans) {
   const int hidden = model_.config().hidden;
-  float* row = residual_;
+  int row = 0;
   for (const ForwardSpan& span : spans) {
     for (const std::int32_t token : span.tokens) {
-      model_.embed(token, row);
-      row += hidden;
+      model_.embed(token, row_places_[row].position, residual_ + std::size_t(row) * hidden);
+      ++row;
     }
   }
+}
+
+// Of all rows, from the residual stream to `normed_`.
+void Forward::norm(const NormWeights& weights, ElementType type) {
+  const std::size_t hidden = model_.config().hidden;
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      float* const scratch = product_ + row * hidden;
+      model_.norm(weights, residual_ + row * hidden, model_.config().hidden, scratch);
+      store_row(scratch, model_.config().hidden, type,
+                normed_ + row * hidden * element_bytes(type));
+    }
+  });
+}
+
+// What a product has left goes into the residual stream.
+void Forward::add_product() {
+  const std::size_t hidden = model_.config().hidden;
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      add_row(residual_ + row * hidden, product_ + row * hidden, model_.config().hidden);
+    }
+  });
 }
 
 Status Forward::multiply(const Linear& linear, const void* x, float* y, int rows) {
@@ -194,14 +220,7 @@ Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHook
   const ModelConfig& config = model_.config();
   const std::size_t hidden = config.hidden;
   const ElementType type = layer.qkv->input_type();
-  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t row = first; row < last; ++row) {
-      float* scratch = product_ + row * hidden;
-      rms_norm(residual_ + row * hidden, layer.attention_norm.data(), config.norm_eps,
-               config.hidden, scratch);
-      store_row(scratch, config.hidden, type, normed_ + row * hidden * element_bytes(type));
-    }
-  });
+  norm(layer.attention_norm, type);
   KVLANE_TRY(multiply(*layer.qkv, normed_, product_, rows_));
   write_qkv(layer, index);
   if (hooks.on_queries) {
@@ -214,15 +233,9 @@ Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHook
 }
 
 Status Forward::attention_block(const LayerWeights& layer, int index) {
-  const ModelConfig& config = model_.config();
-  const std::size_t hidden = config.hidden;
   attend(index, layer.qkv->input_type());
   KVLANE_TRY(multiply(*layer.attention_out, wide_, product_, rows_));
-  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t row = first; row < last; ++row) {
-      add_row(residual_ + row * hidden, product_ + row * hidden, config.hidden);
-    }
-  });
+  add_product();
   return {};
 }
 
@@ -265,7 +278,7 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
       const RopeAngles angles = model_.rope().angles(position);
       for (int h = 0; h < config.heads; ++h) {
         float* const query = queries + h * d;
-        if (config.qk_norm) rms_norm(query, layer.q_norm.data(), config.norm_eps, d, query);
+        if (config.qk_norm) rms_norm(query, layer.q_norm.weight.data(), config.norm_eps, d, query);
         rope(query, angles, d);
       }
       key_rows_.place(queries + keys_begin, index, position);
@@ -316,33 +329,31 @@ void Forward::store_query(float* head, std::uint16_t* parts) const {
 }
 
 Status Forward::ffn_block(const LayerWeights& layer) {
-  const ModelConfig& config = model_.config();
-  const std::size_t hidden = config.hidden;
-  const std::size_t ffn = config.ffn;
-  const ElementType type = layer.gate_up->input_type();
+  const ElementType type = layer.ffn_in->input_type();
+  norm(layer.ffn_norm, type);
+  KVLANE_TRY(multiply(*layer.ffn_in, normed_, product_, rows_));
   parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    const std::size_t width = layer.ffn_in->outputs();
+    const int ffn = model_.config().ffn;
     for (std::int64_t row = first; row < last; ++row) {
-      float* scratch = product_ + row * hidden;
-      rms_norm(residual_ + row * hidden, layer.ffn_norm.data(), config.norm_eps, config.hidden,
-               scratch);
-      store_row(scratch, config.hidden, type, normed_ + row * hidden * element_bytes(type));
+      float* const values = product_ + row * width;
+      activate(values);
+      store_row(values, ffn, type, wide_ + row * ffn * element_bytes(type));
     }
   });
-  KVLANE_TRY(multiply(*layer.gate_up, normed_, product_, rows_));
-  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t row = first; row < last; ++row) {
-      float* gate = product_ + row * 2 * ffn;
-      silu_multiply(gate, gate + ffn, config.ffn, gate);
-      store_row(gate, config.ffn, type, wide_ + row * ffn * element_bytes(type));
-    }
-  });
-  KVLANE_TRY(multiply(*layer.down, wide_, product_, rows_));
-  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t row = first; row < last; ++row) {
-      add_row(residual_ + row * hidden, product_ + row * hidden, config.hidden);
-    }
-  });
+  KVLANE_TRY(multiply(*layer.ffn_out, wide_, product_, rows_));
+  add_product();
   return {};
+}
+
+// One row between the two products, in place.
+void Forward::activate(float* values) const {
+  const ModelConfig& config = model_.config();
+  switch (config.activation) {
+    case Activation::kSwiGlu: silu_multiply(values, values + config.ffn, config.ffn, values); break;
+    case Activation::kRelu: relu(values, config.ffn); break;
+    case Activation::kGelu: gelu(values, config.ffn); break;
+  }
 }
 
 Status Forward::project_logits() {
@@ -354,7 +365,7 @@ Status Forward::project_logits() {
   parallel_ranges(rows, kRowGrain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
       float* values = residual_ + logits_rows_[row] * hidden;
-      rms_norm(values, model_.final_norm().data(), config.norm_eps, config.hidden, values);
+      model_.norm(model_.final_norm(), values, config.hidden, values);
       store_row(values, config.hidden, type, normed_ + row * hidden * element_bytes(type));
     }
   });

@@ -50,6 +50,9 @@ class Forward final : public ForwardPass {
   Status project_qkv(const LayerWeights& layer, int index, const PassHooks& hooks);
   Status attention_block(const LayerWeights& layer, int index);
   Status ffn_block(const LayerWeights& layer);
+  void norm(const NormWeights& weights, ElementType type);
+  void add_product();
+  void activate(float* values) const;
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
   void attend(int layer, ElementType out_type);

@@ -77,7 +77,18 @@ const Fixture kModels[] = {{"llama-mha-bf16-tied", "bfloat16"},
                            {"llama-gqa-bf16-llama3-sharded", "bfloat16"},
                            {"qwen3-gqa-bf16", "bfloat16"},
                            {"llama-mqa-f32", "float32+bfloat16_kv"},
-                           {"llama-gqa-f16", "float32+bfloat16_kv"}};
+                           {"llama-gqa-f16", "float32+bfloat16_kv"},
+                           {"llama-bf16-biases-linear", "bfloat16"},
+                           {"llama-f32-yarn", "float32+bfloat16_kv"},
+                           {"qwen2-gqa-bf16", "bfloat16"},
+                           {"mistral-gqa-bf16", "bfloat16"},
+                           {"phi3-gqa-bf16-longrope", "bfloat16"},
+                           {"falcon-gqa-bf16", "bfloat16"},
+                           {"falcon-29-bf16-one-norm", "bfloat16"},
+                           {"falcon-mqa-bf16", "bfloat16"},
+                           {"falcon-mha-f32-sequential", "float32+bfloat16_kv"},
+                           {"opt-mha-bf16", "bfloat16"},
+                           {"opt-mha-f32", "float32+bfloat16_kv"}};
 constexpr double kFactor = 1.25;
 
 TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
@@ -214,7 +225,7 @@ TEST(Forward, ShowsWhatEntersEachLayer) {
   ASSERT_EQ(inputs.size(), 2U);
   std::vector<float> embedding(hidden);
   for (std::size_t token = 0; token < tokens.size(); ++token) {
-    runner.model->embed(tokens[token], embedding.data());
+    runner.model->embed(tokens[token], static_cast<int>(token), embedding.data());
     const std::span<const float> row(inputs[0].data() + token * hidden, hidden);
     EXPECT_TRUE(std::ranges::equal(row, embedding));
   }
@@ -232,9 +243,9 @@ std::vector<float> first_queries(const Model& model, const fs::path& directory, 
   std::vector<float> weights(std::size_t(config.heads) * d * config.hidden);
   widen(tensor.type, tensor.bytes.data(), weights.size(), weights.data());
   std::vector<float> input(config.hidden);
-  model.embed(token, input.data());
+  model.embed(token, position, input.data());
   const LayerWeights& layer = model.layers()[0];
-  rms_norm(input.data(), layer.attention_norm.data(), config.norm_eps, config.hidden, input.data());
+  model.norm(layer.attention_norm, input.data(), config.hidden, input.data());
   std::vector<float> queries(std::size_t(config.heads) * d);
   for (std::size_t i = 0; i < queries.size(); ++i) {
     double sum = 0;
@@ -245,7 +256,7 @@ std::vector<float> first_queries(const Model& model, const fs::path& directory, 
   }
   for (int h = 0; h < config.heads; ++h) {
     float* const head = queries.data() + h * d;
-    if (config.qk_norm) rms_norm(head, layer.q_norm.data(), config.norm_eps, d, head);
+    if (config.qk_norm) rms_norm(head, layer.q_norm.weight.data(), config.norm_eps, d, head);
     rope(head, model.rope().angles(position), d);
   }
   return queries;

@@ -116,9 +116,8 @@ Status HiddenRestorer::restore_embedded(const RestoreSpan& span,
     const RestoreSpan part{span.table, span.tokens, span.first + done,
                            std::min(rows_max_, span.count - done)};
     for (int i = 0; i < part.count; ++i) {
-      model_.embed(tokens[done + i], row.data());
-      rms_norm(row.data(), model_.layers()[0].attention_norm.data(), config.norm_eps, config.hidden,
-               row.data());
+      model_.embed(tokens[done + i], part.first + i, row.data());
+      model_.norm(model_.layers()[0].attention_norm, row.data(), config.hidden, row.data());
       store_row(row.data(), config.hidden, hidden_type(model_), normed_ + i * hidden_.row_bytes());
     }
     KVLANE_TRY(project(part, 0));

@@ -7,14 +7,16 @@
 
 #include "attention/partial_state.h"
 #include "model/layer_tensors.h"
+#include "model/layout.h"
 #include "model/widen.h"
+#include "ops/rows.h"
 
 namespace kvlane {
-// Builds one model; knows Hugging Face's tensor names.
+// Builds one model.
 class Model::Loader {
  public:
   Loader(Model& model, const ModelOptions& options)
-      : model_(model), options_(options), config_(model.config()) {}
+      : model_(model), options_(options), config_(model.config()), layout_(model_layout(config_)) {}
 
   Status run() {
     if (config_.head_dim > kTileHeadDimMax) {
@@ -26,13 +28,15 @@ class Model::Loader {
     for (const auto& [name, tensor] : model_.checkpoint_.tensors())
       bytes_total_ += tensor.bytes.size();
     bytes_total_ *= 2;  // once for the identity, once for packing
-    KVLANE_ASSIGN(model_.identity_,
-                  model_.checkpoint_.identity([&](std::uint64_t done, std::uint64_t total) {
-                    bytes_done_ = done;
-                    bytes_total_ = 2 * total;
-                    report();
-                  }));
-    model_.rope_ = RopeTable(rope_inverse_frequencies(config_), model_.context_);
+    KVLANE_ASSIGN(model_.identity_, model_.checkpoint_.identity(
+                                        [&](std::uint64_t done, std::uint64_t total) {
+                                          bytes_done_ = done;
+                                          bytes_total_ = 2 * total;
+                                          report();
+                                        },
+                                        model_.context_));
+    model_.rope_ = RopeTable(rope_inverse_frequencies(config_, model_.context_), model_.context_,
+                             static_cast<float>(config_.rope_scaling.attention_factor));
     if (options_.device != nullptr) return load_on_device();
     KVLANE_TRY(load_ends());
     for (int layer = 0; layer < config_.layers; ++layer) {
@@ -56,6 +60,11 @@ class Model::Loader {
 
   Status load_on_device() {
     const Checkpoint& checkpoint = model_.checkpoint_;
+    if (layout_.layers[0].qkv.weights.size() != 3) {
+      return unsupported("a " + config_.architecture +
+                         ", whose Q, K and V are one matrix, runs on "
+                         "the CPU alone, not on GPUs");
+    }
     // What was read before this tensor is not read again.
     std::optional<TensorView> last;
     const auto tensors = [&](const std::string& name,
@@ -84,50 +93,75 @@ class Model::Loader {
   // Embedding, final norm and output projection.
   Status load_ends() {
     const std::vector<std::int64_t> table = {config_.vocab, config_.hidden};
-    KVLANE_ASSIGN(model_.embedding_, model_.checkpoint_.tensor("model.embed_tokens.weight", table));
-    KVLANE_TRY(load_vector("model.norm.weight", config_.hidden, model_.final_norm_));
+    KVLANE_ASSIGN(model_.embedding_, model_.checkpoint_.tensor(layout_.embedding, table));
+    KVLANE_TRY(load_positions());
+    KVLANE_TRY(load_norm(layout_.final_norm, config_.hidden, model_.final_norm_));
     if (!config_.tied_embeddings) model_.weight_bytes_ += model_.embedding_.bytes.size();
-    return pack({config_.tied_embeddings ? "model.embed_tokens.weight" : "lm_head.weight"},
-                {config_.vocab}, config_.hidden, model_.head_);
+    return pack({{TensorRows::all(layout_.head, config_.vocab)}, {}}, config_.hidden, model_.head_);
   }
 
-  Status load_layer(int index, LayerWeights& layer) {
-    return for_each_tensor_of_layer(
-        config_, index, layer,
-        [this](const std::string& name, int n, auto& part) { return load_vector(name, n, part); },
-        [this](const auto& names, const auto& rows, int k, auto& part) {
-          return pack(names, rows, k, part);
-        });
-  }
-
-  Status load_vector(const std::string& name, int n, std::vector<float>& out) {
-    KVLANE_ASSIGN(const TensorView tensor, model_.checkpoint_.tensor(name, {n}));
-    out.resize(n);
-    widen(tensor.type, tensor.bytes.data(), n, out.data());
+  Status load_positions() {
+    if (layout_.positions.empty()) return {};
+    KVLANE_ASSIGN(
+        const TensorView table,
+        model_.checkpoint_.tensor(layout_.positions, {config_.learned_positions, config_.hidden}));
+    const std::size_t count = std::size_t(model_.context_) * config_.hidden;
+    const std::size_t skipped = std::size_t(config_.position_offset) * config_.hidden;
+    model_.positions_.resize(count);
+    widen(table.type, table.bytes.data() + skipped * element_bytes(table.type), count,
+          model_.positions_.data());
+    model_.weight_bytes_ += count * sizeof(float);
     return {};
   }
 
-  // Stacks matrices [rows_i][k] into one product.
-  Status pack(const std::vector<std::string>& names, const std::vector<int>& rows, int k,
-              std::unique_ptr<Linear>& out) {
+  Status load_layer(int index, LayerWeights& layer) {
+    return for_each_part_of_layer(
+        config_, layout_.layers[index], layer,
+        [this](const NormLayout& norm, int n, NormWeights& part) {
+          return load_norm(norm, n, part);
+        },
+        [this](const ProductLayout& product, int inputs, std::unique_ptr<Linear>& part) {
+          return pack(product, inputs, part);
+        });
+  }
+
+  Status load_norm(const NormLayout& norm, int n, NormWeights& out) {
+    KVLANE_TRY(append_vector(TensorRows::all(norm.weight, n), out.weight));
+    return norm.bias.empty() ? Status() : append_vector(TensorRows::all(norm.bias, n), out.bias);
+  }
+
+  Status append_vector(const TensorRows& part, std::vector<float>& out) {
+    KVLANE_ASSIGN(const TensorView tensor, model_.checkpoint_.tensor(part.name, {part.rows_all}));
+    const std::size_t before = out.size();
+    out.resize(before + part.rows);
+    widen(tensor.type, tensor.bytes.data() + part.first * element_bytes(tensor.type), part.rows,
+          out.data() + before);
+    return {};
+  }
+
+  // Stacks rows of matrices into one product.
+  Status pack(const ProductLayout& product, int inputs, std::unique_ptr<Linear>& out) {
     std::vector<TensorView> tensors;
     std::vector<ByteView> parts;
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      KVLANE_ASSIGN(TensorView tensor, model_.checkpoint_.tensor(names[i], {rows[i], k}));
+    const std::string& name = product.weights[0].name;
+    for (const TensorRows& part : product.weights) {
+      KVLANE_ASSIGN(TensorView tensor,
+                    model_.checkpoint_.tensor(part.name, {part.rows_all, inputs}));
       if (!tensors.empty() && tensor.type != tensors[0].type) {
-        return unsupported(names[i] + " and " + names[0] + " have different element types");
+        return unsupported(part.name + " and " + name + " have different element types");
       }
-      parts.push_back(tensor.bytes);
+      const std::size_t row_bytes = inputs * element_bytes(tensor.type);
+      parts.push_back(tensor.bytes.subspan(part.first * row_bytes, part.rows * row_bytes));
       tensors.push_back(std::move(tensor));
     }
-    auto packed = Linear::pack(model_.isa_, {tensors[0].type, k, parts});
-    if (!packed.ok()) return packed.status().with_context("packing " + names[0]);
+    std::vector<float> bias;
+    for (const TensorRows& part : product.bias) KVLANE_TRY(append_vector(part, bias));
+    auto packed = Linear::pack(model_.isa_, {tensors[0].type, inputs, parts, std::move(bias)});
+    if (!packed.ok()) return packed.status().with_context("packing " + name);
     out = std::move(*packed);
     model_.weight_bytes_ += out->packed_bytes();
-    for (const TensorView& tensor : tensors) {
-      bytes_done_ += tensor.bytes.size();
-      model_.checkpoint_.release(tensor);
-    }
+    for (const ByteView part : parts) bytes_done_ += part.size();
+    for (const TensorView& tensor : tensors) model_.checkpoint_.release(tensor);
     report();
     return {};
   }
@@ -139,6 +173,7 @@ class Model::Loader {
   Model& model_;
   const ModelOptions& options_;
   const ModelConfig& config_;
+  const ModelLayout layout_;
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_total_ = 0;
 };
@@ -151,10 +186,21 @@ Result<std::unique_ptr<Model>> Model::load(const std::filesystem::path& director
   return model;
 }
 
-void Model::embed(std::int32_t token, float* row) const {
-  const std::size_t hidden = config().hidden;
+void Model::embed(std::int32_t token, int position, float* row) const {
+  const int hidden = config().hidden;
   const std::size_t row_bytes = hidden * element_bytes(embedding_.type);
   widen(embedding_.type, embedding_.bytes.data() + token * row_bytes, hidden, row);
+  if (!positions_.empty()) {
+    add_row(row, positions_.data() + std::size_t(position) * hidden, hidden);
+  }
+}
+
+void Model::norm(const NormWeights& weights, const float* x, int n, float* y) const {
+  if (config().norm == NormKind::kLayer) {
+    layer_norm(x, weights.weight.data(), weights.bias.data(), config().norm_eps, n, y);
+  } else {
+    rms_norm(x, weights.weight.data(), config().norm_eps, n, y);
+  }
 }
 
 }  // namespace kvlane

@@ -29,16 +29,21 @@ struct ModelOptions {
   std::function<void(std::uint64_t, std::uint64_t)> progress;
 };
 
+struct NormWeights {
+  std::vector<float> weight;
+  std::vector<float> bias;  // of layer norms
+};
+
 // The weights of one layer. Products are stacked where they share their input.
 struct LayerWeights {
-  std::vector<float> attention_norm;  // [hidden]
-  std::vector<float> q_norm;          // [head_dim], empty without QK-norm
-  std::vector<float> k_norm;          // [head_dim]
-  std::unique_ptr<Linear> qkv;        // hidden -> (heads + 2 kv_heads) * head_dim
+  NormWeights attention_norm;   // [hidden]
+  NormWeights q_norm;           // [head_dim], empty without QK-norm
+  NormWeights k_norm;           // [head_dim]
+  std::unique_ptr<Linear> qkv;  // hidden -> (heads + 2 kv_heads) * head_dim
   std::unique_ptr<Linear> attention_out;
-  std::vector<float> ffn_norm;
-  std::unique_ptr<Linear> gate_up;  // hidden -> 2 ffn, gate first
-  std::unique_ptr<Linear> down;
+  NormWeights ffn_norm;
+  std::unique_ptr<Linear> ffn_in;  // hidden -> 2 ffn, gate first; or ffn without gate
+  std::unique_ptr<Linear> ffn_out;
 };
 
 // Immutable after load, thread-safe.
@@ -64,11 +69,14 @@ class Model {
 
   // For the forward pass on the CPU.
   const std::vector<LayerWeights>& layers() const { return layers_; }
-  const std::vector<float>& final_norm() const { return final_norm_; }
+  const NormWeights& final_norm() const { return final_norm_; }
   const Linear& head() const { return *head_; }
   const RopeTable& rope() const { return rope_; }
-  // The embedding of a token as F32 [hidden]; `token` is inside the vocabulary.
-  void embed(std::int32_t token, float* row) const;
+  // What enters the first layer: the embedding of a token, and of its position where that is
+  // learned, as F32 [hidden]. `token` is inside the vocabulary, `position` inside the context.
+  void embed(std::int32_t token, int position, float* row) const;
+  // A row's norm of this model's kind: [n] each; x and y may be the same.
+  void norm(const NormWeights& weights, const float* x, int n, float* y) const;
 
  private:
   class Loader;
@@ -79,16 +87,19 @@ class Model {
   Isa isa_ = Isa::kScalar;
   int context_ = 0;
   std::uint64_t weight_bytes_ = 0;
-  TensorView embedding_;  // in the mapped checkpoint
+  TensorView embedding_;          // in the mapped checkpoint
+  std::vector<float> positions_;  // [context][hidden] of learned ones, else empty
   std::vector<LayerWeights> layers_;
-  std::vector<float> final_norm_;
+  NormWeights final_norm_;
   std::unique_ptr<Linear> head_;
   RopeTable rope_;
   Accelerator* device_ = nullptr;
   std::optional<DeviceModel> on_device_;
 };
 
-// Inverse frequencies of the rotary pairs, [head_dim / 2], with the long-context correction.
-std::vector<float> rope_inverse_frequencies(const ModelConfig& config);
+// Inverse frequencies of the rotary pairs, [head_dim / 2], with the long-context correction for
+// sequences of up to `context` tokens. Zeros, so that nothing is turned, where positions are
+// learned.
+std::vector<float> rope_inverse_frequencies(const ModelConfig& config, int context);
 
 }  // namespace kvlane

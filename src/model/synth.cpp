@@ -63,7 +63,7 @@ struct Target {
   TensorSpec spec;
   std::uint64_t file_offset = 0;
   std::uint32_t stream = 0;  // which random numbers of the seed are its own
-  double deviation = 0;      // 0: all ones
+  double deviation = 0;      // 0: all ones, but biases zeros
 };
 
 // A run of one tensor's elements. `first` is even.
@@ -104,7 +104,8 @@ ByteView fill(const Piece& piece, std::uint64_t seed, std::span<std::byte> buffe
     if (piece.target->deviation > 0) {
       fill_bell(piece, seed, values);
     } else {
-      for (T& value : values) store(1.0F, value);
+      const bool bias = piece.target->spec.name.ends_with(".bias");
+      for (T& value : values) store(bias ? 0.0F : 1.0F, value);
     }
     return std::as_bytes(values);
   };
@@ -116,14 +117,21 @@ ByteView fill(const Piece& piece, std::uint64_t seed, std::span<std::byte> buffe
   return make(static_cast<float*>(nullptr));
 }
 
-// The standard deviation of a tensor's elements; 0 for norms.
+// What adds to the residual stream, in all families.
+bool is_output(const std::string& name) {
+  constexpr const char* kOutputs[] = {"o_proj",        "out_proj",  "self_attention.dense",
+                                      "dense_4h_to_h", "down_proj", "fc2"};
+  return std::ranges::any_of(kOutputs, [&](const char* output) {
+    return name.ends_with(std::string(output) + ".weight");
+  });
+}
+
+// The standard deviation of a tensor's elements; 0 for norms and biases.
 double deviation_of(const TensorSpec& spec, double initializer_range, int layers) {
   if (spec.shape.size() == 1) return 0;
   const double at_width =
       initializer_range * std::sqrt(kReferenceWidth / static_cast<double>(spec.shape[1]));
-  const bool to_residual =
-      spec.name.ends_with("o_proj.weight") || spec.name.ends_with("down_proj.weight");
-  return to_residual ? at_width / std::sqrt(2.0 * layers) : at_width;
+  return is_output(spec.name) ? at_width / std::sqrt(2.0 * layers) : at_width;
 }
 
 // The configuration as it will be written, and as parsed.

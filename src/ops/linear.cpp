@@ -22,6 +22,10 @@ Result<std::unique_ptr<Linear>> Linear::pack(Isa isa, const LinearWeights& weigh
     return invalid_argument("weights are not a whole number of rows of " +
                             std::to_string(weights.k) + " elements");
   }
+  if (!weights.bias.empty() && weights.bias.size() != std::size_t(n)) {
+    return invalid_argument("a bias of " + std::to_string(weights.bias.size()) +
+                            " values is not one of " + std::to_string(n) + " outputs");
+  }
   return isa == Isa::kAvx512 ? pack_linear_onednn(weights, n) : pack_linear_scalar(weights, n);
 }
 

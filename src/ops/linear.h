@@ -1,4 +1,4 @@
-// Matrix products with fixed weights: y = x W^T, the weights packed once.
+// Matrix products with fixed weights: y = x W^T (+ bias), the weights packed once.
 //
 // A row of y has the same bits whatever the number of rows and threads. On the avx512 tier the
 // product is oneDNN's, with two measures that keep this promise: its AMX kernels are switched off
@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "cpu/isa.h"
@@ -23,6 +24,7 @@ struct LinearWeights {
   ElementType type = ElementType::kBf16;
   int k = 0;
   std::span<const ByteView> parts;
+  std::vector<float> bias{};  // [n], added to every row of y; empty: none
 
   // n, or -1 when a part is not a whole number of rows.
   int rows() const;
@@ -42,8 +44,8 @@ class Linear {
   ElementType input_type() const { return input_type_; }  // of x: kBf16 or kF32
   std::size_t packed_bytes() const { return packed_bytes_; }
 
-  // y[rows][n] = x[rows][k] W^T, in F32. Both buffers have room for rows_rounded(rows) rows: the
-  // surplus rows of x are read and those of y written, their values do not matter.
+  // y[rows][n] = x[rows][k] W^T + bias, in F32. Both buffers have room for rows_rounded(rows) rows:
+  // the surplus rows of x are read and those of y written, their values do not matter.
   virtual Status apply(const void* x, float* y, int rows) const = 0;
 
   // The product with outputs `first` ... `first` + `count` - 1 alone, the same bits: over the
@@ -54,13 +56,24 @@ class Linear {
   static constexpr int rows_rounded(int rows) { return rows <= 16 ? rows : (rows + 15) / 16 * 16; }
 
  protected:
-  Linear(int n, int k, ElementType input_type, std::size_t packed_bytes)
-      : n_(n), k_(k), input_type_(input_type), packed_bytes_(packed_bytes) {}
+  Linear(int n, int k, ElementType input_type, std::size_t packed_bytes, std::vector<float> bias)
+      : n_(n),
+        k_(k),
+        input_type_(input_type),
+        packed_bytes_(packed_bytes),
+        bias_(std::move(bias)) {}
+
+  // That of outputs `first` ... `first` + `count` - 1.
+  std::vector<float> bias_part(int first, int count) const {
+    if (bias_.empty()) return {};
+    return {bias_.begin() + first, bias_.begin() + first + count};
+  }
 
   const int n_;
   const int k_;
   const ElementType input_type_;
   const std::size_t packed_bytes_;
+  const std::vector<float> bias_;  // [n] or empty
 };
 
 // What computes products on this tier, for people: "oneDNN 2.6.3 (AVX-512 BF16)".

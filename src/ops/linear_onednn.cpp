@@ -9,6 +9,8 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "base/bf16.h"
@@ -37,16 +39,18 @@ Status onednn_status(const dnnl::error& error) {
 // One product shape: a primitive for each row count, shared by all layers that have the shape.
 class Product {
  public:
-  Product(int n, int k, memory::data_type type)
+  Product(int n, int k, memory::data_type type, bool biased)
       : n_(n),
         k_(k),
         type_(type),
+        biased_(biased),
         weights_(describe(64, memory::desc({k, n}, type, memory::format_tag::any)).weights_desc()) {
   }
 
   // Layout of packed weights. It is the same for every row count from 64 on; smaller counts take it
   // as given.
   const memory::desc& weights() const { return weights_; }
+  memory::desc bias() const { return {{1, n_}, memory::data_type::f32, memory::format_tag::ab}; }
 
   struct Kernel {
     dnnl::matmul primitive;
@@ -69,12 +73,15 @@ class Product {
     const memory::desc y({rows, n_}, memory::data_type::f32, memory::format_tag::ab);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    return {dnnl::matmul::desc(x, weights, y), attributes, cpu_engine()};
+    const auto described =
+        biased_ ? dnnl::matmul::desc(x, weights, bias(), y) : dnnl::matmul::desc(x, weights, y);
+    return {described, attributes, cpu_engine()};
   }
 
   const int n_;
   const int k_;
   const memory::data_type type_;
+  const bool biased_;
   const memory::desc weights_;
   std::mutex mutex_;
   std::map<int, Kernel> kernels_;
@@ -82,27 +89,27 @@ class Product {
 
 // The shapes in use, each once. They live as long as the program: their number is bounded by the
 // models loaded, and generated code is small.
-std::shared_ptr<Product> find_product(int n, int k, memory::data_type type) {
+std::shared_ptr<Product> find_product(int n, int k, memory::data_type type, bool biased) {
   static std::mutex mutex;
-  static std::map<std::tuple<int, int, int>, std::shared_ptr<Product>> products;
+  static std::map<std::tuple<int, int, int, bool>, std::shared_ptr<Product>> products;
   const std::lock_guard lock(mutex);
-  auto& product = products[{n, k, static_cast<int>(type)}];
-  if (!product) product = std::make_shared<Product>(n, k, type);
+  auto& product = products[{n, k, static_cast<int>(type), biased}];
+  if (!product) product = std::make_shared<Product>(n, k, type, biased);
   return product;
 }
 
 class OnednnLinear final : public Linear {
  public:
   OnednnLinear(std::shared_ptr<Product> product, int n, int k, ElementType input_type,
-               PageBuffer memory)
-      : Linear(n, k, input_type, memory.bytes()),
+               PageBuffer memory, std::vector<float> bias)
+      : Linear(n, k, input_type, memory.bytes(), std::move(bias)),
         product_(std::move(product)),
         memory_(std::move(memory)),
         packed_(memory_.data()) {}
   // Over weights that another one packed.
   OnednnLinear(std::shared_ptr<Product> product, int n, int k, ElementType input_type,
-               std::byte* packed)
-      : Linear(n, k, input_type, product->weights().get_size()),
+               std::byte* packed, std::vector<float> bias)
+      : Linear(n, k, input_type, product->weights().get_size(), std::move(bias)),
         product_(std::move(product)),
         packed_(packed) {}
 
@@ -114,11 +121,16 @@ class OnednnLinear final : public Linear {
     }
     const dnnl::engine& engine = cpu_engine();
     dnnl::stream stream(engine);
-    kernel.primitive.execute(
-        stream, {{DNNL_ARG_SRC, memory(kernel.x, engine, const_cast<void*>(x))},
-                 {DNNL_ARG_WEIGHTS, memory(product_->weights(), engine, packed_)},
-                 {DNNL_ARG_DST, memory(kernel.y, engine, y)},
-                 {DNNL_ARG_SCRATCHPAD, memory(kernel.scratch, engine, scratch.data())}});
+    std::unordered_map<int, memory> arguments = {
+        {DNNL_ARG_SRC, memory(kernel.x, engine, const_cast<void*>(x))},
+        {DNNL_ARG_WEIGHTS, memory(product_->weights(), engine, packed_)},
+        {DNNL_ARG_DST, memory(kernel.y, engine, y)},
+        {DNNL_ARG_SCRATCHPAD, memory(kernel.scratch, engine, scratch.data())}};
+    if (!bias_.empty()) {
+      arguments.emplace(DNNL_ARG_BIAS,
+                        memory(product_->bias(), engine, const_cast<float*>(bias_.data())));
+    }
+    kernel.primitive.execute(stream, arguments);
     stream.wait();
     return {};
   } catch (const dnnl::error& error) {
@@ -133,10 +145,10 @@ class OnednnLinear final : public Linear {
     const std::size_t skipped = std::exchange(cut.data.offset0, 0) * element_bytes(input_type_);
     const auto type =
         input_type_ == ElementType::kBf16 ? memory::data_type::bf16 : memory::data_type::f32;
-    auto product = find_product(count, k_, type);
+    auto product = find_product(count, k_, type, !bias_.empty());
     if (product->weights() != cut) return std::unique_ptr<Linear>();
-    return std::unique_ptr<Linear>(std::make_unique<OnednnLinear>(std::move(product), count, k_,
-                                                                  input_type_, packed_ + skipped));
+    return std::unique_ptr<Linear>(std::make_unique<OnednnLinear>(
+        std::move(product), count, k_, input_type_, packed_ + skipped, bias_part(first, count)));
   } catch (const dnnl::error& error) {
     return onednn_status(error);
   }
@@ -172,7 +184,7 @@ Result<std::unique_ptr<Linear>> pack_linear_onednn(const LinearWeights& weights,
   const bool narrow = weights.type == ElementType::kBf16;
   const auto type = narrow ? memory::data_type::bf16 : memory::data_type::f32;
   const memory::desc plain({weights.k, n}, type, memory::format_tag::ba);
-  const auto product = find_product(n, weights.k, type);
+  const auto product = find_product(n, weights.k, type, !weights.bias.empty());
 
   KVLANE_ASSIGN(PageBuffer packed, PageBuffer::allocate(product->weights().get_size()));
   // A single aligned matrix that needs no widening is packed from where it lies.
@@ -191,7 +203,8 @@ Result<std::unique_ptr<Linear>> pack_linear_onednn(const LinearWeights& weights,
   dnnl::reorder(from, to).execute(stream, from, to);
   stream.wait();
   return std::unique_ptr<Linear>(std::make_unique<OnednnLinear>(
-      product, n, weights.k, narrow ? ElementType::kBf16 : ElementType::kF32, std::move(packed)));
+      product, n, weights.k, narrow ? ElementType::kBf16 : ElementType::kF32, std::move(packed),
+      weights.bias));
 } catch (const dnnl::error& error) {
   return onednn_status(error);
 }

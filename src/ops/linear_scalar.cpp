@@ -35,13 +35,14 @@ float to_float(Float32 x) { return x.value; }
 template <class Input, class Weight>
 class ScalarLinear final : public Linear {
  public:
-  ScalarLinear(int n, int k, ElementType input_type, PageBuffer memory)
-      : Linear(n, k, input_type, memory.bytes()),
+  ScalarLinear(int n, int k, ElementType input_type, PageBuffer memory, std::vector<float> bias)
+      : Linear(n, k, input_type, memory.bytes(), std::move(bias)),
         memory_(std::move(memory)),
         weights_(memory_.as<Weight>()) {}
   // Over those of another.
-  ScalarLinear(int n, int k, ElementType input_type, const Weight* weights)
-      : Linear(n, k, input_type, std::size_t(n) * k * sizeof(Weight)), weights_(weights) {}
+  ScalarLinear(int n, int k, ElementType input_type, const Weight* weights, std::vector<float> bias)
+      : Linear(n, k, input_type, std::size_t(n) * k * sizeof(Weight), std::move(bias)),
+        weights_(weights) {}
 
   Status apply(const void* x, float* y, int rows) const override {
     const auto* inputs = static_cast<const Input*>(x);
@@ -49,8 +50,8 @@ class ScalarLinear final : public Linear {
     parallel_ranges(n_, 16, [&](std::int64_t first, std::int64_t last) {
       for (int row = 0; row < rows; ++row) {
         for (std::int64_t out = first; out < last; ++out) {
-          y[std::size_t(row) * n_ + out] =
-              dot(inputs + std::size_t(row) * k_, weights_ + out * k_, k_);
+          const float sum = dot(inputs + std::size_t(row) * k_, weights_ + out * k_, k_);
+          y[std::size_t(row) * n_ + out] = bias_.empty() ? sum : sum + bias_[out];
         }
       }
     });
@@ -58,8 +59,8 @@ class ScalarLinear final : public Linear {
   }
 
   Result<std::unique_ptr<Linear>> part(int first, int count) const override {
-    return std::unique_ptr<Linear>(
-        std::make_unique<ScalarLinear>(count, k_, input_type_, weights_ + std::size_t(first) * k_));
+    return std::unique_ptr<Linear>(std::make_unique<ScalarLinear>(
+        count, k_, input_type_, weights_ + std::size_t(first) * k_, bias_part(first, count)));
   }
 
  private:
@@ -82,15 +83,15 @@ Result<std::unique_ptr<Linear>> pack_linear_scalar(const LinearWeights& weights,
   switch (weights.type) {
     case ElementType::kBf16:
       linear = std::make_unique<ScalarLinear<bf16, bf16>>(n, weights.k, ElementType::kBf16,
-                                                          std::move(copy));
+                                                          std::move(copy), weights.bias);
       break;
     case ElementType::kFp16:
       linear = std::make_unique<ScalarLinear<Float32, fp16>>(n, weights.k, ElementType::kF32,
-                                                             std::move(copy));
+                                                             std::move(copy), weights.bias);
       break;
     case ElementType::kF32:
       linear = std::make_unique<ScalarLinear<Float32, Float32>>(n, weights.k, ElementType::kF32,
-                                                                std::move(copy));
+                                                                std::move(copy), weights.bias);
       break;
     default:
       return unsupported(std::string("there is no product with weights of type ") +

@@ -103,6 +103,42 @@ TEST(Linear, EqualsDoublePrecisionWithinRounding) {
   }
 }
 
+// Added to the rounded sum, so that it can be said what comes out.
+TEST(Linear, ABiasIsAddedToEveryRowAndCutWithItsOutputs) {
+  constexpr int kInputs = 128, kOutputs = 96, kRows = 19;
+  for (const Isa isa : tiers()) {
+    for (const ElementType type : {ElementType::kBf16, ElementType::kF32}) {
+      const Matrix w = make_matrix(type, std::size_t{kOutputs} * kInputs, 6);
+      const std::vector<ByteView> parts = {w.bytes};
+      const std::vector<float> bias = random_values(kOutputs, 7);
+      const auto plain = Linear::pack(isa, {type, kInputs, parts});
+      const auto biased = Linear::pack(isa, {type, kInputs, parts, bias});
+      ASSERT_TRUE(biased.ok()) << biased.status().message();
+      const Matrix x = make_matrix(type, std::size_t{kRows} * kInputs, 8);
+      const auto without = apply(**plain, x, 0, kRows);
+      const auto with = apply(**biased, x, 0, kRows);
+      for (std::size_t i = 0; i < with.size(); ++i) {
+        ASSERT_EQ(with[i], without[i] + bias[i % kOutputs]) << i;
+      }
+      for (int row = 0; row < kRows; ++row) {
+        const auto alone = apply(**biased, x, row, 1);
+        ASSERT_TRUE(std::equal(alone.begin(), alone.end(), with.begin() + row * kOutputs)) << row;
+      }
+      const auto part = (*biased)->part(64, 32);
+      ASSERT_TRUE(part.ok()) << part.status().message();
+      if (*part == nullptr) continue;
+      const auto cut = apply(**part, x, 0, kRows);
+      for (int row = 0; row < kRows; ++row) {
+        ASSERT_TRUE(std::equal(&cut[row * 32], &cut[row * 32] + 32, &with[row * kOutputs + 64]));
+      }
+    }
+    const Matrix w = make_matrix(ElementType::kF32, 8, 9);
+    const std::vector<ByteView> parts = {w.bytes};
+    EXPECT_EQ(Linear::pack(isa, {ElementType::kF32, 4, parts, {1, 2, 3}}).status().message(),
+              "a bias of 3 values is not one of 2 outputs");
+  }
+}
+
 TEST(Linear, RowsHaveTheSameBitsInAnyCompanyAndThreadCount) {
   constexpr int kRows = 300;
   for (const Isa isa : tiers()) {

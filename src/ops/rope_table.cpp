@@ -8,7 +8,7 @@
 
 namespace kvlane {
 
-RopeTable::RopeTable(const std::vector<float>& inverse_frequencies, int positions)
+RopeTable::RopeTable(const std::vector<float>& inverse_frequencies, int positions, float scale)
     : half_(static_cast<int>(inverse_frequencies.size())),
       values_(std::size_t(positions) * 2 * inverse_frequencies.size()) {
   parallel_ranges(positions, 1024, [&](std::int64_t first, std::int64_t last) {
@@ -16,8 +16,8 @@ RopeTable::RopeTable(const std::vector<float>& inverse_frequencies, int position
       float* row = values_.data() + position * 2 * half_;
       for (int i = 0; i < half_; ++i) {
         const double angle = static_cast<float>(position) * inverse_frequencies[i];
-        row[i] = static_cast<float>(std::cos(angle));
-        row[half_ + i] = static_cast<float>(std::sin(angle));
+        row[i] = static_cast<float>(std::cos(angle)) * scale;
+        row[half_ + i] = static_cast<float>(std::sin(angle)) * scale;
       }
     }
   });

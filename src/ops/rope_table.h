@@ -14,8 +14,9 @@ namespace kvlane {
 class RopeTable {
  public:
   RopeTable() = default;
-  // inverse_frequencies: [head_dim / 2]; positions 0 ... positions - 1.
-  RopeTable(const std::vector<float>& inverse_frequencies, int positions);
+  // inverse_frequencies: [head_dim / 2]; positions 0 ... positions - 1. cos and sin are multiplied
+  // by `scale`.
+  RopeTable(const std::vector<float>& inverse_frequencies, int positions, float scale = 1);
 
   RopeAngles angles(int position) const {
     const float* row = values_.data() + std::size_t(position) * 2 * half_;

@@ -17,11 +17,18 @@ void store_row(const float* row, int n, ElementType type, void* destination);
 // y = x / sqrt(mean(x^2) + eps) * weight, for one row of n values. `x` and `y` may be the same.
 void rms_norm(const float* x, const float* weight, float eps, int n, float* y);
 
+// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, likewise.
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n, float* y);
+
 // x += y.
 void add_row(float* x, const float* y, int n);
 
 // y[i] = silu(gate[i]) * up[i].
 void silu_multiply(const float* gate, const float* up, int n, float* y);
+
+// In place: max(x, 0), and x times the share of a normal distribution that is below x.
+void relu(float* x, int n);
+void gelu(float* x, int n);
 
 // cos and sin of one position's rotary angles, [head_dim / 2] each.
 struct RopeAngles {

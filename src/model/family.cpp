@@ -1,0 +1,175 @@
+// The list of families, and what they share.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/family.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+namespace kvlane {
+namespace {
+
+constexpr std::array<const Family*, 7> kFamilies = {&kLlamaFamily, &kMistralFamily, &kQwen2Family,
+                                                    &kQwen3Family, &kPhi3Family,    &kFalconFamily,
+                                                    &kOptFamily};
+
+using Json = nlohmann::json;
+
+void read_llama3(FieldReader& rope, RopeScaling& scaling, const std::string& name) {
+  scaling.kind = RopeScaling::Kind::kLlama3;
+  scaling.factor = rope.positive("factor");
+  scaling.low_freq_factor = rope.positive("low_freq_factor");
+  scaling.high_freq_factor = rope.positive("high_freq_factor");
+  // Between the two lies the smooth part; its formula divides by their difference.
+  if (scaling.high_freq_factor <= scaling.low_freq_factor) {
+    rope.fail(invalid_argument(name + ".high_freq_factor is not above low_freq_factor"));
+  }
+}
+
+double yarn_scale(double factor, double slope) {
+  return factor <= 1 ? 1 : 0.1 * slope * std::log(factor) + 1;
+}
+
+void read_yarn(FieldReader& rope, RopeScaling& scaling) {
+  scaling.kind = RopeScaling::Kind::kYarn;
+  scaling.factor = rope.positive("factor");
+  scaling.beta_fast = rope.positive("beta_fast", 32.0);
+  scaling.beta_slow = rope.positive("beta_slow", 1.0);
+  scaling.truncate = rope.flag("truncate", true);
+  double scale = yarn_scale(scaling.factor, 1);
+  if (rope.find("mscale") != nullptr && rope.find("mscale_all_dim") != nullptr) {
+    scale = yarn_scale(scaling.factor, rope.positive("mscale")) /
+            yarn_scale(scaling.factor, rope.positive("mscale_all_dim"));
+  }
+  scaling.attention_factor = rope.positive("attention_factor", scale);
+}
+
+void read_longrope(FieldReader& rope, RopeScaling& scaling, const ModelConfig& config) {
+  scaling.kind = RopeScaling::Kind::kLongRope;
+  const auto pairs = std::size_t(config.head_dim) / 2;
+  scaling.short_factors = rope.positives("short_factor", pairs);
+  scaling.long_factors = rope.positives("long_factor", pairs);
+  const double original = scaling.original_max_position;
+  scaling.factor = rope.positive("factor", config.context / original);
+  const double scale =
+      scaling.factor <= 1 ? 1 : std::sqrt(1 + std::log(scaling.factor) / std::log(original));
+  scaling.attention_factor = rope.positive("attention_factor", scale);
+}
+
+}  // namespace
+
+std::span<const Family* const> families() { return kFamilies; }
+
+const Family& family_of(const ModelConfig& config) {
+  const auto found = std::ranges::find(kFamilies, config.architecture, &Family::architecture);
+  return found == kFamilies.end() ? kLlamaFamily : **found;
+}
+
+void read_dimensions(FieldReader& fields, const DimensionDefaults& defaults, ModelConfig& config) {
+  config.layers = fields.integer("num_hidden_layers", 1, kLayersMax);
+  config.hidden = fields.integer("hidden_size", 1, kHiddenMax);
+  config.heads = fields.integer("num_attention_heads", 1, kHeadsMax);
+  config.kv_heads = fields.integer("num_key_value_heads", 1, kHeadsMax,
+                                   defaults.kv_heads != 0 ? defaults.kv_heads : config.heads);
+  config.head_dim =
+      fields.integer("head_dim", 2, kHeadDimMax,
+                     defaults.head_dim != 0 ? defaults.head_dim : config.hidden / config.heads);
+  config.ffn = fields.integer("intermediate_size", 1, kFfnMax);
+  config.vocab = fields.integer("vocab_size", 1, kVocabMax);
+  config.context = fields.integer("max_position_embeddings", 1, kContextMax, defaults.context);
+  config.norm_eps = static_cast<float>(fields.positive("rms_norm_eps", defaults.norm_eps));
+  config.tied_embeddings = fields.flag("tie_word_embeddings", defaults.tied_embeddings);
+  check_dimensions(fields, config);
+}
+
+void check_dimensions(FieldReader& fields, const ModelConfig& config) {
+  if (config.heads % config.kv_heads != 0) {
+    fields.fail(invalid_argument("num_attention_heads " + std::to_string(config.heads) +
+                                 " is not a multiple of num_key_value_heads " +
+                                 std::to_string(config.kv_heads)));
+  }
+  // The default head_dim has not passed the range check of a field.
+  if (config.head_dim < 2 || config.head_dim > kHeadDimMax || config.head_dim % 2 != 0) {
+    fields.fail(invalid_argument("head_dim is " + std::to_string(config.head_dim) +
+                                 ", which is not an even number from 2 to " +
+                                 std::to_string(kHeadDimMax)));
+  }
+}
+
+// Old files have rope_theta and rope_scaling side by side, those of transformers 5 have
+// rope_parameters with both inside. As there, a rope_scaling that says something wins.
+void read_rope(FieldReader& fields, ModelConfig& config) {
+  config.rope_theta = fields.positive("rope_theta", 10000.0);
+  if (fields.positive("partial_rotary_factor", 1.0) != 1.0) {
+    fields.fail(unsupported("partial_rotary_factor is not 1"));
+  }
+  const int original =
+      fields.integer("original_max_position_embeddings", 1, kContextMax, config.context);
+  std::string name = "rope_scaling";
+  const Json* rope = fields.find(name.c_str());
+  if (rope == nullptr || rope->empty()) {
+    name = "rope_parameters";
+    rope = fields.find(name.c_str());
+  }
+  if (rope == nullptr) return;
+  if (!rope->is_object()) return fields.fail(invalid_argument(name + " is no object"));
+
+  FieldReader inner(*rope, name + ".");
+  config.rope_theta = inner.positive("rope_theta", config.rope_theta);
+  if (inner.positive("partial_rotary_factor", 1.0) != 1.0) {
+    inner.fail(unsupported(name + ".partial_rotary_factor is not 1"));
+  }
+  RopeScaling& scaling = config.rope_scaling;
+  scaling.original_max_position =
+      inner.integer("original_max_position_embeddings", 1, kContextMax, original);
+  const std::string type = inner.text("rope_type", inner.text("type", "default").c_str());
+  if (type == "llama3") {
+    read_llama3(inner, scaling, name);
+  } else if (type == "linear") {
+    scaling.kind = RopeScaling::Kind::kLinear;
+    scaling.factor = inner.positive("factor");
+  } else if (type == "yarn") {
+    read_yarn(inner, scaling);
+  } else if (type == "longrope" || type == "su") {  // its name in Phi-3's first files
+    read_longrope(inner, scaling, config);
+  } else if (type != "default") {
+    inner.fail(unsupported(name + " has the type " + in_quotes(type) +
+                           "; kvlane knows default, linear, llama3, yarn and longrope"));
+  }
+  fields.fail(inner.status());
+}
+
+void read_silu(FieldReader& fields) {
+  if (const std::string act = fields.text("hidden_act", "silu"); act != "silu") {
+    fields.fail(unsupported("hidden_act is " + in_quotes(act) + "; kvlane computes silu"));
+  }
+}
+
+void refuse_quantised(FieldReader& fields) {
+  if (fields.find("quantization_config") != nullptr) {
+    fields.fail(
+        unsupported("it has a quantization_config; kvlane reads F32, BF16 and F16 weights"));
+  }
+}
+
+void refuse_window(FieldReader& fields, int window, bool used, const ModelConfig& config) {
+  if (!used || window >= config.context) return;
+  fields.fail(unsupported("sliding_window " + std::to_string(window) +
+                          " is in use; kvlane attends to the whole context"));
+}
+
+void refuse_layer_types(FieldReader& fields) {
+  const Json* const types = fields.find("layer_types");
+  if (types == nullptr) return;
+  for (const Json& type : *types) {
+    if (type == "full_attention") continue;
+    fields.fail(unsupported("layer_types has " +
+                            (type.is_string() ? in_quotes(type.get<std::string>()) : "no text") +
+                            "; kvlane computes full_attention"));
+  }
+}
+
+}  // namespace kvlane

@@ -1,0 +1,30 @@
+// Mistral: a Llama whose queries may see a window alone.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/family.h"
+
+namespace kvlane {
+namespace {
+
+constexpr int kWindow = 4096;  // of files that do not name it; null is none
+
+void read(FieldReader& fields, ModelConfig& config) {
+  read_dimensions(fields, {.context = 131072, .kv_heads = 8}, config);
+  read_rope(fields, config);
+  read_silu(fields);
+  refuse_quantised(fields);
+  const int otherwise = fields.has("sliding_window") ? INT32_MAX : kWindow;
+  refuse_window(fields, fields.integer("sliding_window", 1, INT32_MAX, otherwise), true, config);
+  refuse_layer_types(fields);
+}
+
+}  // namespace
+
+const Family kMistralFamily{.architecture = "MistralForCausalLM",
+                            .model_type = "mistral",
+                            .bos = 1,
+                            .eos = 2,
+                            .read = read,
+                            .layer = separate_layer,
+                            .ends = plain_ends};
+
+}  // namespace kvlane
