@@ -378,10 +378,11 @@ TEST(StateEngineOnDevice, HiddenStatesThatCannotLeaveAreCounted) {
 TEST(StateEngineOnDevice, AnEngineThatADeviceRefusesIsAnError) {
   const TemporaryDirectory directory;
   const EngineOptions options = options_with(open_store(directory.path()), "hack", "hidden");
+  const Model& model = model_on_device();  // loaded while the device still works
   int refused = 0;
   for (int n = 1;; ++n, ++refused) {
     device().fail_call(n);
-    const auto engine = Engine::create(model_on_device(), fixture_tokenizer(), nullptr, options);
+    const auto engine = Engine::create(model, fixture_tokenizer(), nullptr, options);
     const bool over = device().calls() < n;
     device().fail_call(0);
     EXPECT_EQ(engine.status().code(), over ? Code::kOk : Code::kInternal) << n;
