@@ -92,10 +92,11 @@ class StateTest(ProgramTest):
             (("--no-enable-prefix-caching", "--store-form", "kv"), "state store keeps blocks by their names"),
             (("--store-key", "/nowhere"), "/nowhere"),
             (("--store-direct", "on"), "--store-direct on is for models on a device"),
-            (("--store-direct", "maybe"), "maybe"),
         ):
             done = run("generate", GQA, *SMALL, "--store", self.store, "--prompt", "x", *arguments)
             self.assert_refused(done, sentence)
+        done = run("generate", GQA, "--store", self.store, "--prompt", "x", "--store-direct", "maybe")
+        self.assert_refused(done, "--store-direct: maybe not in", status=2)
 
 
 if __name__ == "__main__":
