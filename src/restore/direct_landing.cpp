@@ -12,7 +12,7 @@ namespace kvlane {
 Result<std::unique_ptr<DirectLanding>> DirectLanding::open(Accelerator& device,
                                                            gpu::DirectStorage& storage,
                                                            std::size_t bytes, int slabs_max) {
-  std::unique_ptr<DirectLanding> landing(new DirectLanding(slabs_max));
+  std::unique_ptr<DirectLanding> landing(new DirectLanding);
   KVLANE_ASSIGN(landing->rooms_, DirectRooms::open(device, storage, bytes));
   KVLANE_ASSIGN(landing->lane_, device.lane());
   KVLANE_ASSIGN(landing->host_,

@@ -44,11 +44,10 @@ class DirectLanding {
               std::span<const ArrivedSlab> slabs, std::span<Status> verdicts);
 
  private:
-  explicit DirectLanding(int slabs_max) : slabs_max_(slabs_max) {}
+  DirectLanding() = default;
   Status give(const SlabKind& kind, const BlockPool& pool, int layer,
               std::span<const ArrivedSlab> slabs);
 
-  const int slabs_max_;
   std::unique_ptr<DirectRooms> rooms_;
   std::unique_ptr<DeviceLane> lane_;
   Accelerator::Memory host_;  // tasks, then sums
