@@ -267,8 +267,9 @@ class Fetched {
     EXPECT_TRUE(lane_->wait(*kept.there).ok());
     for (int i = 0; i < kept.layers; ++i) {
       for (std::size_t span = 0; span < spans_.size(); ++span) {
-        Part& part = parts_.emplace_back(
-            Part{spans_[span].table, kept.layer + i, Bytes(spans_[span].tokens.size() * row)});
+        parts_.push_back(
+            {spans_[span].table, kept.layer + i, Bytes(spans_[span].tokens.size() * row)});
+        Part& part = parts_.back();
         const std::byte* const from = kept.rows + i * kept.layer_bytes + kept.first[span] * row;
         EXPECT_TRUE(lane_->copy(part.rows.data(), from, part.rows.size()).ok());
       }

@@ -76,6 +76,8 @@ TEST_F(DeviceProjectionGpuTest, KAndVOfWhatPassesKeepAreThoseOfThePasses) {
     check(forward->run({&span, 1}, {.on_kept = keep}));
     at += count;
   }
+  ASSERT_NE(last, nullptr);
+  // cppcheck-suppress nullPointer ; asked above
   check(last->reach());
   const auto projection = take(DeviceProjection::create(model, *device, 2 * kBlockTokens));
   for (int layer = 0; layer < config.layers; ++layer) {

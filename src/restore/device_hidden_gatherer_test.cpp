@@ -48,6 +48,7 @@ BlockName name_of(int sequence, int block) {
 class DeviceHiddenGathererTest : public testing::Test {
  protected:
   DeviceHiddenGathererTest() {
+    // cppcheck-suppress useInitializationList ; it would be harder to read there
     options_ = {.format = take(HiddenFormat::parse("hidden", model())),
                 .layer_first = 1,
                 .layer_last = model().config().layers};
@@ -80,7 +81,7 @@ class DeviceHiddenGathererTest : public testing::Test {
     sequences_.clear();
     for (int i = 0; i < kSequences; ++i) {
       sequences_.push_back(std::make_unique<Saved>(pool_, i));
-      sequences_[i]->rows = gatherer_->begin();
+      sequences_.back()->rows = gatherer_->begin();
     }
   }
 
