@@ -18,7 +18,7 @@ LINES = f"""
         /*0050*/             @UP0  STG.E.EF.128 desc[UR6][R2.64], R4 ;
         /*0060*/                   STL.64 [R1], R4 ;
         /*0070*/               @P1 RED.E.ADD.STRONG.GPU desc[UR6][R2.64], R4 ;
-.text._ZN6kvlane12_GLOBAL__N_19silu_rowsENS_8SiluRowsE:
+.text._ZN6kvlane3gpu39_GLOBAL__N__ed6f99ed_7_rows_cu_7d96fd299silu_rowsENS_8SiluRowsE:
         /*0010*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
         /*0020*/                   LDGSTS.E.BYPASS.LTC128B.128 [R9], desc[UR6][R2.64] ;
         /*0030*/                   LDSM.16.MT88.4 R4, [R9] ;

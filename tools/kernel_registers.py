@@ -18,22 +18,25 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
-# Of a mangled name: the function, and the element type or the numbers it is made for.
-NAME = re.compile(
-    r"(?:\d+)((?:encode|decode|copy|read|write|prepare|attend|merge|embed|norm|seal|silu|scan|choose|multiply)_[a-z_]+)"
-    r"(?:ILNS?_?\d*\w*?ElementTypeE(\d)E|I((?:L[ib]\d+E)+)E|E|P|$)"
-)
+# Behind a kernel's name: the element type or the numbers that it is made for.
+MADE_FOR = re.compile(r"ILNS?_?\d*\w*?ElementTypeE(\d)E|I((?:L[ib]\d+E)+)E")
 TYPES = {"2": "bf16", "3": "fp16", "4": "fp8_e4m3", "5": "fp8_e5m2"}
 
 
 def short_name(mangled):
-    match = NAME.search(mangled)
-    if not match:
+    """Of _ZN 6kvlane 3gpu 9scan_rows E...: the last name, and what it is made for."""
+    start = re.match(r"_ZN?(?=\d)", mangled)
+    if not start:
         return mangled
-    name, element, numbers = match.groups()
-    if numbers:
-        return f"{name}<{', '.join(re.findall(r'[0-9]+', numbers))}>"
-    return f"{name}<{TYPES[element]}>" if element else name
+    name, rest = "", mangled[start.end() :]
+    while match := re.match(r"\d+", rest):
+        end = match.end() + int(match.group())
+        name, rest = rest[match.end() : end], rest[end:]
+    match = MADE_FOR.match(rest)
+    if not match:
+        return name
+    element, numbers = match.groups()
+    return f"{name}<{TYPES[element] if element else ', '.join(re.findall(r'[0-9]+', numbers))}>"
 
 
 def report(nvcc, source, architecture):
