@@ -12,6 +12,7 @@
 #include "bench/gpu_timer.h"
 #include "model/device_forward.h"
 #include "model/gpu_accelerator.h"
+#include "model/plain_layout.h"
 
 namespace kvlane {
 
@@ -140,9 +141,9 @@ Status bench_gpu_step(const gpu::Stream& stream, int rounds, const std::vector<B
 
   KVLANE_ASSIGN(const auto device, gpu_accelerator(stream.device()));
   RepeatedValues tensors(values);
-  KVLANE_ASSIGN(
-      const DeviceModel model,
-      DeviceModel::load(config, std::ref(tensors), rope_of(config), config.context, *device, {}));
+  KVLANE_ASSIGN(const DeviceModel model,
+                DeviceModel::load(config, plain_layout(config), std::ref(tensors), rope_of(config),
+                                  config.context, *device, {}));
   const std::size_t pool_bytes = batch * sequence_bytes;
   KVLANE_ASSIGN(const auto memory, device->allocate(pool_bytes));
   KVLANE_TRY(fill_with(*device, values, memory.get(), pool_bytes));

@@ -13,10 +13,9 @@
 #include <vector>
 
 #include "base/temporary_directory.h"
-#include "engine/engine_fixture.h"
+#include "engine/device_fixture.h"
 #include "gpu/cufile_abi.h"
 #include "gpu/fake_cufile.h"
-#include "model/emulated_accelerator.h"
 #include "quant/kv_format.h"
 #include "store/direct_files.h"
 
@@ -25,20 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
-
-constexpr const char* kName = "llama-gqa-bf16-llama3-sharded";
-
-EmulatedAccelerator& device() {
-  static EmulatedAccelerator device;
-  return device;
-}
-
-const Model& model_on_device() {
-  static const std::unique_ptr<Model> model =
-      take(Model::load(fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / kName,
-                       {.isa = best_isa(), .device = &device()}));
-  return *model;
-}
 
 class DirectEngineTest : public testing::Test {
  protected:
@@ -63,7 +48,7 @@ class DirectEngineTest : public testing::Test {
   }
   static EngineOptions options_with(std::shared_ptr<Store> store,
                                     const std::string& format = "bf16") {
-    const Model& model = fixture_model(kName);
+    const Model& model = model_on_host();
     EngineOptions options;
     options.kv_bytes = std::size_t{1} << 23;
     options.kv_format = take(make_kv_format(

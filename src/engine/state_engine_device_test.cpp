@@ -262,6 +262,27 @@ TEST(StateEngineOnDevice, ARequestMayEndWhileItComesBack) {
   ASSERT_TRUE(engine->submit(request, cut.on_update()).ok());
 }
 
+struct Counts {
+  EngineLoad load;
+  bool over;  // there was no such call
+};
+
+// Of an engine that gives the expected answer although call `n` beside the line of passes fails.
+Counts answer_while_a_call_fails(Engine& engine, const GenerationRequest& request,
+                                 const std::vector<std::int32_t>& expected, int n) {
+  device().fail_call(n, EmulatedAccelerator::Counted::kBesideTheLine);
+  EXPECT_EQ(answer_of(engine, request), expected) << n;
+  engine.wait_idle();
+  engine.flush_state();
+  const bool over = device().calls() < n;
+  device().fail_call(0);
+  // The engine tells what is counted beside it when it next looks.
+  (void)answer_of(engine, make_request(3, 1, 1));
+  engine.wait_idle();
+  expect_all_blocks_free(engine);
+  return {engine.load(), over};
+}
+
 // Whichever call beside the line of passes fails: what cannot be brought back is computed, what
 // cannot be saved is counted.
 TEST(StateEngineOnDevice, AnyCopyMayFail) {
@@ -277,18 +298,8 @@ TEST(StateEngineOnDevice, AnyCopyMayFail) {
     const bool saves = n % 8 == 1;
     const auto engine =
         make_engine(options_with(open_store(saves ? other.path() : directory.path())));
-    device().fail_call(n, EmulatedAccelerator::Counted::kBesideTheLine);
-    EXPECT_EQ(answer_of(*engine, request), expected) << n;
-    engine->wait_idle();
-    engine->flush_state();
-    const bool over = device().calls() < n;
-    device().fail_call(0);
-    // The engine tells what the saver has counted when it next looks.
-    (void)answer_of(*engine, make_request(3, 1, 1));
-    engine->wait_idle();
-    const EngineLoad load = engine->load();
+    const auto [load, over] = answer_while_a_call_fails(*engine, request, expected, n);
     EXPECT_EQ(load.restores_failed + load.save_failures, over ? 0 : 1) << n;
-    expect_all_blocks_free(*engine);
     failed += over ? 0 : 1;
     if (over) break;
   }
@@ -353,21 +364,11 @@ TEST(StateEngineOnDevice, HiddenStatesThatCannotLeaveAreCounted) {
     const TemporaryDirectory directory;
     const EngineOptions options = options_with(open_store(directory.path()), "bf16", "hidden");
     const auto engine = make_engine(options);
-    device().fail_call(n, EmulatedAccelerator::Counted::kBesideTheLine);
-    EXPECT_EQ(answer_of(*engine, request), expected) << n;
-    engine->wait_idle();
-    engine->flush_state();
-    const bool over = device().calls() < n;
-    device().fail_call(0);
-    // The engine tells what the gatherer has counted when it next looks.
-    (void)answer_of(*engine, make_request(3, 1, 1));
-    engine->wait_idle();
-    const EngineLoad load = engine->load();
+    const auto [load, over] = answer_while_a_call_fails(*engine, request, expected, n);
     const auto stored = static_cast<std::int64_t>(options.state.store->all().size());
     EXPECT_EQ(stored + load.hidden_tokens_lost / kBlockTokens, 2) << n;
     EXPECT_TRUE(!over || stored == 2) << n;
     EXPECT_EQ(load.restores_failed, 0) << n;
-    expect_all_blocks_free(*engine);
     failed += stored < 2 ? 1 : 0;
     if (over) break;
   }

@@ -5,6 +5,7 @@
 #include "model/device_forward.h"
 #include "model/emulated_accelerator.h"
 #include "model/gpu_accelerator.h"
+#include "model/plain_layout.h"
 #include "model/random_model_fixture.h"
 
 namespace kvlane {
@@ -21,8 +22,8 @@ constexpr int kBlocks = 24;
 std::vector<std::vector<float>> logits_on(Accelerator& device, const ModelConfig& config,
                                           const std::optional<DeviceCodes>& codes = {}) {
   RandomTensors tensors;
-  const DeviceModel model = take(
-      DeviceModel::load(config, std::ref(tensors), rope_of(config), config.context, device, {}));
+  const DeviceModel model = take(DeviceModel::load(config, plain_layout(config), std::ref(tensors),
+                                                   rope_of(config), config.context, device, {}));
   const KvShape shape = config.kv_shape();
   const auto memory = take(device.allocate(kBlocks * shape.block_bytes()));
   BlockPool pool = take(

@@ -44,9 +44,10 @@ struct Runner {
   Result<DeviceModel> load() {
     const ModelConfig& config = checkpoint.config();
     constexpr int kPositions = 512;
-    const RopeTable rope(rope_inverse_frequencies(config, kPositions), kPositions);
+    const RopeTable rope(rope_inverse_frequencies(config, kPositions), kPositions,
+                         static_cast<float>(config.rope_scaling.attention_factor));
     return DeviceModel::load(
-        config,
+        config, model_layout(config),
         [&](const auto& tensor, const auto& shape) { return checkpoint.tensor(tensor, shape); },
         rope, kPositions, device,
         [&](std::uint64_t done, std::uint64_t total) {
@@ -85,7 +86,7 @@ struct Runner {
 };
 
 const char* const kNames[] = {"llama-mha-bf16-tied", "llama-gqa-bf16-llama3-sharded",
-                              "qwen3-gqa-bf16"};
+                              "qwen3-gqa-bf16", "mistral-gqa-bf16", "phi3-gqa-bf16-longrope"};
 
 std::vector<std::int32_t> random_tokens(int count, std::uint32_t seed) {
   std::vector<std::int32_t> tokens(count);
@@ -560,8 +561,7 @@ TEST(DeviceModel, IsNotLoadedWhenAnyCallOfTheDeviceFails) {
 TEST(DeviceModel, LayersThatAreNotLlamasAreRefusedByName) {
   EmulatedAccelerator device;
   for (const auto& [name, reason] : {std::pair{"qwen2-gqa-bf16", "biases"},
-                                     {"phi3-gqa-bf16-longrope", "Q, K and V are one matrix"},
-                                     {"falcon-gqa-bf16", "Q, K and V are one matrix"},
+                                     {"falcon-gqa-bf16", "layer norms"},
                                      {"opt-mha-bf16", "layer norms"}}) {
     const auto model = Model::load(kModels / name, {.isa = best_isa(), .device = &device});
     ASSERT_FALSE(model.ok()) << name;
@@ -576,7 +576,7 @@ TEST(DeviceModel, WeightsOfOtherTypesAreRefusedByName) {
     EmulatedAccelerator device;
     const RopeTable rope(rope_inverse_frequencies(checkpoint.config(), 8), 8);
     const auto model = DeviceModel::load(
-        checkpoint.config(),
+        checkpoint.config(), model_layout(checkpoint.config()),
         [&](const auto& tensor, const auto& shape) { return checkpoint.tensor(tensor, shape); },
         rope, 8, device, {});
     ASSERT_FALSE(model.ok());

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "model/layer_tensors.h"
-#include "model/plain_layout.h"
 #include "model/widen.h"
 
 namespace kvlane {
@@ -50,9 +49,15 @@ Status check_shape(const ModelConfig& config) {
 // Runs twice over the same list of parts: to add their sizes up, then to copy them.
 class DeviceModel::Loader {
  public:
-  Loader(DeviceModel& model, const TensorSource& tensors, const RopeTable& rope,
-         Accelerator& device, const std::function<void(std::uint64_t, std::uint64_t)>& progress)
-      : model_(model), tensors_(tensors), rope_(rope), device_(device), progress_(progress) {}
+  Loader(DeviceModel& model, const ModelLayout& layout, const TensorSource& tensors,
+         const RopeTable& rope, Accelerator& device,
+         const std::function<void(std::uint64_t, std::uint64_t)>& progress)
+      : model_(model),
+        layout_(layout),
+        tensors_(tensors),
+        rope_(rope),
+        device_(device),
+        progress_(progress) {}
 
   Status run() {
     KVLANE_TRY(check_layers(model_.config_));
@@ -143,7 +148,7 @@ class DeviceModel::Loader {
   }
 
   DeviceModel& model_;
-  const ModelLayout layout_ = plain_layout(model_.config_);
+  const ModelLayout& layout_;
   const TensorSource& tensors_;
   const RopeTable& rope_;
   Accelerator& device_;
@@ -153,12 +158,13 @@ class DeviceModel::Loader {
 };
 
 Result<DeviceModel> DeviceModel::load(
-    const ModelConfig& config, const TensorSource& tensors, const RopeTable& rope, int positions,
-    Accelerator& device, const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+    const ModelConfig& config, const ModelLayout& layout, const TensorSource& tensors,
+    const RopeTable& rope, int positions, Accelerator& device,
+    const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
   DeviceModel model;
   model.config_ = config;
   model.positions_ = positions;
-  KVLANE_TRY(Loader(model, tensors, rope, device, progress).run());
+  KVLANE_TRY(Loader(model, layout, tensors, rope, device, progress).run());
   return model;
 }
 

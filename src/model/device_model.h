@@ -9,6 +9,7 @@
 
 #include "model/accelerator.h"
 #include "model/config.h"
+#include "model/layout.h"
 #include "model/safetensors.h"
 #include "ops/rope_table.h"
 
@@ -34,12 +35,13 @@ struct DeviceLayer {
 // Immutable after load. Does not outlive its accelerator.
 class DeviceModel {
  public:
-  // Copies all weights to the device, and the angles of positions 0 ... rope positions - 1.
+  // Copies all weights of a layout to the device, and the angles of positions 0 ... positions - 1.
   // kUnsupported for matrices that are not BF16 and for dimensions that kernels do not have, naming
   // them; `progress`, which may be empty, is told bytes done and in total.
   static Result<DeviceModel> load(
-      const ModelConfig& config, const TensorSource& tensors, const RopeTable& rope, int positions,
-      Accelerator& device, const std::function<void(std::uint64_t, std::uint64_t)>& progress);
+      const ModelConfig& config, const ModelLayout& layout, const TensorSource& tensors,
+      const RopeTable& rope, int positions, Accelerator& device,
+      const std::function<void(std::uint64_t, std::uint64_t)>& progress);
 
   const ModelConfig& config() const { return config_; }
   const std::vector<DeviceLayer>& layers() const { return layers_; }

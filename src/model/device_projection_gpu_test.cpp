@@ -13,6 +13,7 @@
 #include "gpu/gpu_fixture.h"
 #include "model/device_forward.h"
 #include "model/gpu_accelerator.h"
+#include "model/plain_layout.h"
 #include "model/random_model_fixture.h"
 
 namespace kvlane {
@@ -46,8 +47,8 @@ TEST_F(DeviceProjectionGpuTest, KAndVOfWhatPassesKeepAreThoseOfThePasses) {
   const KvShape shape = config.kv_shape();
   const auto device = take(gpu_accelerator(kDevice));
   RandomTensors tensors;
-  const DeviceModel model = take(
-      DeviceModel::load(config, std::ref(tensors), rope_of(config), config.context, *device, {}));
+  const DeviceModel model = take(DeviceModel::load(config, plain_layout(config), std::ref(tensors),
+                                                   rope_of(config), config.context, *device, {}));
   const std::size_t bytes = 8 * shape.block_bytes(), row = config.hidden * sizeof(bf16);
   const auto memory = take(device->allocate(bytes));
   BlockPool pool = take(BlockPool::over(shape, {memory.get(), bytes}, take(device->copies())));

@@ -59,15 +59,6 @@ void read_longrope(FieldReader& rope, RopeScaling& scaling, const ModelConfig& c
   scaling.attention_factor = rope.positive("attention_factor", scale);
 }
 
-}  // namespace
-
-std::span<const Family* const> families() { return kFamilies; }
-
-const Family& family_of(const ModelConfig& config) {
-  const auto found = std::ranges::find(kFamilies, config.architecture, &Family::architecture);
-  return found == kFamilies.end() ? kLlamaFamily : **found;
-}
-
 void read_dimensions(FieldReader& fields, const DimensionDefaults& defaults, ModelConfig& config) {
   config.layers = fields.integer("num_hidden_layers", 1, kLayersMax);
   config.hidden = fields.integer("hidden_size", 1, kHiddenMax);
@@ -81,8 +72,42 @@ void read_dimensions(FieldReader& fields, const DimensionDefaults& defaults, Mod
   config.vocab = fields.integer("vocab_size", 1, kVocabMax);
   config.context = fields.integer("max_position_embeddings", 1, kContextMax, defaults.context);
   config.norm_eps = static_cast<float>(fields.positive("rms_norm_eps", defaults.norm_eps));
-  config.tied_embeddings = fields.flag("tie_word_embeddings", defaults.tied_embeddings);
+  config.tied_embeddings = fields.flag("tie_word_embeddings", false);
+}
+
+void read_silu(FieldReader& fields) {
+  if (const std::string act = fields.text("hidden_act", "silu"); act != "silu") {
+    fields.fail(unsupported("hidden_act is " + in_quotes(act) + "; kvlane computes silu"));
+  }
+}
+
+void refuse_layer_types(FieldReader& fields) {
+  const Json* const types = fields.find("layer_types");
+  if (types == nullptr) return;
+  for (const Json& type : *types) {
+    if (type == "full_attention") continue;
+    fields.fail(unsupported("layer_types has " +
+                            (type.is_string() ? in_quotes(type.get<std::string>()) : "no text") +
+                            "; kvlane computes full_attention"));
+  }
+}
+
+}  // namespace
+
+std::span<const Family* const> families() { return kFamilies; }
+
+const Family& family_of(const ModelConfig& config) {
+  const auto found = std::ranges::find(kFamilies, config.architecture, &Family::architecture);
+  return found == kFamilies.end() ? kLlamaFamily : **found;
+}
+
+void read_llama_like(FieldReader& fields, const DimensionDefaults& defaults, ModelConfig& config) {
+  read_dimensions(fields, defaults, config);
   check_dimensions(fields, config);
+  read_rope(fields, config);
+  read_silu(fields);
+  refuse_quantised(fields);
+  refuse_layer_types(fields);
 }
 
 void check_dimensions(FieldReader& fields, const ModelConfig& config) {
@@ -142,12 +167,6 @@ void read_rope(FieldReader& fields, ModelConfig& config) {
   fields.fail(inner.status());
 }
 
-void read_silu(FieldReader& fields) {
-  if (const std::string act = fields.text("hidden_act", "silu"); act != "silu") {
-    fields.fail(unsupported("hidden_act is " + in_quotes(act) + "; kvlane computes silu"));
-  }
-}
-
 void refuse_quantised(FieldReader& fields) {
   if (fields.find("quantization_config") != nullptr) {
     fields.fail(
@@ -159,17 +178,6 @@ void refuse_window(FieldReader& fields, int window, bool used, const ModelConfig
   if (!used || window >= config.context) return;
   fields.fail(unsupported("sliding_window " + std::to_string(window) +
                           " is in use; kvlane attends to the whole context"));
-}
-
-void refuse_layer_types(FieldReader& fields) {
-  const Json* const types = fields.find("layer_types");
-  if (types == nullptr) return;
-  for (const Json& type : *types) {
-    if (type == "full_attention") continue;
-    fields.fail(unsupported("layer_types has " +
-                            (type.is_string() ? in_quotes(type.get<std::string>()) : "no text") +
-                            "; kvlane computes full_attention"));
-  }
 }
 
 }  // namespace kvlane

@@ -38,19 +38,16 @@ struct DimensionDefaults {
   int kv_heads = 0;  // 0: as many as query heads
   int head_dim = 0;  // 0: hidden / heads
   double norm_eps = 1e-6;
-  bool tied_embeddings = false;
 };
-// By the names of Llama and those who followed it.
-void read_dimensions(FieldReader& fields, const DimensionDefaults& defaults, ModelConfig& config);
+// By the names of Llama and those who followed it: dimensions, RoPE, and that nothing else is asked
+// for.
+void read_llama_like(FieldReader& fields, const DimensionDefaults& defaults, ModelConfig& config);
 // Of dimensions that are read.
 void check_dimensions(FieldReader& fields, const ModelConfig& config);
 void read_rope(FieldReader& fields, ModelConfig& config);
-// The feed-forward network's gate must be silu's.
-void read_silu(FieldReader& fields);
 void refuse_quantised(FieldReader& fields);
 // `window` tokens where `used`; 0: none.
 void refuse_window(FieldReader& fields, int window, bool used, const ModelConfig& config);
-void refuse_layer_types(FieldReader& fields);
 
 extern const Family kLlamaFamily, kMistralFamily, kQwen2Family, kQwen3Family, kPhi3Family,
     kFalconFamily, kOptFamily;

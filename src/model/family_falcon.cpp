@@ -63,23 +63,19 @@ LayerLayout layer_of(const ModelConfig& config, int index) {
   const auto norm = [&](const char* name) {
     return NormLayout{prefix + name + ".weight", prefix + name + ".bias"};
   };
-  const auto product = [&](const char* name, int rows, bool bias) {
-    ProductLayout made{{TensorRows::all(prefix + name + ".weight", rows)}, {}};
-    if (bias) made.bias.push_back(TensorRows::all(prefix + name + ".bias", rows));
-    return made;
-  };
   const bool two_norms = config.parallel && !config.shared_norm;
   const std::string qkv = prefix + "self_attention.query_key_value";
   LayerLayout layer;
   layer.attention_norm = norm(two_norms ? "ln_attn" : "input_layernorm");
   layer.qkv.weights = grouped(config, qkv + ".weight");
   if (config.qkv_bias) layer.qkv.bias = grouped(config, qkv + ".bias");
-  layer.attention_out = product("self_attention.dense", config.hidden, config.attention_out_bias);
+  layer.attention_out =
+      whole_product({{prefix + "self_attention.dense", config.hidden}}, config.attention_out_bias);
   layer.ffn_norm = two_norms            ? norm("ln_mlp")
                    : config.shared_norm ? layer.attention_norm
                                         : norm("post_attention_layernorm");
-  layer.ffn_in = product("mlp.dense_h_to_4h", config.ffn, config.ffn_bias);
-  layer.ffn_out = product("mlp.dense_4h_to_h", config.hidden, config.ffn_bias);
+  layer.ffn_in = whole_product({{prefix + "mlp.dense_h_to_4h", config.ffn}}, config.ffn_bias);
+  layer.ffn_out = whole_product({{prefix + "mlp.dense_4h_to_h", config.hidden}}, config.ffn_bias);
   return layer;
 }
 

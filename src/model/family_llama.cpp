@@ -6,16 +6,12 @@ namespace kvlane {
 namespace {
 
 void read(FieldReader& fields, ModelConfig& config) {
-  read_dimensions(fields, {.context = 2048}, config);
-  read_rope(fields, config);
-  read_silu(fields);
+  read_llama_like(fields, {.context = 2048}, config);
   config.qkv_bias = config.attention_out_bias = fields.flag("attention_bias", false);
   config.ffn_bias = fields.flag("mlp_bias", false);
-  refuse_quantised(fields);
   // Llama itself has no window: a configuration that names one is another model in its clothes.
   refuse_window(fields, fields.integer("sliding_window", 0, INT32_MAX, INT32_MAX),
                 fields.flag("use_sliding_window", true), config);
-  refuse_layer_types(fields);
 }
 
 }  // namespace

@@ -8,13 +8,9 @@ namespace {
 constexpr int kWindow = 4096;  // of files that do not name it; null is none
 
 void read(FieldReader& fields, ModelConfig& config) {
-  read_dimensions(fields, {.context = 131072, .kv_heads = 8}, config);
-  read_rope(fields, config);
-  read_silu(fields);
-  refuse_quantised(fields);
+  read_llama_like(fields, {.context = 131072, .kv_heads = 8}, config);
   const int otherwise = fields.has("sliding_window") ? INT32_MAX : kWindow;
   refuse_window(fields, fields.integer("sliding_window", 1, INT32_MAX, otherwise), true, config);
-  refuse_layer_types(fields);
 }
 
 }  // namespace

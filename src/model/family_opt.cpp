@@ -52,21 +52,17 @@ LayerLayout layer_of(const ModelConfig& config, int index) {
   const auto norm = [&](const char* name) {
     return NormLayout{prefix + name + ".weight", prefix + name + ".bias"};
   };
-  const auto product = [&](std::initializer_list<const char*> names, int rows) {
-    ProductLayout made;
-    for (const char* const name : names) {
-      made.weights.push_back(TensorRows::all(prefix + name + ".weight", rows));
-      if (config.ffn_bias) made.bias.push_back(TensorRows::all(prefix + name + ".bias", rows));
-    }
-    return made;
-  };
   LayerLayout layer;
   layer.attention_norm = norm("self_attn_layer_norm");
-  layer.qkv = product({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}, width);
-  layer.attention_out = product({"self_attn.out_proj"}, config.hidden);
+  layer.qkv = whole_product({{prefix + "self_attn.q_proj", width},
+                             {prefix + "self_attn.k_proj", width},
+                             {prefix + "self_attn.v_proj", width}},
+                            config.qkv_bias);
+  layer.attention_out =
+      whole_product({{prefix + "self_attn.out_proj", config.hidden}}, config.attention_out_bias);
   layer.ffn_norm = norm("final_layer_norm");
-  layer.ffn_in = product({"fc1"}, config.ffn);
-  layer.ffn_out = product({"fc2"}, config.hidden);
+  layer.ffn_in = whole_product({{prefix + "fc1", config.ffn}}, config.ffn_bias);
+  layer.ffn_out = whole_product({{prefix + "fc2", config.hidden}}, config.ffn_bias);
   return layer;
 }
 

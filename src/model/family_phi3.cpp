@@ -6,12 +6,8 @@ namespace kvlane {
 namespace {
 
 void read(FieldReader& fields, ModelConfig& config) {
-  read_dimensions(fields, {.context = 4096, .norm_eps = 1e-5}, config);
-  read_rope(fields, config);
-  read_silu(fields);
-  refuse_quantised(fields);
+  read_llama_like(fields, {.context = 4096, .norm_eps = 1e-5}, config);
   refuse_window(fields, fields.integer("sliding_window", 1, INT32_MAX, INT32_MAX), true, config);
-  refuse_layer_types(fields);
 }
 
 LayerLayout layer_of(const ModelConfig& config, int index) {

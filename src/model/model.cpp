@@ -60,11 +60,6 @@ class Model::Loader {
 
   Status load_on_device() {
     const Checkpoint& checkpoint = model_.checkpoint_;
-    if (layout_.layers[0].qkv.weights.size() != 3) {
-      return unsupported("a " + config_.architecture +
-                         ", whose Q, K and V are one matrix, runs on "
-                         "the CPU alone, not on GPUs");
-    }
     // What was read before this tensor is not read again.
     std::optional<TensorView> last;
     const auto tensors = [&](const std::string& name,
@@ -80,7 +75,7 @@ class Model::Loader {
           hashed + static_cast<std::uint64_t>(share * static_cast<double>(bytes_total_ - hashed));
       report();
     };
-    auto loaded = DeviceModel::load(config_, tensors, model_.rope_, model_.context_,
+    auto loaded = DeviceModel::load(config_, layout_, tensors, model_.rope_, model_.context_,
                                     *options_.device, progress);
     if (last) checkpoint.release(*last);
     if (!loaded.ok()) return loaded.status().with_context("loading the weights onto the device");

@@ -7,34 +7,36 @@
 
 namespace kvlane {
 
+ProductLayout whole_product(const std::vector<std::pair<std::string, int>>& parts, bool bias) {
+  ProductLayout product;
+  for (const auto& [name, rows] : parts) {
+    product.weights.push_back(TensorRows::all(name + ".weight", rows));
+    if (bias) product.bias.push_back(TensorRows::all(name + ".bias", rows));
+  }
+  return product;
+}
+
 LayerLayout separate_layer(const ModelConfig& config, int index) {
   const int q = config.heads * config.head_dim;
   const int kv = config.kv_heads * config.head_dim;
   const std::string prefix = "model.layers." + std::to_string(index) + ".";
   const std::string attention = prefix + "self_attn.";
   const std::string mlp = prefix + "mlp.";
-  const auto product = [](std::vector<std::pair<std::string, int>> parts, bool bias) {
-    ProductLayout made;
-    for (const auto& [name, rows] : parts) {
-      made.weights.push_back(TensorRows::all(name + ".weight", rows));
-      if (bias) made.bias.push_back(TensorRows::all(name + ".bias", rows));
-    }
-    return made;
-  };
   LayerLayout layer;
   layer.attention_norm.weight = prefix + "input_layernorm.weight";
-  layer.qkv =
-      product({{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
-              config.qkv_bias);
+  layer.qkv = whole_product(
+      {{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
+      config.qkv_bias);
   if (config.qk_norm) {
     layer.q_norm.weight = attention + "q_norm.weight";
     layer.k_norm.weight = attention + "k_norm.weight";
   }
-  layer.attention_out = product({{attention + "o_proj", config.hidden}}, config.attention_out_bias);
+  layer.attention_out =
+      whole_product({{attention + "o_proj", config.hidden}}, config.attention_out_bias);
   layer.ffn_norm.weight = prefix + "post_attention_layernorm.weight";
-  layer.ffn_in =
-      product({{mlp + "gate_proj", config.ffn}, {mlp + "up_proj", config.ffn}}, config.ffn_bias);
-  layer.ffn_out = product({{mlp + "down_proj", config.hidden}}, config.ffn_bias);
+  layer.ffn_in = whole_product({{mlp + "gate_proj", config.ffn}, {mlp + "up_proj", config.ffn}},
+                               config.ffn_bias);
+  layer.ffn_out = whole_product({{mlp + "down_proj", config.hidden}}, config.ffn_bias);
   return layer;
 }
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -117,21 +118,23 @@ ByteView fill(const Piece& piece, std::uint64_t seed, std::span<std::byte> buffe
   return make(static_cast<float*>(nullptr));
 }
 
-// What adds to the residual stream, in all families.
-bool is_output(const std::string& name) {
-  constexpr const char* kOutputs[] = {"o_proj",        "out_proj",  "self_attention.dense",
-                                      "dense_4h_to_h", "down_proj", "fc2"};
-  return std::ranges::any_of(kOutputs, [&](const char* output) {
-    return name.ends_with(std::string(output) + ".weight");
-  });
+// Tensors whose products are added to the residual stream.
+std::set<std::string> output_names(const ModelConfig& config) {
+  std::set<std::string> names;
+  for (const LayerLayout& layer : model_layout(config).layers) {
+    for (const ProductLayout* product : {&layer.attention_out, &layer.ffn_out}) {
+      for (const TensorRows& part : product->weights) names.insert(part.name);
+    }
+  }
+  return names;
 }
 
 // The standard deviation of a tensor's elements; 0 for norms and biases.
-double deviation_of(const TensorSpec& spec, double initializer_range, int layers) {
+double deviation_of(const TensorSpec& spec, bool is_output, double initializer_range, int layers) {
   if (spec.shape.size() == 1) return 0;
   const double at_width =
       initializer_range * std::sqrt(kReferenceWidth / static_cast<double>(spec.shape[1]));
-  return is_output(spec.name) ? at_width / std::sqrt(2.0 * layers) : at_width;
+  return is_output ? at_width / std::sqrt(2.0 * layers) : at_width;
 }
 
 // The configuration as it will be written, and as parsed.
@@ -290,11 +293,13 @@ class Writer {
 
 Status write_weights(const Plan& plan, const SynthOptions& options, const fs::path& directory) {
   const std::vector<TensorSpec> specs = model_tensors(plan.config);
+  const std::set<std::string> outputs = output_names(plan.config);
   const Bytes header = build_safetensors_header(specs);
   std::vector<Target> targets;
   std::uint64_t offset = header.size();
   for (const TensorSpec& spec : specs) {
-    const double deviation = deviation_of(spec, plan.initializer_range, plan.config.layers);
+    const double deviation =
+        deviation_of(spec, outputs.contains(spec.name), plan.initializer_range, plan.config.layers);
     targets.push_back({spec, offset, static_cast<std::uint32_t>(targets.size()), deviation});
     offset += spec.bytes();
   }

@@ -37,13 +37,7 @@ const Model& model() {
   return *model;
 }
 
-BlockName name_of(int sequence, int block) {
-  BlockName name{};
-  name.fill(std::byte{0x5A});
-  name[0] = static_cast<std::byte>(sequence);
-  name[1] = static_cast<std::byte>(block);
-  return name;
-}
+BlockName name_of(int sequence, int block) { return key_of(64 * sequence + block).name; }
 
 class DeviceHiddenGathererTest : public testing::Test {
  protected:

@@ -28,13 +28,7 @@ using sequence_fixture::Sequence;
 const fs::path kModel = fs::path(KVLANE_SOURCE_DIR) / "models/kvlane-tiny";
 constexpr int kWhole = kTokens / kBlockTokens;  // complete blocks of a sequence
 
-BlockName name_of(int sequence, int block) {
-  BlockName name{};
-  name.fill(std::byte{0x5A});
-  name[0] = static_cast<std::byte>(sequence);
-  name[1] = static_cast<std::byte>(block);
-  return name;
-}
+BlockName name_of(int sequence, int block) { return key_of(64 * sequence + block).name; }
 
 // A sequence, what is saved of it, and all its hidden states to compare with.
 struct Saved {
