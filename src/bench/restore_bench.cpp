@@ -279,9 +279,11 @@ class RestoreBench {
                      .slabs = "none",
                      .split = best_token_split(profile, tokens, kBlockTokens)});
     }
-    const bool codec_pays = prudent(small).seconds < prudent(raw).seconds;
-    all.push_back(codec_pays ? strategy("plan", small_costs, prudent(small), kCodedSlabs)
-                             : strategy("plan", raw_costs, prudent(raw), "none"));
+    const RestorePlan plan = prudent_plan(raw_costs);
+    const RestorePlan with_codec = prudent_plan(small_costs);
+    all.push_back(with_codec.seconds < plan.seconds
+                      ? strategy("plan", small_costs, with_codec, kCodedSlabs)
+                      : strategy("plan", raw_costs, plan, "none"));
     return all;
   }
 
@@ -440,6 +442,7 @@ class RestoreBench {
     for (int i = 0; i < kLearningRestores; ++i) {
       const Strategy& plan = all.back();
       say(prefix + "plan, learning");
+      forget(tokens);  // as in a server, which has done something else meanwhile
       KVLANE_ASSIGN(const RestoreTimes times, restore(*store, restorer, *bell, plan, tokens));
       factors = learned(factors, plan.expected, times.busy, times.total);
       all = strategies(scaled(profile, factors), tokens);

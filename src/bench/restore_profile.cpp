@@ -45,7 +45,6 @@ class Profiler {
     KVLANE_TRY(open_caches());
     KVLANE_TRY(time_prefill());
     KVLANE_TRY(format_ ? time_slabs() : time_codecs());
-    table_->clear();
     KVLANE_TRY(time_projection());
     if (!options_.directories.empty()) KVLANE_TRY(time_reading());
     return std::move(profile_);
@@ -76,8 +75,8 @@ class Profiler {
     return {};
   }
 
-  // Seconds of each length of one pass over `count` tokens in chunks, from the empty cache.
-  Result<std::vector<double>> prefill(int count, bool keep_hidden) {
+  // Seconds after each chunk of `count` tokens, from the empty cache.
+  Result<std::vector<double>> prefill(int count, PassHooks hooks = {}) {
     table_->clear();
     KVLANE_TRY(table_->grow(count));
     std::vector<double> after;
@@ -85,12 +84,6 @@ class Profiler {
     for (int at = 0; at < count; at += kRestorePieceTokens) {
       const int chunk = std::min(kRestorePieceTokens, count - at);
       const ForwardSpan span{table_.get(), std::span(tokens_).subspan(at, chunk), 0};
-      PassHooks hooks;
-      if (keep_hidden) {
-        hooks.on_normed = [this](int layer, ByteView rows) {
-          if (layer == 0) hidden_rows_.insert(hidden_rows_.end(), rows.begin(), rows.end());
-        };
-      }
       KVLANE_TRY(forward_->run({&span, 1}, hooks));
       seconds += forward_->times().total;
       after.push_back(seconds);
@@ -98,27 +91,32 @@ class Profiler {
     return after;
   }
 
-  // Lengths above a chunk are stations of the longest one.
-  Status time_prefill() {
-    KVLANE_TRY(
-        prefill(std::min(kRestorePieceTokens, lengths_.back()), false).status());  // warms up
+  // Of each length the median; those above a chunk are stations of the longest one.
+  Result<std::vector<TimedTokens>> time_passes(std::string_view what, const PassHooks& hooks) {
     std::vector<std::vector<double>> seconds(lengths_.size());
     for (int repeat = 0; repeat < options_.repeats; ++repeat) {
-      say("prefill");
+      say(what);
       std::size_t i = 0;
       for (; i < lengths_.size() && lengths_[i] < kRestorePieceTokens; ++i) {
-        KVLANE_ASSIGN(const auto after, prefill(lengths_[i], false));
+        KVLANE_ASSIGN(const auto after, prefill(lengths_[i], hooks));
         seconds[i].push_back(after.back());
       }
-      hidden_rows_.clear();
-      KVLANE_ASSIGN(const auto after, prefill(lengths_.back(), true));
+      KVLANE_ASSIGN(const auto after, prefill(lengths_.back(), hooks));
       for (; i < lengths_.size(); ++i) {
         seconds[i].push_back(after[lengths_[i] / kRestorePieceTokens - 1]);
       }
     }
+    std::vector<TimedTokens> points;
     for (std::size_t i = 0; i < lengths_.size(); ++i) {
-      profile_.prefill.push_back({lengths_[i], median(seconds[i]) / shape_.layers});
+      points.push_back({lengths_[i], median(seconds[i])});
     }
+    return points;
+  }
+
+  Status time_prefill() {
+    KVLANE_TRY(prefill(std::min(kRestorePieceTokens, lengths_.back())).status());  // warms up
+    KVLANE_ASSIGN(profile_.prefill, time_passes("prefill", {}));
+    for (TimedTokens& point : profile_.prefill) point.seconds /= shape_.layers;
     return {};
   }
 
@@ -136,27 +134,33 @@ class Profiler {
     return seconds_since(start) / shape_.layers;
   }
 
+  // From tokens as far as K and V of the first layer, whose hidden states then serve as all
+  // layers'.
   Status time_projection() {
+    PassHooks first_layer;
+    first_layer.kv_layers = 1;
+    KVLANE_ASSIGN(profile_.project, time_passes("K and V of a layer", first_layer));
+    std::vector<std::byte> hidden_rows;
+    first_layer.on_normed = [&](int, ByteView rows) {
+      hidden_rows.insert(hidden_rows.end(), rows.begin(), rows.end());
+    };
+    const int tokens = lengths_.back();
+    KVLANE_TRY(prefill(tokens, first_layer).status());
     for (const char* name : {"hidden", "hidden:int8"}) {
       KVLANE_ASSIGN(const HiddenFormat hidden, HiddenFormat::parse(name, model_));
       KVLANE_ASSIGN(const auto restorer,
                     HiddenRestorer::create(model_, hidden, kRestorePieceTokens, format_));
-      std::vector<std::byte> stored(lengths_.back() * hidden.stored_bytes());
-      KVLANE_TRY(hidden.encode(hidden_rows_, lengths_.back(), stored.data()));
-      std::vector<TimedTokens> points;
-      for (const int tokens : lengths_) {
-        std::vector<double> seconds;
-        for (int repeat = -1; repeat < options_.repeats; ++repeat) {
-          say("projection of hidden states");
-          KVLANE_ASSIGN(const double once, restore_seconds(*restorer, hidden, stored, tokens));
-          if (repeat >= 0) seconds.push_back(once);
-        }
-        points.push_back({tokens, median(seconds)});
+      std::vector<std::byte> stored(tokens * hidden.stored_bytes());
+      KVLANE_TRY(hidden.encode(hidden_rows, tokens, stored.data()));
+      std::vector<double> seconds;
+      for (int repeat = -1; repeat < options_.repeats; ++repeat) {
+        say("projection of hidden states");
+        KVLANE_ASSIGN(const double once, restore_seconds(*restorer, hidden, stored, tokens));
+        if (repeat >= 0) seconds.push_back(once);
       }
       profile_.forms.push_back({name, RestoreSource::kHidden,
                                 static_cast<double>(hidden.stored_bytes()),
-                                points.back().seconds / lengths_.back()});
-      if (profile_.project.empty()) profile_.project = std::move(points);
+                                median(seconds) / tokens});
     }
     return {};
   }
@@ -218,7 +222,6 @@ class Profiler {
   MachineProfile profile_;
   std::vector<int> lengths_;
   std::vector<std::int32_t> tokens_;
-  std::vector<std::byte> hidden_rows_;  // of layer 0, all tokens
   std::unique_ptr<BlockPool> rows_, sealed_;
   std::unique_ptr<BlockTable> table_;
   std::unique_ptr<Forward> forward_;

@@ -50,7 +50,7 @@ Json plan_json(const RestorePlan& plan, const RestoreCosts& costs, int tokens) {
 }
 
 void print_json(const PlanFlags& flags, const MachineProfile& profile, double read_rate,
-                const RestoreCosts& costs, const RestoreChoice& choice) {
+                const RestoreCosts& costs, const RestoreChoice& choice, const RestorePlan& plan) {
   Json pure = {{"tokens", plan_json(choice.from_tokens, costs, flags.tokens)}};
   for (std::size_t i = 0; i < costs.forms.size(); ++i) {
     pure[costs.forms[i].name] = plan_json(choice.from_forms[i], costs, flags.tokens);
@@ -58,7 +58,7 @@ void print_json(const PlanFlags& flags, const MachineProfile& profile, double re
   const Json json = {
       {"model", to_hex(profile.model)}, {"machine", profile.machine},
       {"kv_format", profile.kv_format}, {"tokens", flags.tokens},
-      {"read_rate", read_rate},         {"plan", plan_json(choice.best, costs, flags.tokens)},
+      {"read_rate", read_rate},         {"plan", plan_json(plan, costs, flags.tokens)},
       {"pure", std::move(pure)}};
   std::cout << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
 }
@@ -72,10 +72,10 @@ void print_line(const std::string& name, const RestorePlan& plan, int tokens) {
 }
 
 void print_table(const PlanFlags& flags, const MachineProfile& profile, double read_rate,
-                 const RestoreCosts& costs, const RestoreChoice& choice) {
+                 const RestoreCosts& costs, const RestoreChoice& choice, const RestorePlan& plan) {
   std::cout << flags.tokens << " tokens in " << profile.layers << " layers, KV format "
             << profile.kv_format << ", reading " << read_rate / 1e9 << " GB/s\n"
-            << "on " << profile.machine << "\n\nplan: layers " << describe(choice.best, costs.forms)
+            << "on " << profile.machine << "\n\nplan: layers " << describe(plan, costs.forms)
             << "\n\n"
             << "all layers from                   ms       read  computing  bytes a token   "
                "limited by\n";
@@ -83,7 +83,7 @@ void print_table(const PlanFlags& flags, const MachineProfile& profile, double r
   for (std::size_t i = 0; i < costs.forms.size(); ++i) {
     print_line(costs.forms[i].name, choice.from_forms[i], flags.tokens);
   }
-  print_line("the plan", choice.best, flags.tokens);
+  print_line("the plan", plan, flags.tokens);
 }
 
 Status run_plan_restore(const PlanFlags& flags) {
@@ -103,8 +103,8 @@ Status run_plan_restore(const PlanFlags& flags) {
         "--dir to measure");
   }
   const RestoreCosts costs = restore_costs(profile, flags.tokens, read_rate);
-  const RestoreChoice choice = plan_restore(costs);
-  (flags.json ? print_json : print_table)(flags, profile, read_rate, costs, choice);
+  (flags.json ? print_json : print_table)(flags, profile, read_rate, costs, plan_restore(costs),
+                                          prudent_plan(costs));
   return {};
 }
 

@@ -33,7 +33,7 @@ struct MachineProfile {
   std::string kv_format;  // of the cache
   int layers = 0;
   std::vector<TimedTokens> prefill;  // a layer
-  std::vector<TimedTokens> project;  // likewise, K and V from rows of hidden states
+  std::vector<TimedTokens> project;  // likewise, as far as K and V, from tokens for the first one
   std::vector<ProfiledForm> forms;
   std::vector<ProfiledDirectory> directories;
   double read_rate = 0;  // of all directories at once; 0 without any

@@ -145,13 +145,25 @@ void estimate(const RestoreCosts& costs, RestorePlan& plan) {
 
 RestoreChoice plan_restore(const RestoreCosts& costs) { return Search(costs).run(); }
 
-const RestorePlan& prudent(const RestoreChoice& choice) {
+// Where both machines are busy at once neither may be late. A plan that leaves the computer some
+// time loses little by that when all goes well, and nothing when it does not.
+RestorePlan prudent_plan(const RestoreCosts& costs) {
+  constexpr double kSlower = 1.1;
   constexpr double kGain = 0.95;
-  const auto pure = std::min_element(
-      choice.from_forms.begin(), choice.from_forms.end(),
-      [](const RestorePlan& a, const RestorePlan& b) { return a.seconds < b.seconds; });
-  const bool mixes = pure == choice.from_forms.end() || choice.best.seconds < kGain * pure->seconds;
-  return mixes ? choice.best : *pure;
+  RestoreCosts slower = costs;
+  for (double& seconds : slower.recompute) seconds *= kSlower;
+  for (double& seconds : slower.project) seconds *= kSlower;
+  for (RestoreForm& form : slower.forms) {
+    for (RestoreCost& layer : form.layers) layer.compute *= kSlower;
+  }
+  RestoreChoice choice = plan_restore(slower);
+  RestorePlan plan = std::move(choice.from_tokens);
+  for (RestorePlan& form : choice.from_forms) {
+    if (form.seconds < plan.seconds) plan = std::move(form);
+  }
+  if (choice.best.seconds < kGain * plan.seconds) plan = std::move(choice.best);
+  estimate(costs, plan);
+  return plan;
 }
 
 std::string describe(const RestorePlan& plan, std::span<const RestoreForm> forms) {

@@ -85,9 +85,10 @@ void estimate(const RestoreCosts& costs, RestorePlan& plan);
 // squared; 80 layers of 6 forms take a millisecond.
 RestoreChoice plan_restore(const RestoreCosts& costs);
 
-// `best`, unless one stored form alone is expected to take less than a twentieth longer: that both
-// machines are busy at once is the least certain part of an estimate.
-const RestorePlan& prudent(const RestoreChoice& choice);
+// The plan for costs that are not quite certain: computing, beside reads and other work, is taken
+// to last a tenth longer than they say, and a mixture must then gain a twentieth over each source
+// alone. Its seconds are those of `costs`: a tenth at most above those of one source alone.
+RestorePlan prudent_plan(const RestoreCosts& costs);
 
 // "0-3 tokens, 4-30 hidden:bf16, 31 kv:bf16".
 std::string describe(const RestorePlan& plan, std::span<const RestoreForm> forms);

@@ -51,7 +51,7 @@ class Decision {
     for (const int blocks : candidates()) {
       const int end = cached_ + blocks * kBlockTokens;
       const RestoreCosts all_costs = costs(blocks);
-      const RestorePlan plan = prudent(plan_restore(all_costs));
+      const RestorePlan plan = prudent_plan(all_costs);
       const double all = plan.seconds + layers_ * (prefill(tokens_) - prefill(end));
       // A plan from tokens alone is no restore. A number that is not finite never is less.
       if (plan.recomputed == layers_ || !(all < least)) continue;
