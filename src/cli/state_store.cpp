@@ -37,6 +37,10 @@ Result<std::shared_ptr<const MachineProfile>> profile_of(const StateFlags& flags
   return std::make_shared<const MachineProfile>(std::move(obtained.profile));
 }
 
+void say_no_direct(const Status& why) {
+  std::cerr << "kvlane: stored slabs go through the host: " << why.message() << '\n';
+}
+
 // From disks to the model's device, past the host's memory; null where that is not to be, or
 // cannot.
 Result<std::shared_ptr<gpu::DirectStorage>> open_direct(const StateFlags& flags,
@@ -54,7 +58,7 @@ Result<std::shared_ptr<gpu::DirectStorage>> open_direct(const StateFlags& flags,
   }
   auto storage = gpu::DirectStorage::open([device] { return device->use_on_this_thread(); });
   if (storage.ok() || needed) return storage;
-  std::cerr << "kvlane: stored slabs go through the host: " << storage.status().message() << '\n';
+  say_no_direct(storage.status());
   return std::shared_ptr<gpu::DirectStorage>();
 }
 
@@ -69,7 +73,7 @@ Status try_direct(gpu::DirectStorage& storage, const std::vector<std::string>& d
     } else if (needed) {
       return status;
     } else {
-      std::cerr << "kvlane: stored slabs go through the host: " << status.message() << '\n';
+      say_no_direct(status);
     }
   }
   return {};
@@ -103,6 +107,7 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
                             .memory_bytes_max = flags.memory}));
   state.codec = flags.codec;
   state.needs_direct = flags.direct == "on";
+  state.on_no_direct = say_no_direct;
   if (direct != nullptr) KVLANE_TRY(try_direct(*direct, flags.directories, state.needs_direct));
   if (!planned && flags.profile.empty()) return state;
   KVLANE_ASSIGN(state.profile, profile_of(flags, model_flags, model));

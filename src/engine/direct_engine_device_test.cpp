@@ -262,8 +262,11 @@ TEST_F(DirectEngineTest, EnginesWithoutTheDirectWayUseTheHosts) {
     EngineOptions options = options_with(open_store());
     EXPECT_THAT(refusal(options).message(), HasSubstr("no room to make so much"));
     options.state.needs_direct = false;
+    Status told;
+    options.state.on_no_direct = [&](const Status& why) { told = why; };
     EXPECT_EQ(answer_of(*make_engine(options), request_), expected);
     EXPECT_EQ(options.state.store->figures().device_reads, 0U);
+    EXPECT_THAT(told.message(), HasSubstr("no room to make so much"));
   }
   StoreOptions plain{.create = true};
   plain.directories.push_back({directory_.path(), 0});

@@ -359,8 +359,12 @@ void EngineImpl::abort(RequestId request) {
 }
 
 EngineLoad EngineImpl::load() const {
+  StoreFigures store;
+  if (options_.state.store) store = options_.state.store->figures();
   const std::lock_guard lock(load_mutex_);
-  return load_;
+  EngineLoad load = load_;
+  load.store = store;
+  return load;
 }
 
 void EngineImpl::wait_idle() { inbox_->wait_idle(); }

@@ -97,8 +97,9 @@ Result<std::unique_ptr<DirectLanding>> direct_landing(Accelerator& device,
     return invalid_argument("the state store has no way to memory of a device but the host's");
   }
   auto landing = DirectLanding::open(device, *storage, state.direct_bytes, kPieceBlocks);
-  if (!landing.ok() && !state.needs_direct) return std::unique_ptr<DirectLanding>();
-  return landing;
+  if (landing.ok() || state.needs_direct) return landing;
+  if (state.on_no_direct) state.on_no_direct(landing.status());
+  return std::unique_ptr<DirectLanding>();
 }
 
 Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,

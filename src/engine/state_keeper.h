@@ -32,6 +32,8 @@ struct StateOptions {
   // whether the engine shall not begin without it.
   std::size_t direct_bytes = std::size_t{64} << 20;
   bool needs_direct = false;
+  // Told at the engine's start, where it begins without although the store has a direct way: why.
+  std::function<void(const Status&)> on_no_direct = {};
   // Where saving is behind, computing waits for it. Otherwise nobody waits, and some is not saved.
   bool saves_all = false;
 };

@@ -151,6 +151,14 @@ TEST_F(WorkerMetricsTest, TheEnginesStateIsReadWhenAsked) {
   load.preemptions = 7;
   load.recomputed_tokens = 70;
   load.host_blocks = 8;
+  load.store = {.bytes = 9000,
+                .memory_bytes = 500,
+                .saved_bytes = 9500,
+                .evicted = 4,
+                .reads = 60,
+                .memory_reads = 20,
+                .device_reads = 10,
+                .damaged = 1};
   load.host_hit_tokens = 128;
   load.store_hit_tokens = 640;
   load.restores = 6;
@@ -178,6 +186,14 @@ TEST_F(WorkerMetricsTest, TheEnginesStateIsReadWhenAsked) {
   EXPECT_EQ(sample(all, "kvlane_host_blocks"), 8);
   EXPECT_EQ(sample(all, "kvlane_host_hit_tokens_total"), 128);
   EXPECT_EQ(sample(all, "kvlane_store_hit_tokens_total"), 640);
+  EXPECT_EQ(sample(all, "kvlane_store_bytes"), 9000);
+  EXPECT_EQ(sample(all, "kvlane_store_memory_bytes"), 500);
+  EXPECT_EQ(sample(all, "kvlane_store_saved_bytes_total"), 9500);
+  EXPECT_EQ(sample(all, "kvlane_store_reads_total", {"from=\"disk\""}), 30);
+  EXPECT_EQ(sample(all, "kvlane_store_reads_total", {"from=\"disk_directly\""}), 10);
+  EXPECT_EQ(sample(all, "kvlane_store_reads_total", {"from=\"memory\""}), 20);
+  EXPECT_EQ(sample(all, "kvlane_store_evicted_total"), 4);
+  EXPECT_EQ(sample(all, "kvlane_store_damaged_total"), 1);
   EXPECT_EQ(sample(all, "kvlane_restores_total"), 6);
   EXPECT_EQ(sample(all, "kvlane_restores_failed_total"), 1);
   EXPECT_EQ(sample(all, "kvlane_restore_bytes_total"), 1 << 20);
