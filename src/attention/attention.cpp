@@ -18,6 +18,11 @@ namespace {
 // Sealed blocks come in runs of kSplitBlocks; the own block is a run by itself, the last one.
 int run_count(int own_block) { return (own_block + kSplitBlocks - 1) / kSplitBlocks + 1; }
 
+// The first token that one at `position` sees.
+int first_seen(int position, int window) {
+  return window == 0 ? 0 : std::max(0, position - window + 1);
+}
+
 }  // namespace
 
 void Attention::make_tiles(const AttentionBatch& batch) {
@@ -29,11 +34,12 @@ void Attention::make_tiles(const AttentionBatch& batch) {
       const int block = (span.position + done) / kBlockTokens;
       const int tokens =
           std::min(span.rows - done, (block + 1) * kBlockTokens - span.position - done);
+      const int first_block = first_seen(span.position + done, batch.window) / kBlockTokens;
       for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
         for (int pair = 0; pair < tokens * group; pair += kTileRows) {
           tiles_.push_back({span.table, kv_head, done * group + pair,
                             std::min(kTileRows, tokens * group - pair), span.position,
-                            span.first_row, block, span.position + span.rows});
+                            span.first_row, block, span.position + span.rows, first_block});
         }
       }
       done += tokens;
@@ -61,8 +67,8 @@ int Attention::tiles_together(int first, int most) const {
 std::int64_t Attention::work_of(const Task& task, int layer) const {
   const Tile& first = tiles_[task.first_tile];
   const bool own = task.last_run == run_count(first.block);
-  const std::int64_t blocks =
-      (own ? first.block + 1 : task.last_run * kSplitBlocks) - task.first_run * kSplitBlocks;
+  const std::int64_t blocks = (own ? first.block + 1 : task.last_run * kSplitBlocks) -
+                              std::max(task.first_run * kSplitBlocks, first.first_block);
   std::int64_t bytes = 0;
   for (int i = 0; i < task.tiles; ++i) {
     const Tile& tile = tiles_[task.first_tile + i];
@@ -81,8 +87,12 @@ bool Attention::make_tasks(int layer) {
   // Tiles enough for all threads: leave them whole and keep their states in registers and caches.
   // Else every run is a task of its own. Both ways merge the same states in the same order.
   const bool split = threads > 1 && tiles_all < kGroupTiles * threads;
+  const auto first_run = [&](int tile) {
+    const Tile& t = tiles_[tile];
+    return t.first_block == t.block ? run_count(t.block) - 1 : t.first_block / kSplitBlocks;
+  };
   const auto parts = [&](int tile) {
-    const int runs = run_count(tiles_[tile].block);
+    const int runs = run_count(tiles_[tile].block) - first_run(tile);
     return split && runs >= 3 ? runs : 1;
   };
   int parts_all = 0;
@@ -94,8 +104,8 @@ bool Attention::make_tasks(int layer) {
   for (int tile = 0; tile < tiles_all;) {
     const int tiles = tiles_together(tile, most);
     const int runs = run_count(tiles_[tile].block);
-    const int step = runs / parts(tile);
-    for (int run = 0; run < runs; run += step) {
+    const int step = (runs - first_run(tile)) / parts(tile);
+    for (int run = first_run(tile); run < runs; run += step) {
       Task& task = tasks_.emplace_back(Task{tile, tiles, run, run + step, states, 0});
       task.work = work_of(task, layer);
       states += tiles;
@@ -160,6 +170,8 @@ class Attention::Reading {
         tiles_(&attention.tiles_[task.first_tile]),
         table_(*tiles_->table),
         layer_(batch.layer),
+        group_(batch.heads / table_.pool().shape().kv_heads),
+        window_(batch.window),
         apart_(table_.coded() && attention.sealed_kernel_->in_own_basis()),
         codes_own_(table_.coded() && attention.format_->own_block().coded) {
     for (int i = 0; i < task.tiles; ++i) {
@@ -174,8 +186,9 @@ class Attention::Reading {
   // Adds the tokens of a run to the states in `totals`.
   void add_run(int run, std::span<StateTile> totals) {
     const bool own = run == run_count(tiles_->block) - 1;
-    const int begin = own ? tiles_->block : run * kSplitBlocks;
-    const int end = own ? begin + 1 : std::min(begin + kSplitBlocks, tiles_->block);
+    const int first = own ? tiles_->block : run * kSplitBlocks;
+    const int begin = std::max(first, tiles_->first_block);
+    const int end = own ? begin + 1 : std::min(first + kSplitBlocks, tiles_->block);
     begun_ = false;
     if (apart_) {
       // One state of a run, whoever takes it: rows go on where sealed pages have left off.
@@ -199,11 +212,92 @@ class Attention::Reading {
   void read(int begin, int end, Which which) {
     for (int block = begin; block < end; ++block) {
       const bool rows = attention_.reads_rows(*tiles_, block);
-      if (which != Which::kAll && rows != (which == Which::kRows)) continue;
+      const bool now = which == Which::kAll || rows == (which == Which::kRows);
+      const bool edge = is_edge(block);
+      if (!now && !(edge && which == Which::kRows)) continue;
       if (!std::exchange(begun_, true)) begin_states(which == Which::kSealed);
-      rows ? read_rows(block) : gather_sealed(block);
+      if (edge) {
+        read_edge(block, rows, which, now);
+      } else {
+        rows ? read_rows(block) : gather_sealed(block);
+      }
     }
     flush();
+  }
+
+  // The first token of a block that a row sees: 0 ... kBlockTokens.
+  int first_of(int tile, int pair, int block) const {
+    const Tile& t = tiles_[tile];
+    const int position = t.position + (t.first_pair + pair) / group_;
+    return std::clamp(first_seen(position, window_) - block * kBlockTokens, 0, int{kBlockTokens});
+  }
+  // Whether some row's window begins behind a block's first token.
+  bool is_edge(int block) const {
+    for (int i = 0; window_ > 0 && i < task_.tiles; ++i) {
+      if (first_of(i, tiles_[i].pairs - 1, block) > 0) return true;
+    }
+    return false;
+  }
+
+  // A block that does not lie in the window of every row. Rows that see all of it read it as any
+  // other, since their bits must not depend on company: the rest is read with them, and forgotten.
+  // Those that see a part read that part as rows, each by itself.
+  void read_edge(int block, bool rows, Which which, bool now) {
+    flush();
+    if (now) {
+      if (before_ == nullptr) before_ = std::make_unique<std::array<StateTile, kGroupTiles>>();
+      std::copy_n(states_.begin(), task_.tiles, before_->begin());
+      rows ? read_rows(block) : gather_sealed(block);
+      flush();
+    }
+    for (int i = 0; i < task_.tiles; ++i) {
+      const std::uint16_t* page = nullptr;
+      for (int pair = 0; pair < tiles_[i].pairs; ++pair) {
+        const int first = first_of(i, pair, block);
+        if (first == 0) continue;
+        if (now) put_row((*before_)[i], pair, states_[i], pair);
+        if (first == kBlockTokens || which == Which::kSealed) continue;
+        if (page == nullptr) page = page_of_rows(block, rows, tiles_[i].kv_head);
+        read_part(page, first, i, pair);
+      }
+    }
+  }
+
+  static void put_row(const StateTile& from, int from_row, StateTile& to, int to_row) {
+    to.max[to_row] = from.max[from_row];
+    to.sum[to_row] = from.sum[from_row];
+    std::copy_n(from.out + from_row * from.head_dim, from.head_dim, to.out + to_row * to.head_dim);
+  }
+
+  const std::uint16_t* page_of_rows(int block, bool rows, int kv_head) {
+    part_first_ = -1;
+    if (rows) return table_.page(block, layer_, kv_head);
+    const TimePoint start = SteadyClock::now();
+    attention_.format_->open_page({layer_, block * kBlockTokens}, table_.sealed(block, layer_),
+                                  kv_head, opened_);
+    opening_seconds_ += seconds_since(start);
+    return opened_;
+  }
+
+  // The tokens of a page from `first` on, for one row: moved to the front, where kernels look.
+  void read_part(const std::uint16_t* page, int first, int i, int pair) {
+    const int dim = table_.pool().shape().head_dim;
+    const int tokens = kBlockTokens - first;
+    // The query heads of a group share a token's part.
+    if (std::exchange(part_first_, first) != first) {
+      for (const int half : {0, kBlockTokens}) {
+        std::copy_n(page + (half + first) * dim, tokens * dim, part_ + half * dim);
+      }
+    }
+    PageQuery query = past_[i].rows;
+    query.q[0] = query.q[pair];
+    query.visible[0] = query.tokens = tokens;
+    query.next = {};
+    one_.rows = 1;
+    one_.head_dim = dim;
+    put_row(states_[i], pair, one_, 0);
+    attention_.kernel_(query, part_, one_);
+    put_row(one_, 0, states_[i], pair);
   }
 
   void begin_states(bool sealed) {
@@ -277,6 +371,8 @@ class Attention::Reading {
   const Tile* const tiles_;
   const BlockTable& table_;
   const int layer_;
+  const int group_;  // query heads of a KV head
+  const int window_;
   const bool apart_;  // states of rows and of sealed pages may not meet as they are
   const bool codes_own_;
   PageQuery own_[kGroupTiles];     // of the own block
@@ -286,6 +382,13 @@ class Attention::Reading {
   std::array<SealedItem, kSealedItemsMax> items_;  // sealed pages that are to be read
   int items_count_ = 0;
   double opening_seconds_ = 0;
+  // Of blocks at the edge of a window: states before them, a page that was opened, a part of one,
+  // and a row's state.
+  std::unique_ptr<std::array<StateTile, kGroupTiles>> before_;
+  alignas(64) std::uint16_t opened_[2 * kBlockTokens * kTileHeadDimMax];
+  alignas(64) std::uint16_t part_[2 * kBlockTokens * kTileHeadDimMax];
+  int part_first_ = -1;
+  StateTile one_;
 };
 
 void Attention::attend(const AttentionBatch& batch, Task& task, std::span<StateTile> totals) const {

@@ -36,6 +36,7 @@ struct AttentionBatch {
   int q_parts;
   ElementType out_type;  // kBf16 or kF32
   void* out;             // [rows][heads * head_dim]
+  int window = 0;        // a row sees so many tokens, its own included; 0: all. At least a block
 };
 
 // Thread-compatible; keeps its scratch memory between calls.
@@ -47,10 +48,11 @@ class Attention {
         format_(format),
         sealed_kernel_(format == nullptr ? nullptr : sealed_kernel(*format, isa)) {}
 
-  // Each row sees the tokens of its sequence up to and including its own: its own block and those
-  // that the format's window names as rows, all others as sealed slabs (and the own block as
-  // KvFormat::own_block() says, if that is something else). Blocks before its own are
-  // read in runs of kSplitBlocks, its own block by itself; the states merge in that order.
+  // Each row sees the tokens of its sequence, or of its window, up to and including its own: its
+  // own block and those that the format's window names as rows, all others as sealed slabs (and the
+  // own block as KvFormat::own_block() says, if that is something else). A sealed block of which it
+  // sees a part is opened for it. Blocks before its own are read in runs of kSplitBlocks, its own
+  // block by itself; the states merge in that order.
   void run(const AttentionBatch& batch);
 
   // Of the last run(), the seconds that it took to open sealed pages: the mean of its threads.
@@ -68,10 +70,11 @@ class Attention {
     int kv_head;
     int first_pair;  // index of (token in span, head in group) pairs
     int pairs;
-    int position;  // of the span's first row
-    int row;       // of the span's first row
-    int block;     // that the tokens lie in
-    int end;       // of the sequence, this batch included
+    int position;     // of the span's first row
+    int row;          // of the span's first row
+    int block;        // that the tokens lie in
+    int end;          // of the sequence, this batch included
+    int first_block;  // that any row of the batch in this block sees
   };
   // Part of the work of tiles that read the same blocks: runs [first_run, last_run), of which the
   // tiles' last is their own block.

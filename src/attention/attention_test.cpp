@@ -36,8 +36,9 @@ bf16 random_bf16(std::uint64_t seed, std::size_t index) {
 // One layer of one sequence, in blocks, with queries for every token.
 class Scene {
  public:
-  Scene(int tokens, int heads, int kv_heads, int head_dim)
+  Scene(int tokens, int heads, int kv_heads, int head_dim, int window)
       : heads_(heads),
+        window_(window),
         pool_(make_pool({1, kv_heads, head_dim, ElementType::kBf16})),
         table_(pool_),
         q_(std::size_t(tokens) * heads * head_dim) {
@@ -81,7 +82,8 @@ class Scene {
                      q_.data() + (first + done) * row,
                      1,
                      ElementType::kF32,
-                     out.data() + done * row});
+                     out.data() + done * row,
+                     window_});
     }
     return out;
   }
@@ -93,11 +95,13 @@ class Scene {
     const int kv_head = head / (heads_ / pool_.shape().kv_heads);
     const std::uint16_t* q = q_.data() + (std::size_t(token) * heads_ + head) * head_dim;
     std::vector<double> score(token + 1);
+    const int first = window_ == 0 ? 0 : std::max(0, token + 1 - window_);
     for (int t = 0; t <= token; ++t) {
       for (int i = 0; i < head_dim; ++i) {
         score[t] += double{to_float(bf16{q[i]})} * to_float(bf16{k(t, kv_head)[i]});
       }
       score[t] /= std::sqrt(head_dim);
+      if (t < first) score[t] = -std::numeric_limits<double>::infinity();
     }
     const double max = *std::max_element(score.begin(), score.end());
     double sum = 0;
@@ -129,6 +133,7 @@ class Scene {
   }
 
   int heads_;
+  int window_;
   BlockPool pool_;
   BlockTable table_;
   std::vector<std::uint16_t> q_;
@@ -136,19 +141,38 @@ class Scene {
 
 struct Shape {
   int tokens, heads, kv_heads, head_dim;
+  int window = 0;
 };
 
 // Groups 1, 2, 4, 7, 29; head sizes that are and are not multiples of a vector; lengths around
 // edges.
-const Shape kShapes[] = {{1, 1, 1, 64},    {63, 4, 4, 64},   {64, 4, 2, 64},   {65, 8, 2, 128},
-                         {130, 7, 1, 96},  {200, 29, 1, 64}, {129, 2, 1, 8},   {100, 4, 2, 80},
-                         {1100, 4, 2, 64}, {2200, 2, 1, 32}, {150, 2, 2, 256}, {90, 5, 1, 18},
-                         {70, 6, 1, 7}};
+const Shape kShapes[] = {{1, 1, 1, 64},
+                         {63, 4, 4, 64},
+                         {64, 4, 2, 64},
+                         {65, 8, 2, 128},
+                         {130, 7, 1, 96},
+                         {200, 29, 1, 64},
+                         {129, 2, 1, 8},
+                         {100, 4, 2, 80},
+                         {1100, 4, 2, 64},
+                         {2200, 2, 1, 32},
+                         {150, 2, 2, 256},
+                         {90, 5, 1, 18},
+                         {70, 6, 1, 7},
+                         // Windows of a block and more: within a run of blocks, over several, none.
+                         {300, 4, 2, 64, 70},
+                         {1500, 4, 2, 64, 64},
+                         {2300, 2, 1, 32, 1100},
+                         {400, 29, 1, 64, 129},
+                         {700, 7, 1, 96, 200},
+                         {1200, 8, 8, 64, 127},
+                         {500, 2, 2, 256, 128},
+                         {140, 4, 2, 80, 140}};
 
 TEST(Attention, EqualsDoublePrecisionWithinRounding) {
   for (const Isa isa : tiers()) {
     for (const Shape& shape : kShapes) {
-      Scene scene(shape.tokens, shape.heads, shape.kv_heads, shape.head_dim);
+      Scene scene(shape.tokens, shape.heads, shape.kv_heads, shape.head_dim, shape.window);
       const std::vector<float> out = scene.run(isa, 0, shape.tokens, shape.tokens);
       std::vector<double> exact;
       std::vector<double> magnitude;
@@ -174,7 +198,7 @@ TEST(Attention, EqualsDoublePrecisionWithinRounding) {
 TEST(Attention, RowsHaveTheSameBitsInAnyChunkingAndThreadCount) {
   for (const Isa isa : tiers()) {
     for (const Shape& shape : kShapes) {
-      Scene scene(shape.tokens, shape.heads, shape.kv_heads, shape.head_dim);
+      Scene scene(shape.tokens, shape.heads, shape.kv_heads, shape.head_dim, shape.window);
       set_parallel_threads(2);
       const std::vector<float> whole = scene.run(isa, 0, shape.tokens, shape.tokens);
       const int tail = std::min(shape.tokens, 140);

@@ -43,9 +43,10 @@ struct Push {
 };
 
 TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
-  for (const char* name : {"llama-mha-bf16-tied", "llama-gqa-bf16-llama3-sharded", "qwen3-gqa-bf16",
-                           "llama-mqa-f32", "qwen2-gqa-bf16", "phi3-gqa-bf16-longrope",
-                           "falcon-gqa-bf16", "falcon-mha-f32-sequential", "opt-mha-bf16"}) {
+  for (const char* name :
+       {"llama-mha-bf16-tied", "llama-gqa-bf16-llama3-sharded", "qwen3-gqa-bf16", "llama-mqa-f32",
+        "qwen2-gqa-bf16", "mistral-gqa-bf16-window", "phi3-gqa-bf16-longrope", "falcon-gqa-bf16",
+        "falcon-mha-f32-sequential", "opt-mha-bf16"}) {
     const Model& model = fixture_model(name);
     for (const char* codec : {"none", "splitzip", "auto"}) {
       const auto network = make_network();

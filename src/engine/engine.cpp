@@ -94,6 +94,11 @@ Result<std::optional<SparseLayout>> sparse_layout(const Model& model, const Endp
         "CPU, not " +
         std::string(endpoint != nullptr ? "between workers" : "on a device"));
   }
+  if (const int window = model.config().window; window > 0 && window < model.context()) {
+    return unsupported("tokens are not evicted of models with a sliding window, which is " +
+                       std::to_string(window) +
+                       " tokens here; a --max-model-len within it has none");
+  }
   KVLANE_ASSIGN(layout, SparseLayout::create(model.config().kv_shape(), options.kv_format.get()));
   return layout;
 }

@@ -68,6 +68,9 @@ std::string parameter_text(const ModelConfig& config, int context) {
   }
   // What follows from the family's name for those who do not say it in config.json is left out.
   if (config.parallel) line("parallel", number_text(1 + int{config.shared_norm}));
+  if (config.window > 0 && config.window < context) {
+    line("window", number_text(config.window) + " " + number_text(config.windowed_first));
+  }
   if (config.position_offset > 0) line("position_offset", number_text(config.position_offset));
   return text;
 }

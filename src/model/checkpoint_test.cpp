@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,6 +17,7 @@
 #include "crypto/sha256.h"
 #include "model/describe.h"
 #include "model/layout.h"
+#include "model/model.h"
 #include "model/synth.h"
 
 namespace kvlane {
@@ -364,6 +366,26 @@ TEST(CheckpointFixtures, AllOpen) {
     EXPECT_EQ(checkpoint->config().head_dim, fixture.head_dim) << fixture.name;
     EXPECT_EQ(checkpoint->shards().size(), fixture.shards) << fixture.name;
     EXPECT_TRUE(checkpoint->identity({}).ok());
+  }
+}
+
+// Sequences within a window, or within LongRoPE's original context, are those of another model than
+// longer ones.
+TEST(CheckpointFixtures, IdentityFollowsWhatTheContextDecides) {
+  for (const auto& [name, most] :
+       {std::pair{"phi3-gqa-bf16-longrope", 32}, {"mistral-gqa-bf16-window", 70}}) {
+    const auto checkpoint =
+        Checkpoint::open(fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / name);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
+    const auto identity = [&](int context) { return *checkpoint->identity({}, context); };
+    EXPECT_EQ(identity(most), identity(most - 1)) << name;
+    EXPECT_EQ(identity(most + 1), identity(512)) << name;
+    EXPECT_NE(identity(most), identity(512)) << name;
+    if (checkpoint->config().window > 0) continue;
+    // The factors of the second frequency.
+    const double power = std::pow(10000.0, -2.0 / 16);
+    EXPECT_NEAR(rope_inverse_frequencies(checkpoint->config(), most)[1], power / 1.05, 1e-6);
+    EXPECT_NEAR(rope_inverse_frequencies(checkpoint->config(), 512)[1], power / 1.4, 1e-6);
   }
 }
 

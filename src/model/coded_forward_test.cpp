@@ -76,7 +76,8 @@ std::vector<Isa> tiers() {
   return tiers;
 }
 
-const char* const kModels[] = {"llama-gqa-bf16-llama3-sharded", "llama-mqa-f32"};
+const char* const kModels[] = {"llama-gqa-bf16-llama3-sharded", "llama-mqa-f32",
+                               "mistral-gqa-bf16-window"};
 
 TEST(CodedForward, SlabsThatAreRowsGiveTheBitsOfRows) {
   for (const Isa isa : tiers()) {
@@ -122,8 +123,10 @@ TEST(CodedForward, AQueryReadsItsWindowAsRowsAndAllElseSealed) {
 }
 
 // Formats whose pages attention computes on as they are, beside one that opens them.
-TEST(CodedForward, ChunksAndThreadsChangeNoBit) {
-  const auto model = load("qwen3-gqa-bf16", best_isa());
+class CodedForwardOfModels : public testing::TestWithParam<const char*> {};
+
+TEST_P(CodedForwardOfModels, ChunksAndThreadsChangeNoBit) {
+  const auto model = load(GetParam(), best_isa());
   for (const char* name :
        {"hack", "hack:sink=1,recent=1", "hack:k=4,v=4,mix=0", "hack:paper",
         "hack:p=32,round=sr,mix=1,recent=1", "hack:paper,ktail=code", "hack:compute=bf16",
@@ -151,6 +154,9 @@ TEST(CodedForward, ChunksAndThreadsChangeNoBit) {
     set_parallel_threads(2);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(WithoutAndWithAWindow, CodedForwardOfModels,
+                         testing::Values("qwen3-gqa-bf16", "mistral-gqa-bf16-window"));
 
 enum class Basis { kPlain, kReflected, kStretched };
 

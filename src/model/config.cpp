@@ -138,6 +138,7 @@ Result<ModelConfig> parse_model_config(std::string_view config_json) {
   config.architecture = family->architecture;
   FieldReader fields(json);
   family->read(fields, config);
+  check_layer_types(fields, config);
   read_type(fields, config);
   KVLANE_TRY(fields.status());
   KVLANE_TRY(read_special_tokens(json, *family, config));

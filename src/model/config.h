@@ -71,6 +71,8 @@ struct ModelConfig {
   bool ffn_bias = false;
   bool parallel = false;         // attention and feed-forward read the same residual stream
   bool shared_norm = false;      // and are behind one norm
+  int window = 0;                // tokens that a query attends to, its own included; 0: all
+  int windowed_first = 0;        // the first layer with that window; those before it see all
   int learned_positions = 0;     // rows of their table, that of position 0 behind `position_offset`
   int position_offset = 0;       // others; without a table positions are rotary
   bool tied_embeddings = false;  // the output projection is the embedding table
@@ -78,13 +80,15 @@ struct ModelConfig {
   std::int32_t bos = -1;                  // -1: none
   std::vector<std::int32_t> eos;          // any of them ends an answer
 
+  int window_of(int layer) const { return layer >= windowed_first ? window : 0; }
+
   // The cache this model needs. F32 and BF16 checkpoints keep BF16 rows.
   KvShape kv_shape() const { return {layers, kv_heads, head_dim, ElementType::kBf16}; }
 };
 
 // Parses the text of config.json, with the defaults of transformers where a field is absent.
-// Unknown architectures and features that would change the result (other activations, sliding
-// windows in use, other RoPE scalings, quantised weights) are kUnsupported and named; everything
+// Unknown architectures and features that would change the result (other activations, windows of
+// less than a block, other RoPE scalings, quantised weights) are kUnsupported and named; everything
 // else wrong is kInvalidArgument and named.
 Result<ModelConfig> parse_model_config(std::string_view config_json);
 

@@ -195,17 +195,13 @@ TEST(ModelConfig, FeaturesThatWouldChangeTheResultAreRefused) {
   unsupported_llama({{"layer_types", {"full_attention", "sliding_attention"}}},
                     "sliding_attention");
   expect_refused(small_qwen3(),
-                 {{"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 1}},
-                 Code::kUnsupported, "sliding_window 64");
+                 {{"use_sliding_window", true}, {"sliding_window", 63}, {"max_window_layers", 1}},
+                 Code::kUnsupported, "sliding_window is 63");
   const auto unsupported = [](Json base, const char* architecture, const Json& changes,
                               const std::string& reason) {
     base["architectures"] = {architecture};
     expect_refused(base, changes, Code::kUnsupported, reason);
   };
-  // What is absent is 4,096 tokens there, null is none.
-  unsupported(small_llama(), "MistralForCausalLM", {{"num_key_value_heads", 4}},
-              "sliding_window 4096");
-  unsupported(small_llama(), "Phi3ForCausalLM", {{"sliding_window", 2047}}, "sliding_window 2047");
   unsupported(small_llama(), "FalconForCausalLM", {{"alibi", true}}, "alibi is true");
   unsupported(small_llama(), "FalconForCausalLM", {{"activation", "relu"}},
               "activation is \"relu\"");
@@ -296,6 +292,34 @@ TEST(ModelConfig, RopeForLongContextsHasItsFactors) {
                  "rope_scaling.long_factor is not a list of numbers above zero");
   expect_refused(small_llama(), {{"rope_scaling", {{"type", "linear"}}}}, Code::kInvalidArgument,
                  "it has no rope_scaling.factor");
+}
+
+TEST(ModelConfig, WindowsAreThoseOfTheFamily) {
+  const auto window_of = [](Json base, const char* architecture, const Json& changes) {
+    base["architectures"] = {architecture};
+    const auto config = parse_with(base, changes);
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    return config.ok() ? std::pair(config->window_of(0), config->window_of(config->layers - 1))
+                       : std::pair(-1, -1);
+  };
+  using Windows = std::pair<int, int>;
+  // What is absent is 4,096 tokens there, null is none.
+  EXPECT_EQ(window_of(small_llama(), "MistralForCausalLM", {{"num_key_value_heads", 4}}),
+            Windows(4096, 4096));
+  EXPECT_EQ(
+      window_of(small_llama(), "Phi3ForCausalLM", {{"sliding_window", 2047}, {"eos_token_id", 2}}),
+      Windows(2047, 2047));
+  EXPECT_EQ(window_of(small_llama(), "Phi3ForCausalLM",
+                      {{"sliding_window", nullptr}, {"eos_token_id", 2}}),
+            Windows(0, 0));
+  const Json used = {
+      {"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 1}};
+  EXPECT_EQ(window_of(small_qwen3(), "Qwen3ForCausalLM", used), Windows(0, 64));
+  Json typed = used;
+  typed["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_EQ(window_of(small_qwen3(), "Qwen3ForCausalLM", typed), Windows(0, 64));
+  typed["layer_types"] = {"sliding_attention", "sliding_attention"};
+  expect_refused(small_qwen3(), typed, Code::kUnsupported, "say none");
 }
 
 TEST(ModelConfig, WindowsThatDoNothingAreFine) {

@@ -63,6 +63,7 @@ Json describe_config(const ModelConfig& config) {
       {"activation", activation_name(config.activation)},
       {"biases", config.qkv_bias || config.attention_out_bias || config.ffn_bias},
       {"parallel", config.parallel},
+      {"window", config.window > 0 ? Json(config.window) : Json()},
       {"positions", config.learned_positions > 0 ? "learned" : "rotary"},
       {"rope", config.learned_positions > 0 ? Json() : describe_rope(config)},
       {"qk_norm", config.qk_norm},

@@ -562,6 +562,7 @@ TEST(DeviceModel, LayersThatAreNotLlamasAreRefusedByName) {
   EmulatedAccelerator device;
   for (const auto& [name, reason] : {std::pair{"qwen2-gqa-bf16", "biases"},
                                      {"falcon-gqa-bf16", "layer norms"},
+                                     {"mistral-gqa-bf16-window", "sliding window, 70 tokens"},
                                      {"opt-mha-bf16", "layer norms"}}) {
     const auto model = Model::load(kModels / name, {.isa = best_isa(), .device = &device});
     ASSERT_FALSE(model.ok()) << name;

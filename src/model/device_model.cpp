@@ -62,6 +62,11 @@ class DeviceModel::Loader {
   Status run() {
     KVLANE_TRY(check_layers(model_.config_));
     KVLANE_TRY(check_shape(model_.config_));
+    if (model_.config_.window > 0 && model_.config_.window < model_.positions_) {
+      return unsupported("on GPUs sequences are no longer than the model's sliding window, " +
+                         std::to_string(model_.config_.window) + " tokens, and not " +
+                         std::to_string(model_.positions_));
+    }
     KVLANE_TRY(visit());
     model_.bytes_ = at_;
     KVLANE_ASSIGN(model_.memory_, device_.allocate(model_.bytes_));

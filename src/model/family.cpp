@@ -81,17 +81,6 @@ void read_silu(FieldReader& fields) {
   }
 }
 
-void refuse_layer_types(FieldReader& fields) {
-  const Json* const types = fields.find("layer_types");
-  if (types == nullptr) return;
-  for (const Json& type : *types) {
-    if (type == "full_attention") continue;
-    fields.fail(unsupported("layer_types has " +
-                            (type.is_string() ? in_quotes(type.get<std::string>()) : "no text") +
-                            "; kvlane computes full_attention"));
-  }
-}
-
 }  // namespace
 
 std::span<const Family* const> families() { return kFamilies; }
@@ -107,7 +96,6 @@ void read_llama_like(FieldReader& fields, const DimensionDefaults& defaults, Mod
   read_rope(fields, config);
   read_silu(fields);
   refuse_quantised(fields);
-  refuse_layer_types(fields);
 }
 
 void check_dimensions(FieldReader& fields, const ModelConfig& config) {
@@ -174,10 +162,28 @@ void refuse_quantised(FieldReader& fields) {
   }
 }
 
-void refuse_window(FieldReader& fields, int window, bool used, const ModelConfig& config) {
-  if (!used || window >= config.context) return;
-  fields.fail(unsupported("sliding_window " + std::to_string(window) +
-                          " is in use; kvlane attends to the whole context"));
+void check_layer_types(FieldReader& fields, const ModelConfig& config) {
+  const Json* const types = fields.find("layer_types");
+  if (types == nullptr) return;
+  int layer = 0;
+  for (const Json& type : *types) {
+    const bool windowed = config.window_of(layer++) > 0;
+    if (type == (windowed ? "sliding_attention" : "full_attention")) continue;
+    fields.fail(unsupported("layer_types has " +
+                            (type.is_string() ? in_quotes(type.get<std::string>()) : "no text") +
+                            " where the other fields say " + (windowed ? "a window" : "none")));
+  }
+}
+
+void set_window(FieldReader& fields, int window, int first_layer, ModelConfig& config) {
+  if (window == INT32_MAX || first_layer >= config.layers) return;
+  if (window < std::min(config.context, int{kBlockTokens})) {
+    return fields.fail(unsupported("sliding_window is " + std::to_string(window) +
+                                   "; kvlane attends to " + std::to_string(kBlockTokens) +
+                                   " tokens at least"));
+  }
+  config.window = window;
+  config.windowed_first = first_layer;
 }
 
 }  // namespace kvlane

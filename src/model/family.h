@@ -46,8 +46,11 @@ void read_llama_like(FieldReader& fields, const DimensionDefaults& defaults, Mod
 void check_dimensions(FieldReader& fields, const ModelConfig& config);
 void read_rope(FieldReader& fields, ModelConfig& config);
 void refuse_quantised(FieldReader& fields);
-// `window` tokens where `used`; 0: none.
-void refuse_window(FieldReader& fields, int window, bool used, const ModelConfig& config);
+// Layers from `first_layer` on attend to the last `window` tokens; INT32_MAX: to all.
+void set_window(FieldReader& fields, int window, int first_layer, ModelConfig& config);
+
+// Of layers that are read.
+void check_layer_types(FieldReader& fields, const ModelConfig& config);
 
 extern const Family kLlamaFamily, kMistralFamily, kQwen2Family, kQwen3Family, kPhi3Family,
     kFalconFamily, kOptFamily;

@@ -10,8 +10,11 @@ void read(FieldReader& fields, ModelConfig& config) {
   config.qkv_bias = config.attention_out_bias = fields.flag("attention_bias", false);
   config.ffn_bias = fields.flag("mlp_bias", false);
   // Llama itself has no window: a configuration that names one is another model in its clothes.
-  refuse_window(fields, fields.integer("sliding_window", 0, INT32_MAX, INT32_MAX),
-                fields.flag("use_sliding_window", true), config);
+  const int window = fields.integer("sliding_window", 0, INT32_MAX, INT32_MAX);
+  if (window < config.context && fields.flag("use_sliding_window", true)) {
+    fields.fail(unsupported("sliding_window " + std::to_string(window) +
+                            " is in use, which Llama does not know"));
+  }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ constexpr int kWindow = 4096;  // of files that do not name it; null is none
 void read(FieldReader& fields, ModelConfig& config) {
   read_llama_like(fields, {.context = 131072, .kv_heads = 8}, config);
   const int otherwise = fields.has("sliding_window") ? INT32_MAX : kWindow;
-  refuse_window(fields, fields.integer("sliding_window", 1, INT32_MAX, otherwise), true, config);
+  set_window(fields, fields.integer("sliding_window", 1, INT32_MAX, otherwise), 0, config);
 }
 
 }  // namespace

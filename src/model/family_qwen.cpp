@@ -7,24 +7,23 @@ namespace {
 
 constexpr int kContext = 32768;
 
-void refuse_qwen_window(FieldReader& fields, const ModelConfig& config) {
+void set_qwen_window(FieldReader& fields, ModelConfig& config) {
   const int window = fields.integer("sliding_window", 0, INT32_MAX, 4096);
   const int first_windowed = fields.integer("max_window_layers", 0, INT32_MAX, 28);
-  refuse_window(fields, window,
-                fields.flag("use_sliding_window", false) && first_windowed < config.layers, config);
+  if (fields.flag("use_sliding_window", false)) set_window(fields, window, first_windowed, config);
 }
 
 void read_qwen2(FieldReader& fields, ModelConfig& config) {
   read_llama_like(fields, {.context = kContext, .kv_heads = 32}, config);
   config.qkv_bias = true;
-  refuse_qwen_window(fields, config);
+  set_qwen_window(fields, config);
 }
 
 void read_qwen3(FieldReader& fields, ModelConfig& config) {
   read_llama_like(fields, {.context = kContext, .head_dim = 128}, config);
   config.qk_norm = true;
   config.qkv_bias = config.attention_out_bias = fields.flag("attention_bias", false);
-  refuse_qwen_window(fields, config);
+  set_qwen_window(fields, config);
 }
 
 }  // namespace

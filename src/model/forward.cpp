@@ -241,8 +241,9 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
 
 void Forward::attend(int layer, ElementType out_type) {
   const ScopedTimer timer(times_.attention);
-  const AttentionBatch batch{layer, model_.config().heads, attention_spans_, q_, q_parts_, out_type,
-                             wide_};
+  const AttentionBatch batch{
+      layer, model_.config().heads,           attention_spans_, q_, q_parts_, out_type,
+      wide_, model_.config().window_of(layer)};
   if (!attention_spans_.empty()) {
     attention_.run(batch);
     times_.dequantise += attention_.opening_seconds();

@@ -88,7 +88,9 @@ const Fixture kModels[] = {{"llama-mha-bf16-tied", "bfloat16"},
                            {"falcon-mqa-bf16", "bfloat16"},
                            {"falcon-mha-f32-sequential", "float32+bfloat16_kv"},
                            {"opt-mha-bf16", "bfloat16"},
-                           {"opt-mha-f32", "float32+bfloat16_kv"}};
+                           {"opt-mha-f32", "float32+bfloat16_kv"},
+                           {"mistral-gqa-bf16-window", "bfloat16"},
+                           {"qwen2-f32-window-above", "float32+bfloat16_kv"}};
 constexpr double kFactor = 1.25;
 
 TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
