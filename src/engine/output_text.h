@@ -10,11 +10,12 @@
 
 namespace kvlane {
 
+// An answer goes on after its prompt: a space before its first word is part of it.
 // Thread-compatible.
 class OutputText {
  public:
   OutputText(const Tokenizer& tokenizer, std::vector<std::string> stop)
-      : stream_(tokenizer), stop_(std::move(stop)) {}
+      : stream_(tokenizer, TokenStream::Begin::kContinuation), stop_(std::move(stop)) {}
 
   // Takes one more token and returns the text that is certain now. What may be the beginning of a
   // stop string is held back; after a stop string nothing more comes. With `may_stop` false what is

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdio>
 #include <limits>
+#include <string>
+
+#include "model/byte_token.h"
+#include "model/utf8.h"
 
 namespace kvlane {
 namespace {
@@ -27,16 +30,22 @@ constexpr auto kLater = [](const auto& a, const auto& b) { return a.order > b.or
 Result<Bpe> Bpe::create(const Vocabulary& vocabulary, const std::vector<Merge>& merges,
                         Options options) {
   Bpe bpe(vocabulary, options);
+  KVLANE_TRY(bpe.find_byte_tokens());
+  bpe.index(merges);
+  return bpe;
+}
+
+Status Bpe::find_byte_tokens() {
   for (std::size_t byte = 0; byte < 256; ++byte) {
-    const char c = static_cast<char>(byte);
-    bpe.byte_ids_[byte] = vocabulary.find(std::string_view(&c, 1));
-    if (bpe.byte_ids_[byte] < 0) {
+    const auto c = static_cast<char>(byte);
+    byte_ids_[byte] =
+        vocabulary_->find(options_.unit == Unit::kByte ? std::string(1, c) : byte_token_name(c));
+    if (options_.unit == Unit::kByte && byte_ids_[byte] < 0) {
       return unsupported("the vocabulary has no token for the byte " + std::to_string(byte) +
                          ", so it is not byte-level");
     }
   }
-  bpe.index(merges);
-  return bpe;
+  return {};
 }
 
 void Bpe::index(const std::vector<Merge>& merges) {
@@ -69,16 +78,55 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<std::int32
       return;
     }
   }
-  const auto length = static_cast<std::uint32_t>(word.size());
   scratch.symbols_.clear();
-  for (std::uint32_t at = 0; at < length; ++at) {
-    scratch.symbols_.push_back({byte_ids_[static_cast<unsigned char>(word[at])],
-                                at == 0 ? kNone : at - 1, at + 1 == length ? kNone : at + 1});
+  if (options_.unit == Unit::kByte) {
+    for (const char byte : word) scratch.add(byte_ids_[static_cast<unsigned char>(byte)]);
+  } else {
+    add_characters(word, scratch);
   }
+  if (scratch.symbols_.empty()) return;
+  scratch.symbols_.back().next = kNone;
   merge_all(scratch);
   for (const Scratch::Symbol& symbol : scratch.symbols_) {
     if (symbol.id != kMergedAway) ids.push_back(symbol.id);
   }
+}
+
+void Bpe::Scratch::add(std::int32_t id) {
+  const auto at = static_cast<std::uint32_t>(symbols_.size());
+  symbols_.push_back({id, at == 0 ? kNone : at - 1, at + 1});
+}
+
+// Unknown characters wait for the next known one, as in the package: so they come after the byte
+// tokens of a character between them.
+void Bpe::add_characters(std::string_view word, Scratch& scratch) const {
+  std::size_t unknown = 0;
+  const auto add_unknown = [&] {
+    for (; unknown > 0; --unknown) scratch.add(options_.unknown);
+  };
+  while (!word.empty()) {
+    const std::string_view character = word.substr(0, next_utf8(word).bytes);
+    word.remove_prefix(character.size());
+    if (const std::int32_t id = vocabulary_->find(character); id >= 0) {
+      add_unknown();
+      scratch.add(id);
+      continue;
+    }
+    if (options_.byte_fallback && add_byte_tokens(character, scratch)) continue;
+    if (options_.unknown < 0) continue;
+    if (!options_.fuse_unknown) add_unknown();
+    unknown = 1;
+  }
+  add_unknown();
+}
+
+bool Bpe::add_byte_tokens(std::string_view character, Scratch& scratch) const {
+  const auto id_of = [&](char byte) { return byte_ids_[static_cast<unsigned char>(byte)]; };
+  if (!std::all_of(character.begin(), character.end(), [&](char b) { return id_of(b) >= 0; })) {
+    return false;
+  }
+  for (const char byte : character) scratch.add(id_of(byte));
+  return true;
 }
 
 void Bpe::add_candidate(std::uint32_t at, Scratch& scratch) const {

@@ -1,4 +1,4 @@
-// The inverse table of GPT-2's byte alphabet.
+// GPT-2's byte alphabet as two tables.
 // SPDX-License-Identifier: Apache-2.0
 #include "model/byte_alphabet.h"
 
@@ -30,7 +30,24 @@ constexpr std::array<std::int16_t, kAlphabetEnd> make_bytes() {
 constexpr std::array<std::int16_t, kAlphabetEnd> kBytes = make_bytes();
 static_assert(kBytes[kAlphabetEnd - 1] == 0xAD, "the soft hyphen is the last byte without a shape");
 
+constexpr std::array<std::uint16_t, 256> make_characters() {
+  std::array<std::uint16_t, 256> characters{};
+  for (std::uint16_t c = 0; c < kAlphabetEnd; ++c) {
+    if (kBytes[c] >= 0) characters[static_cast<std::size_t>(kBytes[c])] = c;
+  }
+  return characters;
+}
+
+constexpr std::array<std::uint16_t, 256> kCharacters = make_characters();
+
 }  // namespace
+
+std::string byte_level_of_bytes(std::string_view bytes) {
+  std::string text;
+  text.reserve(2 * bytes.size());
+  for (const char byte : bytes) append_utf8(text, kCharacters[static_cast<unsigned char>(byte)]);
+  return text;
+}
 
 std::optional<std::string> bytes_of_byte_level(std::string_view text) {
   std::string bytes;

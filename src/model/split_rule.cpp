@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -77,7 +78,21 @@ Result<SplitRule> SplitRule::compile(std::string_view pattern) {
   return SplitRule(std::move(impl));
 }
 
+Result<SplitRule> SplitRule::of_literal(std::string_view text) {
+  std::string pattern;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80 && std::isalnum(byte) == 0) pattern += '\\';
+    pattern += c;
+  }
+  return compile(pattern);
+}
+
 Status SplitRule::split(std::string_view text, const PieceSink& sink) const {
+  return scan(text, [&](std::string_view piece, bool /*is_match*/) { return sink(piece); });
+}
+
+Status SplitRule::scan(std::string_view text, const SpanSink& sink) const {
   const std::unique_ptr<pcre2_match_data, FreeMatchData> data(pcre2_match_data_create(1, nullptr));
   const std::unique_ptr<pcre2_match_context, FreeMatchContext> context(
       pcre2_match_context_create(nullptr));
@@ -94,11 +109,11 @@ Status SplitRule::split(std::string_view text, const PieceSink& sink) const {
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0) return exhausted("a split rule failed on this text: " + error_text(rc));
     const PCRE2_SIZE* match = pcre2_get_ovector_pointer(data.get());
-    if (match[0] > done) KVLANE_TRY(sink(text.substr(done, match[0] - done)));
-    KVLANE_TRY(sink(text.substr(match[0], match[1] - match[0])));
+    if (match[0] > done) KVLANE_TRY(sink(text.substr(done, match[0] - done), false));
+    KVLANE_TRY(sink(text.substr(match[0], match[1] - match[0]), true));
     done = match[1];
   }
-  return done < text.size() ? sink(text.substr(done)) : Status();
+  return done < text.size() ? sink(text.substr(done), false) : Status();
 }
 
 }  // namespace kvlane

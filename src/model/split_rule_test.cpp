@@ -151,17 +151,16 @@ TEST(SplitRuleTest, TheSinkCanStop) {
 }
 
 TEST(PretokenizerTest, RulesRunOneInsideTheOther) {
-  Pretokenizer::Options options;
+  std::vector<Pretokenizer::Step> steps;
   for (const char* pattern : {"[0-9]+", "[a-c]"}) {
     Result<SplitRule> rule = SplitRule::compile(pattern);
     ASSERT_TRUE(rule.ok());
-    options.rules.push_back(std::move(*rule));
+    steps.emplace_back(Pretokenizer::Split{std::move(*rule)});
   }
-  options.rules_before_prefix = 1;
-  options.prefix_space = true;
-  const Pretokenizer pretokenizer(std::move(options));
+  steps.insert(steps.begin() + 1, Pretokenizer::PrefixSpace());
+  const Pretokenizer pretokenizer(std::move(steps));
   Pieces words;
-  const Status status = pretokenizer.split("xay12 b", [&](std::string_view word) {
+  const Status status = pretokenizer.split("xay12 b", true, [&](std::string_view word) {
     words.emplace_back(word);
     return Status();
   });

@@ -319,12 +319,16 @@ Status write_weights(const Plan& plan, const SynthOptions& options, const fs::pa
 // Copies what belongs to the tokenizer. Without generation_config.json: its token ids may lie
 // outside this vocabulary.
 Status copy_tokenizer(const fs::path& from, const fs::path& to) {
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "chat_template.jinja"}) {
+  std::error_code ignored;
+  const bool is_model = !fs::exists(from / "tokenizer.json", ignored) &&
+                        fs::exists(from / "tokenizer.model", ignored);
+  const std::string_view needed = is_model ? "tokenizer.model" : "tokenizer.json";
+  for (const std::string_view name :
+       {needed, std::string_view("tokenizer_config.json"),
+        std::string_view("special_tokens_map.json"), std::string_view("chat_template.jinja")}) {
     const Result<std::string> text = read_text_file(from / name, kTokenizerBytesMax);
     if (!text.ok()) {
-      const bool optional = std::string_view(name) != "tokenizer.json";
-      if (optional && text.status().code() == Code::kNotFound) continue;
+      if (name != needed && text.status().code() == Code::kNotFound) continue;
       return text.status();
     }
     KVLANE_TRY(write_file(to / name, as_byte_view(*text)));

@@ -5,21 +5,24 @@
 
 namespace kvlane {
 
-std::string TokenStream::push(std::int32_t id) {
-  if (tokenizer_->is_special(id)) return {};
-  pending_.append(tokenizer_->token_bytes(id));
-  const std::size_t held = truncated_utf8_tail(pending_);
-  const std::size_t whole = pending_.size() - held;
-  std::string text;
-  append_replacing_invalid(text, std::string_view(pending_).substr(0, whole));
-  pending_.erase(0, whole);
-  return text;
+TokenStream::TokenStream(const Tokenizer& tokenizer, Begin begin)
+    : tokenizer_(&tokenizer),
+      progress_(begin == Begin::kText ? tokenizer.detokenizer().start() : Detokenizer::Progress{}) {
 }
 
-std::string TokenStream::finish() {
+std::string TokenStream::push(std::int32_t id) {
+  if (tokenizer_->is_special(id)) return {};
+  tokenizer_->detokenizer().append(id, progress_, pending_);
+  return release(pending_.size() - truncated_utf8_tail(pending_));
+}
+
+std::string TokenStream::finish() { return release(pending_.size()); }
+
+std::string TokenStream::release(std::size_t bytes) {
   std::string text;
-  append_replacing_invalid(text, pending_);
-  pending_.clear();
+  append_replacing_invalid(text, std::string_view(pending_).substr(0, bytes),
+                           tokenizer_->detokenizer().invalid_unit());
+  pending_.erase(0, bytes);
   return text;
 }
 

@@ -1,4 +1,4 @@
-// Text to token ids and back, as tokenizer.json of a checkpoint says (byte-level BPE).
+// Text to token ids and back, as tokenizer.json or tokenizer.model of a checkpoint says.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kvlane/status.h"
+#include "model/detokenizer.h"
 
 namespace kvlane {
 
@@ -22,25 +23,35 @@ inline constexpr std::size_t kTextBytesMax = 32U << 20;
 // Immutable after load, thread-safe. Movable.
 class Tokenizer {
  public:
-  // Reads DIR/tokenizer.json; constructs it does not know are kUnsupported and named.
+  // Reads DIR/tokenizer.json, or without one DIR/tokenizer.model; constructs it does not know are
+  // kUnsupported and named.
   static Result<Tokenizer> load(const std::filesystem::path& directory);
+  // BPE over bytes or, as sentencepiece does it, over characters.
   static Result<Tokenizer> parse(std::string_view tokenizer_json);
+  // BPE models of sentencepiece. Its BOS is put before texts, and its control tokens are recognised
+  // in them; what lies between is encoded as a text of its own.
+  static Result<Tokenizer> parse_sentencepiece(std::string_view tokenizer_model);
 
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // The ids that the `tokenizers` package gives for encode(text, add_special_tokens): added tokens
-  // inside the text are recognised; the post-processor (BOS) acts only with `add_special`.
-  // kInvalid- Argument for invalid UTF-8, with the offset of the first bad byte, and for too long a
-  // text.
+  // The ids that the `tokenizers` package (for tokenizer.model the sentencepiece library) gives for
+  // encode(text, add_special_tokens): added tokens inside the text are recognised; the
+  // post-processor (BOS) acts only with `add_special`. In bytes that are no UTF-8 every invalid
+  // sequence counts as one U+FFFD: the ids are those of Python's text.decode("utf-8", "replace").
+  // kInvalidArgument for too long a text.
   Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special = true) const;
 
-  // The bytes of the tokens, special ones left out. They may end inside a UTF-8 character; invalid
-  // sequences are replaced by U+FFFD. Ids outside the vocabulary give nothing.
+  // The text of the tokens, special ones left out, as the package has it: without the space that
+  // sentencepiece puts before a text. Bytes that are no UTF-8 are replaced by U+FFFD: one for each
+  // invalid sequence, or for each invalid byte where bytes are tokens of sentencepiece ("<0xE4>").
+  // The package replaces the valid characters among the latter as well if an invalid one follows;
+  // that cannot be streamed. Ids outside the vocabulary give nothing.
   std::string decode(std::span<const std::int32_t> ids) const;
 
-  // The raw bytes of one token (a special token's are its text); empty for an unknown id.
+  // The raw bytes of one token inside a text (a special token's are its text); empty for an unknown
+  // id.
   std::string_view token_bytes(std::int32_t id) const;
   bool is_special(std::int32_t id) const;
   // The id of the added token with this content, else of the token with these bytes (" the", not
@@ -48,6 +59,8 @@ class Tokenizer {
   std::int32_t find(std::string_view content) const;
   // One more than the largest id.
   int vocab_size() const;
+  // How its tokens become text; lives as long as this.
+  const Detokenizer& detokenizer() const;
 
  private:
   struct Impl;
@@ -56,16 +69,24 @@ class Tokenizer {
 };
 
 // Text of a growing sequence of tokens: what push() and finish() return, joined, equals decode() of
-// all ids. Never returns half a UTF-8 character.
+// all ids. Never returns half a UTF-8 character. Thread-compatible.
 class TokenStream {
  public:
-  explicit TokenStream(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  // Whether the tokens begin a text or go on after others, so that a space before them is part of
+  // it, as sentencepiece's models need it said.
+  enum class Begin { kText, kContinuation };
+
+  // `tokenizer` must outlive this.
+  explicit TokenStream(const Tokenizer& tokenizer, Begin begin = Begin::kText);
   std::string push(std::int32_t id);
   // What is still held back; invalid bytes become U+FFFD.
   std::string finish();
 
  private:
+  std::string release(std::size_t bytes);
+
   const Tokenizer* tokenizer_;
+  Detokenizer::Progress progress_;
   std::string pending_;  // an incomplete UTF-8 character
 };
 

@@ -9,9 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "base/file.h"
-#include "base/random.h"
-#include "model/utf8.h"
+#include "model/tokenizer_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -19,108 +17,21 @@ namespace {
 using Json = nlohmann::json;
 using Ids = std::vector<std::int32_t>;
 
-std::filesystem::path fixture(const std::string& name) {
-  return std::filesystem::path(KVLANE_SOURCE_DIR) / "tests" / "fixtures" / "tokenizer" / name;
-}
-
-Json read_json(const std::filesystem::path& path) {
-  Result<std::string> text = read_text_file(path, 1U << 20);
-  EXPECT_TRUE(text.ok()) << text.status().message();
-  return text.ok() ? Json::parse(*text) : Json();
+Json fixture(const std::string& name) {
+  return Json::parse(read_tokenizer_fixture(name + ".json"));
 }
 
 // The error of a tokenizer.json made from the fixture `name` by `change`.
 template <class Change>
 Status error_after(const std::string& name, Change change) {
-  Json document = read_json(fixture(name));
+  Json document = fixture(name);
   change(document);
   const Result<Tokenizer> tokenizer = Tokenizer::parse(document.dump());
   return tokenizer.ok() ? Status() : tokenizer.status();
 }
 
-class FixtureTest : public testing::TestWithParam<const char*> {
- protected:
-  FixtureTest()
-      : cases_(read_json(fixture(std::string(GetParam()) + ".cases.json"))),
-        tokenizer_(Tokenizer::parse(read_json(fixture(std::string(GetParam()) + ".json")).dump())) {
-  }
-
-  void SetUp() override { ASSERT_TRUE(tokenizer_.ok()) << tokenizer_.status().message(); }
-
-  Json cases_;
-  Result<Tokenizer> tokenizer_;
-};
-
-TEST_P(FixtureTest, EncodesLikeThePackage) {
-  for (const Json& item : cases_.at("encode")) {
-    const std::string text = item.at("text");
-    const Ids expected = item.at("ids");
-    const Result<Ids> ids = tokenizer_->encode(text, false);
-    ASSERT_TRUE(ids.ok()) << ids.status().message();
-    EXPECT_EQ(*ids, expected) << item.at("text").dump(-1, ' ', true);
-    const Result<Ids> with_special = tokenizer_->encode(text);
-    ASSERT_TRUE(with_special.ok());
-    EXPECT_EQ(*with_special,
-              item.contains("ids_special") ? item.at("ids_special").get<Ids>() : expected);
-  }
-}
-
-TEST_P(FixtureTest, DecodesLikeThePackage) {
-  for (const Json& item : cases_.at("encode")) {
-    const std::string expected = item.contains("decoded") ? item.at("decoded") : item.at("text");
-    EXPECT_EQ(tokenizer_->decode(item.at("ids").get<Ids>()), expected);
-  }
-  for (const Json& item : cases_.at("decode")) {
-    EXPECT_EQ(tokenizer_->decode(item.at("ids").get<Ids>()), item.at("text").get<std::string>());
-  }
-}
-
-TEST_P(FixtureTest, StreamJoinsToDecodeInWholeCharacters) {
-  const auto check = [&](const Ids& ids) {
-    TokenStream stream(*tokenizer_);
-    std::string joined;
-    for (const std::int32_t id : ids) {
-      const std::string part = stream.push(id);
-      EXPECT_EQ(find_invalid_utf8(part), std::nullopt);
-      joined += part;
-    }
-    joined += stream.finish();
-    EXPECT_EQ(joined, tokenizer_->decode(ids));
-    EXPECT_EQ(stream.finish(), "");
-  };
-  for (const char* list : {"encode", "decode"}) {
-    for (const Json& item : cases_.at(list)) check(item.at("ids").get<Ids>());
-  }
-  // Random ids: mostly single bytes, so that characters begin, break off and go wrong everywhere.
-  for (std::uint32_t round = 0; round < 2000; ++round) {
-    Ids ids;
-    for (std::uint32_t at = 0; at < 1 + round % 40; ++at) {
-      const PhiloxCounter random = philox4x32(7, {round, at, 0, 0});
-      const std::uint32_t range = random[0] % 4 != 0 ? 256U : 800U;
-      ids.push_back(static_cast<std::int32_t>(random[1] % range) - 5);
-    }
-    check(ids);
-  }
-}
-
-TEST_P(FixtureTest, TokenBytesJoinToTheText) {
-  for (const Json& item : cases_.at("encode")) {
-    std::string bytes;
-    for (const std::int32_t id : item.at("ids").get<Ids>()) {
-      if (!tokenizer_->is_special(id)) bytes.append(tokenizer_->token_bytes(id));
-    }
-    std::string text;
-    append_replacing_invalid(text, bytes);
-    EXPECT_EQ(text, item.contains("decoded") ? item.at("decoded") : item.at("text"));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Tokenizer, FixtureTest,
-                         testing::Values("gpt2", "prefix_space", "llama3", "qwen2", "cased"),
-                         [](const auto& test) { return std::string(test.param); });
-
 Tokenizer llama3() {
-  Result<Tokenizer> tokenizer = Tokenizer::parse(read_json(fixture("llama3.json")).dump());
+  Result<Tokenizer> tokenizer = parse_tokenizer_fixture("llama3");
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   return std::move(*tokenizer);
 }
@@ -148,12 +59,12 @@ TEST(TokenizerTest, KnowsItsTokens) {
   }
 }
 
-TEST(TokenizerTest, RefusesInvalidUtf8WithItsOffset) {
+TEST(TokenizerTest, InvalidUtf8CountsAsReplacementCharacters) {
   const Tokenizer tokenizer = llama3();
-  const Result<Ids> ids = tokenizer.encode("abc\xC3\xA9 \xE2\x82");
-  ASSERT_FALSE(ids.ok());
-  EXPECT_EQ(ids.status().code(), Code::kInvalidArgument);
-  EXPECT_EQ(ids.status().message(), "the text is not valid UTF-8 at byte 6");
+  const Result<Ids> ids = tokenizer.encode("abc\xC3\xA9 \xE2\x82<|eot_id|>\xFF");
+  const Result<Ids> expected = tokenizer.encode("abc\u00e9 \ufffd<|eot_id|>\ufffd");
+  ASSERT_TRUE(ids.ok() && expected.ok());
+  EXPECT_EQ(*ids, *expected);
 }
 
 TEST(TokenizerTest, RefusesTooLongATextUnread) {
@@ -278,29 +189,27 @@ const BadCase kBadCases[] = {
      "has id 9999"},
     {"added_twice", [](Json& d) { d["added_tokens"].push_back(d["added_tokens"][0]); },
      Code::kCorrupt, "is there twice"},
-    {"single_word", [](Json& d) { d["added_tokens"][0]["single_word"] = true; }, Code::kUnsupported,
-     "'single_word'"},
+    {"single_word", [](Json& d) { d["added_tokens"][0]["single_word"] = 3; }, Code::kCorrupt,
+     "'single_word' is 3"},
     {"no_pretokenizer", [](Json& d) { d["pre_tokenizer"] = nullptr; }, Code::kUnsupported,
-     "without pre_tokenizer"},
-    {"metaspace", [](Json& d) { set_part(d, "pre_tokenizer", R"({"type":"Metaspace"})"); },
-     Code::kUnsupported, "pre_tokenizer \"Metaspace\""},
-    {"no_byte_level", [](Json& d) { d["pre_tokenizer"]["pretokenizers"].erase(1); },
-     Code::kUnsupported, "no step 'ByteLevel'"},
-    {"after_byte_level",
+     "decoder \"ByteLevel\" is not supported without the pre_tokenizer 'ByteLevel'"},
+    {"pre_tokenizer", [](Json& d) { set_part(d, "pre_tokenizer", R"({"type":"Whitespace"})"); },
+     Code::kUnsupported, "pre_tokenizer \"Whitespace\""},
+    {"two_byte_levels",
      [](Json& d) {
-       d["pre_tokenizer"]["pretokenizers"].push_back(d["pre_tokenizer"]["pretokenizers"][0]);
+       d["pre_tokenizer"]["pretokenizers"].push_back(d["pre_tokenizer"]["pretokenizers"][1]);
      },
-     Code::kUnsupported, "after 'ByteLevel'"},
+     Code::kUnsupported, "'ByteLevel' after 'ByteLevel'"},
     {"split_string",
      [](Json& d) {
-       d["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"String", " "}};
+       d["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"String", ""}};
      },
-     Code::kUnsupported, "is not a Regex"},
+     Code::kUnsupported, "neither a Regex nor a String"},
     {"split_behavior",
-     [](Json& d) { d["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; },
-     Code::kUnsupported, "behavior \"Removed\""},
-    {"split_invert", [](Json& d) { d["pre_tokenizer"]["pretokenizers"][0]["invert"] = true; },
-     Code::kUnsupported, "'invert'"},
+     [](Json& d) { d["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Doubled"; },
+     Code::kUnsupported, "behavior \"Doubled\""},
+    {"split_invert", [](Json& d) { d["pre_tokenizer"]["pretokenizers"][0]["invert"] = 1; },
+     Code::kCorrupt, "'invert' is 1"},
     {"split_rule",
      [](Json& d) {
        d["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "\\bx"}};
@@ -328,19 +237,76 @@ const BadCase kBadCases[] = {
     {"no_decoder", [](Json& d) { d.erase("decoder"); }, Code::kUnsupported, "decoder"},
 };
 
+// The same of a tokenizer in sentencepiece's style.
+const BadCase kBadSentencePieceCases[] = {
+    {"unknown", [](Json& d) { d["model"]["unk_token"] = "<what>"; }, Code::kCorrupt,
+     "the unk_token \"<what>\" is not in the vocabulary"},
+    {"fuse_unk", [](Json& d) { d["model"]["fuse_unk"] = "yes"; }, Code::kCorrupt, "'fuse_unk'"},
+    {"normalizer_regex",
+     [](Json& d) {
+       d["normalizer"]["normalizers"][1]["pattern"] = {{"Regex", " +"}};
+     },
+     Code::kUnsupported, "normalizer 'Replace' is not a String"},
+    {"normalizer_empty", [](Json& d) { d["normalizer"]["normalizers"][0]["prepend"] = ""; },
+     Code::kUnsupported, "'prepend' has 0 bytes"},
+    {"normalizer_long",
+     [](Json& d) { d["normalizer"]["normalizers"][1]["content"] = std::string(65, 'x'); },
+     Code::kUnsupported, "'content' has 65 bytes"},
+    {"mark", [](Json& d) { set_part(d, "pre_tokenizer", R"({"type":"Metaspace"})"); },
+     Code::kCorrupt, "'replacement' is null"},
+    {"long_mark",
+     [](Json& d) { set_part(d, "pre_tokenizer", R"({"type":"Metaspace","replacement":"__"})"); },
+     Code::kCorrupt, "is not one character"},
+    {"scheme",
+     [](Json& d) {
+       set_part(d, "pre_tokenizer",
+                R"({"type":"Metaspace","replacement":"_","prepend_scheme":"last"})");
+     },
+     Code::kUnsupported, "prepend_scheme \"last\""},
+    {"contradiction",
+     [](Json& d) {
+       set_part(d, "pre_tokenizer",
+                R"({"type":"Metaspace","replacement":"_","add_prefix_space":false})");
+     },
+     Code::kCorrupt, "contradicts"},
+    {"byte_level", [](Json& d) { set_part(d, "decoder", R"({"type":"ByteLevel"})"); },
+     Code::kUnsupported, "decoder \"ByteLevel\""},
+    {"strip_end", [](Json& d) { d["decoder"]["decoders"][3]["stop"] = 1; }, Code::kUnsupported,
+     "'Strip' of something else"},
+    {"strip_tokens", [](Json& d) { d["decoder"]["decoders"].erase(2); }, Code::kUnsupported,
+     "'Strip' without 'Fuse'"},
+    {"decoder_order",
+     [](Json& d) { std::swap(d["decoder"]["decoders"][0], d["decoder"]["decoders"][1]); },
+     Code::kUnsupported, "decoder 'Replace' at this place"},
+    {"wordpiece", [](Json& d) { d["decoder"]["decoders"][0]["type"] = "WordPiece"; },
+     Code::kUnsupported, "decoder \"WordPiece\""},
+};
+
+void expect_error(const Status& status, const BadCase& expected) {
+  EXPECT_EQ(status.code(), expected.code) << status.message();
+  EXPECT_NE(status.message().find(expected.words), std::string::npos) << status.message();
+}
+
 class BadFileTest : public testing::TestWithParam<BadCase> {};
+class BadSentencePieceFileTest : public testing::TestWithParam<BadCase> {};
 
 TEST_P(BadFileTest, IsOneClearError) {
-  const Status status = error_after("llama3.json", GetParam().change);
-  EXPECT_EQ(status.code(), GetParam().code) << status.message();
-  EXPECT_NE(status.message().find(GetParam().words), std::string::npos) << status.message();
+  expect_error(error_after("llama3", GetParam().change), GetParam());
 }
+
+TEST_P(BadSentencePieceFileTest, IsOneClearError) {
+  expect_error(error_after("llama2", GetParam().change), GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Tokenizer, BadSentencePieceFileTest,
+                         testing::ValuesIn(kBadSentencePieceCases),
+                         [](const auto& test) { return std::string(test.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(Tokenizer, BadFileTest, testing::ValuesIn(kBadCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST(TokenizerTest, EveryPrefixOfAFileIsRefused) {
-  const std::string text = read_json(fixture("qwen2.json")).dump();
+  const std::string text = fixture("qwen2").dump();
   for (std::size_t bytes = 0; bytes < text.size(); bytes += 1 + text.size() / 200) {
     const Result<Tokenizer> tokenizer = Tokenizer::parse(std::string_view(text).substr(0, bytes));
     ASSERT_FALSE(tokenizer.ok());

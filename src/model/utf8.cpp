@@ -94,14 +94,16 @@ void append_utf8(std::string& text, std::uint32_t code_point) {
   }
 }
 
-void append_replacing_invalid(std::string& text, std::string_view bytes) {
+void append_replacing_invalid(std::string& text, std::string_view bytes, InvalidUnit unit) {
   while (!bytes.empty()) {
     const std::size_t valid = find_invalid_utf8(bytes).value_or(bytes.size());
     text.append(bytes.substr(0, valid));
     bytes.remove_prefix(valid);
     if (bytes.empty()) return;
-    append_utf8(text, kReplacementCharacter);
-    bytes.remove_prefix(next_utf8(bytes).bytes);
+    const std::size_t broken = next_utf8(bytes).bytes;
+    const std::size_t marks = unit == InvalidUnit::kByte ? broken : 1;
+    for (std::size_t mark = 0; mark < marks; ++mark) append_utf8(text, kReplacementCharacter);
+    bytes.remove_prefix(broken);
   }
 }
 

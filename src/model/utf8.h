@@ -36,8 +36,12 @@ std::optional<std::size_t> find_invalid_utf8(std::string_view bytes);
 // Precondition: `code_point` is a Unicode scalar value.
 void append_utf8(std::string& text, std::uint32_t code_point);
 
+// What becomes one U+FFFD: such a run, or each of its bytes, as sentencepiece has it.
+enum class InvalidUnit { kSequence, kByte };
+
 // Appends `bytes` with every invalid or truncated sequence replaced by U+FFFD.
-void append_replacing_invalid(std::string& text, std::string_view bytes);
+void append_replacing_invalid(std::string& text, std::string_view bytes,
+                              InvalidUnit unit = InvalidUnit::kSequence);
 
 // How many of the last bytes (0 to 3) are the beginning of a character that may still be completed.
 std::size_t truncated_utf8_tail(std::string_view bytes);

@@ -1,0 +1,84 @@
+// What the library throws or says ends here, as a status.
+// SPDX-License-Identifier: Apache-2.0
+#include "model/sentencepiece_model.h"
+
+#include <sentencepiece_processor.h>
+
+#include <exception>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/sentencepiece_proto.h"
+
+namespace kvlane {
+namespace {
+
+// The mark that stands for a space in pieces, U+2581.
+constexpr std::string_view kMark = "\u2581";
+
+class SentencePieceEncoder final : public TextEncoder {
+ public:
+  explicit SentencePieceEncoder(std::unique_ptr<sentencepiece::SentencePieceProcessor> processor)
+      : processor_(std::move(processor)) {}
+
+  Status encode(std::string_view text, bool /*first*/,
+                std::vector<std::int32_t>& ids) const override {
+    std::vector<int> pieces;
+    const sentencepiece::util::Status status = processor_->Encode(text, &pieces);
+    if (!status.ok()) return internal_error("sentencepiece: " + status.ToString());
+    ids.insert(ids.end(), pieces.begin(), pieces.end());
+    return {};
+  }
+
+ private:
+  std::unique_ptr<const sentencepiece::SentencePieceProcessor> processor_;
+};
+
+Status add_piece(const sentencepiece::SentencePieceProcessor& processor, std::int32_t id,
+                 const SentencePieceFacts& facts, TokenizerParts& parts) {
+  if (processor.IsUnknown(id)) return parts.vocabulary.add(id, facts.unk_surface, false);
+  const std::string& piece = processor.IdToPiece(id);
+  if (processor.IsControl(id)) {
+    parts.added_tokens.push_back({.id = id, .content = piece, .pattern = piece, .special = true});
+    return parts.vocabulary.add(id, piece, false);
+  }
+  return parts.vocabulary.add(id, piece, true);
+}
+
+Result<SentencePieceSpec> load(std::string_view model, const SentencePieceFacts& facts) {
+  auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
+  if (const auto status = processor->LoadFromSerializedProto(model); !status.ok()) {
+    return corrupt("sentencepiece does not load it: " + status.ToString());
+  }
+  SentencePieceSpec spec;
+  for (std::int32_t id = 0; id < processor->GetPieceSize(); ++id) {
+    KVLANE_TRY(add_piece(*processor, id, facts, spec.parts));
+  }
+  spec.parts.decoder.replacements.push_back({std::string(kMark), " "});
+  spec.parts.decoder.byte_fallback = true;
+  if (facts.remove_extra_whitespaces) {
+    spec.parts.decoder.spaces_stripped_max = std::numeric_limits<int>::max();
+  } else if (facts.add_dummy_prefix) {
+    spec.parts.decoder.spaces_stripped_max = 1;
+  }
+  if (processor->bos_id() >= 0) spec.parts.prefix.push_back(processor->bos_id());
+  spec.encoder = std::make_unique<SentencePieceEncoder>(std::move(processor));
+  return spec;
+}
+
+}  // namespace
+
+Result<SentencePieceSpec> parse_sentencepiece_model(std::string_view model) {
+  KVLANE_ASSIGN(const SentencePieceFacts facts, read_sentencepiece_facts(model));
+  try {
+    return load(model, facts);
+  } catch (const std::bad_alloc&) {
+    return exhausted("not enough memory for its " + std::to_string(model.size()) + " bytes");
+  } catch (const std::exception& error) {
+    return corrupt(std::string("sentencepiece does not load it: ") + error.what());
+  }
+}
+
+}  // namespace kvlane
