@@ -47,7 +47,8 @@ Status add_piece(const sentencepiece::SentencePieceProcessor& processor, std::in
   return parts.vocabulary.add(id, piece, true);
 }
 
-Result<SentencePieceSpec> load(std::string_view model, const SentencePieceFacts& facts) {
+Result<SentencePieceSpec> load(std::string_view model, const SentencePieceFacts& facts,
+                               const SentencePieceConfig& config) {
   auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
   if (const auto status = processor->LoadFromSerializedProto(model); !status.ok()) {
     return corrupt("sentencepiece does not load it: " + status.ToString());
@@ -56,6 +57,12 @@ Result<SentencePieceSpec> load(std::string_view model, const SentencePieceFacts&
   for (std::int32_t id = 0; id < processor->GetPieceSize(); ++id) {
     KVLANE_TRY(add_piece(*processor, id, facts, spec.parts));
   }
+  for (const AddedToken& token : config.added_tokens) {
+    if (token.id < processor->GetPieceSize()) continue;
+    KVLANE_TRY(spec.parts.vocabulary.add(token.id, token.content, false));
+    spec.parts.added_tokens.push_back(token);
+    spec.parts.added_tokens.back().normalized = false;  // there is no normalisation
+  }
   spec.parts.decoder.replacements.push_back({std::string(kMark), " "});
   spec.parts.decoder.byte_fallback = true;
   if (facts.remove_extra_whitespaces) {
@@ -63,17 +70,19 @@ Result<SentencePieceSpec> load(std::string_view model, const SentencePieceFacts&
   } else if (facts.add_dummy_prefix) {
     spec.parts.decoder.spaces_stripped_max = 1;
   }
-  if (processor->bos_id() >= 0) spec.parts.prefix.push_back(processor->bos_id());
+  if (config.add_bos && processor->bos_id() >= 0) spec.parts.prefix = {processor->bos_id()};
+  if (config.add_eos && processor->eos_id() >= 0) spec.parts.suffix = {processor->eos_id()};
   spec.encoder = std::make_unique<SentencePieceEncoder>(std::move(processor));
   return spec;
 }
 
 }  // namespace
 
-Result<SentencePieceSpec> parse_sentencepiece_model(std::string_view model) {
+Result<SentencePieceSpec> parse_sentencepiece_model(std::string_view model,
+                                                    const SentencePieceConfig& config) {
   KVLANE_ASSIGN(const SentencePieceFacts facts, read_sentencepiece_facts(model));
   try {
-    return load(model, facts);
+    return load(model, facts, config);
   } catch (const std::bad_alloc&) {
     return exhausted("not enough memory for its " + std::to_string(model.size()) + " bytes");
   } catch (const std::exception& error) {

@@ -70,6 +70,35 @@ TEST(SentencePieceModelTest, IsLoadedWhereThereIsNoTokenizerJson) {
   std::filesystem::remove_all(directory);
 }
 
+TEST(SentencePieceModelTest, TokenizerConfigAddsTokens) {
+  const std::string model = read_tokenizer_fixture("spm.model");
+  const auto parse = [&](const std::string& config) {
+    return Tokenizer::parse_sentencepiece(model, config);
+  };
+  const Result<Tokenizer> tokenizer =
+      parse(R"({"add_bos_token":false,"add_eos_token":true,"added_tokens_decoder":{
+        "2":{"content":"</s>","lstrip":false,"normalized":false,"rstrip":true,"single_word":false,
+             "special":true},
+        "1002":{"content":"<|user|>","lstrip":false,"normalized":true,"rstrip":true,
+                "single_word":false,"special":true}}})");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
+  EXPECT_EQ(tokenizer->vocab_size(), 1003);
+  EXPECT_THAT(*tokenizer->encode("<s><|user|>\n<|user|>"), ElementsAre(1, 1002, 1002, 2));
+  EXPECT_EQ(tokenizer->decode(Ids{1002, 3 + 'a', 1001}), "a");
+  EXPECT_EQ(tokenizer->token_bytes(1002), "<|user|>");
+
+  for (const char* bad : {"[", R"({"add_bos_token":1})", R"({"added_tokens_decoder":[]})",
+                          R"({"added_tokens_decoder":{"1002":{}}})",
+                          R"({"added_tokens_decoder":{"-1":{"content":"a","lstrip":false,
+                              "normalized":false,"rstrip":false,"single_word":false,
+                              "special":true}}})"}) {
+    const Result<Tokenizer> refused = parse(bad);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.status().code(), Code::kCorrupt);
+    EXPECT_THAT(refused.status().message(), HasSubstr("tokenizer_config.json: "));
+  }
+}
+
 TEST(SentencePieceModelTest, RefusesByName) {
   const std::string model = read_tokenizer_fixture("spm.model");
   // What comes later in a message counts.

@@ -74,12 +74,25 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
   const std::filesystem::path json = directory / "tokenizer.json";
   const std::filesystem::path model = directory / "tokenizer.model";
   std::error_code ignored;
-  const bool is_model =
-      !std::filesystem::exists(json, ignored) && std::filesystem::exists(model, ignored);
-  const std::filesystem::path& path = is_model ? model : json;
-  KVLANE_ASSIGN(const std::string text, read_text_file(path, kTokenizerBytesMax));
-  Result<Tokenizer> tokenizer = is_model ? parse_sentencepiece(text) : parse(text);
-  if (!tokenizer.ok()) return tokenizer.status().with_context(path.string());
+  if (!std::filesystem::exists(json, ignored) && std::filesystem::exists(model, ignored)) {
+    return load_sentencepiece(model, directory / "tokenizer_config.json");
+  }
+  KVLANE_ASSIGN(const std::string text, read_text_file(json, kTokenizerBytesMax));
+  Result<Tokenizer> tokenizer = parse(text);
+  if (!tokenizer.ok()) return tokenizer.status().with_context(json.string());
+  return tokenizer;
+}
+
+Result<Tokenizer> Tokenizer::load_sentencepiece(const std::filesystem::path& model,
+                                                const std::filesystem::path& config) {
+  KVLANE_ASSIGN(const std::string text, read_text_file(model, kTokenizerBytesMax));
+  Result<std::string> config_text = read_text_file(config, kTokenizerBytesMax);
+  if (!config_text.ok()) {
+    if (config_text.status().code() != Code::kNotFound) return config_text.status();
+    config_text = std::string();
+  }
+  Result<Tokenizer> tokenizer = parse_sentencepiece(text, *config_text);
+  if (!tokenizer.ok()) return tokenizer.status().with_context(model.string());
   return tokenizer;
 }
 
@@ -94,8 +107,15 @@ Result<Tokenizer> Tokenizer::parse(std::string_view tokenizer_json) {
   return Tokenizer(std::move(impl));
 }
 
-Result<Tokenizer> Tokenizer::parse_sentencepiece(std::string_view tokenizer_model) {
-  KVLANE_ASSIGN(SentencePieceSpec spec, parse_sentencepiece_model(tokenizer_model));
+Result<Tokenizer> Tokenizer::parse_sentencepiece(std::string_view tokenizer_model,
+                                                 std::string_view tokenizer_config_json) {
+  SentencePieceConfig config;
+  if (!tokenizer_config_json.empty()) {
+    Result<SentencePieceConfig> parsed = parse_sentencepiece_config(tokenizer_config_json);
+    if (!parsed.ok()) return parsed.status().with_context("tokenizer_config.json");
+    config = std::move(*parsed);
+  }
+  KVLANE_ASSIGN(SentencePieceSpec spec, parse_sentencepiece_model(tokenizer_model, config));
   KVLANE_ASSIGN(std::unique_ptr<Impl> impl, Impl::create(std::move(spec.parts)));
   impl->encoder = std::move(spec.encoder);
   return Tokenizer(std::move(impl));

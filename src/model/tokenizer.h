@@ -23,14 +23,16 @@ inline constexpr std::size_t kTextBytesMax = 32U << 20;
 // Immutable after load, thread-safe. Movable.
 class Tokenizer {
  public:
-  // Reads DIR/tokenizer.json, or without one DIR/tokenizer.model; constructs it does not know are
-  // kUnsupported and named.
+  // Reads DIR/tokenizer.json, or without one DIR/tokenizer.model, and DIR/tokenizer_config.json if
+  // there is one; constructs it does not know are kUnsupported and named.
   static Result<Tokenizer> load(const std::filesystem::path& directory);
   // BPE over bytes or, as sentencepiece does it, over characters.
   static Result<Tokenizer> parse(std::string_view tokenizer_json);
-  // BPE models of sentencepiece. Its BOS is put before texts, and its control tokens are recognised
-  // in them; what lies between is encoded as a text of its own.
-  static Result<Tokenizer> parse_sentencepiece(std::string_view tokenizer_model);
+  // BPE models of sentencepiece. Control tokens, and tokens that `tokenizer_config_json` adds, are
+  // recognised in texts; what lies between is encoded as a text of its own. That file also says
+  // whether BOS and EOS are put around texts: with an empty one BOS is, EOS not.
+  static Result<Tokenizer> parse_sentencepiece(std::string_view tokenizer_model,
+                                               std::string_view tokenizer_config_json = "");
 
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -64,6 +66,8 @@ class Tokenizer {
 
  private:
   struct Impl;
+  static Result<Tokenizer> load_sentencepiece(const std::filesystem::path& model,
+                                              const std::filesystem::path& config);
   explicit Tokenizer(std::unique_ptr<const Impl> impl);
   std::unique_ptr<const Impl> impl_;
 };

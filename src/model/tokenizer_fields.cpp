@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/tokenizer_fields.h"
 
+#include <new>
 #include <nlohmann/json.hpp>
 
-#include "model/vocabulary.h"
+#include "model/tokenizer_parts.h"
 
 namespace kvlane::tokenizer_fields {
 
@@ -72,6 +73,43 @@ Result<std::vector<const Json*>> steps_of(const Json& part, const char* list,
   }
   for (const Json& item : items) steps.push_back(&item);
   return steps;
+}
+
+Result<AddedToken> parse_added_token(const Json& item) {
+  AddedToken token;
+  const Json& content = field(item, "content");
+  if (!content.is_string()) return corrupt("the added token " + quoted(item) + " has no content");
+  token.content = content.get<std::string>();
+  token.pattern = token.content;
+  KVLANE_ASSIGN(token.special, flag(item, "special"));
+  KVLANE_ASSIGN(token.normalized, flag(item, "normalized"));
+  KVLANE_ASSIGN(token.strip_left, flag(item, "lstrip"));
+  KVLANE_ASSIGN(token.strip_right, flag(item, "rstrip"));
+  KVLANE_ASSIGN(token.single_word, flag(item, "single_word"));
+  KVLANE_TRY(check_added_token(token.pattern));
+  return token;
+}
+
+Status check_added_token(std::string_view text) {
+  if (!text.empty() && text.size() <= kAddedTokenBytesMax) return {};
+  return unsupported("an added token of " + std::to_string(text.size()) +
+                     " bytes; kvlane takes 1 to " + std::to_string(kAddedTokenBytesMax));
+}
+
+Status read_document(std::string_view text, const std::function<Status(const Json&)>& read) {
+  if (text.size() > kTokenizerBytesMax) {
+    return unsupported("a file of " + std::to_string(text.size()) + " bytes; kvlane takes up to " +
+                       std::to_string(kTokenizerBytesMax));
+  }
+  try {
+    return read(Json::parse(text));
+  } catch (const Json::parse_error& error) {
+    return corrupt("it is not valid JSON (byte " + std::to_string(error.byte) + ")");
+  } catch (const Json::out_of_range&) {
+    return corrupt("it holds a number that is out of range");  // 6e411
+  } catch (const std::bad_alloc&) {
+    return exhausted("not enough memory for its " + std::to_string(text.size()) + " bytes");
+  }
 }
 
 }  // namespace kvlane::tokenizer_fields

@@ -1,9 +1,10 @@
-// Fields of tokenizer.json, read one by one.
+// Fields of tokenizer.json and tokenizer_config.json, read one by one.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "kvlane/status.h"
+#include "model/added_tokens.h"
 
 namespace kvlane::tokenizer_fields {
 
@@ -40,9 +42,19 @@ Result<std::string> short_text(const Json& object, const char* name, std::size_t
 
 Result<std::int32_t> token_id(const Json& value);
 
+// All but the id. The pattern is the content.
+Result<AddedToken> parse_added_token(const Json& item);
+
+// kUnsupported for the length of a content or pattern.
+Status check_added_token(std::string_view text);
+
 // The steps of a "Sequence", in its field `list`, or the one step that `part` is. They belong to
 // the document.
 Result<std::vector<const Json*>> steps_of(const Json& part, const char* list,
                                           std::string_view kind);
+
+// Parses a file and gives it to `read`, whose error it returns. kCorrupt for what is no JSON,
+// kUnsupported for more than kTokenizerBytesMax bytes.
+Status read_document(std::string_view text, const std::function<Status(const Json&)>& read);
 
 }  // namespace kvlane::tokenizer_fields

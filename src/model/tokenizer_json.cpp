@@ -14,9 +14,11 @@
 namespace kvlane {
 namespace {
 
+using tokenizer_fields::check_added_token;
 using tokenizer_fields::field;
 using tokenizer_fields::flag;
 using tokenizer_fields::Json;
+using tokenizer_fields::parse_added_token;
 using tokenizer_fields::quoted;
 using tokenizer_fields::refuse;
 using tokenizer_fields::token_id;
@@ -125,28 +127,11 @@ Result<IdsByText> parse_model(const Json& model, TokenizerSpec& spec) {
 
 // ---- added tokens ----
 
-Result<AddedToken> parse_added_token(const Json& item, const TextNormalizer& normalizer) {
-  AddedToken token;
-  const Json& content = field(item, "content");
-  if (!content.is_string()) return corrupt("the added token " + quoted(item) + " has no content");
-  token.content = content.get<std::string>();
-  KVLANE_ASSIGN(token.id, token_id(field(item, "id")));
-  KVLANE_ASSIGN(token.special, flag(item, "special"));
-  KVLANE_ASSIGN(token.normalized, flag(item, "normalized"));
-  KVLANE_ASSIGN(token.strip_left, flag(item, "lstrip"));
-  KVLANE_ASSIGN(token.strip_right, flag(item, "rstrip"));
-  KVLANE_ASSIGN(token.single_word, flag(item, "single_word"));
-  token.pattern = token.content;
-  if (token.normalized) {
-    KVLANE_ASSIGN(token.pattern, normalizer.apply(token.content));
-  }
-  for (const std::string* text : {&token.content, &token.pattern}) {
-    if (text->empty() || text->size() > kAddedTokenBytesMax) {
-      return unsupported("an added token of " + std::to_string(text->size()) +
-                         " bytes; kvlane takes 1 to " + std::to_string(kAddedTokenBytesMax));
-    }
-  }
-  return token;
+// What is searched for is what normalisation makes of the content, if the text is normalised first.
+Status normalize_pattern(const TextNormalizer& normalizer, AddedToken& token) {
+  if (!token.normalized) return {};
+  KVLANE_ASSIGN(token.pattern, normalizer.apply(token.content));
+  return check_added_token(token.pattern);
 }
 
 // The package gives an added token the id of the vocabulary entry with its content, else the next
@@ -162,7 +147,9 @@ Status parse_added_tokens(const Json& items, IdsByText& ids, TokenizerSpec& spec
   std::unordered_map<std::string_view, bool> seen;
   auto next = static_cast<std::int32_t>(ids.size());
   for (const Json& item : items) {
-    KVLANE_ASSIGN(AddedToken token, parse_added_token(item, spec.normalizer));
+    KVLANE_ASSIGN(AddedToken token, parse_added_token(item));
+    KVLANE_ASSIGN(token.id, token_id(field(item, "id")));
+    KVLANE_TRY(normalize_pattern(spec.normalizer, token));
     const Json& content = item["content"];
     if (!seen.emplace(content.get_ref<const std::string&>(), true).second) {
       return corrupt("the added token " + quoted(content) + " is there twice");
@@ -216,19 +203,12 @@ Result<TokenizerSpec> parse_document(const Json& document) {
 }  // namespace
 
 Result<TokenizerSpec> parse_tokenizer_json(std::string_view text) {
-  if (text.size() > kTokenizerBytesMax) {
-    return unsupported("a tokenizer.json of " + std::to_string(text.size()) +
-                       " bytes; kvlane takes up to " + std::to_string(kTokenizerBytesMax));
-  }
-  try {
-    return parse_document(Json::parse(text));
-  } catch (const Json::parse_error& error) {
-    return corrupt("it is not valid JSON (byte " + std::to_string(error.byte) + ")");
-  } catch (const Json::out_of_range&) {
-    return corrupt("it holds a number that is out of range");  // 6e411
-  } catch (const std::bad_alloc&) {
-    return exhausted("not enough memory for its " + std::to_string(text.size()) + " bytes");
-  }
+  TokenizerSpec spec;
+  KVLANE_TRY(tokenizer_fields::read_document(text, [&](const Json& document) -> Status {
+    KVLANE_ASSIGN(spec, parse_document(document));
+    return {};
+  }));
+  return spec;
 }
 
 }  // namespace kvlane

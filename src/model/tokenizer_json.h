@@ -17,8 +17,6 @@ namespace kvlane {
 
 // Most merges taken; Llama 3 has 280,147.
 inline constexpr std::size_t kMergesMax = 4U << 20;
-// Most added tokens; Llama 3 has 256.
-inline constexpr std::size_t kAddedTokensMax = 64U << 10;
 
 struct TokenizerSpec {
   TokenizerParts parts;

@@ -18,6 +18,8 @@ inline constexpr std::size_t kTokenizerBytesMax = 64U << 20;
 // Longest added token, and piece of tokenizer.model, in bytes; bounds what the search for them
 // costs at each place of a text.
 inline constexpr std::size_t kAddedTokenBytesMax = 1024;
+// Most added tokens; Llama 3 has 256.
+inline constexpr std::size_t kAddedTokensMax = 64U << 10;
 
 struct TokenizerParts {
   Vocabulary vocabulary;  // added tokens included; bytes, or what the decoder makes bytes of
