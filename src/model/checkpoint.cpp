@@ -10,6 +10,10 @@
 #include <system_error>
 #include <utility>
 
+#include "model/gguf.h"
+#include "model/gguf_config.h"
+#include "model/gguf_file.h"
+#include "model/gguf_tensors.h"
 #include "model/json_depth.h"
 #include "model/layout.h"
 
@@ -98,10 +102,26 @@ Result<Checkpoint> Checkpoint::open(const fs::path& directory) {
   }
   Checkpoint checkpoint;
   checkpoint.directory_ = directory;
-  KVLANE_ASSIGN(checkpoint.config_, read_config(directory));
-  KVLANE_TRY(checkpoint.map_shards());
+  KVLANE_ASSIGN(const std::optional<fs::path> gguf, find_gguf(directory));
+  if (gguf) {
+    KVLANE_TRY(checkpoint.open_gguf(*gguf).with_context(gguf->string()));
+  } else {
+    KVLANE_ASSIGN(checkpoint.config_, read_config(directory));
+    KVLANE_TRY(checkpoint.map_shards());
+  }
   KVLANE_TRY(checkpoint.check_tensors());
   return checkpoint;
+}
+
+Status Checkpoint::open_gguf(const fs::path& path) {
+  KVLANE_ASSIGN(MappedFile mapped, MappedFile::open(path));
+  KVLANE_ASSIGN(const GgufFile file, parse_gguf(mapped.bytes()));
+  KVLANE_ASSIGN(config_, gguf_config(file));
+  KVLANE_ASSIGN(GgufTensors tensors, gguf_tensors(file, config_));
+  tensors_ = std::move(tensors.views);
+  converted_ = std::move(tensors.converted);
+  shards_.push_back({path.filename().string(), std::move(mapped)});
+  return {};
 }
 
 // Like transformers, prefers the single file when both kinds are there.
@@ -166,7 +186,7 @@ Status Checkpoint::check_tensors() {
     // layers beyond num_hidden_layers, an output projection that is tied anyway.
     const int layer = layer_of(name, prefix);
     if (modules.contains(module_of(name)) || (layer >= 0 && layer < config_.layers)) {
-      return unsupported((directory_ / shard_of(view).name).string() + " has tensor \"" + name +
+      return unsupported(file_of(view) + " has tensor \"" + name +
                          "\", which kvlane does not know in a " + config_.architecture);
     }
   }
@@ -174,12 +194,18 @@ Status Checkpoint::check_tensors() {
   return {};
 }
 
-const Checkpoint::Shard& Checkpoint::shard_of(const TensorView& tensor) const {
-  return *std::find_if(shards_.begin(), shards_.end(), [&](const Shard& shard) {
-    const ByteView bytes = shard.file.bytes();
+const Checkpoint::Shard* Checkpoint::shard_of(const TensorView& tensor) const {
+  const auto shard = std::find_if(shards_.begin(), shards_.end(), [&](const Shard& candidate) {
+    const ByteView bytes = candidate.file.bytes();
     return tensor.bytes.data() >= bytes.data() &&
            tensor.bytes.data() <= bytes.data() + bytes.size();
   });
+  return shard == shards_.end() ? nullptr : &*shard;
+}
+
+std::string Checkpoint::file_of(const TensorView& tensor) const {
+  const Shard* const shard = shard_of(tensor);
+  return (directory_ / (shard != nullptr ? shard->name : shards_[0].name)).string();
 }
 
 Result<TensorView> Checkpoint::tensor(const std::string& name,
@@ -189,15 +215,15 @@ Result<TensorView> Checkpoint::tensor(const std::string& name,
     return corrupt(directory_.string() + " has no tensor \"" + name + "\"");
   }
   if (at->second.shape != shape) {
-    return corrupt((directory_ / shard_of(at->second).name).string() + ": tensor \"" + name +
-                   "\" has the shape " + shape_text(at->second.shape) +
-                   " where config.json asks for " + shape_text(shape));
+    return corrupt(file_of(at->second) + ": tensor \"" + name + "\" has the shape " +
+                   shape_text(at->second.shape) + " where config.json asks for " +
+                   shape_text(shape));
   }
   return at->second;
 }
 
 void Checkpoint::release(const TensorView& tensor) const {
-  shard_of(tensor).file.release(tensor.bytes);
+  if (const Shard* const shard = shard_of(tensor)) shard->file.release(tensor.bytes);
 }
 
 }  // namespace kvlane

@@ -1,4 +1,5 @@
-// A Hugging Face checkpoint directory: config.json and memory-mapped safetensors, sharded or not.
+// A checkpoint directory: config.json and memory-mapped safetensors, sharded or not, as Hugging
+// Face has it; or one GGUF file.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -31,7 +32,8 @@ class Checkpoint {
 
   // Maps every shard, checks all headers, and that every tensor of the architecture
   // (model/layout.h) is there with its shape. Does not touch the weights themselves. Each error
-  // names its file.
+  // names its file. A directory without config.json may have one .gguf file instead; its Q8_0
+  // tensors, and Q and K of Llama, are read and converted here and stay in memory.
   static Result<Checkpoint> open(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -61,16 +63,20 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   Status map_shards();
+  Status open_gguf(const std::filesystem::path& path);
   // Maps one file and keeps the tensors of `wanted` (all of them when it is null).
   Status map_shard(const std::string& name, const std::vector<std::string>* wanted);
   Status check_tensors();
-  // The shard that holds the bytes of one of our tensors.
-  const Shard& shard_of(const TensorView& tensor) const;
+  // The shard that holds the bytes of one of our tensors; null when they were converted.
+  const Shard* shard_of(const TensorView& tensor) const;
+  // What errors about this tensor call its file.
+  std::string file_of(const TensorView& tensor) const;
 
   std::filesystem::path directory_;
   ModelConfig config_;
   std::vector<Shard> shards_;
   std::map<std::string, TensorView> tensors_;
+  std::vector<Bytes> converted_;  // tensors of a GGUF file that are not as they are there
 };
 
 }  // namespace kvlane

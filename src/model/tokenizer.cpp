@@ -9,6 +9,9 @@
 
 #include "base/file.h"
 #include "model/bpe_encoder.h"
+#include "model/gguf.h"
+#include "model/gguf_file.h"
+#include "model/gguf_tokenizer.h"
 #include "model/sentencepiece_model.h"
 #include "model/tokenizer_json.h"
 #include "model/utf8.h"
@@ -77,9 +80,23 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
   if (!std::filesystem::exists(json, ignored) && std::filesystem::exists(model, ignored)) {
     return load_sentencepiece(model, directory / "tokenizer_config.json");
   }
+  KVLANE_ASSIGN(const std::optional<std::filesystem::path> gguf, find_gguf(directory));
+  if (gguf && !std::filesystem::exists(json, ignored)) return load_gguf(*gguf);
   KVLANE_ASSIGN(const std::string text, read_text_file(json, kTokenizerBytesMax));
   Result<Tokenizer> tokenizer = parse(text);
   if (!tokenizer.ok()) return tokenizer.status().with_context(json.string());
+  return tokenizer;
+}
+
+Result<Tokenizer> Tokenizer::load_gguf(const std::filesystem::path& path) {
+  const auto load = [&]() -> Result<Tokenizer> {
+    KVLANE_ASSIGN(const MappedFile mapped, MappedFile::open(path));
+    KVLANE_ASSIGN(const GgufFile file, parse_gguf(mapped.bytes()));
+    KVLANE_ASSIGN(const std::string text, gguf_tokenizer_json(file));
+    return parse(text);
+  };
+  Result<Tokenizer> tokenizer = load();
+  if (!tokenizer.ok()) return tokenizer.status().with_context(path.string());
   return tokenizer;
 }
 

@@ -23,8 +23,9 @@ inline constexpr std::size_t kTextBytesMax = 32U << 20;
 // Immutable after load, thread-safe. Movable.
 class Tokenizer {
  public:
-  // Reads DIR/tokenizer.json, or without one DIR/tokenizer.model, and DIR/tokenizer_config.json if
-  // there is one; constructs it does not know are kUnsupported and named.
+  // Reads DIR/tokenizer.json; without one DIR/tokenizer.model, and DIR/tokenizer_config.json if
+  // there is one; without either what a GGUF file there says. Constructs it does not know are
+  // kUnsupported and named.
   static Result<Tokenizer> load(const std::filesystem::path& directory);
   // BPE over bytes or, as sentencepiece does it, over characters.
   static Result<Tokenizer> parse(std::string_view tokenizer_json);
@@ -66,6 +67,7 @@ class Tokenizer {
 
  private:
   struct Impl;
+  static Result<Tokenizer> load_gguf(const std::filesystem::path& path);
   static Result<Tokenizer> load_sentencepiece(const std::filesystem::path& model,
                                               const std::filesystem::path& config);
   explicit Tokenizer(std::unique_ptr<const Impl> impl);

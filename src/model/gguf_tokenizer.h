@@ -1,0 +1,17 @@
+// The tokenizer of a GGUF file, in the words of tokenizer.json.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "kvlane/status.h"
+#include "model/gguf.h"
+
+namespace kvlane {
+
+// "tokenizer.ggml.model" is "llama" (sentencepiece's BPE, whose merges follow from scores) or
+// "gpt2" with "tokenizer.ggml.pre" "gpt-2", "llama-bpe", "qwen2" or "falcon". What comes out is for
+// Tokenizer::parse(). kUnsupported names others; kCorrupt what is missing or contradicts.
+Result<std::string> gguf_tokenizer_json(const GgufFile& file);
+
+}  // namespace kvlane
