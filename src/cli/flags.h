@@ -60,7 +60,8 @@ struct DataPlaneFlags {
   std::string bind = "127.0.0.1";
   std::uint16_t port = 0;  // any free one
   std::string advertise_host;
-  double lease = 60;  // seconds
+  double timeout = 10;  // seconds
+  double lease = 60;    // seconds
 };
 
 // How a prefill worker sends KV.

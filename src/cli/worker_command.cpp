@@ -16,6 +16,14 @@ namespace kvlane {
 
 namespace {
 
+// A peer that cannot be reached is noticed within `timeout`, as one is that does not answer.
+Result<std::unique_ptr<Network>> start_network(Seconds timeout) {
+  TcpOptions options;
+  options.connect_timeout = std::min(options.connect_timeout, timeout);
+  options.user_timeout = timeout;
+  return make_tcp_network(options);
+}
+
 Result<std::unique_ptr<Endpoint>> start_endpoint(Network& network, const WorkerFlags& flags,
                                                  const Model& model, const KvFormat* format) {
   EndpointOptions options;
@@ -26,6 +34,7 @@ Result<std::unique_ptr<Endpoint>> start_endpoint(Network& network, const WorkerF
       format != nullptr ? format->name() : element_name(model.config().kv_shape().type);
   options.tables = format != nullptr ? format->tables() : 0;
   options.codecs = codec_names();
+  options.idle_timeout = Seconds(flags.data_plane.timeout);
   options.lease = Seconds(flags.data_plane.lease);
   options.outgoing_bytes_max = flags.push.memory;
   options.on_refused = [](const std::string& peer, const Status& why) {
@@ -49,7 +58,7 @@ Status run_worker(Role role, const WorkerFlags& flags) {
   std::unique_ptr<Endpoint> endpoint;
   WorkerServiceOptions options;
   if (role != Role::kBoth) {
-    KVLANE_ASSIGN(network, make_tcp_network());
+    KVLANE_ASSIGN(network, start_network(Seconds(flags.data_plane.timeout)));
     KVLANE_ASSIGN(endpoint,
                   start_endpoint(*network, flags, *loaded.model, engine_settings.kv_format.get()));
     options.data_plane = endpoint->address();

@@ -112,6 +112,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   void schedule_tick();
   void tick();
   void watch_session(Lock& lock, const SessionPtr& session, TimePoint now);
+  void note_silence(const SessionPtr& session, TimePoint now) const;
   void watch_outgoing(const OutgoingPtr& outgoing, TimePoint now);
   void watch_incoming(Lock& lock, const IncomingPtr& incoming, TimePoint now);
   Seconds heartbeat() const { return options_.idle_timeout / kHeartbeatsPerIdle; }

@@ -45,7 +45,7 @@ std::shared_ptr<LinkEvents> EndpointCore::accept(std::shared_ptr<Link> link) {
   const Lock lock(mutex_);
   if (stopped_) return nullptr;
   session->link = std::move(link);
-  session->opened = session->last_used = clock_;
+  session->opened = session->last_used = session->last_heard = clock_;
   accepted_.insert(session);
   return session;
 }
@@ -62,7 +62,7 @@ Result<EndpointCore::SessionPtr> EndpointCore::dial(const Address& peer) {
   }
   const auto session = std::make_shared<Session>(weak_from_this(), name);
   KVLANE_ASSIGN(session->link, network_.connect(peer, session));
-  session->opened = session->last_used = session->last_hello = clock_;
+  session->opened = session->last_used = session->last_hello = session->last_heard = clock_;
   dialled_.emplace(name, session);
   (void)session->link->post(
       std::make_shared<const Bytes>(encode_hello(MessageType::kHello, hello_)));
@@ -90,6 +90,7 @@ void EndpointCore::on_message(const SessionPtr& session, ByteView bytes) {
   Lock lock(mutex_);
   if (stopped_ || session->state == Session::State::kGone) return;
   if (!message.ok()) return refuse(lock, session, message.status());
+  session->last_heard = clock_;
   const MessageType type = message->header.type;
   if (type == MessageType::kError && message->header.transfer == TransferId{}) {
     on_link_error(lock, session, *message);
@@ -272,6 +273,7 @@ void EndpointCore::pump(const SessionPtr& session) {
 void EndpointCore::on_writable(const SessionPtr& session) {
   const Lock lock(mutex_);
   if (stopped_ || session->state == Session::State::kGone) return;
+  session->last_heard = clock_;
   for (const auto& [id, outgoing] : outgoing_) {
     if (outgoing->session == session) outgoing->last_heard = clock_;
   }
@@ -318,6 +320,9 @@ void EndpointCore::watch_session(Lock& lock, const SessionPtr& session, TimePoin
     return end_session(lock, session, exhausted(peer + " does not read what it is sent"));
   }
   if (session->state == Session::State::kReady) {
+    if (session->silent) {
+      return end_session(lock, session, timed_out(peer + " does not answer any more"));
+    }
     if (session->is_connector() && now - session->last_used > kIdleLinkLimit) {
       end_session(lock, session, aborted("an idle link"));
     }
@@ -332,6 +337,13 @@ void EndpointCore::watch_session(Lock& lock, const SessionPtr& session, TimePoin
     (void)session->link->post(
         std::make_shared<const Bytes>(encode_hello(MessageType::kHello, hello_)));
   }
+}
+
+// A transfer waited for its peer in vain. Where nothing else came either, the peer hangs or the
+// link is cut in a place that the system does not know of: the next transfer must not begin on it.
+void EndpointCore::note_silence(const SessionPtr& session, TimePoint now) const {
+  if (!session || !session->is_connector()) return;  // the peer would begin it
+  session->silent |= now - session->last_heard > options_.idle_timeout;
 }
 
 void EndpointCore::watch_outgoing(const OutgoingPtr& outgoing, TimePoint now) {
@@ -349,6 +361,7 @@ void EndpointCore::watch_outgoing(const OutgoingPtr& outgoing, TimePoint now) {
   session->last_used = now;
   if (!outgoing->started()) return;  // the handshake has a limit of its own
   if (now - outgoing->last_heard > options_.idle_timeout) {
+    note_silence(session, now);
     return end_outgoing(
         outgoing,
         timed_out("nothing from the receiver of transfer " + to_string(outgoing->id) + " for " +
@@ -393,6 +406,7 @@ void EndpointCore::watch_incoming(Lock& lock, const IncomingPtr& incoming, TimeP
     case Incoming::State::kRunning: break;
   }
   if (now - incoming->last_heard > options_.idle_timeout) {
+    note_silence(incoming->session, now);
     return fail("nothing from the sender of " + name + " for " +
                 seconds_text(options_.idle_timeout));
   }

@@ -298,19 +298,24 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Cut,
                          ::testing::Values(CutCase{false, false}, CutCase{false, true},
                                            CutCase{true, false}, CutCase{true, true}));
 
-TEST(Endpoint, AfterACutTheNextPushDialsAnew) {
+class AfterACut : public ::testing::TestWithParam<bool> {};
+
+TEST_P(AfterACut, TheNextPushDialsAnew) {
+  const bool silent = GetParam();
+  const Code code = silent ? Code::kTimeout : Code::kUnavailable;
   Pair pair;
   Journey first(pair, 1, begin_of(100, 2));
   pair.network->run_for(Seconds(0.1));
-  pair.network->cut(/*silent=*/false);
+  pair.network->cut(silent);
   ASSERT_TRUE(pair.run(*first.sink, first.delivery));
-  EXPECT_EQ(first.sink->failure().code(), Code::kUnavailable);
-  EXPECT_EQ(first.delivery.status().code(), Code::kUnavailable);
+  EXPECT_EQ(first.sink->failure().code(), code);
+  EXPECT_EQ(first.delivery.status().code(), code);
   Journey second(pair, 2, begin_of(100, 2));
   ASSERT_TRUE(second.send().ok());
   ASSERT_TRUE(pair.run(*second.sink, second.delivery));
   second.expect_success();
 }
+INSTANTIATE_TEST_SUITE_P(Kinds, AfterACut, ::testing::Bool());
 
 TEST(Endpoint, AWorkerThatDiesFailsItsTransfers) {
   for (const bool sender_dies : {true, false}) {

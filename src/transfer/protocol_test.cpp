@@ -381,7 +381,9 @@ TEST_F(Protocol, BeginAndEndAreRepeatedToASilentReceiver) {
   run(0.3);
   EXPECT_EQ(answer(), MessageType::kBegin);
   EXPECT_EQ(answer(), MessageType::kEnd);
-  run(2);
+  run(1);
+  post(encode_hello(MessageType::kHelloAck, hello_of_peer()));  // not of this transfer
+  run(1);
   ASSERT_TRUE(delivery_.over());
   EXPECT_EQ(delivery_.status().code(), Code::kTimeout);
   // What comes later gets the reason.
@@ -390,6 +392,16 @@ TEST_F(Protocol, BeginAndEndAreRepeatedToASilentReceiver) {
   read_ = events_->messages().size();
   post(encode_missing(id_, {1, {{0, 0}}}));
   EXPECT_EQ(error().code(), Code::kTimeout);
+}
+
+TEST_F(Protocol, APeerThatSaysNothingAtAllLosesTheLink) {
+  receive_push(begin_of(1, 1), /*finish=*/true);
+  run(2.5);
+  ASSERT_TRUE(delivery_.over());
+  EXPECT_EQ(delivery_.status().code(), Code::kTimeout);
+  ASSERT_TRUE(events_->closed().has_value());
+  last_ = events_->messages().back();
+  EXPECT_EQ(error_of_last().code(), Code::kTimeout) << "it is told why, should it ever read";
 }
 
 TEST_F(Protocol, FetchAgainRepeatsBegin) {

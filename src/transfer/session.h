@@ -44,7 +44,9 @@ class Session : public LinkEvents, public std::enable_shared_from_this<Session> 
   std::deque<std::shared_ptr<Outgoing>> ready;       // transfers with something to post, in turn
   TimePoint opened{};
   TimePoint last_hello{};
-  TimePoint last_used{};  // by a transfer
+  TimePoint last_used{};   // by a transfer
+  TimePoint last_heard{};  // of the peer: a message, or that it takes what is queued
+  bool silent = false;     // it owed a transfer something for so long that it counts as gone
 
  private:
   const std::weak_ptr<EndpointCore> core_;

@@ -11,8 +11,10 @@ namespace kvlane {
 
 struct TcpOptions {
   Seconds connect_timeout{5};  // name look-up included
-  Seconds user_timeout{
-      10};  // data that a peer does not acknowledge for so long: the link is broken
+  // A link is broken when its peer's system acknowledges no data for so long, nor the probes that
+  // go out when nothing else does. Whole seconds between probes: at least 2 are noticed in time.
+  // A peer whose system lives while it hangs is for the transfers' own limit to notice.
+  Seconds user_timeout{10};
   // Messages queued on one link; then post() is kExhausted. They are shared with whoever keeps
   // them, so this bounds what is under way, not memory. Enough to keep a fast link busy while
   // nobody posts.
