@@ -92,15 +92,17 @@ def wait_until(condition, what, patience=PATIENCE):
 
 
 class Server:
-    """A serving command of the program in a process group of its own, ready to take requests."""
+    """A serving command of the program in a process group of its own, ready to take requests. `within` stands before
+    the program.
+    """
 
-    def __init__(self, *arguments, wait=True, **variables):
+    def __init__(self, *arguments, wait=True, within=(), **variables):
         self.arguments = [str(argument) for argument in arguments]
         # It ends by itself should the tests be killed; `up` has no such flag.
         parent = () if self.arguments[0] == "up" else ("--parent", str(os.getpid()))
         self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [PROGRAM, *self.arguments, *parent, "--json"],
+            [*within, PROGRAM, *self.arguments, *parent, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -1,5 +1,6 @@
 """`kvlane bench transfer`: within one process, between two, and what it refuses."""
 # SPDX-License-Identifier: Apache-2.0
+import json
 import subprocess
 import unittest
 
@@ -37,7 +38,8 @@ class BenchTransfer(program.ProgramTest):
 
     def test_names_are_documented(self):
         page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
-        for name in ("bytes_ratio", "time_ratio", "seconds", "speed", "efficiency", "crossover", "crossover_serial"):
+        names = ("bytes_ratio", "time_ratio", "seconds", "speed", "cpu", "efficiency", "crossover", "crossover_serial")
+        for name in names:
             self.assertIn(f"`transfer_splitzip_channel_{name}`", page)
 
     def test_one_process(self):
@@ -51,7 +53,7 @@ class BenchTransfer(program.ProgramTest):
 
     def test_two_processes(self):
         with subprocess.Popen(
-            [PROGRAM, "bench", "transfer", "--listen", "127.0.0.1:0", *map(str, SMALL)],
+            [PROGRAM, "bench", "transfer", "--listen", "127.0.0.1:0", *map(str, SMALL), "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=program.environment(),
@@ -63,7 +65,10 @@ class BenchTransfer(program.ProgramTest):
             self.assertEqual(done.status, 0, done.err)
             self.check(done.json(), SMALL)
             self.assertEqual(receiver.wait(program.PATIENCE), 0, receiver.stderr.read())
-            self.assertEqual(receiver.stdout.read(), b"", "a receiver measures nothing")
+            told = {figure["name"]: figure for figure in json.loads(receiver.stdout.read())["results"]}
+            self.assertEqual(set(told), {f"transfer_{codec}_cpu" for codec in CODECS})
+            for figure in told.values():
+                self.assertGreater(figure["value"], 0)
 
     def test_a_receiver_that_expects_another_prompt_fails_both(self):
         with subprocess.Popen(

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/transfer_bench.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstring>
 #include <future>
@@ -25,6 +27,23 @@ namespace {
 constexpr std::size_t kRecordedTokens = 4096;
 constexpr Seconds kWait{600};  // for the other end
 constexpr Seconds kLastWord{1};
+
+// What all threads of this process have used so far, in the system and outside of it.
+Seconds processor_time() {
+  rusage used{};
+  (void)::getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return Seconds(seconds(used.ru_utime) + seconds(used.ru_stime));
+}
+
+// Of one codec: medians over its transfers, which had so many uncoded bytes each.
+Figure processor_figure(const std::string& codec, const std::vector<double>& seconds, double raw) {
+  std::string name = "transfer_" + codec + "_cpu";
+  std::ranges::replace(name, ':', '_');
+  return {.name = std::move(name), .value = median(seconds) / (raw * 1e-9), .unit = "s/GB"};
+}
 
 // Both ends know which transfer comes next.
 TransferId id_of(int number) {
@@ -93,9 +112,15 @@ class Receiver {
       : options_(options),
         end_(end),
         checked_(static_cast<int>(options.codecs.size())),
-        transfers_(checked_ * (1 + options.rounds)) {}
+        transfers_(checked_ * (1 + options.rounds)),
+        processor_(options.codecs.size()) {}
 
   Status expect_next() {
+    const Seconds used = processor_time();
+    if (next_ > checked_) {
+      processor_[(next_ - 1) % checked_].push_back((used - used_).count());
+    }
+    used_ = used;
     if (next_ == transfers_) {
       // Later, for the last transfer is not acknowledged yet.
       end_.network->call_after(Seconds(0), [this] { done_.set_value(Status()); });
@@ -115,6 +140,14 @@ class Receiver {
   }
   // All came, or why not.
   Status wait() { return over_.get(); }
+  // What each codec's transfers took of this process; after wait().
+  void report(std::vector<Figure>& results) const {
+    const double raw = static_cast<double>(end_.pool->shape().block_bytes()) / kBlockTokens *
+                       static_cast<double>(options_.tokens);
+    for (int codec = 0; codec < checked_; ++codec) {
+      results.push_back(processor_figure(options_.codecs[codec], processor_[codec], raw));
+    }
+  }
   // Why not, if that is known by now.
   Status failed() {
     const bool over = over_.wait_for(Seconds(0)) == std::future_status::ready;
@@ -148,6 +181,8 @@ class Receiver {
   const int checked_;
   const int transfers_;
   int next_ = 0;
+  Seconds used_{0};
+  std::vector<std::vector<double>> processor_;  // seconds of each codec's transfers
   std::promise<Status> done_;
   std::future<Status> over_ = done_.get_future();
 };
@@ -158,6 +193,7 @@ struct Series {
   std::unique_ptr<CodecChoice> choice;
   std::unique_ptr<KvSender> sender;
   std::vector<double> seconds;
+  std::vector<double> processor;  // seconds, of all threads of this process
   double raw_bytes = 0;           // of a transfer
   double shipped_bytes = 0;       // of all that were measured
   std::optional<CodecPace> pace;  // of a codec that does something
@@ -192,8 +228,10 @@ class Sender {
         options_.progress("round " + std::to_string(round) + " of " +
                           std::to_string(options_.rounds) + ": " + series.codec);
       }
+      const Seconds used = processor_time();
       KVLANE_ASSIGN(const double seconds, send(series));
       if (round > 0) series.seconds.push_back(seconds);
+      if (round > 0) series.processor.push_back((processor_time() - used).count());
       if (round == 0) series.shipped_bytes = 0;
     }
     return {};
@@ -278,6 +316,7 @@ void Sender::report(std::vector<Figure>& results) const {
                        .unit = "s",
                        .baseline = median(first.seconds)});
     results.push_back({name + "_speed", raw / seconds * 1e-9, "GB/s"});
+    results.push_back(processor_figure(series.codec, series.processor, raw));
     if (series.pace) report_pace(*series.pace, name, results);
     if (&series == &first) continue;
     const double bytes = first.shipped_bytes / series.shipped_bytes;
@@ -317,6 +356,7 @@ Result<Report> bench_transfer(const TransferBenchOptions& options) {
     if (options.listen) {
       if (options.listening) options.listening(there->endpoint->address());
       KVLANE_TRY(receiver->wait());
+      receiver->report(report.results);
       return report;
     }
   }

@@ -40,7 +40,7 @@ struct TransferBenchOptions {
 };
 
 // The first codec is what the others are compared with. kCorrupt if something else arrives than was
-// sent, with any codec. A receiver's report is empty.
+// sent, with any codec. The report of a receiver has the time of its processor only.
 Result<Report> bench_transfer(const TransferBenchOptions& options);
 
 }  // namespace kvlane

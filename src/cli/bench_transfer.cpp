@@ -65,7 +65,6 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
     };
     KVLANE_ASSIGN(report, bench_transfer(options));
   }
-  if (options.listen) return {};
   report.command = "kvlane bench transfer " + typed;
   std::cout << (flags.json ? report_json(report) + "\n" : report_table(report));
   return {};

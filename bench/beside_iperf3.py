@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How near transfers come to iperf3, one stream each, between the same endpoints in the same run.
+
+In turns, --repeats times: iperf3 for some seconds, then `kvlane bench transfer` with codec `none` between two
+processes; slabs are 256 KiB, a layer's run of them 2 MiB for every 512 tokens. Over loopback and, where this machine
+permits (root, ip and tc of package iproute2, a kernel with network namespaces and tbf), over a link between two
+namespaces at each of --rates. Needs iperf3. Prints GB/s, the ratio (median of the turns' ratios) and what both ends
+take of the processor, in seconds for every GB.
+
+    bench/beside_iperf3.py models/kvlane-tiny-gqa README.md
+    bench/beside_iperf3.py --rates 1000,5000 --delay 0.5ms --tokens 2048 --repeats 5 models/kvlane-tiny-gqa README.md
+
+--delay makes every answer wait (netem), which lengthens the round trip by as much. KVLANE_PROGRAM is the program,
+build/release/kvlane if it is not set.
+"""
+
+import argparse
+import contextlib
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+
+from served import PROGRAM
+from shaped_workers import FAR, FAR_ADDRESS, NEAR, PATIENCE, Unavailable, network, shape, two_namespaces
+
+IPERF_PORT = 5201
+
+
+def within(namespace, *command):
+    inside = ["ip", "netns", "exec", namespace] if namespace else []
+    return [*inside, *map(str, command)]
+
+
+def figures_of(text):
+    return {figure["name"]: figure["value"] for figure in json.loads(text)["results"]}
+
+
+def iperf3(near, far, address, seconds):
+    """GB/s that arrive, and s/GB of sender and receiver."""
+    server = subprocess.Popen(
+        within(far, "iperf3", "-s", "-1", "-B", address), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        time.sleep(0.5)
+        client = within(near, "iperf3", "-c", address, "-t", seconds, "-J")
+        done = subprocess.run(client, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    finally:
+        server.terminate()
+        server.wait()
+    end = json.loads(done.stdout)["end"]
+    speed = end["sum_received"]["bits_per_second"] / 8e9
+    used = end["cpu_utilization_percent"]
+    return speed, used["host_total"] / 100 / speed, used["remote_total"] / 100 / speed
+
+
+def transfer(near, far, address, options):
+    """The same of ours."""
+    flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json")
+    receiver = subprocess.Popen(
+        within(far, PROGRAM, "bench", "transfer", "--listen", f"{address}:0", *flags), stdout=subprocess.PIPE, text=True
+    )
+    where = receiver.stdout.readline().split()[-1]
+    sender = within(near, PROGRAM, "bench", "transfer", options.model, "--text", options.text, "--send-to", where)
+    done = subprocess.run([*sender, *map(str, flags)], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    if done.returncode != 0:
+        receiver.kill()
+        sys.exit(done.stderr)
+    sent, received = figures_of(done.stdout), figures_of(receiver.communicate()[0])
+    return sent["transfer_none_speed"], sent["transfer_none_cpu"], received["transfer_none_cpu"]
+
+
+def compare(name, options, near=None, far=None, address="127.0.0.1"):
+    theirs, ours = [], []
+    for _ in range(options.repeats):
+        theirs.append(iperf3(near, far, address, options.seconds))
+        ours.append(transfer(near, far, address, options))
+    ratio = statistics.median(mine[0] / its[0] for mine, its in zip(ours, theirs, strict=True))
+
+    def medians(rows):
+        speed, sender, receiver = (statistics.median(column) for column in zip(*rows, strict=True))
+        return f"{speed:7.3f} GB/s, {sender:.2f} + {receiver:.2f} s/GB"
+
+    print(f"{name:12}  iperf3 {medians(theirs)}   kvlane {medians(ours)}   ratio {ratio:.2f}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("text")
+    parser.add_argument("--rates", default="1000,10000", help="Mbit/s of the link between namespaces, with commas")
+    parser.add_argument("--delay", help="of the round trip on that link, as netem takes it: 0.5ms")
+    parser.add_argument("--tokens", type=int, default=2048, help="of the prompt: 128 KiB each")
+    parser.add_argument("--rounds", type=int, default=3, help="transfers that are measured, of each process")
+    parser.add_argument("--repeats", type=int, default=5, help="turns")
+    parser.add_argument("--seconds", type=float, default=3, help="that iperf3 runs")
+    options = parser.parse_args()
+    if not shutil.which("iperf3"):
+        sys.exit("iperf3 is not there")
+    compare("loopback", options)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(two_namespaces())
+            if options.delay:
+                # The answers wait; what is shaped has its queue on the other side.
+                network("tc", "-n", FAR, "qdisc", "add", "dev", "veth0", "root", "netem", "delay", options.delay)
+            for rate in map(float, options.rates.split(",")):
+                shape(rate)
+                compare(f"{rate:.0f} Mbit/s", options, NEAR, FAR, FAR_ADDRESS)
+            shape(None)
+            compare("veth", options, NEAR, FAR, FAR_ADDRESS)
+    except Unavailable as reason:
+        sys.exit(f"SKIPPED the links between namespaces: {reason}")
+
+
+if __name__ == "__main__":
+    main()
