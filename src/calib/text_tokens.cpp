@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "model/tokenizer.h"
+#include "model/utf8.h"
 
 namespace kvlane {
 namespace {
@@ -31,6 +32,7 @@ Result<std::vector<std::int32_t>> read_text_tokens(const std::filesystem::path& 
   // file need not be tokenised.
   constexpr std::size_t kBytesPerToken = 16;
   words.resize(whole_characters(words, tokens_max * kBytesPerToken));
+  KVLANE_TRY(check_utf8(words).with_context(text.string()));
   auto tokens = tokenizer.encode(words);
   if (!tokens.ok()) return tokens.status().with_context(text.string());
   tokens->resize(std::min(tokens->size(), tokens_max));

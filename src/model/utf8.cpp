@@ -75,6 +75,12 @@ std::optional<std::size_t> find_invalid_utf8(std::string_view bytes) {
   }
 }
 
+Status check_utf8(std::string_view text) {
+  const std::optional<std::size_t> offset = find_invalid_utf8(text);
+  if (!offset) return {};
+  return invalid_argument("the text is not valid UTF-8 at byte " + std::to_string(*offset));
+}
+
 void append_utf8(std::string& text, std::uint32_t code_point) {
   const auto append = [&](std::uint32_t byte) { text.push_back(static_cast<char>(byte)); };
   if (code_point < 0x80) {

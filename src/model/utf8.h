@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "kvlane/status.h"
+
 namespace kvlane {
 
 inline constexpr std::uint32_t kReplacementCharacter = 0xFFFD;
@@ -32,6 +34,10 @@ Utf8Step next_utf8(std::string_view bytes);
 
 // The offset of the first byte of the first invalid or truncated sequence; nullopt for valid UTF-8.
 std::optional<std::size_t> find_invalid_utf8(std::string_view bytes);
+
+// kInvalidArgument, with the offset, for text that is not valid UTF-8: a tokenizer would take what
+// is broken for U+FFFD, and whoever gave the text should rather know.
+Status check_utf8(std::string_view text);
 
 // Precondition: `code_point` is a Unicode scalar value.
 void append_utf8(std::string& text, std::uint32_t code_point);

@@ -3,7 +3,6 @@
 #include "server/prompt.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "model/utf8.h"
@@ -103,10 +102,7 @@ ModelPrompter::ModelPrompter(const Tokenizer& tokenizer, const ChatTemplate* cha
 
 Result<std::vector<std::int32_t>> ModelPrompter::encode_text(const std::string& text,
                                                              bool add_special) const {
-  // The tokenizer would take what is broken for U+FFFD; who asks should rather know.
-  if (const std::optional<std::size_t> offset = find_invalid_utf8(text)) {
-    return invalid_argument("the text is not valid UTF-8 at byte " + std::to_string(*offset));
-  }
+  KVLANE_TRY(check_utf8(text));
   return tokenizer_.encode(text, add_special);
 }
 

@@ -93,6 +93,110 @@ std::string reason_of(const ApiError& error) {
   return std::string(code_name(error.status == 404 ? Code::kNotFound : Code::kInvalidArgument));
 }
 
+// Makes families whose metrics carry the model's labels.
+class OfModel {
+ public:
+  explicit OfModel(MetricLabels model) : model_(std::move(model)) {}
+
+  MetricLabels with(const char* name, const char* value) const {
+    MetricLabels all = model_;
+    all.emplace_back(name, value);
+    return all;
+  }
+  MetricFamily gauge(const char* name, const char* help, double value) const {
+    return gauge_family(name, help, {{model_, value}});
+  }
+  template <typename Number>
+  MetricFamily total(const char* name, const char* help, Number value) const {
+    return counter_family(name, help, {{model_, static_cast<double>(value)}});
+  }
+
+ private:
+  MetricLabels model_;
+};
+
+std::vector<MetricFamily> of_blocks(const OfModel& of, const EngineLoad& load) {
+  const int used = load.blocks_total - load.blocks_free;
+  return {
+      of.gauge("kvlane_requests_running", "Requests being computed.", load.running),
+      of.gauge("kvlane_requests_waiting", "Requests in the queue.", load.queued),
+      of.gauge("kvlane_waiting_tokens", "Prompt tokens not computed yet.",
+               static_cast<double>(load.queued_tokens)),
+      of.gauge("kvlane_kv_cache_usage_ratio", "Part of the KV blocks that sequences hold, 0 to 1.",
+               load.blocks_total > 0 ? static_cast<double>(used) / load.blocks_total : 0),
+      gauge_family("kvlane_kv_blocks",
+                   "KV blocks: held by sequences, free with a prefix for reuse, and empty.",
+                   {{of.with("state", "used"), static_cast<double>(used)},
+                    {of.with("state", "cached"), static_cast<double>(load.blocks_cached)},
+                    {of.with("state", "empty"),
+                     static_cast<double>(load.blocks_free - load.blocks_cached)}}),
+      of.gauge("kvlane_host_blocks", "KV blocks in host memory.", load.host_blocks),
+      of.total("kvlane_prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache.",
+               load.prefix_query_tokens),
+      of.total("kvlane_prefix_hit_tokens_total", "Prompt tokens found in the prefix cache.",
+               load.prefix_hit_tokens),
+      of.total("kvlane_host_hit_tokens_total",
+               "Of the tokens found: brought back from host memory.", load.host_hit_tokens),
+  };
+}
+
+std::vector<MetricFamily> of_store(const OfModel& of, const EngineLoad& load) {
+  return {
+      of.total("kvlane_store_hit_tokens_total",
+               "Of the tokens found: brought back from the state store.", load.store_hit_tokens),
+      of.total("kvlane_restores_total", "Sequences that came back from the state store.",
+               load.restores),
+      of.total("kvlane_restores_failed_total",
+               "Of these: not all of what the store has could be read or computed.",
+               load.restores_failed),
+      of.total("kvlane_restore_bytes_total", "Bytes read for them.", load.restore_bytes),
+      of.total("kvlane_restore_seconds_total", "Time from their first read until they were back.",
+               load.restore_seconds),
+      of.total("kvlane_restore_expected_seconds_total",
+               "The same, as the profile of this machine had it.", load.restore_seconds_expected),
+      of.total("kvlane_store_save_failures_total", "KV blocks that the state store did not take.",
+               load.save_failures),
+      of.total("kvlane_store_hidden_tokens_lost_total",
+               "Tokens of complete blocks whose hidden states could not be saved.",
+               load.hidden_tokens_lost),
+      of.gauge("kvlane_store_bytes", "What the state store takes on its disks.",
+               static_cast<double>(load.store.bytes)),
+      of.gauge("kvlane_store_memory_bytes", "What it keeps in memory of this.",
+               static_cast<double>(load.store.memory_bytes)),
+      of.total("kvlane_store_saved_bytes_total", "Bytes written to it.", load.store.saved_bytes),
+      counter_family(
+          "kvlane_store_reads_total", "Extents read from it, by the way they came.",
+          {{of.with("from", "disk"),
+            static_cast<double>(load.store.reads - load.store.memory_reads -
+                                load.store.device_reads)},
+           {of.with("from", "disk_directly"), static_cast<double>(load.store.device_reads)},
+           {of.with("from", "memory"), static_cast<double>(load.store.memory_reads)}}),
+      of.total("kvlane_store_evicted_total", "Extents that it gave up for others.",
+               load.store.evicted),
+      of.total("kvlane_store_damaged_total", "Extents that it found wrong, and forgot.",
+               load.store.damaged),
+  };
+}
+
+std::vector<MetricFamily> of_steps(const OfModel& of, const EngineLoad& load) {
+  return {
+      of.total("kvlane_preemptions_total", "Sequences that gave up their blocks while running.",
+               load.preemptions),
+      of.total("kvlane_recomputed_tokens_total", "Tokens computed again because of preemptions.",
+               load.recomputed_tokens),
+      of.total("kvlane_codebooks_counted_total",
+               "Planes of KV whose codebook was made from them and not from others.",
+               load.codebooks_counted),
+      of.total("kvlane_codebooks_replaced_total",
+               "Of these: because the codebook of the planes before did not fit any more.",
+               load.codebooks_replaced),
+      of.total("kvlane_steps_total", "Steps of the engine.", load.steps),
+      of.total("kvlane_step_seconds_total", "Time in steps.", load.step_seconds),
+      of.total("kvlane_schedule_seconds_total",
+               "Of this: neither forward pass nor sampling nor restores.", load.schedule_seconds),
+  };
+}
+
 }  // namespace
 
 struct WorkerMetrics::Families {
@@ -177,88 +281,17 @@ WorkerMetrics::Families::Families(Role worker_role, const std::string& model_nam
 
 std::vector<MetricFamily> WorkerMetrics::Families::of_load(const EngineLoad& load) const {
   const MetricLabels model(labels.begin(), labels.end());
-  const auto with = [&](const char* name, std::string value) {
-    MetricLabels all = model;
-    all.emplace_back(name, std::move(value));
-    return all;
-  };
-  const auto gauge = [&](const char* name, const char* help, double value) {
-    return gauge_family(name, help, {{model, value}});
-  };
-  const auto total = [&](const char* name, const char* help, auto value) {
-    return counter_family(name, help, {{model, static_cast<double>(value)}});
-  };
-  const int used = load.blocks_total - load.blocks_free;
-  MetricLabels build = with("role", std::string(role_name(role)));
+  MetricLabels build = model;
+  build.emplace_back("role", std::string(role_name(role)));
   build.emplace_back("version", KVLANE_VERSION);
-  return {
-      gauge_family("kvlane_worker_info", "1; its labels say what runs here.", {{build, 1}}),
-      gauge("kvlane_requests_running", "Requests being computed.", load.running),
-      gauge("kvlane_requests_waiting", "Requests in the queue.", load.queued),
-      gauge("kvlane_waiting_tokens", "Prompt tokens not computed yet.",
-            static_cast<double>(load.queued_tokens)),
-      gauge("kvlane_kv_cache_usage_ratio", "Part of the KV blocks that sequences hold, 0 to 1.",
-            load.blocks_total > 0 ? static_cast<double>(used) / load.blocks_total : 0),
-      gauge_family(
-          "kvlane_kv_blocks",
-          "KV blocks: held by sequences, free with a prefix for reuse, and empty.",
-          {{with("state", "used"), static_cast<double>(used)},
-           {with("state", "cached"), static_cast<double>(load.blocks_cached)},
-           {with("state", "empty"), static_cast<double>(load.blocks_free - load.blocks_cached)}}),
-      gauge("kvlane_host_blocks", "KV blocks in host memory.", load.host_blocks),
-      total("kvlane_prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache.",
-            load.prefix_query_tokens),
-      total("kvlane_prefix_hit_tokens_total", "Prompt tokens found in the prefix cache.",
-            load.prefix_hit_tokens),
-      total("kvlane_host_hit_tokens_total", "Of the tokens found: brought back from host memory.",
-            load.host_hit_tokens),
-      total("kvlane_store_hit_tokens_total",
-            "Of the tokens found: brought back from the state store.", load.store_hit_tokens),
-      total("kvlane_restores_total", "Sequences that came back from the state store.",
-            load.restores),
-      total("kvlane_restores_failed_total",
-            "Of these: not all of what the store has could be read or computed.",
-            load.restores_failed),
-      total("kvlane_restore_bytes_total", "Bytes read for them.", load.restore_bytes),
-      total("kvlane_restore_seconds_total", "Time from their first read until they were back.",
-            load.restore_seconds),
-      total("kvlane_restore_expected_seconds_total",
-            "The same, as the profile of this machine had it.", load.restore_seconds_expected),
-      total("kvlane_store_save_failures_total", "KV blocks that the state store did not take.",
-            load.save_failures),
-      total("kvlane_store_hidden_tokens_lost_total",
-            "Tokens of complete blocks whose hidden states could not be saved.",
-            load.hidden_tokens_lost),
-      gauge("kvlane_store_bytes", "What the state store takes on its disks.",
-            static_cast<double>(load.store.bytes)),
-      gauge("kvlane_store_memory_bytes", "What it keeps in memory of this.",
-            static_cast<double>(load.store.memory_bytes)),
-      total("kvlane_store_saved_bytes_total", "Bytes written to it.", load.store.saved_bytes),
-      counter_family(
-          "kvlane_store_reads_total", "Extents read from it, by the way they came.",
-          {{with("from", "disk"), static_cast<double>(load.store.reads - load.store.memory_reads -
-                                                      load.store.device_reads)},
-           {with("from", "disk_directly"), static_cast<double>(load.store.device_reads)},
-           {with("from", "memory"), static_cast<double>(load.store.memory_reads)}}),
-      total("kvlane_store_evicted_total", "Extents that it gave up for others.",
-            load.store.evicted),
-      total("kvlane_store_damaged_total", "Extents that it found wrong, and forgot.",
-            load.store.damaged),
-      total("kvlane_preemptions_total", "Sequences that gave up their blocks while running.",
-            load.preemptions),
-      total("kvlane_recomputed_tokens_total", "Tokens computed again because of preemptions.",
-            load.recomputed_tokens),
-      total("kvlane_codebooks_counted_total",
-            "Planes of KV whose codebook was made from them and not from others.",
-            load.codebooks_counted),
-      total("kvlane_codebooks_replaced_total",
-            "Of these: because the codebook of the planes before did not fit any more.",
-            load.codebooks_replaced),
-      total("kvlane_steps_total", "Steps of the engine.", load.steps),
-      total("kvlane_step_seconds_total", "Time in steps.", load.step_seconds),
-      total("kvlane_schedule_seconds_total",
-            "Of this: neither forward pass nor sampling nor restores.", load.schedule_seconds),
-  };
+  std::vector<MetricFamily> families = {
+      gauge_family("kvlane_worker_info", "1; its labels say what runs here.", {{build, 1}})};
+  const OfModel of(model);
+  for (const auto part : {of_blocks, of_store, of_steps}) {
+    std::vector<MetricFamily> more = part(of, load);
+    std::move(more.begin(), more.end(), std::back_inserter(families));
+  }
+  return families;
 }
 
 WorkerMetrics::WorkerMetrics(Role role, const std::string& model_name)
