@@ -26,11 +26,16 @@ Result<std::unique_ptr<Linear>> Linear::pack(Isa isa, const LinearWeights& weigh
     return invalid_argument("a bias of " + std::to_string(weights.bias.size()) +
                             " values is not one of " + std::to_string(n) + " outputs");
   }
-  return isa == Isa::kAvx512 ? pack_linear_onednn(weights, n) : pack_linear_scalar(weights, n);
+  if (weights.type != ElementType::kBf16 && weights.type != ElementType::kFp16 &&
+      weights.type != ElementType::kF32) {
+    return unsupported(std::string("there is no product with weights of type ") +
+                       element_name(weights.type));
+  }
+  return isa == Isa::kScalar ? pack_linear_scalar(weights, n) : pack_linear_onednn(isa, weights, n);
 }
 
 std::string linear_description(Isa isa) {
-  return isa == Isa::kAvx512 ? onednn_description() : "scalar loop";
+  return isa == Isa::kScalar ? "scalar loop" : onednn_description(isa);
 }
 
 }  // namespace kvlane

@@ -1,10 +1,10 @@
 // Matrix products with fixed weights: y = x W^T (+ bias), the weights packed once.
 //
-// A row of y has the same bits whatever the number of rows and threads. On the avx512 tier the
-// product is oneDNN's, with two measures that keep this promise: its AMX kernels are switched off
-// (their order of summation changes with the number of rows), and row counts are rounded up to a
-// few sizes, which also bounds how many kernels are generated. On the scalar tier it is a plain
-// loop. SPDX-License-Identifier: Apache-2.0
+// A row of y has the same bits whatever the number of rows and threads. On the tiers avx512 and
+// avx2 the product is oneDNN's, with measures that keep this promise: its AMX kernels are switched
+// off (their order of summation changes with the number of rows), and so, with AVX2, is its matmul;
+// row counts are rounded up to a few sizes, which also bounds how many kernels are generated. On
+// the scalar tier it is a plain loop. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>
@@ -34,6 +34,7 @@ struct LinearWeights {
 class Linear {
  public:
   // BF16 weights take BF16 inputs; F32 and F16 weights (widened, exactly) take F32 inputs. The
+  // avx2 tier computes in F32: BF16 is widened there, weights when packed, in twice the memory. The
   // bytes are not needed afterwards. kInvalidArgument when sizes do not match.
   static Result<std::unique_ptr<Linear>> pack(Isa isa, const LinearWeights& weights);
 
@@ -76,12 +77,12 @@ class Linear {
   const std::vector<float> bias_;  // [n] or empty
 };
 
-// What computes products on this tier, for people: "oneDNN 2.6.3 (AVX-512 BF16)".
+// What computes products on this tier, for people: "oneDNN 2.6.3, AVX2 in F32".
 std::string linear_description(Isa isa);
 
 // The implementations, by file: linear_onednn.cpp and linear_scalar.cpp.
-Result<std::unique_ptr<Linear>> pack_linear_onednn(const LinearWeights& weights, int n);
+Result<std::unique_ptr<Linear>> pack_linear_onednn(Isa isa, const LinearWeights& weights, int n);
 Result<std::unique_ptr<Linear>> pack_linear_scalar(const LinearWeights& weights, int n);
-std::string onednn_description();
+std::string onednn_description(Isa isa);
 
 }  // namespace kvlane

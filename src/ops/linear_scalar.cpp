@@ -89,13 +89,10 @@ Result<std::unique_ptr<Linear>> pack_linear_scalar(const LinearWeights& weights,
       linear = std::make_unique<ScalarLinear<Float32, fp16>>(n, weights.k, ElementType::kF32,
                                                              std::move(copy), weights.bias);
       break;
-    case ElementType::kF32:
+    default:  // kF32: Linear::pack() lets no other type through
       linear = std::make_unique<ScalarLinear<Float32, Float32>>(n, weights.k, ElementType::kF32,
                                                                 std::move(copy), weights.bias);
       break;
-    default:
-      return unsupported(std::string("there is no product with weights of type ") +
-                         element_name(weights.type));
   }
   return linear;
 }
