@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <latch>
+#include <map>
+#include <span>
 
 #include "store/directories.h"
 #include "store/store_impl.h"
@@ -307,23 +310,31 @@ Status Store::Impl::give_up(Room& room) {
   return {};
 }
 
+// One write of a file after the other: where files grow, file systems let one in at a time, and the
+// others would wait for it busily, on processors that answers need.
 void Store::Impl::write_all(const std::vector<Save*>& group) {
   std::vector<Save*> writes;
+  std::map<const StoredSegment*, std::vector<Save*>> lines;
   for (Save* const save : group) {
-    if (save->status.ok() && save->extent != nullptr) writes.push_back(save);
+    if (!save->status.ok() || save->extent == nullptr) continue;
+    writes.push_back(save);
+    lines[save->extent->segment.get()].push_back(save);
   }
   std::latch left(static_cast<std::ptrdiff_t>(writes.size()));
-  for (Save* const save : writes) {
+  const std::function<void(std::span<Save* const>)> write = [&](std::span<Save* const> line) {
+    Save* const save = line.front();
     const auto bytes = static_cast<std::size_t>(save->extent->head.extent_bytes());
     files->submit({.file = save->extent->segment->file.get(),
                    .write = true,
                    .offset = std::uint64_t{save->extent->page} * kExtentPageBytes,
                    .memory = {save->draft.content_->bytes.data(), bytes},
-                   .done = [save, &left](const Status& status) {
-                     save->status = status;
+                   .done = [&write, &left, line](const Status& status) {
+                     line.front()->status = status;
+                     if (line.size() > 1) write(line.subspan(1));
                      left.count_down();
                    }});
-  }
+  };
+  for (const auto& line : lines) write(line.second);
   left.wait();
   for (const Save* const save : writes) {
     const auto number = static_cast<std::size_t>(save->extent->segment->directory);
