@@ -5,8 +5,13 @@
 #include <ctime>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "base/file.h"
+#include "model/gguf.h"
+#include "model/gguf_file.h"
+#include "model/gguf_tokenizer.h"
 #include "model/jinja_interpreter.h"
 #include "model/jinja_lexer.h"
 #include "model/jinja_parser.h"
@@ -42,6 +47,11 @@ Result<std::string> special_token(const Json& config, const char* name) {
   return corrupt(std::string("'") + name + "' is not the text of a token");
 }
 
+Result<std::string> with_path(Result<std::string> token, const std::filesystem::path& path) {
+  if (!token.ok()) return token.status().with_context(path.string());
+  return token;
+}
+
 // "chat_template": one template, or several with names, of which "default" is taken.
 Result<std::string> template_of(const Json& config) {
   const auto at = config.find("chat_template");
@@ -62,6 +72,43 @@ Result<Json> read_config(const std::filesystem::path& path) {
   Json config = Json::parse(text, nullptr, false);
   if (!config.is_object()) return corrupt(path.string() + " is not a JSON object");
   return config;
+}
+
+// What is wrong with tokens matters where there is a template alone.
+struct Parts {
+  Result<std::string> source = not_found("the model has no chat template");
+  std::filesystem::path source_path;
+  Result<std::string> bos = std::string();
+  Result<std::string> eos = std::string();
+};
+
+Result<Parts> parts_of_gguf(const std::filesystem::path& path) {
+  KVLANE_ASSIGN(const MappedFile mapped, MappedFile::open(path));
+  KVLANE_ASSIGN(const GgufFile file, parse_gguf(mapped.bytes()));
+  KVLANE_ASSIGN(GgufChat chat, gguf_chat(file));
+  Parts parts{.source_path = path};
+  if (!chat.source.empty()) parts.source = std::move(chat.source);
+  parts.bos = std::move(chat.bos);
+  parts.eos = std::move(chat.eos);
+  return parts;
+}
+
+// What tokenizer_config.json says, or without one the model's GGUF file.
+Result<Parts> parts_beside(const std::filesystem::path& directory) {
+  const std::filesystem::path path = directory / "tokenizer_config.json";
+  const Result<Json> config = read_config(path);
+  if (!config.ok() && config.status().code() != Code::kNotFound) return config.status();
+  if (config.ok()) {
+    return Parts{.source = template_of(*config),
+                 .source_path = path,
+                 .bos = with_path(special_token(*config, "bos_token"), path),
+                 .eos = with_path(special_token(*config, "eos_token"), path)};
+  }
+  KVLANE_ASSIGN(const std::optional<std::filesystem::path> gguf, find_gguf(directory));
+  if (!gguf) return Parts();
+  Result<Parts> parts = parts_of_gguf(*gguf);
+  if (!parts.ok()) return parts.status().with_context(gguf->string());
+  return parts;
 }
 
 Value list_of(std::span<const ChatMessage> messages) {
@@ -88,25 +135,20 @@ ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 ChatTemplate::~ChatTemplate() = default;
 
 Result<ChatTemplate> ChatTemplate::load(const std::filesystem::path& directory) {
-  const std::filesystem::path config_path = directory / "tokenizer_config.json";
-  Result<Json> config = read_config(config_path);
-  // A model may have its template in a file of its own and no configuration of its tokenizer.
-  if (!config.ok() && config.status().code() != Code::kNotFound) return config.status();
-  const Json fields = config.ok() ? std::move(*config) : Json::object();
-
-  std::filesystem::path path = directory / "chat_template.jinja";
+  KVLANE_ASSIGN(Parts parts, parts_beside(directory));
+  const std::filesystem::path path = directory / "chat_template.jinja";
   Result<std::string> source = read_text_file(path, jinja::kTemplateBytesMax);
-  if (!source.ok() && source.status().code() == Code::kNotFound) {
-    path = config_path;
-    source = template_of(fields);
+  if (source.ok()) {
+    parts.source = std::move(*source);
+    parts.source_path = path;
+  } else if (source.status().code() != Code::kNotFound) {
+    return source.status();
   }
-  if (!source.ok()) return source.status();
-  Result<std::string> bos = special_token(fields, "bos_token");
-  if (!bos.ok()) return bos.status().with_context(config_path.string());
-  Result<std::string> eos = special_token(fields, "eos_token");
-  if (!eos.ok()) return eos.status().with_context(config_path.string());
-  Result<ChatTemplate> parsed = parse(*source, std::move(*bos), std::move(*eos));
-  if (!parsed.ok()) return parsed.status().with_context(path.string());
+  if (!parts.source.ok()) return parts.source.status();
+  KVLANE_ASSIGN(std::string bos, std::move(parts.bos));
+  KVLANE_ASSIGN(std::string eos, std::move(parts.eos));
+  Result<ChatTemplate> parsed = parse(*parts.source, std::move(bos), std::move(eos));
+  if (!parsed.ok()) return parsed.status().with_context(parts.source_path.string());
   return parsed;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "model/config_fields.h"
 
@@ -50,10 +51,30 @@ class ConfigWriter {
     if (value == nullptr || *value == 0) return;
     fail(unsupported("'" + prefix_ + from + "' says that it has " + what));
   }
-  // Only the scaling that GGUF says as config.json does.
+  // The scaling that GGUF says as config.json does, and that of Llama 3.1 and later, which
+  // llama.cpp writes as divisors of the frequencies: as LongRoPE has them, for all lengths.
   void rope_scaling() {
+    const auto divisors = file_.tensors.find(kRopeDivisors);
     const auto* const type = find_entry<std::string_view>(file_, prefix_ + "rope.scaling.type");
     const double* const factor = find("rope.scaling.factor");
+    if (divisors != file_.tensors.end()) {
+      const GgufTensor& tensor = divisors->second;
+      if (tensor.type != GgufType::kF32 || tensor.shape.size() != 1) {
+        return fail(corrupt("'rope_freqs.weight' is no list of F32"));
+      }
+      if (type != nullptr && *type != "none") {
+        return fail(unsupported("it has 'rope_freqs.weight' and '" + prefix_ +
+                                "rope.scaling.type'; kvlane reads one of them"));
+      }
+      std::vector<float> values(static_cast<std::size_t>(tensor.shape[0]));
+      dequantise(tensor, 0, values.size(), values.data());
+      json_["rope_scaling"] = {{"rope_type", "longrope"},
+                               {"short_factor", values},
+                               {"long_factor", values},
+                               {"factor", 1},
+                               {"attention_factor", 1}};
+      return;
+    }
     if (type == nullptr || *type == "none") return;
     if (*type != "linear" || factor == nullptr) {
       return fail(unsupported("'" + prefix_ + "rope.scaling.type' is " +
@@ -112,10 +133,6 @@ Result<ModelConfig> gguf_config(const GgufFile& file) {
   const auto embedding = file.tensors.find(std::string_view("token_embd.weight"));
   if (embedding == file.tensors.end() || embedding->second.shape.size() != 2) {
     return corrupt("it has no table 'token_embd.weight'");
-  }
-  if (file.tensors.contains(std::string_view("rope_freqs.weight"))) {
-    return unsupported(
-        "it has 'rope_freqs.weight' (Llama 3.1 and later), which kvlane does not read");
   }
   ConfigWriter writer(file, architecture.gguf);
   writer.set("architectures", Json::array({architecture.name}));

@@ -19,6 +19,9 @@ const T* find_entry(const GgufFile& file, std::string_view name) {
   return at == file.metadata.end() ? nullptr : std::get_if<T>(&at->second);
 }
 
+// A tensor that belongs to the configuration.
+inline constexpr std::string_view kRopeDivisors = "rope_freqs.weight";
+
 // The architectures "llama" (of which Mistral is one), "qwen2" and "qwen3": their metadata is
 // written as config.json and read as any other. kUnsupported names another architecture and what
 // would change the result; kCorrupt names what is missing.

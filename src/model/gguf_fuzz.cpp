@@ -27,6 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto tensors = kvlane::gguf_tensors(*file, *config);
     if (tensors.ok() && tensors->views.size() > file->tensors.size()) std::abort();
   }
+  static_cast<void>(kvlane::gguf_chat(*file));
   if (const auto json = kvlane::gguf_tokenizer_json(*file); json.ok()) {
     const auto tokenizer = kvlane::Tokenizer::parse(*json);
     if (tokenizer.ok()) static_cast<void>(tokenizer->encode("It's <s> 12 caf\xC3\xA9"));

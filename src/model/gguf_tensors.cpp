@@ -129,6 +129,7 @@ Result<GgufTensors> gguf_tensors(const GgufFile& file, const ModelConfig& config
   const bool llama = architecture != nullptr && *architecture == "llama";
   GgufTensors tensors;
   for (const auto& [name, tensor] : file.tensors) {
+    if (name == kRopeDivisors) continue;
     const std::optional<std::string> ours = checkpoint_name(name);
     if (!ours) return unsupported("it has tensor '" + name + "', which kvlane does not know");
     const std::size_t dimensions = tensor.shape.size();

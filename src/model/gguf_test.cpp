@@ -13,10 +13,12 @@
 #include <vector>
 
 #include "base/random.h"
+#include "model/chat_template.h"
 #include "model/checkpoint.h"
 #include "model/gguf_config.h"
 #include "model/gguf_tensors.h"
 #include "model/gguf_tokenizer.h"
+#include "model/model.h"
 #include "model/tokenizer_fixture.h"
 #include "model/widen.h"
 
@@ -103,8 +105,53 @@ TEST(GgufTest, CodedWeightsAreThoseOfTheModel) {
   expect_same_model("qwen2", "qwen2-gqa-bf16", 0.6);
 }
 
+// Llama 3.1 says in four numbers what llama.cpp writes as a divisor of each frequency.
+TEST(GgufTest, DivisorsOfRotationAreTheModelsScaling) {
+  expect_same_model("llama31", "llama-gqa-bf16-llama3-sharded", 0);
+  const GgufDirectory directory(read_gguf("llama31"));
+  const ModelConfig ours = Checkpoint::open(directory.path())->config();
+  const ModelConfig theirs =
+      Checkpoint::open(kFixtures / "models" / "llama-gqa-bf16-llama3-sharded")->config();
+  for (const int context : {64, 512}) {
+    const std::vector<float> frequencies = rope_inverse_frequencies(ours, context);
+    const std::vector<float> expected = rope_inverse_frequencies(theirs, context);
+    ASSERT_EQ(frequencies.size(), expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(frequencies[i] / expected[i], 1, 1e-6) << i;
+    }
+  }
+  EXPECT_EQ(ours.rope_scaling.attention_factor, 1);
+}
+
+TEST(GgufTest, ChatTemplateComesWithTheModel) {
+  const GgufDirectory directory(read_gguf("llama3-tokens"));
+  const Result<ChatTemplate> chat = ChatTemplate::load(directory.path());
+  ASSERT_TRUE(chat.ok()) << chat.status().message();
+  const Result<std::string> source =
+      read_text_file(kFixtures / "chat_template" / "headers.jinja", 1U << 20);
+  ASSERT_TRUE(source.ok());
+  const Result<ChatTemplate> expected =
+      ChatTemplate::parse(*source, "<|begin_of_text|>", "<|end_of_text|>");
+  const std::vector<ChatMessage> messages = {{"system", "Be brief."}, {"user", "Hello"}};
+  const Result<std::string> prompt = chat->render(messages, true);
+  ASSERT_TRUE(prompt.ok()) << prompt.status().message();
+  EXPECT_EQ(*prompt, *expected->render(messages, true));
+  EXPECT_TRUE(prompt->starts_with("<|begin_of_text|>"));
+
+  // A file beside the model comes first.
+  ASSERT_TRUE(write_file(directory.path() / "chat_template.jinja",
+                         as_byte_view(std::string_view("{{ eos_token }} beside")))
+                  .ok());
+  EXPECT_EQ(*ChatTemplate::load(directory.path())->render(messages, true),
+            "<|end_of_text|> beside");
+  const GgufDirectory without(read_gguf("qwen2"));
+  EXPECT_EQ(ChatTemplate::load(without.path()).status().code(), Code::kNotFound);
+}
+
 TEST(GgufTest, TokenizersAreThoseOfTokenizerJson) {
-  for (const auto& [gguf, json] : {std::pair("llama", "llama2"), std::pair("qwen2", "qwen2")}) {
+  for (const auto& [gguf, json] :
+       {std::pair("llama", "llama2"), std::pair("llama3-tokens", "llama3"),
+        std::pair("qwen2", "qwen2")}) {
     const GgufDirectory directory(read_gguf(gguf));
     const Result<Tokenizer> ours = Tokenizer::load(directory.path());
     ASSERT_TRUE(ours.ok()) << ours.status().message();
@@ -144,6 +191,8 @@ TEST(GgufTest, RefusesByName) {
        "'blk.0.attn_x.weight'"},
       {replaced(llama, "llama.block_count", "llama.block_xount"), Code::kCorrupt,
        "no 'llama.block_count'"},
+      {replaced(read_gguf("llama31"), "rope_freqs.weight", "rope_freks.weight"), Code::kUnsupported,
+       "'rope_freks.weight'"},
       {replaced(qwen2, "output_norm.weight", "rope_freqs.weight#"), Code::kUnsupported,
        "'rope_freqs.weight#'"},
   };
@@ -170,6 +219,7 @@ void use(std::string_view bytes) {
     static_cast<void>(gguf_tensors(*file, *config));
   }
   static_cast<void>(gguf_tokenizer_json(*file));
+  static_cast<void>(gguf_chat(*file));
 }
 
 TEST(GgufTest, EveryPrefixIsAnError) {
@@ -180,7 +230,7 @@ TEST(GgufTest, EveryPrefixIsAnError) {
 }
 
 TEST(GgufTest, ChangedBytesAreAnErrorOrAFile) {
-  const std::string bytes = read_gguf("llama");
+  const std::string bytes = read_gguf("llama31");
   for (std::uint32_t round = 0; round < 2000; ++round) {
     std::string changed = bytes;
     for (std::uint32_t at = 0; at < 1 + round % 4; ++at) {

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "model/config_fields.h"
@@ -23,6 +25,9 @@ using Texts = std::vector<std::string_view>;
 
 // Longest token whose merges are looked for; known ones have below 100 bytes.
 constexpr std::size_t kMergedBytesMax = 256;
+constexpr const char* kBos = "tokenizer.ggml.bos_token_id";
+constexpr const char* kEos = "tokenizer.ggml.eos_token_id";
+
 // Types of tokens that are recognised in the text itself.
 constexpr double kUnknown = 2;
 constexpr double kControl = 3;
@@ -173,23 +178,30 @@ Status write_tokens(const GgufFile& file, const Texts& tokens, Json& json) {
   return {};
 }
 
-// The token that "tokenizer.ggml.NAME_token_id" names, put before or behind the text.
+// The text of the token whose id this entry is; nullopt where there is no such entry.
+Result<std::optional<std::string>> named_token(const GgufFile& file, const Texts& tokens,
+                                               const char* entry) {
+  const double* const id = find_entry<double>(file, entry);
+  if (id == nullptr) return std::optional<std::string>();
+  if (!(*id >= 0 && *id < static_cast<double>(tokens.size()))) {
+    return corrupt(std::string("'") + entry + "' is no token");
+  }
+  return std::optional<std::string>(tokens[static_cast<std::size_t>(*id)]);
+}
+
+// The tokens that are put before and behind a text.
 Status write_template(const GgufFile& file, const Texts& tokens, bool bos, bool eos, Json& json) {
   Json pieces = Json::array({{{"Sequence", {{"id", "A"}, {"type_id", 0}}}}});
   Json known = Json::object();
   const auto add = [&](const char* entry, bool before) -> Status {
-    const double* const id = find_entry<double>(file, entry);
-    if (id == nullptr) return {};
-    if (!(*id >= 0 && *id < static_cast<double>(tokens.size()))) {
-      return corrupt(std::string("'") + entry + "' is no token");
-    }
-    const std::string name(tokens[static_cast<std::size_t>(*id)]);
-    known[name] = {{"ids", {static_cast<std::int64_t>(*id)}}};
-    pieces.insert(before ? pieces.begin() : pieces.end(), Json{{"SpecialToken", {{"id", name}}}});
+    KVLANE_ASSIGN(const std::optional<std::string> name, named_token(file, tokens, entry));
+    if (!name) return {};
+    known[*name] = {{"ids", {static_cast<std::int64_t>(*find_entry<double>(file, entry))}}};
+    pieces.insert(before ? pieces.begin() : pieces.end(), Json{{"SpecialToken", {{"id", *name}}}});
     return {};
   };
-  if (bos) KVLANE_TRY(add("tokenizer.ggml.bos_token_id", true));
-  if (eos) KVLANE_TRY(add("tokenizer.ggml.eos_token_id", false));
+  if (bos) KVLANE_TRY(add(kBos, true));
+  if (eos) KVLANE_TRY(add(kEos, false));
   json["post_processor"] = {
       {"type", "TemplateProcessing"}, {"single", pieces}, {"special_tokens", known}};
   return {};
@@ -222,6 +234,16 @@ Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
   const bool eos = flag_or(file, "tokenizer.ggml.add_eos_token", false);
   KVLANE_TRY(write_template(file, *tokens, bos, eos, json));
   return json.dump();
+}
+
+Result<GgufChat> gguf_chat(const GgufFile& file) {
+  const auto* const source = find_entry<std::string_view>(file, "tokenizer.chat_template");
+  const auto* const tokens = find_entry<Texts>(file, "tokenizer.ggml.tokens");
+  if (tokens == nullptr) return corrupt("it has no tokenizer");
+  KVLANE_ASSIGN(std::optional<std::string> bos, named_token(file, *tokens, kBos));
+  KVLANE_ASSIGN(std::optional<std::string> eos, named_token(file, *tokens, kEos));
+  return GgufChat{std::string(source != nullptr ? *source : ""), std::move(bos).value_or(""),
+                  std::move(eos).value_or("")};
 }
 
 }  // namespace kvlane

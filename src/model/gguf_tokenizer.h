@@ -14,4 +14,13 @@ namespace kvlane {
 // Tokenizer::parse(). kUnsupported names others; kCorrupt what is missing or contradicts.
 Result<std::string> gguf_tokenizer_json(const GgufFile& file);
 
+// What chats need; empty where the file has none.
+struct GgufChat {
+  std::string source;  // of the template
+  std::string bos;     // texts of these tokens
+  std::string eos;
+};
+
+Result<GgufChat> gguf_chat(const GgufFile& file);
+
 }  // namespace kvlane
