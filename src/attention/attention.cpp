@@ -164,6 +164,7 @@ PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) c
 // One task under way: reads its blocks for all its tiles.
 class Attention::Reading {
  public:
+  // cppcheck-suppress uninitMemberVar  ; 64 KB of room for a page, written before it is read
   Reading(const Attention& attention, const AttentionBatch& batch, const Task& task)
       : attention_(attention),
         task_(task),

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <string>
 
 #include "base/bf16.h"
@@ -66,17 +65,32 @@ Status does_not_fit(ElementType type) {
 
 }  // namespace
 
+bool folds_keys(const ModelConfig& config) {
+  return config.learned_positions > 0 && !config.qk_norm;
+}
+
 std::map<std::string, TensorFold> tensor_folds(const ModelConfig& config) {
   std::map<std::string, TensorFold> folds;
   const ModelLayout layout = model_layout(config);
   const int d = config.head_dim;
+  const int group = config.heads / config.kv_heads;
+  // Rows of `qkv`: of all query heads, then of K's, then of V's.
+  const int first = folds_keys(config) ? 0 : config.heads + config.kv_heads;
   for (int layer = 0; layer < config.layers; ++layer) {
     const LayerLayout& tensors = layout.layers[layer];
-    for (int head = 0; head < config.kv_heads; ++head) {
-      const int row = (config.heads + config.kv_heads + head) * d;
+    for (int head = first; head < config.heads + 2 * config.kv_heads; ++head) {
+      TensorFold::Head fold{.layer = layer, .kv_head = head / group, .row = 0};
+      if (head < config.heads) {
+        fold.of = TensorFold::Of::kQuery;
+      } else {
+        const int of_kv = head - config.heads;
+        fold.kv_head = of_kv % config.kv_heads;
+        fold.of = of_kv < config.kv_heads ? TensorFold::Of::kKey : TensorFold::Of::kValue;
+      }
       for (const StackedRows& stacked : {tensors.qkv.weights, tensors.qkv.bias}) {
-        for (const TensorRows& part : rows_of(stacked, row, d)) {
-          folds[part.name].values.push_back({layer, head, part.first});
+        for (const TensorRows& part : rows_of(stacked, head * d, d)) {
+          fold.row = part.first;
+          folds[part.name].heads.push_back(fold);
         }
       }
     }
@@ -128,11 +142,22 @@ std::vector<double> output_grams_of_layer(const Checkpoint& checkpoint, int laye
 
 namespace {
 
-// Rows of V's heads, of a matrix [rows][width], or of a bias with width 1; the others stay.
-bool fold_values(const TensorView& tensor, std::int64_t d,
-                 const std::vector<TensorFold::Head>& heads,
-                 const std::function<const Rotation&(const TensorFold::Head&)>& rotation_of,
-                 std::byte* folded) {
+std::span<const double> matrix_for(const TensorFold::Head& head, const ModelConfig& config,
+                                   const ZackRotations& rotations) {
+  const std::size_t index = std::size_t(head.layer) * config.kv_heads + head.kv_head;
+  switch (head.of) {
+    case TensorFold::Of::kQuery: return rotations.qk[index].for_second();
+    case TensorFold::Of::kKey: return rotations.qk[index].matrix;
+    case TensorFold::Of::kValue: break;
+  }
+  return rotations.vw[index].matrix;
+}
+
+// Rows of heads, of a matrix [rows][width], or of a bias with width 1; the others stay.
+bool fold_heads(const ModelConfig& config, const TensorView& tensor,
+                const std::vector<TensorFold::Head>& heads, const ZackRotations& rotations,
+                std::byte* folded) {
+  const std::int64_t d = config.head_dim;
   const std::int64_t width = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
   const std::int64_t tiles = (width + kTileColumns - 1) / kTileColumns;
   std::atomic<bool> fits = true;
@@ -144,7 +169,7 @@ bool fold_values(const TensorView& tensor, std::int64_t d,
     for (std::int64_t i = 0; i < d; ++i) {
       read(tensor, (head.row + i) * width + first, columns, tile.row(i).data());
     }
-    const Matrix product = matrix_of(rotation_of(head).matrix, d).transpose() * tile;
+    const Matrix product = matrix_of(matrix_for(head, config, rotations), d).transpose() * tile;
     for (std::int64_t i = 0; i < d; ++i) {
       const std::size_t at = ((head.row + i) * width + first) * element_bytes(tensor.type);
       if (!write(tensor.type, product.row(i).data(), columns, folded + at)) fits = false;
@@ -178,17 +203,15 @@ bool fold_outputs(const ModelConfig& config, const TensorView& tensor,
 }  // namespace
 
 Result<Bytes> fold(const ModelConfig& config, const TensorView& tensor, const TensorFold& how,
-                   std::span<const Rotation> rotations) {
+                   const ZackRotations& rotations) {
   Bytes folded(tensor.bytes.begin(), tensor.bytes.end());
-  const auto rotation_of = [&](const TensorFold::Head& head) -> const Rotation& {
-    return rotations[std::size_t(head.layer) * config.kv_heads + head.head];
-  };
-  bool fits = fold_values(tensor, config.head_dim, how.values, rotation_of, folded.data());
+  bool fits = fold_heads(config, tensor, how.heads, rotations, folded.data());
   if (how.outputs_of >= 0) {
-    fits &= fold_outputs(config, tensor,
-                         rotations.subspan(std::size_t(how.outputs_of) * config.kv_heads,
-                                           std::size_t(config.kv_heads)),
-                         folded.data());
+    const std::span<const Rotation> all = rotations.vw;
+    fits &= fold_outputs(
+        config, tensor,
+        all.subspan(std::size_t(how.outputs_of) * config.kv_heads, std::size_t(config.kv_heads)),
+        folded.data());
   }
   if (!fits) return does_not_fit(tensor.type);
   return folded;

@@ -1,8 +1,10 @@
-// Rotations of V put into a checkpoint's weights: the function stays, V comes out rotated.
+// Rotations put into a checkpoint's weights: the function stays, V comes out rotated, and so do K
+// and queries where nothing but a product makes them.
 //
 // With R of a KV head: its rows of V's projection become R^T W, and its part of the bias R^T b, so
 // that its V is V R, and the columns of the output projection that belong to a query head reading
 // it are multiplied by R's dual (R itself, if that is orthogonal), which takes the rotation back.
+// Likewise rows of K's projection by R of K and Q, and those of its query heads by R's dual.
 // Products are in double precision, rounded once.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -22,16 +24,20 @@ namespace kvlane {
 
 // What becomes of a tensor: each by one of its members.
 struct TensorFold {
-  // head_dim rows from `row` on, of one KV head's V.
+  enum class Of { kQuery, kKey, kValue };
+  // head_dim rows from `row` on, of one head's queries, K or V.
   struct Head {
     int layer;
-    int head;
+    int kv_head;  // whose rotation it is
     std::int64_t row;
+    Of of = Of::kValue;
   };
-  std::vector<Head> values;
+  std::vector<Head> heads;
   int outputs_of = -1;  // the layer whose output projection it is
 };
 
+// Whether K and queries fold: no norms of heads and no RoPE lie behind their products (OPT).
+bool folds_keys(const ModelConfig& config);
 // All tensors that are folded, by name.
 std::map<std::string, TensorFold> tensor_folds(const ModelConfig& config);
 // A layer's output projection, [hidden][heads * head_dim].
@@ -43,9 +49,9 @@ std::vector<double> output_grams(const Checkpoint& checkpoint);
 // The same of each query head by itself, of one layer: [heads] matrices.
 std::vector<double> output_grams_of_layer(const Checkpoint& checkpoint, int layer);
 
-// The bytes of a folded tensor, of its type. rotations: [layers][kv_heads]. kUnsupported when a
-// value does not fit the type. Memory: the tensor, and some MB a thread.
+// The bytes of a folded tensor, of its type. kUnsupported when a value does not fit the type.
+// Memory: the tensor, and some MB a thread.
 Result<Bytes> fold(const ModelConfig& config, const TensorView& tensor, const TensorFold& how,
-                   std::span<const Rotation> rotations);
+                   const ZackRotations& rotations);
 
 }  // namespace kvlane

@@ -16,6 +16,7 @@
 #include "calib/kv_tables_file.h"
 #include "model/json_depth.h"
 #include "quant/table_lookup.h"
+#include "quant/zack.h"
 
 namespace kvlane {
 namespace {
@@ -43,14 +44,16 @@ KvTables tables_of(const ModelConfig& config, const ZackRotations& rotations,
   for (int layer = 0; layer < config.layers; ++layer) {
     for (const bool is_key : {true, false}) {
       const std::string prefix = table_prefix("zack", layer, is_key);
-      std::vector<float>& matrices = tables.values[prefix + "rotation"];
+      const bool folded = is_key && folds_keys(config);
+      std::vector<float>& matrices =
+          tables.values[prefix + (folded ? zack::kFoldedRotation : "rotation")];
       std::vector<float>& values = tables.values[prefix + "singular_values"];
       for (int head = 0; head < config.kv_heads; ++head) {
         const std::size_t index = std::size_t(layer) * config.kv_heads + head;
         const Rotation& rotation = (is_key ? rotations.qk : rotations.vw)[index];
         append(rotation.matrix, matrices);
         append(rotation.singular_values, values);
-        if (is_key && !rotation.dual.empty()) {
+        if (is_key && !folded && !rotation.dual.empty()) {
           append(rotation.dual, tables.values[prefix + "query_rotation"]);
         }
       }
@@ -156,8 +159,7 @@ class Folding {
       const auto first = static_cast<std::size_t>(data - bytes.data());
       KVLANE_TRY(copy(shard, at, first, file));
       const TensorView& tensor = checkpoint_.tensors().at(name);
-      const Result<Bytes> rotated =
-          fold(checkpoint_.config(), tensor, folds_.at(name), rotations_.vw);
+      const Result<Bytes> rotated = fold(checkpoint_.config(), tensor, folds_.at(name), rotations_);
       if (!rotated.ok()) return rotated.status().with_context(name);
       KVLANE_TRY(file.write_at(first, *rotated));
       shard.file.release(tensor.bytes);

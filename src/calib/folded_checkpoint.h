@@ -1,5 +1,5 @@
-// A checkpoint whose V is rotated, as an ordinary Hugging Face directory with a file of tables:
-// spec/zack.md.
+// A checkpoint whose V is rotated, and whose K is where it can be, as an ordinary Hugging Face
+// directory with a file of tables: spec/zack.md.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -157,8 +157,8 @@ TEST(FoldedCheckpoint, RotationsOfTheWeightsCancel) {
   const auto w_v = floats(v, v.bytes);
   const auto w_o = floats(o, o.bytes);
   for (const ZackRotations& rotations : {stacked, products}) {
-    const auto folded_v = floats(v, take(fold(config, v, folds.at(v_name), rotations.vw)));
-    const auto folded_o = floats(o, take(fold(config, o, folds.at(o_name), rotations.vw)));
+    const auto folded_v = floats(v, take(fold(config, v, folds.at(v_name), rotations)));
+    const auto folded_o = floats(o, take(fold(config, o, folds.at(o_name), rotations)));
     EXPECT_NE(folded_v, w_v);
     for (int head = 0; head < config.heads; ++head) {
       for (int row = 0; row < config.hidden; ++row) {
@@ -308,6 +308,81 @@ TEST(FoldedCheckpoint, TablesHaveTheRotationOfQueriesWhereItIsAnother) {
   }
 }
 
+// K, [tokens][kv_heads][head_dim] of one layer, as it is cached.
+std::vector<float> keys_of(const Model& model, std::span<const std::int32_t> tokens, int layer) {
+  const KvShape shape = model.config().kv_shape();
+  BlockPool pool = take(BlockPool::create(shape, 8 * shape.block_bytes()));
+  BlockTable table(pool);
+  const auto count = static_cast<int>(tokens.size());
+  EXPECT_TRUE(table.grow(count).ok());
+  const auto forward = take(Forward::create(model, count, count));
+  const ForwardSpan span{&table, tokens, count};
+  EXPECT_TRUE(forward->run({&span, 1}, {}).ok());
+  std::vector<float> keys;
+  for (int token = 0; token < count; ++token) {
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      const std::uint16_t* const row = table.rows(token / kBlockTokens, layer) +
+                                       head * shape.page_elements() +
+                                       std::size_t(token % kBlockTokens) * shape.head_dim;
+      for (int i = 0; i < shape.head_dim; ++i) keys.push_back(to_float(bf16{row[i]}));
+    }
+  }
+  return keys;
+}
+
+// Nothing lies between OPT's products and its K and queries, so those come rotated out of their
+// weights, and nothing is left to rotate: ZACK's section on models without RoPE.
+TEST(FoldedCheckpoint, KeysAndQueriesFoldWhereThereIsNoRope) {
+  const fs::path from = kModels / "opt-mha-f32";
+  const Checkpoint checkpoint = take(Checkpoint::open(from));
+  const ModelConfig& config = checkpoint.config();
+  ASSERT_TRUE(folds_keys(config));
+  for (const RotationKind kind : kKinds) {
+    const TemporaryDirectory directory;
+    const fs::path out = directory.path() / "out";
+    const ZackRotations rotations = rotations_for(from, checkpoint, kind);
+    take(write_folded_checkpoint(checkpoint, rotations, {}, 512, out, {}));
+    const Checkpoint folded = take(Checkpoint::open(out));
+    for (const auto& [name, tensor] : checkpoint.tensors()) {
+      const bool same = std::ranges::equal(folded.tensors().at(name).bytes, tensor.bytes);
+      const bool projection = name.find("_proj.") != std::string::npos;
+      EXPECT_EQ(same, !projection || name.ends_with("out_proj.bias")) << name;
+    }
+
+    const auto before = take(Model::load(from, {.isa = best_isa()}));
+    const auto after = take(Model::load(out, {.isa = best_isa()}));
+    const KvTables tables = take(load_kv_tables(out / kZackTables, after->identity()));
+    EXPECT_FALSE(tables.values.contains("zack.layers.0.k.rotation"));
+    EXPECT_FALSE(tables.values.contains("zack.layers.0.k.query_rotation"));
+    const auto format = take(make_kv_format(
+        "zack:keep=1", {.shape = config.kv_shape(), .tables = &tables, .isa = after->isa()}));
+    EXPECT_EQ(format->key_rotation(0, 0), nullptr);
+    EXPECT_EQ(format->query_rotation(0, 0), nullptr);
+
+    const auto tokens = some_tokens(100);
+    const int d = config.head_dim;
+    for (int layer = 0; layer < config.layers; ++layer) {
+      const std::vector<float> plain = keys_of(*before, tokens, layer);
+      const std::vector<float> rotated = keys_of(*after, tokens, layer);
+      ASSERT_EQ(plain.size(), rotated.size());
+      for (std::size_t row = 0; row < plain.size() / d; ++row) {
+        const std::size_t head = std::size_t(layer) * config.kv_heads + row % config.kv_heads;
+        double squares = 0;
+        for (int i = 0; i < d; ++i) squares += std::pow(double{plain[row * d + i]}, 2);
+        for (int j = 0; j < d; ++j) {
+          double expected = 0;
+          for (int i = 0; i < d; ++i) {
+            expected += plain[row * d + i] * rotations.qk[head].matrix[std::size_t(i) * d + j];
+          }
+          // Two roundings to BF16, one of them behind the product.
+          ASSERT_NEAR(rotated[row * d + j], expected, 0.02 * std::sqrt(squares))
+              << layer << " " << row << " " << j;
+        }
+      }
+    }
+  }
+}
+
 TEST(FoldedCheckpoint, DoesNotReplaceAnything) {
   const fs::path from = kModels / "llama-mha-bf16-tied";
   const TemporaryDirectory directory;
@@ -328,12 +403,12 @@ TEST(FoldedCheckpoint, RefusesWeightsThatNoLongerFit) {
   config.heads = config.kv_heads = 1;
   config.head_dim = 2;
   const double half = std::sqrt(0.5);
-  const std::vector<Rotation> rotation = {{{half, half, half, -half}, {1, 1}}};
+  const ZackRotations rotation = {.qk = {}, .vw = {{{half, half, half, -half}, {1, 1}}}};
   const std::vector<fp16> largest(4, to_fp16(65504));
   const TensorView weights{ElementType::kFp16, {2, 2}, std::as_bytes(std::span(largest))};
-  EXPECT_EQ(fold(config, weights, {.values = {{0, 0, 0}}}, rotation).status().message(),
+  EXPECT_EQ(fold(config, weights, {.heads = {{0, 0, 0}}}, rotation).status().message(),
             "a rotated weight is beyond the range of F16");
-  EXPECT_EQ(fold(config, weights, {.values = {}, .outputs_of = 0}, rotation).status().code(),
+  EXPECT_EQ(fold(config, weights, {.heads = {}, .outputs_of = 0}, rotation).status().code(),
             Code::kUnsupported);
 }
 

@@ -226,10 +226,11 @@ class RotatedStatistics final : public KvStatistics {
     std::vector<float> plain(shape.page_plane_elements());
     std::vector<float> out(plain.size());
     for (int head = 0; head < shape.kv_heads; ++head) {
+      const float* const rotation = zack_->key_rotation(place.layer, head);
+      if (rotation == nullptr) continue;  // it is in the weights
       std::uint16_t* const keys = turned.data() + head * shape.page_elements();
       for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = to_float(bf16{keys[i]});
-      rotate_rows_(plain.data(), kBlockTokens, zack_->key_rotation(place.layer, head), d, d,
-                   out.data());
+      rotate_rows_(plain.data(), kBlockTokens, rotation, d, d, out.data());
       for (std::size_t i = 0; i < out.size(); ++i) keys[i] = to_bf16(out[i]).bits;
     }
     return turned;

@@ -48,9 +48,13 @@ Status add_zack_rates(const std::filesystem::path& directory, bool steps,
   KVLANE_ASSIGN(const zack::Rates rates,
                 zack_rates({.shape = checkpoint.config().kv_shape(), .tables = &tables},
                            zack::Weigh::kValues));
-  const bool product = tables.values.contains(table_prefix("zack", 0, true) + "query_rotation");
-  Json& member =
-      json["zack"] = {{"tables", kZackTables}, {"rotation", product ? "product" : "stacked"}};
+  const std::string of_keys = table_prefix("zack", 0, true);
+  const bool folded = tables.values.contains(of_keys + zack::kFoldedRotation);
+  const bool product = tables.values.contains(of_keys + "query_rotation");
+  Json& member = json["zack"] = {{"tables", kZackTables},
+                                 {"rotation", folded    ? "in the weights"
+                                              : product ? "product"
+                                                        : "stacked"}};
   for (const int share : kShares) {
     const auto ranks = rates.at(share);
     if (ranks.ok()) member["keep=" + share_text(share)] = describe(*ranks);

@@ -26,6 +26,10 @@ Result<DeviceFormat> narrow_of(const ZackFormat& format) {
     }
     narrow.widths.push_back(format.widths(layer, head));
     const float* const rotation = format.key_rotation(layer, head);
+    if (rotation == nullptr) {
+      return unsupported(none_of(format) +
+                         " for a model whose weights have K's rotation: use --device cpu");
+    }
     if (format.query_rotation(layer, head) != rotation) {
       return unsupported(none_of(format) +
                          " with rotations of products, in which queries have one of their own: use "

@@ -216,15 +216,29 @@ Result<std::vector<float>> gather(const KvFormatContext& context, bool is_key, c
   return all;
 }
 
+// Whether a layer has this table of K.
+bool has_table(const KvFormatContext& context, const char* what) {
+  for (int layer = 0; context.tables != nullptr && layer < context.shape.layers; ++layer) {
+    if (context.tables->values.contains(table_prefix(kName, layer, true) + what)) return true;
+  }
+  return false;
+}
+
 Result<ZackFormat::Rotations> read_rotations(const KvFormatContext& context) {
   const std::size_t matrix = std::size_t(context.shape.head_dim) * context.shape.head_dim;
   constexpr const char* kOfQueries = "query_rotation";
   ZackFormat::Rotations rotations;
+  if (has_table(context, zack::kFoldedRotation)) {
+    if (has_table(context, "rotation") || has_table(context, kOfQueries)) {
+      return corrupt("tables of 'zack' say that K is rotated in the weights, and that it is not");
+    }
+    // Every layer has it, though nobody reads it.
+    KVLANE_TRY(gather(context, true, zack::kFoldedRotation, matrix).status());
+    return rotations;
+  }
   KVLANE_ASSIGN(rotations.keys, gather(context, true, "rotation", matrix));
-  for (int layer = 0; layer < context.shape.layers; ++layer) {
-    if (!context.tables->values.contains(table_prefix(kName, layer, true) + kOfQueries)) continue;
+  if (has_table(context, kOfQueries)) {
     KVLANE_ASSIGN(rotations.queries, gather(context, true, kOfQueries, matrix));
-    break;
   }
   return rotations;
 }

@@ -37,26 +37,32 @@ namespace kvlane {
 
 // Names of tables: "zack.layers.3.k.rotation" [kv_heads][d][d], columns by descending singular
 // value; "zack.layers.3.k.query_rotation", likewise, in all layers, or in none where queries have
-// that of K; "zack.layers.3.k.singular_values" [kv_heads][d]; rotation and singular values of v, of
-// which formats do not read the rotation. For `bits` "zack.layers.3.k.errors"
-// [kv_heads][zack::kCodeBits][d / 16], likewise v. spec/zack.md.
+// that of K; instead of both "zack.layers.3.k.folded_rotation", which formats do not read, where K
+// and queries come rotated out of their weights; "zack.layers.3.k.singular_values" [kv_heads][d];
+// rotation and singular values of v, of which formats do not read the rotation. For `bits`
+// "zack.layers.3.k.errors" [kv_heads][zack::kCodeBits][d / 16], likewise v. spec/zack.md.
+namespace zack {
+inline constexpr const char* kFoldedRotation = "folded_rotation";
+}  // namespace zack
+
 class ZackFormat final : public KvFormat {
  public:
   // Formats of slabs of one head in all layers, with its widths; shared by all heads that have the
   // same. Null where rows stay as they are.
   using Codes = std::vector<std::shared_ptr<const KvFormat>>;  // [layers][kv_heads]
 
-  // [layers][kv_heads][head_dim][head_dim] of K, and of queries unless they have those of K.
+  // [layers][kv_heads][head_dim][head_dim] of K, and of queries unless they have those of K; both
+  // empty where weights have them.
   struct Rotations {
     std::vector<float> keys;
     std::vector<float> queries;
 
-    // Of head `head` of all: [head_dim][head_dim].
+    // Of head `head` of all: [head_dim][head_dim], or null.
     const float* of_key(std::size_t head, std::size_t d) const {
-      return keys.data() + head * d * d;
+      return keys.empty() ? nullptr : keys.data() + head * d * d;
     }
     const float* of_query(std::size_t head, std::size_t d) const {
-      return (queries.empty() ? keys : queries).data() + head * d * d;
+      return queries.empty() ? of_key(head, d) : queries.data() + head * d * d;
     }
   };
 

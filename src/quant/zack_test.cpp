@@ -269,6 +269,32 @@ TEST(Zack, QueriesMayHaveARotationOfTheirOwn) {
             std::string::npos);
 }
 
+TEST(Zack, LeavesWhatWeightsHaveRotated) {
+  KvTables tables = tables_of(kShape);
+  const auto rotated = *make("zack:keep=0.5", tables);
+  for (int layer = 0; layer < kShape.layers; ++layer) {
+    const std::string prefix = table_prefix("zack", layer, true);
+    tables.values[prefix + "folded_rotation"] = tables.values.at(prefix + "rotation");
+  }
+  EXPECT_EQ(make("zack", tables).status().message(),
+            "tables of 'zack' say that K is rotated in the weights, and that it is not");
+  for (int layer = 0; layer < kShape.layers; ++layer) {
+    tables.values.erase(table_prefix("zack", layer, true) + "rotation");
+  }
+  const auto folded = *make("zack:keep=0.5", tables);
+  EXPECT_EQ(folded->key_rotation(2, 1), nullptr);
+  EXPECT_EQ(folded->query_rotation(2, 1), nullptr);
+  EXPECT_EQ(folded->slab_bytes(), rotated->slab_bytes());
+  EXPECT_NE(folded->tables(), rotated->tables());
+
+  tables.values.erase("zack.layers.1.k.folded_rotation");
+  EXPECT_NE(make("zack", tables)
+                .status()
+                .message()
+                .find("the tables have no 'zack.layers.1.k.folded_rotation'"),
+            std::string::npos);
+}
+
 TEST(Zack, OtherTablesAreOtherSlabs) {
   KvTables tables = tables_of(kShape);
   const auto first = *make("zack:keep=0.4", tables);
