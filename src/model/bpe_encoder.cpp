@@ -18,6 +18,7 @@ Status BpeEncoder::encode_normalized(std::string_view text, bool first,
     return Status();
   };
   return normalized_tokens_.find(text, ids, [&](std::string_view piece) {
+    // cppcheck-suppress invalidLifetime  ; the text is the caller's, and outlives this
     return pretokenizer_.split(piece, first && piece.data() == text.data(), word);
   });
 }
