@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/random.h"
+#include "eval/answer_tokens.h"
 
 namespace kvlane {
 namespace {
@@ -151,7 +152,7 @@ Result<NeedlePrompt> NeedlePrompts::make(const NeedlePlace& place, std::uint64_t
   NeedlePrompt prompt{.value = needles[0].value};
   KVLANE_ASSIGN(prompt.tokens, tokenizer_->encode(kIntroduction));
   KVLANE_ASSIGN(const auto question, tokenizer_->encode(needles[0].question, false));
-  KVLANE_ASSIGN(prompt.answer, tokenizer_->encode(" " + prompt.value, false));
+  KVLANE_ASSIGN(prompt.answer, answer_tokens(*tokenizer_, needles[0].question, prompt.value));
   std::size_t fixed = prompt.tokens.size() + question.size() + prompt.answer.size();
   std::vector<std::vector<std::int32_t>> statements;
   for (const Needle& needle : needles) {

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <utility>
 
+#include "eval/answer_tokens.h"
 #include "eval/bootstrap.h"
 #include "eval/generation.h"
 #include "eval/json_lines.h"
@@ -209,10 +210,9 @@ Status run_retrieval_file(const RetrievalFileTask& task, EvalRun& run) {
                               " has no \"input\" and \"target\"");
     }
     const bool asks = lines[i].contains("question");
-    KVLANE_ASSIGN(prompt.tokens,
-                  task.tokenizer->encode(
-                      field("input") + (asks ? field("question") : std::string(kPasskeyQuestion))));
-    KVLANE_ASSIGN(prompt.answer, task.tokenizer->encode(" " + prompt.value, false));
+    const std::string question = asks ? field("question") : std::string(kPasskeyQuestion);
+    KVLANE_ASSIGN(prompt.tokens, task.tokenizer->encode(field("input") + question));
+    KVLANE_ASSIGN(prompt.answer, answer_tokens(*task.tokenizer, question, prompt.value));
     const std::size_t all = prompt.tokens.size() + prompt.answer.size() + kAnswerSlack;
     if (all > static_cast<std::size_t>(task.tokens_max)) {
       ++too_long;
