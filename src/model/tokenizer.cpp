@@ -12,6 +12,7 @@
 #include "model/gguf.h"
 #include "model/gguf_file.h"
 #include "model/gguf_tokenizer.h"
+#include "model/gpt2_files.h"
 #include "model/sentencepiece_model.h"
 #include "model/tokenizer_json.h"
 #include "model/utf8.h"
@@ -24,6 +25,13 @@ std::vector<AddedToken> tokens_of(const std::vector<AddedToken>& tokens, bool no
   std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(some),
                [&](const AddedToken& token) { return token.normalized == normalized; });
   return some;
+}
+
+// Empty without such a file.
+Result<std::string> read_if_there(const std::filesystem::path& path) {
+  Result<std::string> text = read_text_file(path, kTokenizerBytesMax);
+  if (!text.ok() && text.status().code() == Code::kNotFound) return std::string();
+  return text;
 }
 
 }  // namespace
@@ -82,6 +90,10 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
   }
   KVLANE_ASSIGN(const std::optional<std::filesystem::path> gguf, find_gguf(directory));
   if (gguf && !std::filesystem::exists(json, ignored)) return load_gguf(*gguf);
+  if (!std::filesystem::exists(json, ignored) &&
+      std::filesystem::exists(directory / "merges.txt", ignored)) {
+    return load_gpt2(directory);
+  }
   KVLANE_ASSIGN(const std::string text, read_text_file(json, kTokenizerBytesMax));
   Result<Tokenizer> tokenizer = parse(text);
   if (!tokenizer.ok()) return tokenizer.status().with_context(json.string());
@@ -103,13 +115,22 @@ Result<Tokenizer> Tokenizer::load_gguf(const std::filesystem::path& path) {
 Result<Tokenizer> Tokenizer::load_sentencepiece(const std::filesystem::path& model,
                                                 const std::filesystem::path& config) {
   KVLANE_ASSIGN(const std::string text, read_text_file(model, kTokenizerBytesMax));
-  Result<std::string> config_text = read_text_file(config, kTokenizerBytesMax);
-  if (!config_text.ok()) {
-    if (config_text.status().code() != Code::kNotFound) return config_text.status();
-    config_text = std::string();
-  }
-  Result<Tokenizer> tokenizer = parse_sentencepiece(text, *config_text);
+  KVLANE_ASSIGN(const std::string config_text, read_if_there(config));
+  Result<Tokenizer> tokenizer = parse_sentencepiece(text, config_text);
   if (!tokenizer.ok()) return tokenizer.status().with_context(model.string());
+  return tokenizer;
+}
+
+Result<Tokenizer> Tokenizer::load_gpt2(const std::filesystem::path& directory) {
+  KVLANE_ASSIGN(const std::string vocabulary,
+                read_text_file(directory / "vocab.json", kTokenizerBytesMax));
+  KVLANE_ASSIGN(const std::string merges,
+                read_text_file(directory / "merges.txt", kTokenizerBytesMax));
+  KVLANE_ASSIGN(const std::string config, read_if_there(directory / "tokenizer_config.json"));
+  const Result<std::string> text = gpt2_tokenizer_json(vocabulary, merges, config);
+  if (!text.ok()) return text.status().with_context(directory.string());
+  Result<Tokenizer> tokenizer = parse(*text);
+  if (!tokenizer.ok()) return tokenizer.status().with_context(directory.string());
   return tokenizer;
 }
 
