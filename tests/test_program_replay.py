@@ -20,11 +20,11 @@ from program import GQA, ProgramTest, call, needs_program, run
 
 MIB = 1 << 20
 KV_MEMORY, STORE_MEMORY = 8 * MIB, 4 * MIB
-# What requests, connections and libraries take as they come.
-OTHER_MEMORY = 48 * MIB
-# What waits for the disk, at most: a ring of rows and extents that are not written yet (docs/restore.md).
-WAITING = 64 * MIB + 256 * MIB
 TRACE = os.environ.get("KVLANE_TRACE")
+# What requests, connections and libraries take as they come, and headers of all that is stored.
+OTHER_MEMORY = (80 if TRACE else 48) * MIB
+# docs/restore.md: hidden states pass through a ring, which stays, and extents wait for a disk that is behind.
+RING, WAITING = 64 * MIB, 256 * MIB
 
 
 def conversations(requests):
@@ -106,7 +106,7 @@ class ReplayTest(ProgramTest):
         self.assertGreater(watch.disk, min(limit, 8 * MIB) // 2)
         # Files of many holes have an index in their file system.
         self.assertLessEqual(watch.disk, limit + MIB // 8)
-        settled = watch.before + KV_MEMORY + STORE_MEMORY + OTHER_MEMORY
+        settled = watch.before + KV_MEMORY + STORE_MEMORY + OTHER_MEMORY + RING
         self.assertLessEqual(watch.memory, settled + WAITING)
         deadline = time.monotonic() + 60  # until all is written
         while watch.resident() > settled and time.monotonic() < deadline:
