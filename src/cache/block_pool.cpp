@@ -138,7 +138,7 @@ void BlockPool::set_state(BlockId id, BlockState next) {
 }
 
 std::byte* BlockPool::slab_memory(BlockId id, int layer) const {
-  assert(layer >= 0 && layer < shape_.layers);
+  assert(id >= 0 && layer >= 0 && layer < shape_.layers);
   return block(id) + sizes_.offset(layer);
 }
 
@@ -152,7 +152,9 @@ BlockTable::BlockTable(BlockTable&& other) noexcept
       rows_pool_(other.rows_pool_),
       rows_(std::exchange(other.rows_, {})),
       window_(other.window_),
-      tokens_(std::exchange(other.tokens_, 0)) {}
+      tokens_(std::exchange(other.tokens_, 0)),
+      sight_(other.sight_),
+      gone_(std::exchange(other.gone_, 0)) {}
 
 BlockTable& BlockTable::operator=(BlockTable&& other) noexcept {
   std::swap(pool_, other.pool_);
@@ -161,7 +163,27 @@ BlockTable& BlockTable::operator=(BlockTable&& other) noexcept {
   std::swap(rows_, other.rows_);
   std::swap(window_, other.window_);
   std::swap(tokens_, other.tokens_);
+  std::swap(sight_, other.sight_);
+  std::swap(gone_, other.gone_);
   return *this;
+}
+
+// Blocks before `end`.
+void BlockTable::drop(int end) {
+  for (; gone_ < end; ++gone_) {
+    if (coded()) release_rows(gone_);
+    pool_->release(std::exchange(ids_[gone_], kNone));
+  }
+}
+
+void BlockTable::skip_to(int first) {
+  const int written = tokens_ / kBlockTokens;
+  assert(tokens_ % kBlockTokens == 0 && first >= written);
+  drop(written);
+  ids_.insert(ids_.begin() + written, first - written, kNone);
+  if (coded()) rows_.insert(rows_.begin() + written, first - written, kNone);
+  gone_ = first;
+  tokens_ = first * kBlockTokens;
 }
 
 Status BlockTable::grow(int tokens) {
@@ -261,7 +283,8 @@ void BlockTable::append_sealed(BlockId id) {
 }
 
 void BlockTable::adopt_next(BlockId id) {
-  assert(tokens_ % kBlockTokens == 0 && tokens_ / kBlockTokens < blocks());
+  if (tokens_ == blocks() * kBlockTokens) return append_sealed(id);
+  assert(tokens_ % kBlockTokens == 0);
   assert(pool_->state(id) == BlockState::kSealed && (!coded() || window_ == KvWindow{}));
   if (coded()) release_rows(tokens_ / kBlockTokens);
   pool_->release(std::exchange(ids_[tokens_ / kBlockTokens], id));
@@ -289,11 +312,12 @@ Status BlockTable::fork(const BlockTable& other) {
   }
   share(other, complete);
   tokens_ = other.tokens_;
+  gone_ = other.gone_;
   return {};
 }
 
 void BlockTable::share(const BlockTable& other, int complete) {
-  for (int block = 0; block < complete; ++block) {
+  for (int block = other.gone_; block < complete; ++block) {
     pool_->retain(other.ids_[block]);
     if (coded() && other.rows_[block] != kNone) rows_pool_->retain(other.rows_[block]);
   }
@@ -303,15 +327,17 @@ void BlockTable::share(const BlockTable& other, int complete) {
 
 void BlockTable::publish(std::span<const BlockName> names, int first) {
   const int complete = std::min(tokens_ / kBlockTokens, static_cast<int>(names.size()));
-  for (int block = first; block < complete; ++block) pool_->publish(ids_[block], names[block]);
+  for (int block = std::max(first, gone_); block < complete; ++block) {
+    pool_->publish(ids_[block], names[block]);
+  }
 }
 
 void BlockTable::clear() {
   for (int block = 0; block < static_cast<int>(rows_.size()); ++block) release_rows(block);
   rows_.clear();
-  for (auto id = ids_.rbegin(); id != ids_.rend(); ++id) pool_->release(*id);
+  for (int block = blocks() - 1; block >= gone_; --block) pool_->release(ids_[block]);
   ids_.clear();
-  tokens_ = 0;
+  tokens_ = gone_ = 0;
 }
 
 }  // namespace kvlane

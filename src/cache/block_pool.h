@@ -8,6 +8,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -136,6 +137,9 @@ class BlockPool {
 //
 // In a coded cache a block has up to two memories: rows, while it is open or attention may still
 // read it as rows, and its sealed slabs. The window says when rows go.
+//
+// Where a token sees no further back than so many tokens (limit_sight()), the first blocks of a
+// long sequence may be gone: they have their places in the table, but no memory.
 class BlockTable {
  public:
   // Of a cache in 16 bits. Neither allocates nor frees blocks by itself: see grow() and clear().
@@ -148,6 +152,20 @@ class BlockTable {
   BlockTable(const BlockTable&) = delete;
   BlockTable& operator=(const BlockTable&) = delete;
   ~BlockTable() { clear(); }
+
+  // From now on a token sees `tokens` tokens, its own included; 0: all, as in a new table.
+  void limit_sight(int tokens) { sight_ = tokens; }
+  // The first block that any token behind the first `tokens` ones sees.
+  int first_seen(int tokens) const {
+    return sight_ == 0 ? 0 : std::max(0, tokens - sight_ + 1) / kBlockTokens;
+  }
+  // Gives blocks back that no token which is still to be written sees.
+  void drop_unseen() { drop(first_seen(tokens_)); }
+  // Goes on behind block `first` - 1 as if all before had been written and dropped. Only when all
+  // blocks so far are complete.
+  void skip_to(int first);
+  // Blocks at the beginning that are gone.
+  int gone() const { return gone_; }
 
   // Takes blocks until `tokens` tokens fit: all of them or none (kExhausted).
   Status grow(int tokens);
@@ -173,20 +191,21 @@ class BlockTable {
   // all blocks so far are complete, and in a coded cache without a window.
   void append_sealed(BlockId id);
   // Puts a sealed block, of which this table becomes an owner in the caller's place, where the next
-  // token would have been written: in place of a block that has no row yet. As append_sealed().
+  // token would have been written: in place of a block that has no row yet, or behind the last.
+  // As append_sealed().
   void adopt_next(BlockId id);
   // Fills an empty table with the sequence of `other`: complete blocks are shared, the open one is
-  // copied. All of it or nothing (kExhausted).
+  // copied, what is gone there is gone here. All of it or nothing (kExhausted).
   Status fork(const BlockTable& other);
-  // Makes complete blocks known: block i under names[i], from `first` on.
+  // Makes complete blocks known: block i under names[i], from `first` on, those that are not gone.
   void publish(std::span<const BlockName> names, int first);
   // Gives all blocks back. The last is the first to be evicted: without those before it, it is of
   // no use to anybody.
   void clear();
 
   int tokens() const { return tokens_; }
-  int blocks() const { return static_cast<int>(ids_.size()); }
-  BlockId id(int index) const { return ids_[index]; }
+  int blocks() const { return static_cast<int>(ids_.size()); }  // those that are gone included
+  BlockId id(int index) const { return ids_[index]; }           // negative where it is gone
   BlockPool& pool() const { return *pool_; }
   bool coded() const { return rows_pool_ != nullptr; }
   // Where rows are, and which block of that has those of block `index`: negative where it has none.
@@ -203,6 +222,7 @@ class BlockTable {
   static constexpr BlockId kNone = -1;
   Status take_rows(std::span<const int> blocks);
   void release_rows(int index);
+  void drop(int end);
   void share(const BlockTable& other, int complete);
 
   BlockPool* pool_;  // of all blocks
@@ -211,6 +231,8 @@ class BlockTable {
   std::vector<BlockId> rows_;       // in a coded cache one for each block, kNone without rows
   KvWindow window_;
   int tokens_ = 0;
+  int sight_ = 0;  // tokens
+  int gone_ = 0;   // blocks; kNone in ids_ and rows_
 };
 
 }  // namespace kvlane

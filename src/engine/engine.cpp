@@ -215,15 +215,23 @@ Status EngineImpl::validate(const GenerationRequest& request) const {
   }
   KVLANE_TRY(check_sampling(request.sampling, model_.config().vocab));
   KVLANE_TRY(check_answers(request, model_.config().vocab));
-  const int blocks = options_.eviction
-                         ? blocks_for(prompt) + eviction_blocks(*options_.eviction, prompt)
-                         : blocks_for(prompt + request.max_tokens);
-  if (blocks > pool_.blocks_total()) {
+  if (const int blocks = blocks_needed(request); blocks > pool_.blocks_total()) {
     return invalid_argument("prompt and max_tokens need " + std::to_string(blocks) +
                             " KV blocks, the whole KV memory has " +
                             std::to_string(pool_.blocks_total()));
   }
   return {};
+}
+
+// That it holds at once, at most.
+int EngineImpl::blocks_needed(const GenerationRequest& request) const {
+  const int prompt = static_cast<int>(request.prompt.size());
+  if (options_.eviction) return blocks_for(prompt) + eviction_blocks(*options_.eviction, prompt);
+  const int all = blocks_for(prompt + request.max_tokens);
+  if (sight() == 0) return all;
+  // To other workers and from them goes the whole prompt.
+  const int travelling = endpoint_ != nullptr ? blocks_for(prompt) : 0;
+  return std::min(all, std::max(blocks_in_sight_max(), travelling));
 }
 
 BlockTable EngineImpl::new_table() {
@@ -235,15 +243,22 @@ std::unique_ptr<Sequence> EngineImpl::new_sequence(Request& request, int index,
                                                    const BlockName& root) {
   auto sequence = std::make_unique<Sequence>(request, index, tokenizer_, new_table(), root);
   if (options_.eviction) sequence->sparse.emplace(*sparse_layout_, *options_.eviction);
+  // What is sent stays until it is gone.
+  if (!request.sends()) {
+    sequence->table.limit_sight(sight());
+    sequence->blocks_max = blocks_in_sight_max();
+  }
   return sequence;
 }
 
-Result<EngineImpl::RequestPtr> EngineImpl::new_request(GenerationRequest generation) {
+Result<EngineImpl::RequestPtr> EngineImpl::new_request(GenerationRequest generation,
+                                                       Request::Journey journey) {
   KVLANE_TRY(validate(generation));
   const std::uint64_t seed = generation.seed ? *generation.seed : random_seed();
   KVLANE_ASSIGN(const BlockName root,
                 BlockNames::root(model_.identity(), block_format(), generation.cache_salt));
   auto request = std::make_unique<Request>(next_id_.fetch_add(1), std::move(generation), seed);
+  request->journey = journey;
   request->sequences.push_back(new_sequence(*request, 0, root));
   // Here, on the caller's thread: a long prompt has thousands of blocks to be hashed.
   KVLANE_TRY(request->prompt().names.extend(request->generation.prompt));
@@ -276,8 +291,7 @@ Result<RequestId> EngineImpl::prefill_and_push(GenerationRequest generation, con
                                                const TransferId& transfer,
                                                OnPrefilled on_prefilled) {
   if (endpoint_ == nullptr) return unsupported("this worker does not send KV");
-  KVLANE_ASSIGN(RequestPtr request, new_request(std::move(generation)));
-  request->journey = Request::Journey::kPush;
+  KVLANE_ASSIGN(RequestPtr request, new_request(std::move(generation), Request::Journey::kPush));
   request->peer = peer;
   request->transfer = transfer;
   request->on_prefilled = std::move(on_prefilled);
@@ -288,8 +302,7 @@ Result<RequestId> EngineImpl::prefill_and_park(GenerationRequest generation,
                                                const TransferId& transfer,
                                                OnPrefilled on_prefilled) {
   if (endpoint_ == nullptr) return unsupported("this worker does not send KV");
-  KVLANE_ASSIGN(RequestPtr request, new_request(std::move(generation)));
-  request->journey = Request::Journey::kPark;
+  KVLANE_ASSIGN(RequestPtr request, new_request(std::move(generation), Request::Journey::kPark));
   request->transfer = transfer;
   request->on_prefilled = std::move(on_prefilled);
   return enqueue(std::move(request));
@@ -297,8 +310,7 @@ Result<RequestId> EngineImpl::prefill_and_park(GenerationRequest generation,
 
 Result<RequestId> EngineImpl::reserve(GenerationRequest generation, const TransferId& transfer) {
   if (endpoint_ == nullptr) return unsupported("this worker does not receive KV");
-  KVLANE_ASSIGN(RequestPtr request, new_request(std::move(generation)));
-  request->journey = Request::Journey::kReceive;
+  KVLANE_ASSIGN(RequestPtr request, new_request(std::move(generation), Request::Journey::kReceive));
   request->transfer = transfer;
   request->attach_deadline = SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(
                                                       options_.reservation_lease);
@@ -319,8 +331,7 @@ Result<RequestId> EngineImpl::reserve(GenerationRequest generation, const Transf
 Result<RequestId> EngineImpl::fetch_and_decode(GenerationRequest generation, const Address& peer,
                                                const TransferId& transfer, OnUpdate on_update) {
   if (endpoint_ == nullptr) return unsupported("this worker does not receive KV");
-  KVLANE_ASSIGN(RequestPtr request, new_request(std::move(generation)));
-  request->journey = Request::Journey::kFetch;
+  KVLANE_ASSIGN(RequestPtr request, new_request(std::move(generation), Request::Journey::kFetch));
   request->peer = peer;
   request->transfer = transfer;
   request->on_update = std::move(on_update);

@@ -67,12 +67,26 @@ class EngineImpl final : public Engine {
     return options_.prefix_caching && (format == nullptr || (format->window() == KvWindow{} &&
                                                              !format->own_block().sees_ahead));
   }
+  // The tokens that a token sees in all layers. 0: all, in some layer or where somebody keeps
+  // coefficients of the whole prompt.
+  int sight() const {
+    const ModelConfig& config = model_.config();
+    const bool everywhere = config.windowed_first == 0 && config.window < model_.context();
+    return everywhere && options_.online_axes == 0 ? config.window : 0;
+  }
+  // Of a sequence that gives those back which it does not see any more, the blocks it holds at
+  // most; 0: there is no such.
+  int blocks_in_sight_max() const {
+    return sight() == 0 ? 0 : blocks_for(sight() - 1 + options_.chunk_tokens) + 1;
+  }
+  int blocks_needed(const GenerationRequest& request) const;
   Status open_state();
   BlockTable new_table();
   std::unique_ptr<Sequence> new_sequence(Request& request, int index, const BlockName& root);
 
   // Any thread (engine.cpp).
-  Result<RequestPtr> new_request(GenerationRequest generation);
+  Result<RequestPtr> new_request(GenerationRequest generation,
+                                 Request::Journey journey = Request::Journey::kNone);
   std::shared_ptr<KvReceiver> make_receiver(Request& request);
   Result<RequestId> enqueue(RequestPtr request);
   // A callable for any thread and any time: runs `act` on the engine's thread with the request, if
@@ -111,16 +125,19 @@ class EngineImpl final : public Engine {
   void go_on(Sequence& sequence);
   int blocks_to_start(const Sequence& sequence) const;
   bool may_have(const Sequence& sequence, int blocks) const;
+  int known_blocks(const Sequence& sequence) const;
   int adopt_prefix(Sequence& sequence);
   void adopt_what_others_computed(Sequence& sequence);
   bool adopt_from_arena(Sequence& sequence, const BlockName& name);
+  void give_back_unseen(Sequence& sequence);
   Sequence* least_important() const;
   void preempt(Sequence& sequence);
   void make_room();
 
   // To the state store and from it (engine_state.cpp).
   void save_blocks(Sequence& sequence);
-  void count_unsaved(const Sequence& sequence);
+  void forgo_saving(Sequence& sequence, int end);
+  void count_unsaved(Sequence& sequence);
   void prefetch();
   void gather_hidden(PassHooks& hooks);
   void put_in_device_order(const KeptRows& kept);
@@ -128,6 +145,7 @@ class EngineImpl final : public Engine {
   void end_hidden(Sequence& sequence);
   bool is_being_restored(const Sequence& sequence) const;
   bool begin_restore(Sequence& sequence);
+  FoundState find_stored(const Sequence& sequence, int& first);
   bool advance_restores();
   void end_restore(Sequence& sequence);
 

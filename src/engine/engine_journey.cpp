@@ -185,6 +185,7 @@ void EngineImpl::arrive(Request& request, const Result<ReceivedKv>& received) {
   run(prompt);
   prompt.table.set_tokens(request.prompt_tokens());
   publish_blocks(prompt);
+  give_back_unseen(prompt);
   answer_prompt(prompt, first);
 }
 

@@ -118,6 +118,7 @@ bool EngineImpl::start(Sequence& sequence) {
   std::erase(queued_, &sequence);
   if (sequence.completion_tokens == 0) waiting_.fetch_sub(1);
   sequence.published = hits;
+  sequence.saved = std::max(sequence.saved, sequence.table.gone());
   if (receives) {
     sequence.state = State::kReceiving;
     ++receiving_;
@@ -171,21 +172,42 @@ bool EngineImpl::may_have(const Sequence& sequence, int blocks) const {
   return may_start(blocks, pool_.blocks_free(), grow ? static_cast<int>(growing) : 0);
 }
 
-// Takes what is known of the sequence's blocks; at least one token is left to be computed, for its
-// logits. Returns the number of blocks.
+// How many of the sequence's blocks need not be computed, since those are known that later tokens
+// see; at least one token is left, for its logits.
+int EngineImpl::known_blocks(const Sequence& sequence) const {
+  const std::span<const BlockName> names = sequence.names.all();
+  const int most = static_cast<int>(
+      std::min(names.size(), (sequence.tokens.size() - 1) / std::size_t{kBlockTokens}));
+  const int seen_last = sequence.table.first_seen(most * kBlockTokens);
+  int hits = 0;
+  // Known are those from `first` on.
+  for (int block = 0, first = 0; block < most && first <= seen_last; ++block) {
+    if (!pool_.knows(names[block]) && !arena_.knows(names[block])) {
+      first = block + 1;
+    } else if (first <= sequence.table.first_seen((block + 1) * kBlockTokens)) {
+      hits = block + 1;
+    }
+  }
+  return hits;
+}
+
+// Takes what is known of the sequence's blocks. Returns how many it need not compute.
 int EngineImpl::adopt_prefix(Sequence& sequence) {
   if (!shares_blocks()) return 0;
+  BlockTable& table = sequence.table;
   const std::span<const BlockName> names = sequence.names.all();
-  const std::size_t most =
-      std::min(names.size(), (sequence.tokens.size() - 1) / std::size_t{kBlockTokens});
-  for (std::size_t block = 0; block < most; ++block) {
+  const int hits = known_blocks(sequence);
+  table.skip_to(table.first_seen(hits * kBlockTokens));
+  for (int block = table.blocks(); block < hits; ++block) {
     if (const std::optional<BlockId> known = pool_.find(names[block])) {
-      sequence.table.append_sealed(*known);
+      table.append_sealed(*known);
     } else if (!adopt_from_arena(sequence, names[block])) {
       break;
     }
   }
-  return sequence.table.blocks();
+  // Where taking one has pushed others out, fewer tokens may see blocks that were skipped.
+  if (table.gone() > table.first_seen(table.tokens())) table.clear();
+  return table.blocks();
 }
 
 // The blocks that come next for this sequence, if somebody has computed them since it started.
@@ -196,13 +218,25 @@ void EngineImpl::adopt_what_others_computed(Sequence& sequence) {
     const std::size_t next = sequence.table.tokens() / kBlockTokens;
     const std::optional<BlockId> known =
         next < names.size() ? pool_.find(names[next]) : std::nullopt;
-    if (!known) return;
+    if (!known) break;
     sequence.table.adopt_next(*known);
     sequence.published = static_cast<int>(next) + 1;
     if (sequence.completion_tokens > 0) continue;
     sequence.request.cached_tokens += kBlockTokens;
     totals_.prefix_hit_tokens += kBlockTokens;
   }
+  give_back_unseen(sequence);
+}
+
+// Blocks that no later token sees. While its prompt is computed, it takes as many for what comes
+// next, before others who have none yet start with them.
+void EngineImpl::give_back_unseen(Sequence& sequence) {
+  const int seen = sequence.table.first_seen(sequence.table.tokens());
+  if (seen == sequence.table.gone()) return;
+  save_blocks(sequence);
+  forgo_saving(sequence, seen);
+  sequence.table.drop_unseen();
+  (void)sequence.table.grow(sequence.table_tokens());
 }
 
 bool EngineImpl::adopt_from_arena(Sequence& sequence, const BlockName& name) {

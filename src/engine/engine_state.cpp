@@ -46,12 +46,16 @@ void EngineImpl::save_blocks(Sequence& sequence) {
   }
 }
 
-// Of a sequence that has just stopped running for good: blocks that the saver never took, because
-// it was behind.
-void EngineImpl::count_unsaved(const Sequence& sequence) {
-  if (sequence.state != Sequence::State::kRunning) return;
-  if (keeper_ == nullptr || !keeper_->saves_slabs()) return;
-  totals_.save_failures += sequence.published - sequence.saved;
+// Blocks before `end` go, and the saver has not taken them because it is behind.
+void EngineImpl::forgo_saving(Sequence& sequence, int end) {
+  if (keeper_ == nullptr || !keeper_->saves_slabs() || sequence.saved >= end) return;
+  totals_.save_failures += end - sequence.saved;
+  sequence.saved = end;
+}
+
+// Of a sequence that has just stopped running for good.
+void EngineImpl::count_unsaved(Sequence& sequence) {
+  if (sequence.state == Sequence::State::kRunning) forgo_saving(sequence, sequence.published);
 }
 
 // There is no room to start the next ones: what they will read may come meanwhile.
@@ -136,23 +140,53 @@ bool EngineImpl::is_being_restored(const Sequence& sequence) const {
   });
 }
 
+// What the store has of the sequence from block `first` on; of a long one from a later block on, if
+// no token behind what is stored sees those before that.
+FoundState EngineImpl::find_stored(const Sequence& sequence, int& first) {
+  Restorer& restorer = keeper_->restorer();
+  const BlockTable& table = sequence.table;
+  const std::span<const BlockName> names = sequence.names.all();
+  const int tokens = static_cast<int>(sequence.tokens.size());
+  if (table.first_seen(tokens) > first) {
+    const int end = first + restorer.find(names, first, tokens).decision.blocks;
+    const int begin = table.first_seen(end * kBlockTokens);
+    // Those of the table that are empty go along; for the others there must be room.
+    const int room = table.blocks() - first + pool_.blocks_free();
+    if (begin > first && end - begin <= room) {
+      FoundState found = restorer.find(names.first(end), begin, tokens, true);
+      if (found.decision.blocks == end - begin) {
+        first = begin;
+        return found;
+      }
+    }
+  }
+  // As far as the table goes: what is behind comes next.
+  return restorer.find(names.first(std::min<std::size_t>(names.size(), table.blocks())), first,
+                       tokens);
+}
+
 // Looks for more of the sequence in the store. False: there is nothing worth bringing back.
 bool EngineImpl::begin_restore(Sequence& sequence) {
   if (keeper_ == nullptr || sequence.request.restore_failed) return false;
-  const std::span<const BlockName> names = sequence.names.all();
-  const int first = sequence.table.tokens() / kBlockTokens;
-  if (sequence.table.tokens() % kBlockTokens != 0 || first >= static_cast<int>(names.size())) {
+  BlockTable& table = sequence.table;
+  int first = table.tokens() / kBlockTokens;
+  if (table.tokens() % kBlockTokens != 0 ||
+      first >= static_cast<int>(sequence.names.all().size())) {
     return false;
   }
   if (is_being_restored(sequence)) return true;
-  FoundState found =
-      keeper_->restorer().find(names, first, static_cast<int>(sequence.tokens.size()));
-  if (found.decision.blocks == 0) {
+  FoundState found = find_stored(sequence, first);
+  const int blocks = found.decision.blocks;
+  if (blocks == 0) {
     keeper_->restorer().forgo(found);
     return false;
   }
-  auto job = keeper_->restorer().begin(std::move(found), first, sequence.table, sequence.tokens);
+  auto job = keeper_->restorer().begin(std::move(found), first, table, sequence.tokens);
   if (!job.ok()) return false;
+  if (first > table.tokens() / kBlockTokens) {
+    table.skip_to(first);
+    (void)table.grow((first + blocks) * kBlockTokens);  // there is room
+  }
   sequence.restore = std::move(*job);
   return true;
 }
@@ -199,11 +233,13 @@ void EngineImpl::end_restore(Sequence& sequence) {
   std::erase(restoring_, &sequence);
   const std::unique_ptr<RestoreJob> job = std::move(sequence.restore);
   if (job != nullptr) {
-    const int first = sequence.published;
+    const int before = sequence.published;
+    const int first = std::max(before, sequence.table.gone());
     const int complete = first + job->blocks();
     sequence.table.publish(sequence.names.all().first(complete), first);
     sequence.published = complete;
-    const std::int64_t tokens = std::int64_t{job->blocks()} * kBlockTokens;
+    sequence.saved = std::max(sequence.saved, first);
+    const std::int64_t tokens = std::int64_t{complete - before} * kBlockTokens;
     totals_.store_hit_tokens += tokens;
     totals_.restores += 1;
     totals_.restore_seconds += job->times().total;
@@ -222,6 +258,12 @@ void EngineImpl::end_restore(Sequence& sequence) {
       sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
                                                     : &TimeAccount::queue);
       queue(sequence);
+      return;
+    }
+    const bool more = complete == sequence.table.blocks() && sequence.missing() > 1;
+    give_back_unseen(sequence);
+    if (more && begin_restore(sequence)) {
+      restoring_.push_back(&sequence);
       return;
     }
   }

@@ -166,6 +166,7 @@ void EngineImpl::after_pass() {
       continue;
     }
     publish_blocks(sequence);
+    give_back_unseen(sequence);
     if (sequence.request.job != nullptr && !options_.push_whole) {
       sequence.request.blocks_sent = sequence.table.tokens() / kBlockTokens;
     }
@@ -271,6 +272,7 @@ void EngineImpl::answer_prompt(Sequence& sequence,
     other.interval = sequence.interval;
     other.interval_start = sequence.interval_start;
     other.published = sequence.published;
+    other.saved = sequence.saved;
     const bool place = places_taken() < options_.sequences_max;
     if (place && copy_blocks(sequence, other)) {
       run(other);

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,7 +50,8 @@ struct Sequence {
   int computed() const { return evicted() ? sparse->tokens() : table.tokens(); }
   // Those that are to come. The last one's logits give the next token.
   int missing() const { return static_cast<int>(tokens.size()) - computed(); }
-  // Tokens that the table is to have: where some will be evicted, those of the prompt.
+  // Tokens that the table is to have: where some will be evicted, those of the prompt; where blocks
+  // go while it runs, as many as the blocks that it may hold reach.
   int table_tokens() const;
   // Gives all blocks back.
   void release_blocks() {
@@ -73,6 +75,7 @@ struct Sequence {
   int completion_tokens = 0;         // the end-of-sequence token included
   OutputText text;
   BlockTable table;
+  int blocks_max = 0;  // that it holds at once, as those go that it does not see any more; 0: all
   std::optional<SparseCache> sparse;  // where the engine evicts tokens
   // Of its prompt's rows, where the engine finds them; shared by all answers to it.
   std::shared_ptr<const OnlineAxes> axes;
@@ -132,8 +135,11 @@ struct Request {
 };
 
 inline int Sequence::table_tokens() const {
-  if (!sparse) return static_cast<int>(tokens.size());
-  return evicted() ? 0 : request.prompt_tokens();
+  if (sparse) return evicted() ? 0 : request.prompt_tokens();
+  const int all = static_cast<int>(tokens.size());
+  const bool arrives = request.receives() && completion_tokens == 0;  // whole prompts do
+  if (blocks_max == 0 || arrives) return all;
+  return std::min(all, (table.gone() + blocks_max) * kBlockTokens);
 }
 
 inline Sequence::Sequence(Request& owner, int index, const Tokenizer& tokenizer, BlockTable empty,

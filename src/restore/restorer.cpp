@@ -41,9 +41,9 @@ Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, Forwa
 
 Restorer::~Restorer() = default;
 
-FoundState Restorer::find(std::span<const BlockName> names, int first, int tokens) {
+FoundState Restorer::find(std::span<const BlockName> names, int first, int tokens, bool alone) {
   const std::vector<StoredLayer> nothing(layers_.count);
-  StoredBlocks stored{first, nothing, nothing, layers_.first == 0};
+  StoredBlocks stored{first, nothing, nothing, layers_.first == 0 && !alone};
   const auto count = [&](std::vector<StoredLayer>& layers, int block, const PinnedExtent& extent,
                          const std::string& form) {
     const ExtentHead& head = extent.head();

@@ -77,16 +77,17 @@ class Restorer {
   ~Restorer();
 
   // Looks for names[first], names[first + 1], ... of a sequence of `tokens` tokens, and decides.
+  // `alone`: blocks before them will not be there, so nothing can be computed from tokens.
   // Changes nothing that is learned. Any thread.
-  FoundState find(std::span<const BlockName> names, int first, int tokens);
+  FoundState find(std::span<const BlockName> names, int first, int tokens, bool alone = false);
 
   // What was found is computed instead: nothing is learned from that, so a little of what was
   // learned is forgotten, or a machine that once was slow would never be tried again. Any thread.
   void forgo(const FoundState& found);
 
-  // Begins to read. `table` has tokens() = `first` blocks, blocks for all of the sequence and no
-  // window; until the job is over or gone nobody else touches it. `tokens` are those of the
-  // sequence from its start up to the last block that comes back, at least.
+  // Begins to read. When the job first advances, `table` has tokens() = `first` blocks, blocks for
+  // all that comes back and no window; from then on nobody else touches it. `tokens` are those of
+  // the sequence from its start up to the last block that comes back, at least.
   Result<std::unique_ptr<RestoreJob>> begin(FoundState found, int first, BlockTable& table,
                                             std::span<const std::int32_t> tokens);
 
