@@ -1,6 +1,12 @@
 # Build helpers: compile options, one library per folder with its tests and fuzz targets.
 # SPDX-License-Identifier: Apache-2.0
 
+# What has tiers of kernels; elsewhere there are the scalar ones alone (kX86 in src/cpu/isa.h).
+set(KVLANE_X86 OFF)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
+  set(KVLANE_X86 ON)
+endif()
+
 # Options of every target of ours.
 add_library(kvlane_options INTERFACE)
 set(kvlane_cxx_options
@@ -58,6 +64,9 @@ function(kvlane_library name)
   set(tests ${sources})
   set(fuzzers ${sources})
   list(FILTER sources EXCLUDE REGEX "_(test|fuzz|main|plugin)\\.cpp$")
+  if(NOT KVLANE_X86)
+    list(FILTER sources EXCLUDE REGEX "_(avx2|avx512)\\.cpp$")
+  endif()
   if(KVLANE_CUDA)
     list(FILTER sources EXCLUDE REGEX "_no_cuda\\.cpp$")
     file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cu)
@@ -116,9 +125,9 @@ function(kvlane_library name)
 endfunction()
 
 # One translation unit per instruction-set tier: X_avx2.cpp and X_avx512.cpp of these folders are compiled
-# for it, all else for plain x86-64. Such a file calls no inline function of a library: the linker could keep the
-# AVX-512 copy of it for everybody. g++ 12 takes the undefined operands inside its own intrinsics for
-# uninitialised variables (GCC bug 105593).
+# for it, all else for plain x86-64, or whatever the build is for. Such a file calls no inline function of a
+# library: the linker could keep the AVX-512 copy of it for everybody. g++ 12 takes the undefined operands inside
+# its own intrinsics for uninitialised variables (GCC bug 105593).
 function(kvlane_simd)
   set(avx512_options
     -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vbmi2 -mavx512vnni

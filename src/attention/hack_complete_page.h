@@ -33,7 +33,10 @@ HackKernel hack_complete_kernel_scalar();
 HackKernel hack_complete_kernel_avx512();
 
 inline HackKernel hack_complete_kernel(Isa isa) {
-  return isa == Isa::kAvx512 ? hack_complete_kernel_avx512() : hack_complete_kernel_scalar();
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return hack_complete_kernel_avx512();
+  }
+  return hack_complete_kernel_scalar();
 }
 
 }  // namespace kvlane

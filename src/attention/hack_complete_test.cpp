@@ -234,7 +234,7 @@ TEST(HackComplete, TiersAgree) {
     for (const int d : kHeadDims) {
       Scene scene(format, d, 5, 5);
       const StateTile scalar = scene.run(hack_complete_kernel_scalar(), 0, 5);
-      const StateTile vectors = scene.run(hack_complete_kernel_avx512(), 0, 5);
+      const StateTile vectors = scene.run(hack_complete_kernel(Isa::kAvx512), 0, 5);
       for (int row = 0; row < 5; ++row) {
         const std::vector<double> deviation = expect(scene, row).deviation;
         for (int i = 0; i < d; i += kChannelStep, ++all) {

@@ -28,8 +28,10 @@ HackKernel hack_float_kernel_scalar(HackOperand operand);
 HackKernel hack_float_kernel_avx512(HackOperand operand);
 
 inline HackKernel hack_float_kernel(HackOperand operand, Isa isa) {
-  return isa == Isa::kAvx512 ? hack_float_kernel_avx512(operand)
-                             : hack_float_kernel_scalar(operand);
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return hack_float_kernel_avx512(operand);
+  }
+  return hack_float_kernel_scalar(operand);
 }
 
 }  // namespace kvlane

@@ -95,11 +95,11 @@ HackKernel hack_kernel_avx2();
 HackKernel hack_kernel_avx512();
 
 inline HackKernel hack_kernel(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512: return hack_kernel_avx512();
-    case Isa::kAvx2: return hack_kernel_avx2();
-    default: return hack_kernel_scalar();
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return hack_kernel_avx512();
+    if (isa == Isa::kAvx2) return hack_kernel_avx2();
   }
+  return hack_kernel_scalar();
 }
 
 }  // namespace kvlane

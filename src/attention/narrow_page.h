@@ -39,11 +39,11 @@ void attend_narrow_avx2(const NarrowItem& item);
 void attend_narrow_avx512(const NarrowItem& item);
 
 inline NarrowKernel narrow_kernel(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512: return attend_narrow_avx512;
-    case Isa::kAvx2: return attend_narrow_avx2;
-    default: return attend_narrow_scalar;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return attend_narrow_avx512;
+    if (isa == Isa::kAvx2) return attend_narrow_avx2;
   }
+  return attend_narrow_scalar;
 }
 
 }  // namespace kvlane

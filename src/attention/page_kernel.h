@@ -40,11 +40,11 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
 
 // The kernel of a tier.
 inline PageKernel page_kernel(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512: return attend_page_avx512;
-    case Isa::kAvx2: return attend_page_avx2;
-    default: return attend_page_scalar;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return attend_page_avx512;
+    if (isa == Isa::kAvx2) return attend_page_avx2;
   }
+  return attend_page_scalar;
 }
 
 // What it uses, for people.

@@ -5,10 +5,9 @@
 namespace kvlane {
 
 const ScoreKernels& score_kernels(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512: return kScoreKernelsAvx512;
-    case Isa::kAvx2: return kScoreKernelsAvx2;
-    case Isa::kScalar: break;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return kScoreKernelsAvx512;
+    if (isa == Isa::kAvx2) return kScoreKernelsAvx2;
   }
   return kScoreKernelsScalar;
 }

@@ -108,14 +108,11 @@ KVLANE_LANES void draw(std::uint64_t key, Words (&counter)[4]) {
   std::uint32_t key_low = static_cast<std::uint32_t>(key);
   std::uint32_t key_high = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
-    Words high[2], low[2];
+    const Words low[2] = {counter[0] * 0xD2511F53U, counter[2] * 0xCD9E8D57U};
+    Words high[2] = {counter[0], counter[2]};
     for (int lane = 0; lane < kLanes; ++lane) {
-      const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * counter[0][lane];
-      const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * counter[2][lane];
-      high[0][lane] = static_cast<std::uint32_t>(p0 >> 32);
-      high[1][lane] = static_cast<std::uint32_t>(p1 >> 32);
-      low[0][lane] = static_cast<std::uint32_t>(p0);
-      low[1][lane] = static_cast<std::uint32_t>(p1);
+      high[0][lane] = static_cast<std::uint32_t>(std::uint64_t{0xD2511F53U} * high[0][lane] >> 32);
+      high[1][lane] = static_cast<std::uint32_t>(std::uint64_t{0xCD9E8D57U} * high[1][lane] >> 32);
     }
     counter[0] = high[1] ^ counter[1] ^ key_low;
     counter[1] = low[1];

@@ -1,4 +1,4 @@
-// Scores of tokens with the vectors of plain x86-64.
+// Scores of tokens with the vectors that every processor of a kind has.
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/token_scores_lanes.h"
 

@@ -19,10 +19,9 @@ static_assert(sizeof(channel::Prefix) + channel::kBodyAlignment - 1 <= kPlaneGro
 namespace channel {
 
 const Kernels& kernels(Isa isa) {
-  switch (isa) {
-    case Isa::kScalar: return kScalarKernels;
-    case Isa::kAvx2: return kAvx2Kernels;
-    case Isa::kAvx512: return kAvx512Kernels;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return kAvx512Kernels;
+    if (isa == Isa::kAvx2) return kAvx2Kernels;
   }
   return kScalarKernels;
 }

@@ -361,12 +361,11 @@ Status decode_raw(const PlaneShape& shape, ByteView body, const PlaneSpan& plane
 
 const Kernels& splitzip::kernels_of(Isa isa) {
   static constexpr Kernels kScalar{encode_scalar, decode_scalar, "scalar loop"};
-  static constexpr Kernels kAvx2{encode_avx2, decode_avx2, "AVX2"};
-  static constexpr Kernels kAvx512{encode_avx512, decode_avx512, "AVX-512 with VBMI"};
-  switch (isa) {
-    case Isa::kScalar: break;
-    case Isa::kAvx2: return kAvx2;
-    case Isa::kAvx512: return kAvx512;
+  if constexpr (kX86) {
+    static constexpr Kernels kAvx2{encode_avx2, decode_avx2, "AVX2"};
+    static constexpr Kernels kAvx512{encode_avx512, decode_avx512, "AVX-512 with VBMI"};
+    if (isa == Isa::kAvx512) return kAvx512;
+    if (isa == Isa::kAvx2) return kAvx2;
   }
   return kScalar;
 }

@@ -2,10 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/isa.h"
 
+#ifdef __x86_64__
 #include <cpuid.h>
+#endif
 
 namespace kvlane {
 namespace {
+
+#ifdef __x86_64__
 
 // clang 14 does not know this name.
 bool supports_f16c() {
@@ -15,6 +19,21 @@ bool supports_f16c() {
   unsigned d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
+
+bool supports_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && supports_f16c();
+}
+
+bool supports_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+}
+#else
+bool supports_avx2() { return false; }
+bool supports_avx512() { return false; }
+#endif
 
 }  // namespace
 
@@ -30,13 +49,8 @@ std::string_view isa_name(Isa isa) {
 bool isa_supported(Isa isa) {
   switch (isa) {
     case Isa::kScalar: return true;
-    case Isa::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && supports_f16c();
-    case Isa::kAvx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
-             __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+    case Isa::kAvx2: return supports_avx2();
+    case Isa::kAvx512: return supports_avx512();
   }
   return false;
 }

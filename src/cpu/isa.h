@@ -17,6 +17,14 @@ enum class Isa {
   kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI, VBMI2, VNNI and BF16
 };
 
+// Whether this is a build for x86-64. For others the kernels of tiers but kScalar are not compiled:
+// who chooses names them inside `if constexpr (kX86)`, where the linker does not miss them.
+#ifdef __x86_64__
+inline constexpr bool kX86 = true;
+#else
+inline constexpr bool kX86 = false;
+#endif
+
 inline constexpr std::array kAllIsas = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
 
 std::string_view isa_name(Isa isa);

@@ -1,12 +1,15 @@
 // 16-byte stores, which every x86-64 has: four in a row fill a line, which then leaves as one.
+// For others: memcpy.
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/streaming_copy.h"
-
-#include <emmintrin.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+
+#ifdef __x86_64__
+
+#include <emmintrin.h>
 
 namespace kvlane {
 namespace {
@@ -39,3 +42,12 @@ void streaming_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 }
 
 }  // namespace kvlane
+
+#else
+
+// Other processors see long runs of stores themselves.
+void kvlane::streaming_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
+
+#endif

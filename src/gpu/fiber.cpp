@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/fiber.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstdint>
 #include <utility>
@@ -20,13 +21,11 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#ifndef __x86_64__
-#error "fibers, which tests of device code run on, know the stacks of x86-64 alone"
-#endif
-
 // kvlane_switch_stacks(void** from, void* to): leaves what a called function has to preserve on the
 // stack, writes where that ends to *from, and takes the same from the stack at `to`. (System V ABI,
-// AMD64 supplement, section 3.2.1; control words of floats are the same in all fibers.)
+// AMD64 supplement, section 3.2.1; procedure call standard of AArch64, section 6.1; control words
+// of floats are the same in all fibers.)
+#if defined(__x86_64__)
 asm(R"(
 .pushsection .text
 .type kvlane_switch_stacks, @function
@@ -49,6 +48,49 @@ kvlane_switch_stacks:
 .size kvlane_switch_stacks, . - kvlane_switch_stacks
 .popsection
 )");
+// Words on a stack that is left, the address to return to among them, and one above it: a function
+// is entered with the stack half a step of alignment below the top.
+constexpr int kSavedWords = 8;
+constexpr int kReturnWord = 6;
+#elif defined(__aarch64__)
+asm(R"(
+.pushsection .text
+.type kvlane_switch_stacks, @function
+kvlane_switch_stacks:
+  sub sp, sp, #160
+  stp x19, x20, [sp]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x2, sp
+  str x2, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size kvlane_switch_stacks, . - kvlane_switch_stacks
+.popsection
+)");
+constexpr int kSavedWords = 20;
+constexpr int kReturnWord = 11;  // x30
+#else
+#error "fibers, which tests of device code run on, do not know the stacks of this processor"
+#endif
 extern "C" void kvlane_switch_stacks(void** from, void* to);
 
 // ThreadSanitizer takes fibers for the one thread they are: it sees every access, and of calls only
@@ -60,7 +102,6 @@ namespace kvlane::gpu {
 namespace {
 
 constexpr std::size_t kStackBytes = 256 * 1024;
-constexpr int kSavedRegisters = 6;
 
 thread_local Fiber* entering = nullptr;
 
@@ -81,14 +122,14 @@ std::unique_ptr<std::byte[]> take_stack() {
 }  // namespace
 
 Fiber::Fiber(std::function<void()> body) : body_(std::move(body)), stack_(take_stack()) {
-  // As enter() finds it when it is called: no frame above, an address to return to, which is none.
+  // As if enter() had been left before its first instruction: no frame above, and none to go back
+  // to.
   const auto end =
       (reinterpret_cast<std::uintptr_t>(stack_.get()) + kStackBytes) & ~std::uintptr_t{15};
-  void** top = reinterpret_cast<void**>(end);
-  *--top = nullptr;
-  *--top = reinterpret_cast<void*>(&Fiber::enter);
-  for (int i = 0; i < kSavedRegisters; ++i) *--top = nullptr;
-  own_ = top;
+  void** const saved = reinterpret_cast<void**>(end) - kSavedWords;
+  std::fill_n(saved, kSavedWords, nullptr);
+  saved[kReturnWord] = reinterpret_cast<void*>(&Fiber::enter);
+  own_ = saved;
 }
 
 Fiber::~Fiber() { free_stacks.push_back(std::move(stack_)); }

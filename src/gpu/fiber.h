@@ -10,7 +10,7 @@
 
 namespace kvlane::gpu {
 
-// Of one thread: made, resumed and destroyed there. x86-64 alone.
+// Of one thread: made, resumed and destroyed there. For x86-64 and AArch64.
 class Fiber {
  public:
   // `body` begins at the first resume(), must not throw, and has 256 KiB of stack.

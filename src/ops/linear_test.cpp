@@ -41,12 +41,9 @@ Matrix make_matrix(ElementType type, std::size_t count, std::uint64_t seed) {
       value = to_float(narrow);
       std::memcpy(&matrix.bytes[i * 2], &narrow, 2);
     } else {
-      // Values of binary16: cut the float's mantissa to ten bits; all are in its normal range.
-      value = std::ldexp(std::round(std::ldexp(value, 11)), -11);
-      const int scaled = static_cast<int>(std::ldexp(value, 11));
-      const auto half = static_cast<_Float16>(static_cast<float>(scaled) / 2048.0F);
-      value = static_cast<float>(half);
-      std::memcpy(&matrix.bytes[i * 2], &half, 2);
+      const fp16 narrow = to_fp16(value);
+      value = to_float(narrow);
+      std::memcpy(&matrix.bytes[i * 2], &narrow, 2);
     }
   }
   return matrix;

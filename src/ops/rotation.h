@@ -22,11 +22,11 @@ void rotate_rows_avx512(const float* x, int rows, const float* rotation, int inn
                         float* y);
 
 inline RotationKernel rotation_kernel(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512: return rotate_rows_avx512;
-    case Isa::kAvx2: return rotate_rows_avx2;
-    default: return rotate_rows_scalar;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return rotate_rows_avx512;
+    if (isa == Isa::kAvx2) return rotate_rows_avx2;
   }
+  return rotate_rows_scalar;
 }
 
 // The same in place with R [d][d], for heads [heads][d] of each of some tokens, which lie `stride`

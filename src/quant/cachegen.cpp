@@ -90,8 +90,8 @@ class CachegenFormat final : public KvFormat {
         tensors_(std::move(tensors)),
         form_(tensors_.front().models.form),
         stride_(std::size_t{kCoderLanes} * groups_of(context.shape.head_dim)),
-        decode_page_(context.isa == Isa::kAvx512 ? decode_page_avx512 : decode_page_scalar),
-        open_plane_(context.isa == Isa::kAvx512 ? open_plane_avx512 : open_plane_scalar) {}
+        decode_page_(decode_page_kernel(context.isa)),
+        open_plane_(open_plane_kernel(context.isa)) {}
 
   std::size_t used_bytes(SlabPlace /*place*/, const std::byte* slab) const override {
     return std::clamp<std::size_t>(page_end(slab, shape().kv_heads - 1), header(), slab_bytes());

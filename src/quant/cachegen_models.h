@@ -95,6 +95,13 @@ void decode_page_scalar(const PlaneSymbols& keys, const PlaneSymbols& values,
 void decode_page_avx512(const PlaneSymbols& keys, const PlaneSymbols& values,
                         const std::byte* coded, std::size_t bytes);
 
+inline DecodePage decode_page_kernel(Isa isa) {
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return decode_page_avx512;
+  }
+  return decode_page_scalar;
+}
+
 // Symbols without coding: the bits of each, one after another.
 std::size_t raw_plane_bytes(Form form, int alphabet, int head_dim);
 void write_raw(const PlaneSymbols& plane, std::span<std::byte> raw);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "cpu/isa.h"
 #include "quant/cachegen_symbols.h"
 
 namespace kvlane::cachegen {
@@ -36,5 +37,12 @@ struct PlaneValues {
 using OpenPlane = void (*)(const PlaneValues& plane);
 void open_plane_scalar(const PlaneValues& plane);
 void open_plane_avx512(const PlaneValues& plane);
+
+inline OpenPlane open_plane_kernel(Isa isa) {
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return open_plane_avx512;
+  }
+  return open_plane_scalar;
+}
 
 }  // namespace kvlane::cachegen

@@ -26,11 +26,11 @@ RowKernels row_kernels_avx2();
 RowKernels row_kernels_avx512();
 
 inline RowKernels row_kernels(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512: return row_kernels_avx512();
-    case Isa::kAvx2: return row_kernels_avx2();
-    default: return row_kernels_scalar();
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return row_kernels_avx512();
+    if (isa == Isa::kAvx2) return row_kernels_avx2();
   }
+  return row_kernels_scalar();
 }
 
 }  // namespace kvlane::hack

@@ -261,15 +261,19 @@ void open_scalar(const OpenJob& job) {
 
 SealKernel seal_kernel(const Plane& plane, Part part, Rounding rounding, Isa isa) {
   SealKernel vectors = nullptr;
-  if (isa == Isa::kAvx512) vectors = seal_kernel_avx512(plane, part, rounding);
-  if (isa == Isa::kAvx2) vectors = seal_kernel_avx2(plane, part, rounding);
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) vectors = seal_kernel_avx512(plane, part, rounding);
+    if (isa == Isa::kAvx2) vectors = seal_kernel_avx2(plane, part, rounding);
+  }
   return vectors != nullptr ? vectors : seal_scalar;
 }
 
 OpenKernel open_kernel(const Plane& plane, Part part, Isa isa) {
   OpenKernel vectors = nullptr;
-  if (isa == Isa::kAvx512) vectors = open_kernel_avx512(plane, part);
-  if (isa == Isa::kAvx2) vectors = open_kernel_avx2(plane, part);
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) vectors = open_kernel_avx512(plane, part);
+    if (isa == Isa::kAvx2) vectors = open_kernel_avx2(plane, part);
+  }
   return vectors != nullptr ? vectors : open_scalar;
 }
 

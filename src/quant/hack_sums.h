@@ -19,7 +19,10 @@ void sum_codes_scalar(const Plane& plane, int head_dim, const std::byte* codes, 
 void sum_codes_avx512(const Plane& plane, int head_dim, const std::byte* codes, std::byte* sums);
 
 inline SumKernel sum_kernel(Isa isa) {
-  return isa == Isa::kAvx512 ? sum_codes_avx512 : sum_codes_scalar;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return sum_codes_avx512;
+  }
+  return sum_codes_scalar;
 }
 
 }  // namespace kvlane::hack

@@ -18,11 +18,11 @@ void mix_channels_avx2(float* rows, int count, int head_dim);
 void mix_channels_avx512(float* rows, int count, int head_dim);
 
 inline MixKernel mix_kernel(Isa isa) {
-  switch (isa) {
-    case Isa::kAvx512: return mix_channels_avx512;
-    case Isa::kAvx2: return mix_channels_avx2;
-    default: return mix_channels_scalar;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return mix_channels_avx512;
+    if (isa == Isa::kAvx2) return mix_channels_avx2;
   }
+  return mix_channels_scalar;
 }
 
 }  // namespace kvlane

@@ -80,8 +80,8 @@ Coder::Coder(const Kind& kind, const KvFormatContext& context, std::vector<Layer
       options_(kind.options),
       rope_(kind.rope),
       layers_(std::move(layers)),
-      open_keys_(context.isa == Isa::kAvx512 ? open_keys_avx512 : open_keys_scalar),
-      open_values_(context.isa == Isa::kAvx512 ? open_values_avx512 : open_values_scalar) {}
+      open_keys_(open_keys_kernel(context.isa)),
+      open_values_(open_values_kernel(context.isa)) {}
 
 Result<Coder> Coder::make(const Kind& kind, const KvFormatContext& context) {
   KVLANE_ASSIGN(std::vector<Layer> layers, make_layers(kind, context));

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "cpu/isa.h"
 #include "format/shape.h"
 #include "ops/rows.h"
 
@@ -58,5 +59,19 @@ void open_values_scalar(const Plane& plane, const float* middle, const float* re
 void open_keys_avx512(const Plane& plane, const float* middle, const float* reach,
                       const RopeAngles* angles);
 void open_values_avx512(const Plane& plane, const float* middle, const float* reach);
+
+inline OpenKeys open_keys_kernel(Isa isa) {
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return open_keys_avx512;
+  }
+  return open_keys_scalar;
+}
+
+inline OpenValues open_values_kernel(Isa isa) {
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) return open_values_avx512;
+  }
+  return open_values_scalar;
+}
 
 }  // namespace kvlane::kvquant

@@ -227,12 +227,18 @@ void open_scalar(const OpenJob& job) {
 }
 
 SealKernel seal_kernel(const Plane& plane, Isa isa) {
-  const SealKernel vectors = isa == Isa::kAvx512 ? seal_kernel_avx512(plane) : nullptr;
+  SealKernel vectors = nullptr;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) vectors = seal_kernel_avx512(plane);
+  }
   return vectors != nullptr ? vectors : seal_scalar;
 }
 
 OpenKernel open_kernel(const Plane& plane, Isa isa) {
-  const OpenKernel vectors = isa == Isa::kAvx512 ? open_kernel_avx512(plane) : nullptr;
+  OpenKernel vectors = nullptr;
+  if constexpr (kX86) {
+    if (isa == Isa::kAvx512) vectors = open_kernel_avx512(plane);
+  }
   return vectors != nullptr ? vectors : open_scalar;
 }
 
