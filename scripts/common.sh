@@ -1,4 +1,4 @@
-# Shared by the scripts of this folder: where the tree is, how to speak, how many jobs to run.
+# Shared by the scripts of this folder: where the tree is, how to speak, what to install, how many jobs to run.
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 
@@ -14,6 +14,14 @@ die() {
 
 # Prints the comment block at the head of the calling script, without the marks: its help.
 show_help() { awk 'NR == 1 { next } /^# SPDX/ { exit } { sub(/^# ?/, ""); print }' "$0"; }
+
+# The packages of groups of packages.txt, comments left out.
+packages_of() { # group...
+  awk -v groups=" $* " '
+    { sub(/#.*/, "") }
+    /^\[/ { wanted = index(groups, " " substr($1, 2, length($1) - 2) " "); next }
+    NF && wanted { print $1 }' "$root/scripts/packages.txt"
+}
 
 # Parallel jobs: as many as cores, but 2 GiB of memory for each; the largest files need that much
 # under AddressSanitizer.
