@@ -53,6 +53,10 @@ class Linear {
   // weights of this one, which outlives it. Null where packed weights cannot be cut there.
   virtual Result<std::unique_ptr<Linear>> part(int first, int count) const = 0;
 
+  // The weights of one output, exactly, as F32 [k]: a table of embeddings that is the model's
+  // output projection as well need not be in memory twice.
+  virtual void weights_of(int output, float* row) const = 0;
+
   // Few exact sizes for decoding, then steps of 16.
   static constexpr int rows_rounded(int rows) { return rows <= 16 ? rows : (rows + 15) / 16 * 16; }
 

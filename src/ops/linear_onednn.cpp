@@ -18,6 +18,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -45,6 +46,45 @@ Status onednn_status(const dnnl::error& error) {
   return internal_error(std::string("oneDNN: ") + error.what());
 }
 
+// Where elements of a packed matrix lie: packing cuts each index by itself, so a place is the sum
+// of what its output and its input give.
+class PackedPlaces {
+ public:
+  // `output` and `input`: which dimensions of `weights` these are.
+  PackedPlaces(const memory::desc& weights, int output, int input)
+      : blocking_(weights.data.format_desc.blocking),
+        output_(output),
+        inputs_(static_cast<std::size_t>(weights.data.dims[input])) {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      inputs_[i] = weights.data.offset0 + offset(input, static_cast<memory::dim>(i));
+    }
+  }
+
+  memory::dim of_output(int output) const { return offset(output_, output); }
+  // Of each input, beside that of an output.
+  std::span<const memory::dim> of_inputs() const { return inputs_; }
+
+ private:
+  // From the innermost block outwards, then by whole ones.
+  memory::dim offset(int dimension, memory::dim at) const {
+    memory::dim place = 0;
+    memory::dim stride = 1;
+    for (int block = blocking_.inner_nblks - 1; block >= 0; --block) {
+      const memory::dim size = blocking_.inner_blks[block];
+      if (blocking_.inner_idxs[block] == dimension) {
+        place += at % size * stride;
+        at /= size;
+      }
+      stride *= size;
+    }
+    return place + at * blocking_.strides[dimension];
+  }
+
+  const dnnl_blocking_desc_t blocking_;
+  const int output_;
+  std::vector<memory::dim> inputs_;
+};
+
 // What products have to have in common to share their kernels.
 struct Shape {
   Isa isa;
@@ -66,7 +106,10 @@ Shape shape_for(Isa isa, int n, const LinearWeights& weights) {
 // One product shape: a primitive for each row count, shared by all layers that have the shape.
 class Product {
  public:
-  explicit Product(const Shape& shape) : shape_(shape), weights_(packed_weights()) {}
+  explicit Product(const Shape& shape)
+      : shape_(shape),
+        weights_(packed_weights()),
+        places_(weights_, convolves() ? 0 : 1, convolves() ? 1 : 0) {}
 
   const Shape& shape() const { return shape_; }
   // As in a checkpoint, [n][k], and packed.
@@ -75,6 +118,7 @@ class Product {
                        : memory::desc(dims(shape_.n), shape_.type, memory::format_tag::ba);
   }
   const memory::desc& weights() const { return weights_; }
+  const PackedPlaces& places() const { return places_; }
   // Those of some outputs where they lie; empty where they do not begin and end with a panel.
   memory::desc weights_part(int first, int count) const {
     const memory::dims at = convolves() ? memory::dims{first, 0, 0, 0} : memory::dims{0, first};
@@ -144,6 +188,7 @@ class Product {
 
   const Shape shape_;
   const memory::desc weights_;
+  const PackedPlaces places_;  // of its elements
   std::mutex mutex_;
   std::map<int, Kernel> kernels_;
 };
@@ -282,7 +327,27 @@ class OnednnLinear final : public Linear {
     return onednn_status(error);
   }
 
+  void weights_of(int output, float* row) const override {
+    if (product_->shape().type == memory::data_type::bf16) {
+      gather(reinterpret_cast<const bf16*>(packed_), output, row);
+    } else {
+      gather(reinterpret_cast<const float*>(packed_), output, row);
+    }
+  }
+
  private:
+  template <class T>
+  void gather(const T* packed, int output, float* row) const {
+    packed += product_->places().of_output(output);
+    for (const memory::dim place : product_->places().of_inputs()) {
+      if constexpr (std::is_same_v<T, bf16>) {
+        *row++ = to_float(packed[place]);
+      } else {
+        *row++ = packed[place];
+      }
+    }
+  }
+
   Status apply_slices(const void* x, float* y, int rows) const {
     thread_local PageBuffer wide;
     if (input_type_ == ElementType::kBf16) {

@@ -63,6 +63,11 @@ class ScalarLinear final : public Linear {
         count, k_, input_type_, weights_ + std::size_t(first) * k_, bias_part(first, count)));
   }
 
+  void weights_of(int output, float* row) const override {
+    const Weight* const weights = weights_ + std::size_t(output) * k_;
+    for (int i = 0; i < k_; ++i) row[i] = to_float(weights[i]);
+  }
+
  private:
   PageBuffer memory_;      // empty over the weights of another
   const Weight* weights_;  // [n][k], as in the checkpoint
