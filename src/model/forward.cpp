@@ -30,8 +30,11 @@ SparseCache* evicted_cache(const ForwardSpan& span) {
 }  // namespace
 
 Result<std::unique_ptr<Forward>> Forward::create(const Model& model, int rows_max, int logits_max,
-                                                 const KvFormat* format) {
-  std::unique_ptr<Forward> forward(new Forward(model, rows_max, logits_max, format));
+                                                 const KvFormat* format, RankExchange* ranks) {
+  if (ranks == nullptr && !model.part().whole()) {
+    return internal_error("a part of a model is computed with other ranks only");
+  }
+  std::unique_ptr<Forward> forward(new Forward(model, rows_max, logits_max, format, ranks));
   KVLANE_TRY(forward->allocate());
   return forward;
 }
@@ -41,6 +44,7 @@ Status Forward::allocate() {
   const std::size_t rows = Linear::rows_rounded(rows_max_);
   const std::size_t logits_rows = Linear::rows_rounded(logits_max_);
   const std::size_t q_width = std::size_t(config.heads) * config.head_dim;
+  const std::size_t q_width_all = std::size_t(model_.whole_config().heads) * config.head_dim;
   const std::size_t qkv_width = q_width + 2 * std::size_t(config.kv_heads) * config.head_dim;
   const std::size_t product_width =
       std::max({qkv_width, 2 * std::size_t(config.ffn), std::size_t(config.hidden)});
@@ -49,6 +53,10 @@ Status Forward::allocate() {
   q_parts_ = input_type == ElementType::kF32 ? 2 : 1;
   // Final norms of the rows with logits go through normed_ as well.
   const std::size_t normed_rows = std::max(rows, logits_rows);
+  const std::size_t wide_bytes =
+      rows * std::max(q_width_all, std::size_t(config.ffn)) * input_bytes;
+  const std::size_t logits_bytes = logits_rows * config.vocab * sizeof(float);
+  const std::size_t own_products = std::max(rows * config.hidden * sizeof(float), logits_bytes);
 
   const auto aligned = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
   const std::size_t sizes[] = {
@@ -56,8 +64,10 @@ Status Forward::allocate() {
       aligned(normed_rows * config.hidden * input_bytes),
       aligned(rows * product_width * sizeof(float)),
       aligned(rows * q_width * q_parts_ * sizeof(bf16)),
-      aligned(rows * std::max(q_width, std::size_t(config.ffn)) * input_bytes),
-      aligned(logits_rows * config.vocab * sizeof(float)),
+      aligned(wide_bytes),
+      aligned(logits_bytes),
+      ranks_ == nullptr ? 0 : aligned(wide_bytes),
+      ranks_ == nullptr ? 0 : aligned(own_products),
   };
   std::size_t total = 0;
   for (const std::size_t size : sizes) total += size;
@@ -70,6 +80,8 @@ Status Forward::allocate() {
   q_ = reinterpret_cast<std::uint16_t*>(take(sizes[3]));
   wide_ = take(sizes[4]);
   logits_ = reinterpret_cast<float*>(take(sizes[5]));
+  own_wide_ = ranks_ == nullptr ? wide_ : take(sizes[6]);
+  own_product_ = reinterpret_cast<float*>(take(sizes[7]));
   for (const LayerWeights& layer : model_.layers()) {
     for (const Linear* product :
          {layer.qkv.get(), layer.attention_out.get(), layer.ffn_in.get(), layer.ffn_out.get()}) {
@@ -140,6 +152,9 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
   times_ = {};
   const ScopedTimer timer(times_.total);
   KVLANE_TRY(check_kv_layers(hooks, spans, model_.config().layers));
+  if (ranks_ != nullptr && hooks.kv_layers) {
+    return unsupported("ranks that compute a model together compute all of its layers");
+  }
   KVLANE_TRY(place_rows(spans));
   const auto& layers = model_.layers();
   const int all = static_cast<int>(layers.size());
@@ -148,7 +163,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
   // Thread counts do not change bits, so they may follow the work.
   const double work = rows_ * work_per_row_ * computed / all;
   const ParallelScope threads(work < kSerialWorkMax ? 1 : parallel_threads());
-  embed(spans);
+  KVLANE_TRY(enter(spans));
   for (int layer = 0; layer < computed; ++layer) {
     const bool whole = !hooks.kv_layers || layer + 1 < computed;
     if (hooks.on_input) {
@@ -164,7 +179,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
     if (hooks.on_layer) hooks.on_layer(layer, nullptr);
     if (whole && !parallel) KVLANE_TRY(ffn_block(layers[layer]));
   }
-  KVLANE_TRY(project_logits());
+  KVLANE_TRY(leave());
   for (const ForwardSpan& span : spans) {
     const int count = static_cast<int>(span.tokens.size());
     if (evicted_cache(span) != nullptr) {
@@ -174,6 +189,23 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
     }
   }
   return {};
+}
+
+// What the first layer here reads.
+Status Forward::enter(std::span<const ForwardSpan> spans) {
+  const std::size_t values = std::size_t(rows_) * model_.config().hidden;
+  if (!model_.part().begins()) {
+    return ranks_->receive(reinterpret_cast<std::byte*>(residual_), values * sizeof(float));
+  }
+  embed(spans);
+  return {};
+}
+
+// Behind the last layer here.
+Status Forward::leave() {
+  if (model_.part().ends()) return project_logits();
+  return ranks_->send(std::as_bytes(
+      std::span<const float>(residual_, std::size_t(rows_) * model_.config().hidden)));
 }
 
 void Forward::embed(std::span<const ForwardSpan> spans) {
@@ -215,6 +247,23 @@ Status Forward::multiply(const Linear& linear, const void* x, float* y, int rows
   return linear.apply(x, y, rows);
 }
 
+// The same of a product whose outputs are shared out: `outputs` of all ranks.
+Status Forward::multiply_and_gather(const Linear& linear, const void* x, float* y, int rows,
+                                    int outputs) {
+  if (ranks_ == nullptr) return multiply(linear, x, y, rows);
+  KVLANE_TRY(multiply(linear, x, own_product_, rows));
+  const std::span<const float> own(own_product_, std::size_t(rows) * linear.outputs());
+  return ranks_->gather(std::as_bytes(own), rows, outputs * sizeof(float),
+                        reinterpret_cast<std::byte*>(y));
+}
+
+// From `own_wide_`, [rows][own] values, to `wide_`, [rows][all] of all ranks.
+Status Forward::gather_wide(int own, int all, ElementType type) {
+  if (ranks_ == nullptr) return {};
+  const std::size_t bytes = element_bytes(type);
+  return ranks_->gather({own_wide_, std::size_t(rows_) * own * bytes}, rows_, all * bytes, wide_);
+}
+
 // Up to K and V in the cache.
 Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHooks& hooks) {
   const ModelConfig& config = model_.config();
@@ -233,8 +282,12 @@ Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHook
 }
 
 Status Forward::attention_block(const LayerWeights& layer, int index) {
-  attend(index, layer.qkv->input_type());
-  KVLANE_TRY(multiply(*layer.attention_out, wide_, product_, rows_));
+  const ModelConfig& config = model_.config();
+  const ElementType type = layer.qkv->input_type();
+  attend(index, type);
+  KVLANE_TRY(gather_wide(config.heads * config.head_dim,
+                         model_.whole_config().heads * config.head_dim, type));
+  KVLANE_TRY(multiply_and_gather(*layer.attention_out, wide_, product_, rows_, config.hidden));
   add_product();
   return {};
 }
@@ -242,8 +295,8 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
 void Forward::attend(int layer, ElementType out_type) {
   const ScopedTimer timer(times_.attention);
   const AttentionBatch batch{
-      layer, model_.config().heads,           attention_spans_, q_, q_parts_, out_type,
-      wide_, model_.config().window_of(layer)};
+      layer,     model_.config().heads,           attention_spans_, q_, q_parts_, out_type,
+      own_wide_, model_.config().window_of(layer)};
   if (!attention_spans_.empty()) {
     attention_.run(batch);
     times_.dequantise += attention_.opening_seconds();
@@ -333,27 +386,27 @@ Status Forward::ffn_block(const LayerWeights& layer) {
   const ElementType type = layer.ffn_in->input_type();
   norm(layer.ffn_norm, type);
   KVLANE_TRY(multiply(*layer.ffn_in, normed_, product_, rows_));
+  const int width = layer.ffn_in->outputs();
+  const int ffn = model_.config().activation == Activation::kSwiGlu ? width / 2 : width;
   parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
-    const std::size_t width = layer.ffn_in->outputs();
-    const int ffn = model_.config().ffn;
     for (std::int64_t row = first; row < last; ++row) {
       float* const values = product_ + row * width;
-      activate(values);
-      store_row(values, ffn, type, wide_ + row * ffn * element_bytes(type));
+      activate(values, ffn);
+      store_row(values, ffn, type, own_wide_ + row * ffn * element_bytes(type));
     }
   });
-  KVLANE_TRY(multiply(*layer.ffn_out, wide_, product_, rows_));
+  KVLANE_TRY(gather_wide(ffn, model_.config().ffn, type));
+  KVLANE_TRY(multiply_and_gather(*layer.ffn_out, wide_, product_, rows_, model_.config().hidden));
   add_product();
   return {};
 }
 
 // One row between the two products, in place.
-void Forward::activate(float* values) const {
-  const ModelConfig& config = model_.config();
-  switch (config.activation) {
-    case Activation::kSwiGlu: silu_multiply(values, values + config.ffn, config.ffn, values); break;
-    case Activation::kRelu: relu(values, config.ffn); break;
-    case Activation::kGelu: gelu(values, config.ffn); break;
+void Forward::activate(float* values, int ffn) const {
+  switch (model_.config().activation) {
+    case Activation::kSwiGlu: silu_multiply(values, values + ffn, ffn, values); break;
+    case Activation::kRelu: relu(values, ffn); break;
+    case Activation::kGelu: gelu(values, ffn); break;
   }
 }
 
@@ -370,7 +423,7 @@ Status Forward::project_logits() {
       store_row(values, config.hidden, type, normed_ + row * hidden * element_bytes(type));
     }
   });
-  return multiply(model_.head(), normed_, logits_, rows);
+  return multiply_and_gather(model_.head(), normed_, logits_, rows, config.vocab);
 }
 
 std::span<float> Forward::logits(int index) const {

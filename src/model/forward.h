@@ -14,6 +14,7 @@
 #include "model/forward_pass.h"
 #include "model/key_rows.h"
 #include "model/model.h"
+#include "model/rank_exchange.h"
 #include "ops/rotation.h"
 
 namespace kvlane {
@@ -23,9 +24,13 @@ namespace kvlane {
 // into passes.
 class Forward final : public ForwardPass {
  public:
-  // For tables of caches in 16 bits, or of coded caches in `format`, which outlives this.
+  // For tables of caches in 16 bits, or of coded caches in `format`, which outlives this. A model
+  // that is a part of one is computed with the other ranks: `ranks`, which outlives this. Then
+  // tables, the format and hooks know of this part's layers and KV heads alone, spans are the same
+  // for all ranks, and logits are there (all of them) on the ranks of the last stage.
   static Result<std::unique_ptr<Forward>> create(const Model& model, int rows_max, int logits_max,
-                                                 const KvFormat* format = nullptr);
+                                                 const KvFormat* format = nullptr,
+                                                 RankExchange* ranks = nullptr);
 
   Status run(std::span<const ForwardSpan> spans, const PassHooks& hooks) override;
 
@@ -33,9 +38,11 @@ class Forward final : public ForwardPass {
   const ForwardTimes& times() const override { return times_; }
 
  private:
-  Forward(const Model& model, int rows_max, int logits_max, const KvFormat* format)
+  Forward(const Model& model, int rows_max, int logits_max, const KvFormat* format,
+          RankExchange* ranks)
       : model_(model),
         format_(format),
+        ranks_(ranks),
         attention_(model.isa(), format),
         sparse_attention_(model.isa()),
         rotate_rows_(rotation_kernel(model.isa())),
@@ -46,13 +53,15 @@ class Forward final : public ForwardPass {
   Status allocate();
   Status place_rows(std::span<const ForwardSpan> spans);
   Status seal(int layer);
+  Status enter(std::span<const ForwardSpan> spans);
   void embed(std::span<const ForwardSpan> spans);
+  Status leave();
   Status project_qkv(const LayerWeights& layer, int index, const PassHooks& hooks);
   Status attention_block(const LayerWeights& layer, int index);
   Status ffn_block(const LayerWeights& layer);
   void norm(const NormWeights& weights, ElementType type);
   void add_product();
-  void activate(float* values) const;
+  void activate(float* values, int ffn) const;
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
   void attend(int layer, ElementType out_type);
@@ -64,9 +73,12 @@ class Forward final : public ForwardPass {
   void turn_queries(float* queries, int layer, int tokens, std::size_t stride);
   void store_query(float* head, std::uint16_t* parts) const;
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
+  Status multiply_and_gather(const Linear& linear, const void* x, float* y, int rows, int outputs);
+  Status gather_wide(int own, int all, ElementType type);
 
   const Model& model_;
   const KvFormat* const format_;
+  RankExchange* const ranks_;  // null: nobody else computes this model
   Attention attention_;
   const SparseAttention sparse_attention_;
   const RotationKernel rotate_rows_;
@@ -105,6 +117,9 @@ class Forward final : public ForwardPass {
   std::uint16_t* q_ = nullptr;   // [rows][heads][head_dim], BF16
   std::byte* wide_ = nullptr;    // [rows][max(heads * head_dim, ffn)], input type of the products
   float* logits_ = nullptr;      // [logits_max][vocab]
+  // Where ranks compute together, what this one has of `wide_`, and of products' outputs.
+  std::byte* own_wide_ = nullptr;
+  float* own_product_ = nullptr;
 };
 
 }  // namespace kvlane

@@ -16,7 +16,11 @@ namespace kvlane {
 class Model::Loader {
  public:
   Loader(Model& model, const ModelOptions& options)
-      : model_(model), options_(options), config_(model.config()), layout_(model_layout(config_)) {}
+      : model_(model),
+        options_(options),
+        config_(model.whole_config()),
+        part_(model.part()),
+        layout_(model_layout(config_)) {}
 
   Status run() {
     if (config_.head_dim > kTileHeadDimMax) {
@@ -37,11 +41,13 @@ class Model::Loader {
                                         model_.context_));
     model_.rope_ = RopeTable(rope_inverse_frequencies(config_, model_.context_), model_.context_,
                              static_cast<float>(config_.rope_scaling.attention_factor));
+    if (!options_.weights) return {};
     if (options_.device != nullptr) return load_on_device();
     KVLANE_TRY(load_ends());
-    for (int layer = 0; layer < config_.layers; ++layer) {
+    const Share layers = layers_of(config_, part_);
+    for (int layer = 0; layer < layers.count; ++layer) {
       LayerWeights weights;
-      KVLANE_TRY(load_layer(layer, weights));
+      KVLANE_TRY(load_layer(layers.first + layer, weights));
       model_.layers_.push_back(std::move(weights));
     }
     return {};
@@ -87,12 +93,18 @@ class Model::Loader {
 
   // Embedding, final norm and output projection.
   Status load_ends() {
-    const std::vector<std::int64_t> table = {config_.vocab, config_.hidden};
-    KVLANE_ASSIGN(model_.embedding_, model_.checkpoint_.tensor(layout_.embedding, table));
-    KVLANE_TRY(load_positions());
+    const bool head_embeds = config_.tied_embeddings && part_.whole();
+    if (part_.begins() && !head_embeds) {
+      const std::vector<std::int64_t> table = {config_.vocab, config_.hidden};
+      KVLANE_ASSIGN(model_.embedding_, model_.checkpoint_.tensor(layout_.embedding, table));
+      model_.weight_bytes_ += model_.embedding_.bytes.size();
+    }
+    if (part_.begins()) KVLANE_TRY(load_positions());
+    if (!part_.ends()) return {};
     KVLANE_TRY(load_norm(layout_.final_norm, config_.hidden, model_.final_norm_));
-    if (!config_.tied_embeddings) model_.weight_bytes_ += model_.embedding_.bytes.size();
-    return pack({{TensorRows::all(layout_.head, config_.vocab)}, {}}, config_.hidden, model_.head_);
+    const Share words = share_of(config_.vocab, part_.ranks, part_.rank);
+    return pack({{{layout_.head, config_.vocab, words.first, words.count}}, {}}, config_.hidden,
+                model_.head_);
   }
 
   Status load_positions() {
@@ -111,7 +123,7 @@ class Model::Loader {
 
   Status load_layer(int index, LayerWeights& layer) {
     return for_each_part_of_layer(
-        config_, layout_.layers[index], layer,
+        config_, layer_of(config_, part_, layout_.layers[index]), layer,
         [this](const NormLayout& norm, int n, NormWeights& part) {
           return load_norm(norm, n, part);
         },
@@ -167,7 +179,8 @@ class Model::Loader {
 
   Model& model_;
   const ModelOptions& options_;
-  const ModelConfig& config_;
+  const ModelConfig& config_;  // of the whole model
+  const ModelPart& part_;
   const ModelLayout layout_;
   std::uint64_t bytes_done_ = 0;
   std::uint64_t bytes_total_ = 0;
@@ -176,15 +189,20 @@ class Model::Loader {
 Result<std::unique_ptr<Model>> Model::load(const std::filesystem::path& directory,
                                            const ModelOptions& options) {
   KVLANE_ASSIGN(Checkpoint checkpoint, Checkpoint::open(directory));
-  std::unique_ptr<Model> model(new Model(std::move(checkpoint)));
+  KVLANE_TRY(check_part(checkpoint.config(), options.part));
+  std::unique_ptr<Model> model(new Model(std::move(checkpoint), options.part));
   KVLANE_TRY(Loader(*model, options).run());
   return model;
 }
 
 void Model::embed(std::int32_t token, int position, float* row) const {
   const int hidden = config().hidden;
-  const std::size_t row_bytes = hidden * element_bytes(embedding_.type);
-  widen(embedding_.type, embedding_.bytes.data() + token * row_bytes, hidden, row);
+  if (embedding_.bytes.empty()) {
+    head_->weights_of(token, row);
+  } else {
+    const std::size_t row_bytes = hidden * element_bytes(embedding_.type);
+    widen(embedding_.type, embedding_.bytes.data() + token * row_bytes, hidden, row);
+  }
   if (!positions_.empty()) {
     add_row(row, positions_.data() + std::size_t(position) * hidden, hidden);
   }

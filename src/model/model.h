@@ -15,6 +15,7 @@
 #include "model/checkpoint.h"
 #include "model/config.h"
 #include "model/device_model.h"
+#include "model/part.h"
 #include "ops/linear.h"
 #include "ops/rope_table.h"
 
@@ -25,6 +26,10 @@ struct ModelOptions {
   int context_max = 0;  // --max-model-len: at most the model's own context; 0: that
   // Where forward passes run; null: on the CPU. Outlives the model.
   Accelerator* device = nullptr;
+  // Of a model that several ranks compute, on CPUs: this one's, or nothing at all, of a model that
+  // others compute.
+  ModelPart part{};
+  bool weights = true;
   // Told bytes of weights done and in total, from the loading thread; may be empty.
   std::function<void(std::uint64_t, std::uint64_t)> progress;
 };
@@ -54,7 +59,11 @@ class Model {
   static Result<std::unique_ptr<Model>> load(const std::filesystem::path& directory,
                                              const ModelOptions& options);
 
-  const ModelConfig& config() const { return checkpoint_.config(); }
+  // Of what is here: config_of() the whole model's.
+  const ModelConfig& config() const { return config_; }
+  const ModelConfig& whole_config() const { return checkpoint_.config(); }
+  const ModelPart& part() const { return part_; }
+  // Of the whole model.
   const ModelIdentity& identity() const { return identity_; }
   Isa isa() const { return isa_; }
   // Most tokens of a sequence, prompt and completion together.
@@ -67,7 +76,9 @@ class Model {
   Accelerator* device() const { return device_; }
   const DeviceModel& on_device() const { return *on_device_; }
 
-  // For the forward pass on the CPU.
+  // For the forward pass on the CPU. Layers are counted from the part's first; embeddings are of
+  // the first stage, the final norm and the head, with the rank's share of its outputs, of the
+  // last.
   const std::vector<LayerWeights>& layers() const { return layers_; }
   const NormWeights& final_norm() const { return final_norm_; }
   const Linear& head() const { return *head_; }
@@ -80,14 +91,19 @@ class Model {
 
  private:
   class Loader;
-  explicit Model(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
+  Model(Checkpoint checkpoint, const ModelPart& part)
+      : checkpoint_(std::move(checkpoint)),
+        part_(part),
+        config_(config_of(checkpoint_.config(), part)) {}
 
   Checkpoint checkpoint_;
+  ModelPart part_;
+  ModelConfig config_;
   ModelIdentity identity_{};
   Isa isa_ = Isa::kScalar;
   int context_ = 0;
   std::uint64_t weight_bytes_ = 0;
-  TensorView embedding_;          // in the mapped checkpoint
+  TensorView embedding_;          // in the mapped checkpoint, unless head_ has it
   std::vector<float> positions_;  // [context][hidden] of learned ones, else empty
   std::vector<LayerWeights> layers_;
   NormWeights final_norm_;

@@ -1,0 +1,61 @@
+// The part of a model that one of several ranks computes: the layers of its stage, and of each of
+// them its share of heads and of every product's outputs.
+//
+// Products are shared out by outputs, never by inputs: ranks hand each other what they computed and
+// nobody adds up partial sums. So a value has the bits that one process gives it, whatever the
+// number of ranks and stages.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kvlane/status.h"
+#include "model/config.h"
+#include "model/layout.h"
+
+namespace kvlane {
+
+struct ModelPart {
+  int stages = 1;  // pipeline parallel: runs of layers
+  int stage = 0;
+  int ranks = 1;  // tensor parallel: of each stage
+  int rank = 0;
+
+  bool whole() const { return stages == 1 && ranks == 1; }
+  bool begins() const { return stage == 0; }         // with embeddings
+  bool ends() const { return stage == stages - 1; }  // with logits
+
+  friend bool operator==(const ModelPart&, const ModelPart&) = default;
+};
+
+// A run of `count` things from `first` on.
+struct Share {
+  int first, count;
+
+  friend bool operator==(const Share&, const Share&) = default;
+};
+
+// What `part` of `parts` has of n: one after another all of them, sizes one apart at most.
+constexpr Share share_of(int n, int parts, int part) {
+  const auto begin = [&](int i) { return static_cast<int>(std::int64_t{n} * i / parts); };
+  return {begin(part), begin(part + 1) - begin(part)};
+}
+
+inline Share layers_of(const ModelConfig& whole, const ModelPart& part) {
+  return share_of(whole.layers, part.stages, part.stage);
+}
+inline Share kv_heads_of(const ModelConfig& whole, const ModelPart& part) {
+  return share_of(whole.kv_heads, part.ranks, part.rank);
+}
+
+// kInvalidArgument where a stage would have no layer or a rank no KV head.
+Status check_part(const ModelConfig& whole, const ModelPart& part);
+
+// The model that this rank has, for whom cares for shapes alone: its layers and heads. Width,
+// feed-forward and vocabulary are the whole model's.
+ModelConfig config_of(const ModelConfig& whole, const ModelPart& part);
+
+// Where the checkpoint has this rank's rows of a layer's products; norms are everybody's.
+LayerLayout layer_of(const ModelConfig& whole, const ModelPart& part, LayerLayout layer);
+
+}  // namespace kvlane
