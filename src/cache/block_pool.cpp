@@ -154,7 +154,18 @@ BlockTable::BlockTable(BlockTable&& other) noexcept
       window_(other.window_),
       tokens_(std::exchange(other.tokens_, 0)),
       sight_(other.sight_),
-      gone_(std::exchange(other.gone_, 0)) {}
+      gone_(std::exchange(other.gone_, 0)),
+      lent_(std::exchange(other.lent_, false)) {}
+
+BlockTable BlockTable::lent(BlockTable empty, Lent what) {
+  empty.ids_ = std::move(what.ids);
+  empty.rows_ = std::move(what.rows);
+  empty.tokens_ = what.tokens;
+  empty.sight_ = what.sight;
+  empty.gone_ = what.gone;
+  empty.lent_ = true;
+  return empty;
+}
 
 BlockTable& BlockTable::operator=(BlockTable&& other) noexcept {
   std::swap(pool_, other.pool_);
@@ -165,6 +176,7 @@ BlockTable& BlockTable::operator=(BlockTable&& other) noexcept {
   std::swap(tokens_, other.tokens_);
   std::swap(sight_, other.sight_);
   std::swap(gone_, other.gone_);
+  std::swap(lent_, other.lent_);
   return *this;
 }
 
@@ -203,7 +215,7 @@ Status BlockTable::grow(int tokens) {
 }
 
 Status BlockTable::open_rows(int tokens) {
-  if (!coded()) return {};
+  if (!coded() || lent_) return {};
   std::vector<int> missing;
   for (int block = tokens_ / kBlockTokens; block < blocks_for(tokens); ++block) {
     if (rows_[block] == kNone) missing.push_back(block);
@@ -251,6 +263,10 @@ void BlockTable::release_rows(int index) {
 
 void BlockTable::set_tokens(int tokens) {
   assert(tokens >= tokens_ && blocks_for(tokens) <= blocks());
+  if (lent_) {
+    tokens_ = tokens;
+    return;
+  }
   const int first = tokens_ / kBlockTokens;
   const int next = tokens / kBlockTokens;  // the block of the next token
   for (int block = first; block < next; ++block) {
@@ -333,11 +349,14 @@ void BlockTable::publish(std::span<const BlockName> names, int first) {
 }
 
 void BlockTable::clear() {
-  for (int block = 0; block < static_cast<int>(rows_.size()); ++block) release_rows(block);
+  if (!lent_) {
+    for (int block = 0; block < static_cast<int>(rows_.size()); ++block) release_rows(block);
+    for (int block = blocks() - 1; block >= gone_; --block) pool_->release(ids_[block]);
+  }
   rows_.clear();
-  for (int block = blocks() - 1; block >= gone_; --block) pool_->release(ids_[block]);
   ids_.clear();
   tokens_ = gone_ = 0;
+  lent_ = false;
 }
 
 }  // namespace kvlane

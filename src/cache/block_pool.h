@@ -147,6 +147,17 @@ class BlockTable {
   // Of a coded cache.
   BlockTable(BlockPool& sealed, BlockPool& rows, KvWindow window)
       : pool_(&sealed), rows_pool_(&rows), window_(window) {}
+  // What a table of another process has, over pools that have the blocks of the same numbers: to
+  // write and read rows and slabs. Nobody here owns these blocks; they cannot grow or be shared.
+  struct Lent {
+    std::vector<BlockId> ids;
+    std::vector<BlockId> rows;  // in a coded cache one for each block
+    int tokens = 0;
+    int sight = 0;
+    int gone = 0;
+  };
+  static BlockTable lent(BlockTable empty, Lent what);
+
   BlockTable(BlockTable&& other) noexcept;
   BlockTable& operator=(BlockTable&& other) noexcept;
   BlockTable(const BlockTable&) = delete;
@@ -204,6 +215,7 @@ class BlockTable {
   void clear();
 
   int tokens() const { return tokens_; }
+  int sight() const { return sight_; }                          // 0: all
   int blocks() const { return static_cast<int>(ids_.size()); }  // those that are gone included
   BlockId id(int index) const { return ids_[index]; }           // negative where it is gone
   BlockPool& pool() const { return *pool_; }
@@ -233,6 +245,7 @@ class BlockTable {
   int tokens_ = 0;
   int sight_ = 0;  // tokens
   int gone_ = 0;   // blocks; kNone in ids_ and rows_
+  bool lent_ = false;
 };
 
 }  // namespace kvlane

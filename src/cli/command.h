@@ -34,5 +34,6 @@ void add_eval(CLI::App& app, Run& run);
 void add_store(CLI::App& app, Run& run);
 void add_profile(CLI::App& app, Run& run);
 void add_plan(CLI::App& app, Run& run);
+void add_rank(CLI::App& app, Run& run);
 
 }  // namespace kvlane

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kSpins = "500";
 
 bool shares_its_machine(const char* command) {
-  constexpr std::string_view kWorkers[] = {"up", "prefill", "decode"};
+  constexpr std::string_view kWorkers[] = {"up", "prefill", "decode", "rank"};
   return command != nullptr &&
          std::find(std::begin(kWorkers), std::end(kWorkers), command) != std::end(kWorkers);
 }

@@ -82,6 +82,32 @@ void add_kv_flags(CLI::App& command, ModelFlags& flags) {
 
 }  // namespace
 
+namespace {
+
+// Of a model that several processes compute.
+void add_rank_flags(CLI::App& command, ModelFlags& flags) {
+  command
+      .add_option("--tp,--tensor-parallel-size", flags.tensor_parallel,
+                  "processes that share the heads and products of each layer")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command
+      .add_option("--pp,--pipeline-parallel-size", flags.pipeline_parallel,
+                  "runs of layers that are computed one after another, each by --tp processes")
+      ->check(CLI::Range(1, 512))
+      ->capture_default_str();
+  command.add_option("--ranks-bind", flags.ranks_bind,
+                     "HOST:PORT where to wait for these processes, which are then started "
+                     "elsewhere: see `kvlane rank --help` (default: start them here)");
+  command
+      .add_option("--ranks-key", flags.ranks_key,
+                  "32 hexadecimal digits that these processes and the worker know; the environment "
+                  "variable does not show in lists of processes")
+      ->envname("KVLANE_RANKS_KEY");
+}
+
+}  // namespace
+
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
   add_kv_flags(command, flags);
@@ -125,6 +151,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       .add_option("--device", flags.device,
                   "where the model computes and its KV blocks lie: cpu, cuda, or cuda:N for GPU N")
       ->capture_default_str();
+  add_rank_flags(command, flags);
 }
 
 void add_state_flags(CLI::App& command, StateFlags& flags) {
@@ -275,6 +302,8 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
   }
   add("--max-model-len", flags.max_model_len);
   add("--threads", flags.threads);
+  add("--tp", flags.tensor_parallel);
+  add("--pp", flags.pipeline_parallel);
   return arguments;
 }
 

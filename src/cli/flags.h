@@ -42,6 +42,10 @@ struct ModelFlags {
   int threads = 0;  // 0: as many as there are cores
   std::string cpu = "auto";
   std::string device = "cpu";
+  int tensor_parallel = 1;
+  int pipeline_parallel = 1;
+  std::string ranks_bind;  // empty: the process starts its ranks itself
+  std::string ranks_key;   // of these, where somebody else starts them
   StateFlags state;
 };
 

@@ -75,7 +75,7 @@ Result<Answer> answer(Engine& engine, GenerationRequest request,
 
 Status generate(const GenerateFlags& flags) {
   KVLANE_ASSIGN(const LoadedModel loaded, load_model(flags.model));
-  KVLANE_ASSIGN(EngineOptions options, engine_options(flags.model, *loaded.model));
+  KVLANE_ASSIGN(EngineOptions options, engine_options(flags.model, loaded));
   KVLANE_ASSIGN(const auto engine,
                 Engine::create(*loaded.model, *loaded.tokenizer, nullptr, std::move(options)));
   GenerationRequest request;

@@ -59,7 +59,10 @@ Status check_model(const ModelFlags& flags) {
   // That of a GPU says itself when there is not enough.
   if (!gpu) KVLANE_TRY(check_memory("--kv-memory", flags.kv_memory));
   KVLANE_TRY(check_memory("--host-memory", flags.host_memory));
-  return Checkpoint::open(flags.directory).status();
+  KVLANE_TRY(check_ranks(flags));
+  KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.directory));
+  return check_part(checkpoint.config(),
+                    {.stages = flags.pipeline_parallel, .ranks = flags.tensor_parallel});
 }
 
 Status check_travels(const ModelFlags& flags) {
@@ -83,6 +86,10 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
     KVLANE_ASSIGN(loaded.device, gpu_accelerator(*gpu));
     options.device = loaded.device.get();
   }
+  if (has_ranks(flags)) {
+    KVLANE_ASSIGN(loaded.ranks, WorkerRanks::start(flags));
+    options.weights = false;
+  }
   // First what is quick to find missing, then the weights.
   KVLANE_ASSIGN(Tokenizer tokenizer, Tokenizer::load(flags.directory));
   loaded.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
@@ -95,6 +102,7 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
     return chat_template.status();
   }
   KVLANE_ASSIGN(loaded.model, Model::load(flags.directory, options));
+  if (loaded.ranks) KVLANE_TRY(loaded.ranks->group().wait_for_ranks(*loaded.model));
   return loaded;
 }
 
@@ -103,8 +111,10 @@ ModelPrompter make_prompter(const LoadedModel& loaded) {
           loaded.chat_problem, loaded.model->config(), loaded.model->context()};
 }
 
-Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model) {
+Result<EngineOptions> engine_options(const ModelFlags& flags, const LoadedModel& loaded) {
+  const Model& model = *loaded.model;
   EngineOptions options;
+  if (loaded.ranks) options.ranks = &loaded.ranks->group();
   options.kv_bytes = flags.kv_memory;
   options.host_bytes = flags.host_memory;
   options.prefix_caching = flags.prefix_caching;

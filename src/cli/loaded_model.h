@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cli/flags.h"
+#include "cli/worker_ranks.h"
 #include "engine/engine.h"
 #include "model/accelerator.h"
 #include "model/chat_template.h"
@@ -17,6 +18,7 @@ namespace kvlane {
 
 struct LoadedModel {
   std::unique_ptr<Accelerator> device;  // the model's; null: the CPU
+  std::unique_ptr<WorkerRanks> ranks;   // that compute the model; null: this process does
   std::unique_ptr<Model> model;
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ChatTemplate> chat_template;  // not every checkpoint has one
@@ -35,7 +37,8 @@ Result<LoadedModel> load_model(const ModelFlags& flags);
 // Refers to `loaded`, which outlives it.
 ModelPrompter make_prompter(const LoadedModel& loaded);
 
-// What the flags say about an engine of this model; reads the file of codebooks if there is one.
-Result<EngineOptions> engine_options(const ModelFlags& flags, const Model& model);
+// What the flags say about an engine of this model, which outlives it; reads the file of codebooks
+// if there is one.
+Result<EngineOptions> engine_options(const ModelFlags& flags, const LoadedModel& loaded);
 
 }  // namespace kvlane

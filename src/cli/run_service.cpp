@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/run_service.h"
 
+#include <poll.h>
 #include <unistd.h>
 
+#include <array>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -35,11 +37,13 @@ void print_ready(const ReadyLine& ready, bool json) {
   std::cout << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
 }
 
-Status run_until_signal(Service& service, const ReadyLine& ready, bool json) {
+Status run_until_signal(Service& service, const ReadyLine& ready, bool json, int descriptor) {
   allow_many_open_files();
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   print_ready(ready, json);
-  signals.wait();
+  std::array<pollfd, 2> entries = {{{signals.descriptor(), POLLIN, 0}, {descriptor, POLLIN, 0}}};
+  while (::poll(entries.data(), entries.size(), -1) <= 0) {
+  }
   service.stop(kGrace);
   return {};
 }

@@ -23,7 +23,8 @@ struct ReadyLine {
 // sentence.
 void print_ready(const ReadyLine& ready, bool json);
 
-// Prints the line, waits for Ctrl-C or SIGTERM, then lets running requests end for a moment.
-Status run_until_signal(Service& service, const ReadyLine& ready, bool json);
+// Prints the line, waits for Ctrl-C or SIGTERM, or until `descriptor`, if there is one, becomes
+// readable; then lets running requests end for a moment.
+Status run_until_signal(Service& service, const ReadyLine& ready, bool json, int descriptor = -1);
 
 }  // namespace kvlane

@@ -3,12 +3,10 @@
 #include "cli/signals.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <csignal>
 
 namespace kvlane {
@@ -39,12 +37,6 @@ Result<EndingSignals> EndingSignals::install() {
   action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
   return EndingSignals(ends[0]);
-}
-
-void EndingSignals::wait() const {
-  pollfd entry{descriptor_, POLLIN, 0};
-  while (::poll(&entry, 1, -1) < 0 && errno == EINTR) {
-  }
 }
 
 void end_with_parent(int parent) {

@@ -13,7 +13,6 @@ class EndingSignals {
   static Result<EndingSignals> install();
 
   int descriptor() const { return descriptor_; }
-  void wait() const;
 
  private:
   explicit EndingSignals(int descriptor) : descriptor_(descriptor) {}

@@ -331,7 +331,7 @@ Status check_salt(const std::string& salt) {
 Status warm(const WarmFlags& flags) {
   KVLANE_TRY(check_salt(flags.salt));
   KVLANE_ASSIGN(const LoadedModel loaded, load_model(flags.model));
-  KVLANE_ASSIGN(EngineOptions options, engine_options(flags.model, *loaded.model));
+  KVLANE_ASSIGN(EngineOptions options, engine_options(flags.model, loaded));
   options.state.saves_all = true;
   // With a profile it may be quicker to compute what is there than to read it: not here, where
   // only what is missing is wanted.

@@ -53,7 +53,7 @@ Status run_worker(Role role, const WorkerFlags& flags) {
 
   // In this order, so that they end in the other: the engine before its endpoint, that before its
   // network.
-  KVLANE_ASSIGN(EngineOptions engine_settings, engine_options(flags.model, *loaded.model));
+  KVLANE_ASSIGN(EngineOptions engine_settings, engine_options(flags.model, loaded));
   std::unique_ptr<Network> network;
   std::unique_ptr<Endpoint> endpoint;
   WorkerServiceOptions options;
@@ -83,7 +83,9 @@ Status run_worker(Role role, const WorkerFlags& flags) {
   KVLANE_ASSIGN(const std::unique_ptr<Service> service,
                 Service::start_worker(std::move(engine), prompter, std::move(options)));
   ready.url = "http://" + to_string(service->address());
-  return run_until_signal(*service, ready, flags.server.json);
+  if (loaded.ranks == nullptr) return run_until_signal(*service, ready, flags.server.json);
+  KVLANE_TRY(run_until_signal(*service, ready, flags.server.json, loaded.ranks->descriptor()));
+  return loaded.ranks->lost();
 }
 
 }  // namespace kvlane

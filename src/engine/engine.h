@@ -27,6 +27,8 @@
 
 namespace kvlane {
 
+class RankGroup;  // ranks/rank_group.h
+
 struct GenerationRequest {
   std::vector<std::int32_t> prompt;  // at least one token, all inside the vocabulary
   SamplingParams sampling;
@@ -127,6 +129,9 @@ struct EngineOptions {
   // sequences share blocks; hidden states are kept of models on the CPU alone.
   StateOptions state;
   int threads = 0;  // of parallel loops; 0: as many as OpenMP would take
+  // Who computes a model whose weights are not here, and has its cache; outlives the engine. Its
+  // caches are in 16 bits, without eviction, axes of prompts' own and a state store.
+  RankGroup* ranks = nullptr;
 };
 
 // What a worker can be asked about itself (health, routing, metrics).

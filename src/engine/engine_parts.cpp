@@ -4,6 +4,7 @@
 #include "engine/engine_parts.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "model/device_forward.h"
 #include "model/format_codes.h"
 #include "model/forward.h"
+#include "ranks/rank_group.h"
 
 namespace kvlane {
 namespace {
@@ -146,12 +148,42 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
   return parts;
 }
 
+// Memory of other processes: pool and arena count in places of theirs.
+Result<EngineParts> parts_on_ranks(const Model& model, RankGroup& group,
+                                   const EngineOptions& options,
+                                   std::unique_ptr<CodecChoice> codecs) {
+  const KvShape shape = model.config().kv_shape();
+  const std::size_t block = shape.block_bytes();
+  Plan plan{.format = "bf16",
+            .blocks = static_cast<int>(std::min<std::size_t>(options.kv_bytes / block, INT32_MAX)),
+            .arena_blocks =
+                static_cast<int>(std::min<std::size_t>(options.host_bytes / block, INT32_MAX)),
+            .rows_max = options.rows_max(),
+            .logits_max = options.sequences_max};
+  KVLANE_TRY(group.prepare(shape, SlabSizes(shape.layers, shape.slab_bytes()), plan));
+  KVLANE_ASSIGN(BlockPool pool,
+                BlockPool::over(shape, group.places(RankMemory::kBlocks), group.copies()));
+  KVLANE_ASSIGN(SlabLane sending, SlabLane::over(group.lane(), shape.slab_bytes()));
+  KVLANE_ASSIGN(SlabLane receiving, SlabLane::over(group.lane(), shape.slab_bytes()));
+  EngineParts parts{
+      .codecs = std::move(codecs),
+      .pool = std::move(pool),
+      .arena = BlockArena::over(block, group.places(RankMemory::kArena), group.copies()),
+      .sending = std::move(sending),
+      .receiving = std::move(receiving),
+      .forward = group.forward(model)};
+  return parts;
+}
+
 }  // namespace
 
 Result<EngineParts> make_parts(const Model& model, const EngineOptions& options) {
   const PlaneShape plane = plane_shape(model.config().kv_shape(), kBlockTokens);
   KVLANE_ASSIGN(std::unique_ptr<CodecChoice> codecs,
                 CodecChoice::create(options.kv_codec, model.isa(), plane));
+  if (options.ranks != nullptr) {
+    return parts_on_ranks(model, *options.ranks, options, std::move(codecs));
+  }
   Accelerator* const device = model.device();
   return device == nullptr ? parts_on_host(model, options, std::move(codecs))
                            : parts_on_device(model, *device, options, std::move(codecs));

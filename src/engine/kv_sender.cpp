@@ -116,8 +116,7 @@ int KvSender::rows(const Job& job, int block) const {
 Status KvSender::send_all(Job& job, int layer, int first_block, int last_block,
                           const DeviceMark* done) {
   for (int block = first_block; block < last_block && !job.cancelled_;) {
-    const int end =
-        std::min(last_block, block + (lane_.on_host() ? 1 : lane_.coder()->slabs_max()));
+    const int end = std::min(last_block, block + lane_.slabs_at_once());
     const Run run{job, codec_for(job), layer, block, end, done};
     SlabCoder* const coder = lane_.coder_of(run.codec);
     KVLANE_TRY(format_            ? send_from_coded_cache(run)

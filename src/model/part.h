@@ -41,6 +41,15 @@ constexpr Share share_of(int n, int parts, int part) {
   return {begin(part), begin(part + 1) - begin(part)};
 }
 
+// Which of `stages` has this layer of so many.
+constexpr int stage_of(int layers, int stages, int layer) {
+  int stage = 0;
+  while (layer >= share_of(layers, stages, stage).first + share_of(layers, stages, stage).count) {
+    ++stage;
+  }
+  return stage;
+}
+
 inline Share layers_of(const ModelConfig& whole, const ModelPart& part) {
   return share_of(whole.layers, part.stages, part.stage);
 }

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+
+#include "cpu/memory.h"
 
 namespace kvlane {
 namespace {
@@ -21,6 +24,18 @@ Result<SlabLane> SlabLane::open(Accelerator& device, const KvShape& shape, int c
   lane.room_bytes_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   KVLANE_ASSIGN(lane.rooms_, device.allocate_host(rooms * lane.room_bytes_));
   return lane;
+}
+
+Result<SlabLane> SlabLane::over(std::unique_ptr<DeviceLane> lane, std::size_t slab_bytes,
+                                int rooms) {
+  SlabLane made;
+  made.lane_ = std::move(lane);
+  made.room_bytes_ = (slab_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  KVLANE_ASSIGN(PageBuffer memory, PageBuffer::allocate(rooms * made.room_bytes_));
+  std::byte* const at = memory.data();
+  const auto owner = std::make_shared<PageBuffer>(std::move(memory));
+  made.rooms_ = Accelerator::Memory(at, [owner](std::byte*) {});
+  return made;
 }
 
 Status SlabLane::begin(const BlockPool& pool, std::span<const BlockId> blocks, int layer,

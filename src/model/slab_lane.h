@@ -27,11 +27,23 @@ class SlabLane {
   static Result<SlabLane> open(Accelerator& device, const KvShape& shape, int coded_max,
                                std::size_t slab_bytes_max = 0, int rooms = 2);
 
+  // To blocks that a lane of any kind reaches: slabs of up to `slab_bytes`, none of them through
+  // codecs of a device.
+  static Result<SlabLane> over(std::unique_ptr<DeviceLane> lane, std::size_t slab_bytes,
+                               int rooms = 2);
+
   bool on_host() const { return lane_ == nullptr; }
   // The codecs of the device; null on the host.
   SlabCoder* coder() { return coder_ ? &*coder_ : nullptr; }
   // The same, if it has this one; else the host codes slabs.
   SlabCoder* coder_of(const Codec& codec) { return SlabCoder::knows(codec) ? coder() : nullptr; }
+
+  // How many slabs are best read at once: codecs of a device code them together, and of others one
+  // is on its way while the caller has another.
+  int slabs_at_once() const {
+    constexpr int kOnTheirWay = 16;
+    return on_host() ? 1 : coder_ ? coder_->slabs_max() : kOnTheirWay;
+  }
 
   // From now on next() gives the slabs of these blocks, in order: on a device not before it has
   // reached `done`, if that is not null.

@@ -179,6 +179,8 @@ void EndpointCore::dispatch(Lock& lock, const SessionPtr& session, const Message
     case MessageType::kFetch: return on_fetch(session, message.header.transfer);
     case MessageType::kWait: return on_wait(session, message.header.transfer);
     case MessageType::kError: return on_transfer_error(lock, session, message);
+    case MessageType::kRank:
+      return refuse(lock, session, corrupt("a RANK came, which belongs to no transfer"));
     case MessageType::kHello:
     case MessageType::kHelloAck:
     case MessageType::kReject: return;  // greet() has them

@@ -37,6 +37,7 @@ std::string_view message_name(MessageType type) {
     case MessageType::kFetch: return "FETCH";
     case MessageType::kError: return "ERROR";
     case MessageType::kWait: return "WAIT";
+    case MessageType::kRank: return "RANK";
   }
   return "";
 }
@@ -45,6 +46,7 @@ std::uint32_t body_bytes_max(MessageType type) {
   switch (type) {
     case MessageType::kSlab: return kSlabBodyBytesMax;
     case MessageType::kEnd: return kEndBodyBytesMax;
+    case MessageType::kRank: return kRankBodyBytesMax;
     case MessageType::kFetch:
     case MessageType::kWait: return 0;
     default: return kControlBodyBytesMax;

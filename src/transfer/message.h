@@ -32,6 +32,8 @@ inline constexpr std::uint32_t kSlabBodyBytesMax = 64U << 20;
 inline constexpr std::uint32_t kEndBodyBytesMax = 256U << 10;
 // May come from a stranger, before the handshake.
 inline constexpr std::uint32_t kControlBodyBytesMax = 64U << 10;
+// A piece of a letter between ranks, spec/ranks.md.
+inline constexpr std::uint32_t kRankBodyBytesMax = (4U << 20) + 16;
 // So that one MISSING fits a control body.
 inline constexpr std::uint32_t kMissingSlabsMax = 8000;
 static_assert(8 + 8 * kMissingSlabsMax <= kControlBodyBytesMax);
@@ -54,6 +56,7 @@ enum class MessageType : std::uint8_t {
   kFetch = 9,
   kError = 10,
   kWait = 11,
+  kRank = 12,  // of spec/ranks.md
 };
 std::string_view message_name(MessageType type);  // "HELLO"
 
@@ -122,6 +125,7 @@ Bytes encode_missing(const TransferId& id, const Missing& missing);
 Bytes encode_done(const TransferId& id, const Durations& durations);
 Bytes encode_fetch(const TransferId& id);
 Bytes encode_wait(const TransferId& id);
+Bytes encode_rank(const TransferId& group, ByteView piece);
 
 Result<Hello> decode_hello(ByteView body);
 // The error that the peer reports, in *reported. Unknown codes become kInternal.

@@ -266,6 +266,9 @@ Bytes encode_done(const TransferId& id, const Durations& durations) {
 Bytes encode_fetch(const TransferId& id) { return seal_message(MessageType::kFetch, id, {}); }
 
 Bytes encode_wait(const TransferId& id) { return seal_message(MessageType::kWait, id, {}); }
+Bytes encode_rank(const TransferId& group, ByteView piece) {
+  return seal_message(MessageType::kRank, group, piece);
+}
 
 Result<Hello> decode_hello(ByteView body) {
   KVLANE_ASSIGN(const Json json, parse_object(body));

@@ -122,6 +122,7 @@ Result<Read> read_body(const Message& message) {
     }
     case MessageType::kFetch: return Read{Json::object(), encode_fetch(id)};
     case MessageType::kWait: return Read{Json::object(), encode_wait(id)};
+    case MessageType::kRank: return unsupported("no message of a transfer");
   }
   return internal_error("no such type");
 }

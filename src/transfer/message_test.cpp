@@ -49,6 +49,7 @@ std::vector<Example> examples() {
       {MessageType::kError, encode_error(id, timed_out("too late"))},
       {MessageType::kError, encode_error({}, corrupt("garbage"))},
       {MessageType::kWait, encode_wait(id)},
+      {MessageType::kRank, encode_rank(id, Bytes(100))},
   };
 }
 

@@ -1,0 +1,87 @@
+// `kvlane rank`: one of the processes that compute a model together.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdint>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/flags.h"
+#include "cli/loaded_model.h"
+#include "cli/signals.h"
+#include "cli/worker_ranks.h"
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
+#include "ranks/rank_process.h"
+#include "server/http.h"
+#include "transfer/tcp.h"
+
+namespace kvlane {
+namespace {
+
+struct RankFlags {
+  ModelFlags model;
+  int rank = 0;
+  std::string head;
+  std::string bind = "127.0.0.1";
+  std::string advertise_host;
+  int parent = 0;
+};
+
+Status join(const RankFlags& flags) {
+  if (flags.parent != 0) {
+    end_with_parent(flags.parent);
+    // Ctrl-C reaches the head as well, which ends its ranks in order.
+    std::signal(SIGINT, SIG_IGN);
+  }
+  KVLANE_TRY(check_model(flags.model));
+  const int ranks = flags.model.tensor_parallel;
+  const int stages = flags.model.pipeline_parallel;
+  if (flags.rank >= ranks * stages) {
+    return invalid_argument("--rank " + std::to_string(flags.rank) + " is none of the " +
+                            std::to_string(ranks * stages) + " that --tp and --pp make");
+  }
+  RankProcessOptions options;
+  KVLANE_ASSIGN(options.head, parse_address(flags.head));
+  KVLANE_ASSIGN(options.key, ranks_key(flags.model));
+  options.bind = {flags.bind, 0};
+  options.advertised_host = flags.advertise_host;
+  options.make_format = [](const std::string& format) -> Result<std::shared_ptr<const KvFormat>> {
+    if (format != "bf16") return unsupported("ranks keep rows of 16 bits alone");
+    return std::shared_ptr<const KvFormat>();
+  };
+  ModelOptions model_options;
+  KVLANE_ASSIGN(model_options.isa, select_isa(flags.model.cpu));
+  model_options.context_max = flags.model.max_model_len;
+  model_options.part = {stages, flags.rank / ranks, ranks, flags.rank % ranks};
+  if (flags.model.threads > 0) set_parallel_threads(flags.model.threads);
+  KVLANE_ASSIGN(const auto model, Model::load(flags.model.directory, model_options));
+  KVLANE_ASSIGN(const std::unique_ptr<Network> network, make_tcp_network());
+  return run_rank(*network, *model, options);
+}
+
+}  // namespace
+
+void add_rank(CLI::App& app, Run& run) {
+  CLI::App* const command = app.add_subcommand(
+      "rank", "Compute a part of a model for a worker that was started with --tp or --pp");
+  command->footer(
+      "The worker starts its ranks itself, unless it has --ranks-bind: then each is started like "
+      "this, with the worker\'s --tp and --pp.\n"
+      "Example: KVLANE_RANKS_KEY=$KEY kvlane rank models/kvlane-small --tp 2 --rank 1 --head "
+      "10.0.0.1:7000 --bind 10.0.0.2");
+  const auto flags = std::make_shared<RankFlags>();
+  add_model_flags(*command, flags->model);
+  command->add_option("--rank", flags->rank, "which one: stage * tp + rank in its stage")
+      ->required()
+      ->check(CLI::Range(0, INT32_MAX));
+  command->add_option("--head", flags->head, "where the worker waits, HOST:PORT")->required();
+  command->add_option("--bind", flags->bind, "address where other ranks come")
+      ->capture_default_str();
+  command->add_option("--advertise-host", flags->advertise_host,
+                      "what other ranks are told instead of --bind");
+  add_parent_flag(*command, flags->parent);
+  command->callback([flags, &run] { run = [flags] { return join(*flags); }; });
+}
+
+}  // namespace kvlane

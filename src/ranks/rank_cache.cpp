@@ -1,0 +1,81 @@
+// Places of the head's, found in this rank's memory.
+// SPDX-License-Identifier: Apache-2.0
+#include "ranks/rank_cache.h"
+
+#include <cstring>
+#include <utility>
+
+namespace kvlane {
+
+Result<RankCache> RankCache::create(const ModelConfig& whole, const ModelPart& part,
+                                    const KvFormat* format, const Plan& plan) {
+  const KvShape shape = config_of(whole, part).kv_shape();
+  const SlabSizes sizes =
+      format == nullptr ? SlabSizes(shape.layers, shape.slab_bytes()) : format->slab_sizes();
+  KVLANE_ASSIGN(BlockPool pool,
+                BlockPool::create_sealed(shape, sizes, plan.blocks * sizes.block_bytes()));
+  std::unique_ptr<BlockPool> rows;
+  if (format != nullptr) {
+    KVLANE_ASSIGN(BlockPool made, BlockPool::create(shape, plan.row_blocks * shape.block_bytes()));
+    rows = std::make_unique<BlockPool>(std::move(made));
+  }
+  PageBuffer arena;
+  if (plan.arena_blocks > 0) {
+    KVLANE_ASSIGN(arena, PageBuffer::allocate(plan.arena_blocks * sizes.block_bytes()));
+  }
+  return RankCache(std::move(pool), std::move(rows), std::move(arena), layers_of(whole, part),
+                   format == nullptr ? KvWindow{} : format->window());
+}
+
+Result<BlockTable> RankCache::table(const PassSpan& span) {
+  const auto fits = [&](std::span<const BlockId> ids, const BlockPool& pool) {
+    for (const BlockId id : ids) {
+      if (id >= pool.blocks_total()) return false;
+    }
+    return true;
+  };
+  const bool coded = rows_ != nullptr;
+  const std::int64_t tokens = std::int64_t{span.tokens_before} + std::ssize(span.tokens);
+  if (!fits(span.blocks, pool_) || (coded && !fits(span.rows, *rows_)) ||
+      span.rows.size() != (coded ? span.blocks.size() : 0) ||
+      tokens > std::ssize(span.blocks) * kBlockTokens) {
+    return corrupt("a pass names blocks that this rank does not have");
+  }
+  BlockTable empty = coded ? BlockTable(pool_, *rows_, window_) : BlockTable(pool_);
+  return BlockTable::lent(std::move(empty),
+                          {span.blocks, span.rows, span.tokens_before, span.sight, span.gone});
+}
+
+Result<std::span<std::byte>> RankCache::block(const BlockPlace& place) const {
+  const BlockPool* const pool = place.memory == RankMemory::kRows ? rows_.get() : &pool_;
+  if (pool != nullptr && place.block >= 0) {
+    const std::size_t bytes = pool->block_bytes();
+    const std::size_t at = place.block * bytes;
+    if (place.memory == RankMemory::kArena) {
+      if (at + bytes <= arena_.bytes()) return std::span(arena_.data() + at, bytes);
+    } else if (place.block < pool->blocks_total()) {
+      return std::span(pool->block(place.block), bytes);
+    }
+  }
+  return corrupt("the head names a block that this rank does not have");
+}
+
+Result<std::span<std::byte>> RankCache::slab(const BlockPlace& place, int layer) const {
+  KVLANE_ASSIGN(const std::span<std::byte> whole, block(place));
+  const int own = layer - layers_.first;
+  if (own < 0 || own >= layers_.count) {
+    return corrupt("the head asks for a layer that this rank does not have");
+  }
+  const BlockPool& pool = place.memory == RankMemory::kRows ? *rows_ : pool_;
+  return whole.subspan(pool.slab_sizes().offset(own), pool.slab_bytes(own));
+}
+
+Status RankCache::copy(const BlockPlace& to, const BlockPlace& from) {
+  KVLANE_ASSIGN(const std::span<std::byte> target, block(to));
+  KVLANE_ASSIGN(const std::span<std::byte> source, block(from));
+  if (target.size() != source.size()) return corrupt("the head copies between unlike blocks");
+  if (target.data() != source.data()) std::memcpy(target.data(), source.data(), source.size());
+  return {};
+}
+
+}  // namespace kvlane

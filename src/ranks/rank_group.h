@@ -1,0 +1,154 @@
+// The head's end of a group of ranks: who has joined, and what it asks of them (spec/ranks.md).
+//
+// To the engine a group is what a device is: a forward pass, copies between blocks, and lanes to
+// slabs, over memory that the engine names and never touches.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "cache/memory_copy.h"
+#include "format/slab_sizes.h"
+#include "model/accelerator.h"
+#include "model/forward_pass.h"
+#include "model/model.h"
+#include "ranks/letter.h"
+#include "ranks/rank_link.h"
+#include "transfer/endpoint.h"
+
+namespace kvlane {
+
+struct RankGroupOptions {
+  int stages = 1;
+  int ranks = 1;  // of each stage
+  TransferId key;
+  Address bind{"127.0.0.1", 0};
+  Seconds join_patience{900};  // large weights from a slow disk
+  // Asked while ranks are waited for: an error (a rank's process is gone) ends that.
+  std::function<Status()> alive;
+  // Told once, from the network's thread, when a rank has gone: nothing goes on without it.
+  std::function<void(const Status& why)> on_lost;
+};
+
+// The places of all blocks: addresses that nobody can read, so that pools and arenas count in them.
+class PlaceRange {
+ public:
+  static Result<PlaceRange> reserve(std::size_t bytes);
+  PlaceRange() = default;
+  PlaceRange(PlaceRange&& other) noexcept : range_(std::exchange(other.range_, {})) {}
+  PlaceRange& operator=(PlaceRange&& other) noexcept {
+    std::swap(range_, other.range_);
+    return *this;
+  }
+  PlaceRange(const PlaceRange&) = delete;
+  ~PlaceRange();
+  std::span<std::byte> bytes() const { return range_; }
+
+ private:
+  std::span<std::byte> range_;
+};
+
+// Thread-safe. Ends after everything that was made of it.
+class RankGroup {
+ public:
+  static Result<std::unique_ptr<RankGroup>> listen(std::unique_ptr<Network> network,
+                                                   RankGroupOptions options);
+  ~RankGroup();
+
+  int stages() const { return options_.stages; }
+  int ranks() const { return options_.ranks; }
+  Address address() const { return address_; }
+  // Why nothing goes on; ok while all is well.
+  Status lost() const {
+    const std::lock_guard lock(mutex_);
+    return lost_;
+  }
+
+  // Waits until all ranks of this model are here.
+  Status wait_for_ranks(const Model& model);
+  // Once, then: ranks take their memory. `sizes`: of slabs of the whole model's blocks; the plan
+  // says how many.
+  Status prepare(const KvShape& shape, const SlabSizes& sizes, Plan plan);
+
+  // What blocks of such memory are called.
+  std::span<std::byte> places(RankMemory memory) const;
+  // Between blocks, in all ranks.
+  MemoryCopy copies();
+  // Slabs between places and memory of this process.
+  std::unique_ptr<DeviceLane> lane();
+  std::unique_ptr<ForwardPass> forward(const Model& model);
+
+ private:
+  friend class RankedForward;
+  friend class RankLane;
+
+  // What the ranks said of the pass that runs.
+  struct Running {
+    std::uint64_t number = 0;
+    std::map<int, int> layers;               // of each layer, the ranks in which it is final
+    std::vector<std::optional<Bytes>> ends;  // of each rank
+  };
+  // A place that a slab or a block begins at.
+  struct Place {
+    BlockPlace block;
+    int layer;
+  };
+  struct Answer {
+    bool there = false;
+    Bytes letter;
+  };
+
+  explicit RankGroup(RankGroupOptions options) : options_(std::move(options)), members_(all()) {}
+  int all() const { return options_.stages * options_.ranks; }
+
+  std::shared_ptr<LinkEvents> accept(std::shared_ptr<Link> link);
+  Status on_letter(RankLink& link, Bytes letter);
+  Status on_join(RankLink& link, ByteView letter);
+  void on_gone(const RankLink& link, const Status& why);
+  Result<int> number_of(const RankLink& link) const;
+
+  // Until `done`, while ranks start.
+  template <class Done>
+  Status wait_while_alive(const Done& done, const char* what);
+  Status send_to_all(ByteView letter);
+  // Sends what `encode` makes of a request's number.
+  Result<std::uint64_t> ask(int rank, const std::function<Bytes(std::uint64_t request)>& encode);
+  // The answer, a letter of kind REPLY; waits for it.
+  Result<Bytes> answer(std::uint64_t request);
+  Result<Place> place_of(const std::byte* at) const;
+  Status copy(std::byte* to, const std::byte* from, std::size_t bytes);
+
+  struct Member {
+    std::shared_ptr<RankLink> link;  // null: not there yet
+    Join join;
+    bool ready = false;
+  };
+
+  const RankGroupOptions options_;
+  Address address_;
+  KvShape shape_;
+  std::optional<SlabSizes> sizes_;  // of the cache's blocks
+  PlaceRange blocks_, rows_, arena_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Member> members_;
+  Status lost_;
+  bool ending_ = false;
+  Running running_;
+  std::uint64_t next_request_ = 1;
+  std::map<std::uint64_t, Answer> answers_;  // of requests that somebody waits for
+  std::unique_ptr<Network> network_;         // ends first: it calls this
+};
+
+}  // namespace kvlane

@@ -1,0 +1,328 @@
+// A head and its ranks, each on a thread of its own, over TCP: what the head gets is what one
+// process has, and whoever goes is missed at once.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache/block_arena.h"
+#include "model/sequence_fixture.h"
+#include "model/slab_lane.h"
+#include "ranks/letter.h"
+#include "ranks/rank_group.h"
+#include "ranks/rank_link.h"
+#include "ranks/rank_process.h"
+#include "transfer/tcp.h"
+
+namespace kvlane {
+namespace {
+
+using expected_fixture::kModels;
+using sequence_fixture::random_tokens;
+using sequence_fixture::take;
+
+constexpr int kTokens = 150;
+constexpr int kBlocks = 8;
+constexpr int kArena = 2;
+
+TransferId key_of(std::uint8_t number) {
+  TransferId key;
+  key.bytes.fill(number);
+  return key;
+}
+
+// A head with ranks that have their model.
+class Group {
+ public:
+  Group(const std::string& model, int stages, int ranks, TransferId key = key_of(1))
+      : whole(take(Model::load(kModels / model, {.weights = false}))) {
+    RankGroupOptions options;
+    options.stages = stages;
+    options.ranks = ranks;
+    options.key = key_of(1);
+    options.join_patience = Seconds(20);
+    group = take(RankGroup::listen(take(make_tcp_network()), std::move(options)));
+    for (int number = 0; number < stages * ranks; ++number) {
+      const ModelPart part{stages, number / ranks, ranks, number % ranks};
+      networks.push_back(take(make_tcp_network()));
+      const Address head = group->address();
+      threads.emplace_back([this, part, model, key, head, network = networks.back().get()] {
+        const auto own = take(Model::load(kModels / model, {.isa = best_isa(), .part = part}));
+        RankProcessOptions to_rank;
+        to_rank.head = head;
+        to_rank.key = key;
+        to_rank.patience = Seconds(20);
+        to_rank.make_format = [](const std::string&) {
+          return Result<std::shared_ptr<const KvFormat>>(std::shared_ptr<const KvFormat>());
+        };
+        const Status ended = run_rank(*network, *own, to_rank);
+        const std::lock_guard lock(mutex);
+        ends.push_back(ended);
+      });
+    }
+  }
+  ~Group() { end(); }
+
+  void prepare() {
+    Status status = group->wait_for_ranks(*whole);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const KvShape shape = whole->config().kv_shape();
+    status = group->prepare(shape, SlabSizes(shape.layers, shape.slab_bytes()),
+                            {.format = "bf16",
+                             .blocks = kBlocks,
+                             .arena_blocks = kArena,
+                             .rows_max = kTokens,
+                             .logits_max = 4});
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+
+  void join() {
+    for (std::thread& thread : threads) thread.join();
+    threads.clear();
+  }
+  void end() {
+    group.reset();
+    join();
+  }
+
+  std::unique_ptr<Model> whole;
+  std::unique_ptr<RankGroup> group;
+  std::vector<std::unique_ptr<Network>> networks;
+  std::vector<std::thread> threads;
+  std::mutex mutex;
+  std::vector<Status> ends;  // of ranks
+};
+
+// Logits behind the prompt, and a slab of one layer.
+struct Outcome {
+  std::vector<float> logits;
+  std::vector<std::vector<std::byte>> slabs;  // of each layer the first
+  std::vector<int> layers;                    // as they were told
+};
+
+std::vector<float> copy_of(std::span<const float> row) { return {row.begin(), row.end()}; }
+
+Outcome compute_alone(const std::string& name) {
+  const auto model = take(Model::load(kModels / name, {.isa = best_isa()}));
+  const KvShape shape = model->config().kv_shape();
+  auto pool = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
+  const auto forward = take(Forward::create(*model, kTokens, 1));
+  BlockTable table(pool);
+  EXPECT_TRUE(table.grow(kTokens).ok());
+  const auto tokens = random_tokens(model->config().vocab);
+  const ForwardSpan span{&table, std::span(tokens).first(kTokens), 1};
+  EXPECT_TRUE(forward->run({&span, 1}, {}).ok());
+  Outcome outcome{copy_of(forward->logits(0)), {}, {}};
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    const std::byte* const slab = pool.slab_memory(table.id(0), layer);
+    outcome.slabs.emplace_back(slab, slab + pool.slab_bytes(layer));
+  }
+  return outcome;
+}
+
+// What the head's pool, lane and pass make of it.
+Outcome compute_in(Group& group) {
+  const KvShape shape = group.whole->config().kv_shape();
+  auto pool =
+      take(BlockPool::over(shape, group.group->places(RankMemory::kBlocks), group.group->copies()));
+  const auto forward = group.group->forward(*group.whole);
+  BlockTable table(pool);
+  EXPECT_TRUE(table.grow(kTokens).ok());
+  const auto tokens = random_tokens(group.whole->config().vocab);
+  Outcome outcome;
+  PassHooks hooks;
+  hooks.on_layer = [&](int layer, const auto&) { outcome.layers.push_back(layer); };
+  const ForwardSpan span{&table, std::span(tokens).first(kTokens), 1};
+  const Status status = forward->run({&span, 1}, hooks);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(table.tokens(), kTokens);
+  outcome.logits = copy_of(forward->logits(0));
+
+  // A block goes to the arena and comes back as another; slabs of that are the first's.
+  auto arena = BlockArena::over(shape.block_bytes(), group.group->places(RankMemory::kArena),
+                                group.group->copies());
+  BlockName name{};
+  arena.put(name, pool.block(table.id(0)));
+  const BlockId other = take(pool.allocate());
+  EXPECT_TRUE(arena.get(name, pool.block(other)));
+  SlabLane lane = take(SlabLane::over(group.group->lane(), shape.slab_bytes()));
+  const Status begun = lane.begin(pool, other, 0, shape.layers);
+  EXPECT_TRUE(begun.ok()) << begun.message();
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    const std::byte* const slab = take(lane.next());
+    outcome.slabs.emplace_back(slab, slab + pool.slab_bytes(layer));
+  }
+
+  // What is written is what is read.
+  const int last = shape.layers - 1;
+  std::byte* const room = lane.room(pool, other, last);
+  std::fill_n(room, pool.slab_bytes(last), std::byte{7});
+  EXPECT_TRUE(lane.store(pool, other, last).ok());
+  EXPECT_TRUE(lane.begin(pool, other, last, 1).ok());
+  const std::byte* const read = take(lane.next());
+  EXPECT_TRUE(
+      std::all_of(read, read + pool.slab_bytes(last), [](auto b) { return b == std::byte{7}; }));
+  return outcome;
+}
+
+TEST(Ranks, AHeadHasWhatOneProcessHas) {
+  for (const char* const model :
+       {"llama-gqa-bf16-llama3-sharded", "falcon-29-bf16-one-norm", "opt-mha-bf16"}) {
+    const Outcome expected = compute_alone(model);
+    const ModelConfig config = take(Model::load(kModels / model, {.weights = false}))->config();
+    for (const auto& [stages, ranks] :
+         {std::pair(1, 1), std::pair(2, 1), std::pair(1, 2), std::pair(2, 2)}) {
+      if (ranks > config.kv_heads || stages > config.layers) continue;
+      SCOPED_TRACE(std::string(model) + " " + std::to_string(stages) + " x " +
+                   std::to_string(ranks));
+      Group group(model, stages, ranks);
+      group.prepare();
+      const Outcome outcome = compute_in(group);
+      EXPECT_EQ(0, std::memcmp(outcome.logits.data(), expected.logits.data(),
+                               expected.logits.size() * sizeof(float)));
+      EXPECT_EQ(outcome.slabs, expected.slabs);
+      std::vector<int> layers(expected.slabs.size());
+      for (std::size_t layer = 0; layer < layers.size(); ++layer)
+        layers[layer] = static_cast<int>(layer);
+      EXPECT_EQ(outcome.layers, layers);
+      group.end();
+      for (const Status& end : group.ends) EXPECT_TRUE(end.ok()) << end.message();
+    }
+  }
+}
+
+// A rank that says what it is told to: enough to be taken for one.
+class FakeRank {
+ public:
+  FakeRank(const Address& head, const Model& model) : network_(take(make_tcp_network())) {
+    link_ = take(RankLink::connect(*network_, head, key_of(1),
+                                   [this](RankLink&, Bytes letter) {
+                                     letters_.push_back(take(kind_of(letter)));
+                                     if (letters_.back() == LetterKind::kPass) asked_.set_value();
+                                     return Status();
+                                   },
+                                   {}));
+    say(encode_join({1, 1, 0, model.identity(), {"127.0.0.1", 1}}));
+  }
+  void say(const Bytes& letter) { EXPECT_TRUE(link_->send(letter).ok()); }
+  void wait_for_pass() { asked_.get_future().wait(); }
+  void go() { link_->close(); }
+
+ private:
+  std::vector<LetterKind> letters_;
+  std::promise<void> asked_;
+  std::shared_ptr<RankLink> link_;
+  std::unique_ptr<Network> network_;
+};
+
+// A head whose only rank is a fake.
+struct HeadOfFake {
+  HeadOfFake() : model(take(Model::load(kModels / kModel, {.weights = false}))) {
+    RankGroupOptions options;
+    options.key = key_of(1);
+    options.on_lost = [this](const Status& why) { lost.set_value(why); };
+    group = take(RankGroup::listen(take(make_tcp_network()), std::move(options)));
+    rank = std::make_unique<FakeRank>(group->address(), *model);
+    EXPECT_TRUE(group->wait_for_ranks(*model).ok());
+    rank->say(encode_ready());
+    const KvShape shape = model->config().kv_shape();
+    const Plan plan{.format = "bf16", .blocks = 2, .rows_max = 8, .logits_max = 1};
+    EXPECT_TRUE(group->prepare(shape, {shape.layers, shape.slab_bytes()}, plan).ok());
+    pool.emplace(take(BlockPool::over(shape, group->places(RankMemory::kBlocks), group->copies())));
+    table.emplace(*pool);
+    EXPECT_TRUE(table->grow(1).ok());
+    forward = group->forward(*model);
+  }
+  Status run() {
+    const std::int32_t token = 1;
+    const ForwardSpan span{&*table, {&token, 1}, 1};
+    return forward->run({&span, 1}, {});
+  }
+
+  static constexpr const char* kModel = "llama-gqa-bf16-llama3-sharded";
+  std::unique_ptr<Model> model;
+  std::promise<Status> lost;
+  std::unique_ptr<RankGroup> group;
+  std::unique_ptr<FakeRank> rank;
+  std::optional<BlockPool> pool;
+  std::optional<BlockTable> table;
+  std::unique_ptr<ForwardPass> forward;
+};
+
+TEST(Ranks, ARankThatGoesIsMissed) {
+  HeadOfFake head;
+  auto pass = std::async(std::launch::async, [&] { return head.run(); });
+  head.rank->wait_for_pass();
+  head.rank->go();
+  EXPECT_EQ(pass.get().code(), Code::kUnavailable);
+  const Status lost = head.lost.get_future().get();
+  EXPECT_EQ(lost.code(), Code::kUnavailable);
+  EXPECT_NE(lost.message().find("rank 0 has gone"), std::string::npos) << lost.message();
+  EXPECT_EQ(head.run().code(), Code::kUnavailable);
+  EXPECT_EQ(head.table->tokens(), 0);
+  EXPECT_EQ(head.pool->copy_block(1, 0).code(), Code::kUnavailable);
+}
+
+TEST(Ranks, APassThatARankFailsLeavesTablesAsTheyWere) {
+  HeadOfFake head;
+  auto pass = std::async(std::launch::async, [&] { return head.run(); });
+  head.rank->wait_for_pass();
+  head.rank->say(encode_pass_end({1, exhausted("no memory"), {}, {}}));
+  const Status failed = pass.get();
+  EXPECT_EQ(failed.code(), Code::kExhausted);
+  EXPECT_EQ(failed.message(), "rank 0: no memory");
+  EXPECT_EQ(head.table->tokens(), 0);
+}
+
+TEST(Ranks, ARankThatTalksNonsenseIsLost) {
+  for (const Bytes& letter : {Bytes(1, std::byte{99}), encode_join({1, 1, 0, {}, {}}),
+                              encode_reply({77, {}, {}}), encode_peer(0), Bytes(9, std::byte{8})}) {
+    HeadOfFake head;
+    head.rank->say(letter);
+    EXPECT_EQ(head.lost.get_future().get().code(), Code::kUnavailable);
+  }
+}
+
+TEST(Ranks, AnotherKeyIsAnotherGroup) {
+  Group group("llama-gqa-bf16-llama3-sharded", 1, 2, key_of(2));
+  group.join();
+  for (const Status& end : group.ends) EXPECT_FALSE(end.ok());
+}
+
+TEST(Ranks, AnotherModelIsTurnedAway) {
+  Group group("llama-gqa-bf16-llama3-sharded", 1, 2);
+  const auto other = take(Model::load(kModels / "qwen2-gqa-bf16", {.weights = false}));
+  const Status refused = group.group->wait_for_ranks(*other);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("another model"), std::string::npos);
+}
+
+TEST(Ranks, WhoSharesNothingOnItsWayIsTold) {
+  Group group("llama-gqa-bf16-llama3-sharded", 2, 1);
+  group.prepare();
+  const auto forward = group.group->forward(*group.whole);
+  const KvShape shape = group.whole->config().kv_shape();
+  auto pool =
+      take(BlockPool::over(shape, group.group->places(RankMemory::kBlocks), group.group->copies()));
+  BlockTable table(pool);
+  EXPECT_TRUE(table.grow(1).ok());
+  const std::int32_t token = 1;
+  const ForwardSpan span{&table, {&token, 1}, 1};
+  PassHooks hooks;
+  hooks.on_normed = [](int, ByteView) {};
+  EXPECT_EQ(forward->run({&span, 1}, hooks).code(), Code::kUnsupported);
+  EXPECT_EQ(forward->run({&span, 1}, {.kv_layers = 1}).code(), Code::kUnsupported);
+  // And goes on.
+  EXPECT_TRUE(forward->run({&span, 1}, {}).ok());
+}
+
+}  // namespace
+}  // namespace kvlane

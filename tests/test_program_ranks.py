@@ -1,0 +1,149 @@
+"""Models that several processes compute: answers are those of one process, whatever the layout of prefill and decode
+workers, and no process is left behind.
+
+    python3 -m unittest discover -s tests -p 'test_program_ranks.py'
+
+Standard library only.
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import os
+import secrets
+import signal
+import subprocess
+import unittest
+
+from program import (
+    GQA,
+    PATIENCE,
+    PROGRAM,
+    ROOT,
+    ProgramTest,
+    call,
+    complete,
+    environment,
+    needs_program,
+    run,
+    text_of,
+    wait_idle,
+)
+
+FLAGS = ("--kv-memory", "8MiB", "--threads", "1", "--max-num-seqs", "8", "--port", "0")
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+LAYOUTS = (("--tp", 2), ("--pp", 2), ("--tp", 2, "--pp", 2))
+
+
+@needs_program
+class Ranks(ProgramTest):
+    def answers(self, server):
+        """Texts of what uses the cache in all ways: long and short prompts, ones that begin alike, several answers."""
+        prompts = [TEXT[:1600], TEXT[:1300] + "And then", "The old house", TEXT[:1600]]
+        texts = [text_of(complete(server.url, prompt, 24, ignore_eos=True)) for prompt in prompts]
+        several = {"prompt": TEXT[:700], "max_tokens": 12, "n": 3, "seed": 5, "temperature": 0.8, "ignore_eos": True}
+        answer = call(server.url, "/v1/completions", several)
+        self.assertEqual(answer.status, 200, answer.body)
+        return texts + [choice["text"] for choice in answer.json()["choices"]]
+
+    def test_every_layout_gives_the_answers_of_one_process(self):
+        expected = self.answers(self.server("serve", GQA, *FLAGS))
+        for layout in LAYOUTS:
+            with self.subTest(layout=layout):
+                server = self.server("serve", GQA, *FLAGS, *layout)
+                self.assertEqual(self.answers(server), expected)
+                server.stop()
+
+    def test_blocks_go_to_host_memory_and_come_back(self):
+        # Room for one prompt: the third one needs what the first one had.
+        flags = ("--kv-memory", "2600KiB", "--threads", "1", "--port", "0", "--max-num-seqs", "2")
+        prompts = [TEXT[:1500], TEXT[2000:3500], TEXT[:1500]]
+        servers = [self.server("serve", GQA, *flags), self.server("serve", GQA, *flags, "--tp", 2, "--pp", 2)]
+        texts = []
+        for server in servers:
+            texts.append([text_of(complete(server.url, prompt, 16, ignore_eos=True)) for prompt in prompts])
+        self.assertEqual(texts[0], texts[1])
+        usage = complete(servers[1].url, prompts[1], 1).json()["usage"]
+        self.assertGreater(usage["prompt_tokens_details"]["cached_tokens"], 0)
+
+    def test_workers_of_other_layouts_feed_each_other(self):
+        expected = self.answers(self.server("serve", GQA, *FLAGS))
+        for prefill, decode, codec in (
+            (("--tp", 2, "--pp", 2), (), "none"),
+            (("--tp", 2, "--pp", 2), ("--tp", 2), "splitzip"),
+            ((), ("--pp", 2), "splitzip:channel"),
+            (("--pp", 2), ("--tp", 2, "--pp", 2), "none"),
+        ):
+            with self.subTest(prefill=prefill, decode=decode, codec=codec):
+                sender = self.server("prefill", GQA, *FLAGS, *prefill, "--kv-codec", codec)
+                receiver = self.server("decode", GQA, *FLAGS, *decode)
+                gateway = self.server("gateway", "--prefill", sender.url, "--decode", receiver.url, "--port", 0)
+                self.assertEqual(self.answers(gateway), expected)
+                for worker in (sender, receiver):
+                    wait_idle(worker.url)
+                for server in (gateway, sender, receiver):
+                    server.stop()
+
+    def test_a_rank_that_is_killed_ends_its_worker(self):
+        server = self.server("serve", GQA, *FLAGS, "--tp", 2, "--pp", 2)
+        ranks = sorted(server.children())
+        self.assertEqual(len(ranks), 4)
+        text_of(complete(server.url, "The old house", 8))
+        os.kill(ranks[2], signal.SIGKILL)
+        self.assertEqual(server.process.wait(PATIENCE), 1)
+        self.assertIn("rank 2 has gone", server.stderr())
+        server.wait_gone()
+
+    def test_ranks_end_with_their_worker(self):
+        for number, status in ((signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)):
+            server = self.server("serve", GQA, *FLAGS, "--tp", 2)
+            self.assertEqual(len(server.children()), 2)
+            self.assertEqual(server.stop(number), status)
+
+    def test_ranks_that_somebody_else_starts(self):
+        key = secrets.token_hex(16)
+        port = 20000 + os.getpid() % 20000
+        flags = (GQA, "--tp", "2", "--threads", "1")
+        ranks = []
+        for rank in range(2):
+            command = [PROGRAM, "rank", *flags, "--rank", str(rank), "--head", f"127.0.0.1:{port}"]
+            ranks.append((command, environment(KVLANE_RANKS_KEY=key)))
+        server = self.server(
+            "serve", *flags, "--kv-memory", "8MiB", "--port", 0, "--ranks-bind", f"127.0.0.1:{port}",
+            wait=False, KVLANE_RANKS_KEY=key,
+        )  # fmt: skip
+        processes = []
+        for command, variables in ranks:
+            # A rank may come before the worker listens: then it is started again, as a service manager does.
+            again = ["/bin/sh", "-c", 'until "$@" 2>/dev/null; do sleep 0.1; done', "sh", *map(str, command)]
+            process = subprocess.Popen(again, env=variables)
+            processes.append(process)
+            self.addCleanup(process.wait)
+            self.addCleanup(process.kill)
+        server.wait_ready()
+        expected = run("generate", GQA, "--threads", 1, "--prompt", "The old house", "--max-tokens", 9, "--json").json()
+        self.assertEqual(text_of(complete(server.url, "The old house", 9)), expected["text"])
+
+    def test_strangers_are_turned_away(self):
+        key = secrets.token_hex(16)
+        done = run("rank", GQA, "--tp", 2, "--rank", 0, "--head", "127.0.0.1:1", KVLANE_RANKS_KEY=key)
+        self.assertEqual(done.status, 1)
+        done = run("rank", GQA, "--tp", 2, "--rank", 0, "--head", "127.0.0.1:1")
+        self.assert_refused(done, "KVLANE_RANKS_KEY")
+        done = run("rank", GQA, "--tp", 2, "--rank", 2, "--head", "127.0.0.1:1", KVLANE_RANKS_KEY=key)
+        self.assert_refused(done, "--rank 2 is none of the 2")
+
+    def test_what_ranks_do_not_do_is_refused_before_any_starts(self):
+        for flags, words in (
+            (("--tp", 64), "64 tensor-parallel ranks are more than the"),
+            (("--pp", 99), "99 pipeline stages are more than the"),
+            (("--tp", 2, "--kv-format", "hack"), "coded KV format"),
+            (("--tp", 2, "--kv-evict", "h2o:keep=0.5"), "evict"),
+            (("--tp", 2, "--zack-online", 0.5), "axes"),
+            (("--tp", 2, "--store", "/tmp"), "state stores"),
+            (("--tp", 2, "--device", "cuda"), "devices"),
+        ):
+            with self.subTest(flags=flags):
+                self.assert_refused(run("generate", GQA, *flags, "--prompt", "x"), words)
+
+
+if __name__ == "__main__":
+    unittest.main()
