@@ -133,7 +133,7 @@ TEST(Message, HeaderChecksNameWhatIsWrong) {
       {0, std::byte{'G'}, Code::kCorrupt, "does not speak"},
       {4, std::byte{2}, Code::kUnsupported, "version 2"},
       {6, std::byte{0}, Code::kUnsupported, "unknown type 0"},
-      {6, std::byte{12}, Code::kUnsupported, "unknown type 12"},
+      {6, std::byte{13}, Code::kUnsupported, "unknown type 13"},
       {7, std::byte{1}, Code::kUnsupported, "reserved"},
       {15, std::byte{1}, Code::kUnsupported, "reserved"},
       {10, std::byte{2}, Code::kCorrupt, "at most 65536"},
