@@ -82,6 +82,27 @@ class Ranks(ProgramTest):
                 for server in (gateway, sender, receiver):
                     server.stop()
 
+    def test_coded_caches_of_other_layouts_feed_each_other(self):
+        tables = self.folder() / "tables.safetensors"
+        done = run("calibrate", "tables", GQA, "--text", ROOT / "README.md", "--out", tables, "--tokens", 1000)
+        self.assertEqual(done.status, 0, done.err)
+        layouts = ((("--tp", 2), ("--pp", 2)), (("--tp", 2, "--pp", 2), ()))
+        across = (((), ("--pp", 3)), (("--pp", 2), ()))  # heads of a layer are coded together
+        for name, pairs in (("hack", layouts), ("kivi:bits=4,recent=1", layouts), ("int8", layouts),
+                            ("kvquant", across), ("cachegen", across)):  # fmt: skip
+            flags = (*FLAGS, "--kv-format", name, "--kv-tables", tables)
+            expected = self.answers(self.server("serve", GQA, *flags))
+            for prefill, decode in pairs:
+                with self.subTest(format=name, prefill=prefill, decode=decode):
+                    sender = self.server("prefill", GQA, *flags, *prefill, "--kv-codec", "splitzip")
+                    receiver = self.server("decode", GQA, *flags, *decode)
+                    gateway = self.server("gateway", "--prefill", sender.url, "--decode", receiver.url, "--port", 0)
+                    self.assertEqual(self.answers(gateway), expected)
+                    for server in (gateway, sender, receiver):
+                        server.stop()
+        done = run("generate", GQA, "--tp", 2, "--kv-format", "kvquant", "--kv-tables", tables, "--prompt", "x")
+        self.assert_refused(done, "codes all KV heads of a layer together")
+
     def test_a_rank_that_is_killed_ends_its_worker(self):
         server = self.server("serve", GQA, *FLAGS, "--tp", 2, "--pp", 2)
         ranks = sorted(server.children())
@@ -135,7 +156,6 @@ class Ranks(ProgramTest):
         for flags, words in (
             (("--tp", 64), "64 tensor-parallel ranks are more than the"),
             (("--pp", 99), "99 pipeline stages are more than the"),
-            (("--tp", 2, "--kv-format", "hack"), "coded KV format"),
             (("--tp", 2, "--kv-evict", "h2o:keep=0.5"), "evict"),
             (("--tp", 2, "--zack-online", 0.5), "axes"),
             (("--tp", 2, "--store", "/tmp"), "state stores"),

@@ -138,8 +138,8 @@ void BlockPool::set_state(BlockId id, BlockState next) {
 }
 
 std::byte* BlockPool::slab_memory(BlockId id, int layer) const {
-  assert(id >= 0 && layer >= 0 && layer < shape_.layers);
-  return block(id) + sizes_.offset(layer);
+  assert(id >= 0 && layer >= first_layer_ && layer - first_layer_ < shape_.layers);
+  return block(id) + sizes_.offset(layer - first_layer_);
 }
 
 std::uint16_t* BlockPool::page(BlockId id, int layer, int kv_head) const {

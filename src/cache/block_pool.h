@@ -47,6 +47,9 @@ class BlockPool {
   static Result<BlockPool> create_sealed(const KvShape& shape, const SlabSizes& sizes,
                                          std::size_t bytes);
 
+  // Of layers `first` on: what slabs here are called by. 0 without this.
+  void set_first_layer(int first) { first_layer_ = first; }
+
   // The same over memory of a device, which outlives the pool: the pool itself never looks at it.
   static Result<BlockPool> over(const KvShape& shape, std::span<std::byte> memory, MemoryCopy copy);
   // Likewise create_sealed().
@@ -85,7 +88,7 @@ class BlockPool {
   void set_on_evict(OnEvict on_evict) { on_evict_ = std::move(on_evict); }
 
   const SlabSizes& slab_sizes() const { return sizes_; }
-  std::size_t slab_bytes(int layer) const { return sizes_.bytes(layer); }
+  std::size_t slab_bytes(int layer) const { return sizes_.bytes(layer - first_layer_); }
   std::size_t block_bytes() const { return sizes_.block_bytes(); }
   // All slabs of a block.
   std::byte* block(BlockId id) const { return memory_ + id * block_bytes(); }
@@ -121,6 +124,7 @@ class BlockPool {
 
   KvShape shape_;
   SlabSizes sizes_;
+  int first_layer_ = 0;
   PageBuffer own_memory_;  // empty over that of a device
   std::byte* memory_;
   MemoryCopy copy_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "calib/kv_tables_file.h"
 #include "cli/command.h"
 #include "cli/flags.h"
 #include "cli/loaded_model.h"
@@ -46,18 +47,30 @@ Status join(const RankFlags& flags) {
   KVLANE_ASSIGN(options.key, ranks_key(flags.model));
   options.bind = {flags.bind, 0};
   options.advertised_host = flags.advertise_host;
-  options.make_format = [](const std::string& format) -> Result<std::shared_ptr<const KvFormat>> {
-    if (format != "bf16") return unsupported("ranks keep rows of 16 bits alone");
-    return std::shared_ptr<const KvFormat>();
-  };
   ModelOptions model_options;
   KVLANE_ASSIGN(model_options.isa, select_isa(flags.model.cpu));
   model_options.context_max = flags.model.max_model_len;
   model_options.part = {stages, flags.rank / ranks, ranks, flags.rank % ranks};
   if (flags.model.threads > 0) set_parallel_threads(flags.model.threads);
   KVLANE_ASSIGN(const auto model, Model::load(flags.model.directory, model_options));
+  KVLANE_ASSIGN(const KvTables tables,
+                load_kv_tables(kv_tables_files(flags.model.directory, flags.model.kv_tables),
+                               model->identity()));
+  options.make_format = [&](const std::string& format) {
+    const Share heads = kv_heads_of(model->whole_config(), model->part());
+    KvFormatContext context{.shape = model->whole_config().kv_shape(),
+                            .rope = &model->rope(),
+                            .tables = &tables,
+                            .isa = model->isa(),
+                            .heads = {heads.first, model->whole_config().kv_heads}};
+    context.shape.kv_heads = heads.count;
+    return make_kv_format(format, context);
+  };
   KVLANE_ASSIGN(const std::unique_ptr<Network> network, make_tcp_network());
-  return run_rank(*network, *model, options);
+  Status ended = run_rank(*network, *model, options);
+  // Where the head started this process, it says why it ends.
+  if (flags.parent != 0 && ended.code() == Code::kAborted) return {};
+  return ended;
 }
 
 }  // namespace

@@ -28,7 +28,6 @@ Status check_ranks(const ModelFlags& flags) {
     return unsupported("--tp and --pp are not for " + what);
   };
   if (flags.device != "cpu") return refuse("devices yet");
-  if (flags.kv_format != "bf16") return refuse("caches in a coded KV format yet");
   if (!flags.kv_evict.empty()) return refuse("caches that evict tokens");
   if (flags.zack_online > 0) return refuse("axes of a prompt's own");
   if (!flags.state.directories.empty()) return refuse("state stores yet");

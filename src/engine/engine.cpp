@@ -142,10 +142,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
     return unsupported("KV format '" + options.kv_format->name() + "' cannot travel: frames have " +
                        std::to_string(kFormatNameBytesMax) + " bytes for its name");
   }
-  if (options.ranks != nullptr && (options.kv_format || options.eviction ||
-                                   options.online_axes > 0 || options.state.store != nullptr)) {
-    return unsupported(
-        "a model that ranks compute has a cache in 16 bits of all tokens, and no state store");
+  if (options.ranks != nullptr &&
+      (options.eviction || options.online_axes > 0 || options.state.store != nullptr)) {
+    return unsupported("a model that ranks compute has a cache of all tokens, and no state store");
   }
   KVLANE_TRY(check_online_axes(model, endpoint, options));
   KVLANE_ASSIGN(std::optional<SparseLayout> sparse, sparse_layout(model, endpoint, options));

@@ -129,8 +129,8 @@ struct EngineOptions {
   // sequences share blocks; hidden states are kept of models on the CPU alone.
   StateOptions state;
   int threads = 0;  // of parallel loops; 0: as many as OpenMP would take
-  // Who computes a model whose weights are not here, and has its cache; outlives the engine. Its
-  // caches are in 16 bits, without eviction, axes of prompts' own and a state store.
+  // Who computes a model whose weights are not here, and has its cache; outlives the engine.
+  // Without eviction, axes of prompts' own and a state store.
   RankGroup* ranks = nullptr;
 };
 

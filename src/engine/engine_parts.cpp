@@ -153,25 +153,43 @@ Result<EngineParts> parts_on_ranks(const Model& model, RankGroup& group,
                                    const EngineOptions& options,
                                    std::unique_ptr<CodecChoice> codecs) {
   const KvShape shape = model.config().kv_shape();
-  const std::size_t block = shape.block_bytes();
-  Plan plan{.format = "bf16",
-            .blocks = static_cast<int>(std::min<std::size_t>(options.kv_bytes / block, INT32_MAX)),
-            .arena_blocks =
-                static_cast<int>(std::min<std::size_t>(options.host_bytes / block, INT32_MAX)),
-            .rows_max = options.rows_max(),
-            .logits_max = options.sequences_max};
-  KVLANE_TRY(group.prepare(shape, SlabSizes(shape.layers, shape.slab_bytes()), plan));
-  KVLANE_ASSIGN(BlockPool pool,
-                BlockPool::over(shape, group.places(RankMemory::kBlocks), group.copies()));
-  KVLANE_ASSIGN(SlabLane sending, SlabLane::over(group.lane(), shape.slab_bytes()));
-  KVLANE_ASSIGN(SlabLane receiving, SlabLane::over(group.lane(), shape.slab_bytes()));
-  EngineParts parts{
-      .codecs = std::move(codecs),
-      .pool = std::move(pool),
-      .arena = BlockArena::over(block, group.places(RankMemory::kArena), group.copies()),
-      .sending = std::move(sending),
-      .receiving = std::move(receiving),
-      .forward = group.forward(model)};
+  const KvFormat* const format = options.kv_format.get();
+  const SlabSizes sizes =
+      format != nullptr ? format->slab_sizes() : SlabSizes(shape.layers, shape.slab_bytes());
+  const auto fitting = [&](std::size_t bytes) {
+    return static_cast<int>(std::min<std::size_t>(bytes / sizes.block_bytes(), INT32_MAX));
+  };
+  int rows = 0;
+  if (format != nullptr) {
+    KVLANE_ASSIGN(rows, row_blocks(options, shape));
+  }
+  const Plan plan{.format = format != nullptr ? format->name() : "bf16",
+                  .blocks = fitting(options.kv_bytes - rows * shape.block_bytes()),
+                  .row_blocks = rows,
+                  .arena_blocks = fitting(options.host_bytes),
+                  .rows_max = options.rows_max(),
+                  .logits_max = options.sequences_max};
+  KVLANE_TRY(group.prepare(shape, format, plan));
+  KVLANE_ASSIGN(
+      BlockPool pool,
+      BlockPool::over_sealed(shape, sizes, group.places(RankMemory::kBlocks), group.copies()));
+  std::unique_ptr<BlockPool> row_pool;
+  if (format != nullptr) {
+    KVLANE_ASSIGN(BlockPool made,
+                  BlockPool::over(shape, group.places(RankMemory::kRows), group.copies()));
+    row_pool = std::make_unique<BlockPool>(std::move(made));
+  }
+  const std::size_t slab = std::max(shape.slab_bytes(), sizes.largest());
+  KVLANE_ASSIGN(SlabLane sending, SlabLane::over(group.lane(), slab));
+  KVLANE_ASSIGN(SlabLane receiving, SlabLane::over(group.lane(), slab));
+  EngineParts parts{.codecs = std::move(codecs),
+                    .pool = std::move(pool),
+                    .rows = std::move(row_pool),
+                    .arena = BlockArena::over(sizes.block_bytes(), group.places(RankMemory::kArena),
+                                              group.copies()),
+                    .sending = std::move(sending),
+                    .receiving = std::move(receiving),
+                    .forward = group.forward(model)};
   return parts;
 }
 

@@ -164,20 +164,21 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
   const double work = rows_ * work_per_row_ * computed / all;
   const ParallelScope threads(work < kSerialWorkMax ? 1 : parallel_threads());
   KVLANE_TRY(enter(spans));
-  for (int layer = 0; layer < computed; ++layer) {
-    const bool whole = !hooks.kv_layers || layer + 1 < computed;
+  for (int i = 0; i < computed; ++i) {
+    const int layer = first_layer_ + i;
+    const bool whole = !hooks.kv_layers || i + 1 < computed;
     if (hooks.on_input) {
       hooks.on_input(layer, {residual_, std::size_t(rows_) * model_.config().hidden});
     }
-    KVLANE_TRY(project_qkv(layers[layer], layer, hooks));
+    KVLANE_TRY(project_qkv(layers[i], layer, hooks));
     // Beside attention, it reads the stream that attention has not added to.
-    if (whole && parallel) KVLANE_TRY(ffn_block(layers[layer]));
+    if (whole && parallel) KVLANE_TRY(ffn_block(layers[i]));
     if (whole) {
       if (hooks.before_attention) hooks.before_attention(layer);
-      KVLANE_TRY(attention_block(layers[layer], layer));
+      KVLANE_TRY(attention_block(layers[i], layer));
     }
     if (hooks.on_layer) hooks.on_layer(layer, nullptr);
-    if (whole && !parallel) KVLANE_TRY(ffn_block(layers[layer]));
+    if (whole && !parallel) KVLANE_TRY(ffn_block(layers[i]));
   }
   KVLANE_TRY(leave());
   for (const ForwardSpan& span : spans) {
@@ -294,9 +295,14 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
 
 void Forward::attend(int layer, ElementType out_type) {
   const ScopedTimer timer(times_.attention);
-  const AttentionBatch batch{
-      layer,     model_.config().heads,           attention_spans_, q_, q_parts_, out_type,
-      own_wide_, model_.config().window_of(layer)};
+  const AttentionBatch batch{layer,
+                             model_.config().heads,
+                             attention_spans_,
+                             q_,
+                             q_parts_,
+                             out_type,
+                             own_wide_,
+                             model_.whole_config().window_of(layer)};
   if (!attention_spans_.empty()) {
     attention_.run(batch);
     times_.dequantise += attention_.opening_seconds();

@@ -26,8 +26,9 @@ class Forward final : public ForwardPass {
  public:
   // For tables of caches in 16 bits, or of coded caches in `format`, which outlives this. A model
   // that is a part of one is computed with the other ranks: `ranks`, which outlives this. Then
-  // tables, the format and hooks know of this part's layers and KV heads alone, spans are the same
-  // for all ranks, and logits are there (all of them) on the ranks of the last stage.
+  // tables have this part's layers and KV heads alone, and the format its KV heads in all layers;
+  // layers have the numbers that they have in the model. Spans are the same for all ranks, and
+  // logits are there (all of them) on the ranks of the last stage.
   static Result<std::unique_ptr<Forward>> create(const Model& model, int rows_max, int logits_max,
                                                  const KvFormat* format = nullptr,
                                                  RankExchange* ranks = nullptr);
@@ -43,6 +44,7 @@ class Forward final : public ForwardPass {
       : model_(model),
         format_(format),
         ranks_(ranks),
+        first_layer_(layers_of(model.whole_config(), model.part()).first),
         attention_(model.isa(), format),
         sparse_attention_(model.isa()),
         rotate_rows_(rotation_kernel(model.isa())),
@@ -79,6 +81,7 @@ class Forward final : public ForwardPass {
   const Model& model_;
   const KvFormat* const format_;
   RankExchange* const ranks_;  // null: nobody else computes this model
+  const int first_layer_;      // of the model, that is here
   Attention attention_;
   const SparseAttention sparse_attention_;
   const RotationKernel rotate_rows_;

@@ -12,7 +12,7 @@ void KeyRows::place(float* keys, int layer, int position) const {
   const RopeAngles angles = model_.rope().angles(position);
   for (int h = 0; h < config.kv_heads; ++h, keys += d) {
     if (config.qk_norm) {
-      rms_norm(keys, model_.layers()[layer].k_norm.weight.data(), config.norm_eps, d, keys);
+      rms_norm(keys, model_.layer(layer).k_norm.weight.data(), config.norm_eps, d, keys);
     }
     rope(keys, angles, d);
   }

@@ -76,10 +76,14 @@ class Model {
   Accelerator* device() const { return device_; }
   const DeviceModel& on_device() const { return *on_device_; }
 
-  // For the forward pass on the CPU. Layers are counted from the part's first; embeddings are of
+  // For the forward pass on the CPU. layers() begin with the part's first; embeddings are of
   // the first stage, the final norm and the head, with the rank's share of its outputs, of the
   // last.
   const std::vector<LayerWeights>& layers() const { return layers_; }
+  // By its number in the whole model; one of this part's.
+  const LayerWeights& layer(int number) const {
+    return layers_[number - layers_of(whole_config(), part_).first];
+  }
   const NormWeights& final_norm() const { return final_norm_; }
   const Linear& head() const { return *head_; }
   const RopeTable& rope() const { return rope_; }

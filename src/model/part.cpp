@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/part.h"
 
-#include <algorithm>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -44,7 +43,6 @@ ModelConfig config_of(const ModelConfig& whole, const ModelPart& part) {
   own.layers = layers.count;
   own.kv_heads = kv_heads_of(whole, part).count;
   own.heads = own.kv_heads * (whole.heads / whole.kv_heads);
-  own.windowed_first = std::max(whole.windowed_first - layers.first, 0);
   return own;
 }
 

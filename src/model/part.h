@@ -60,8 +60,8 @@ inline Share kv_heads_of(const ModelConfig& whole, const ModelPart& part) {
 // kInvalidArgument where a stage would have no layer or a rank no KV head.
 Status check_part(const ModelConfig& whole, const ModelPart& part);
 
-// The model that this rank has, for whom cares for shapes alone: its layers and heads. Width,
-// feed-forward and vocabulary are the whole model's.
+// The model that this rank has, for whom cares for shapes alone: how many layers and heads. Width,
+// feed-forward, vocabulary, and what is said of layers by their numbers, are the whole model's.
 ModelConfig config_of(const ModelConfig& whole, const ModelPart& part);
 
 // Where the checkpoint has this rank's rows of a layer's products; norms are everybody's.

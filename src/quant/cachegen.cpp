@@ -258,6 +258,7 @@ Result<std::shared_ptr<const KvFormat>> make_cachegen(FormatText text,
   }
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
+  KVLANE_TRY(check_all_heads("cachegen", context));
   if (context.shape.head_dim > kHeadDimMax) {
     return unsupported("KV format 'cachegen' knows heads of at most " +
                        std::to_string(kHeadDimMax) + " values, not of " +

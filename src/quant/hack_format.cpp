@@ -34,11 +34,12 @@ float magnitude_max(const Plane& plane) {
 }  // namespace
 
 HackFormat::HackFormat(std::string name, const KvShape& shape, const KvWindow& window,
-                       const Options& options, Isa isa)
+                       const Options& options, Isa isa, int kv_head_first)
     : KvFormat(std::move(name), shape, window,
                shape.kv_heads *
                    hack::page_layout(options.k, options.v, shape.widths(), options.sums).bytes),
       options_(options),
+      kv_head_first_(kv_head_first),
       layout_(hack::page_layout(options.k, options.v, shape.widths(), options.sums)),
       rows_(hack::row_kernels(isa)),
       seal_k_(hack::seal_kernel(options.k, Part::kKeys, options.rounding, isa)),
@@ -70,7 +71,7 @@ Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std:
     return row_beyond(keys, shape(), place, kv_head, values, magnitude_max(plane));
   }
   const hack::Draw draw{static_cast<std::uint32_t>(place.layer),
-                        static_cast<std::uint32_t>(place.kv_head + kv_head),
+                        static_cast<std::uint32_t>(kv_head_first_ + place.kv_head + kv_head),
                         static_cast<std::uint32_t>(place.position)};
   (keys ? seal_k_ : seal_v_)({plane, part, d, options_.rounding, draw, values,
                               page + (keys ? 0 : layout_.v_codes),
@@ -260,7 +261,7 @@ Result<std::shared_ptr<const KvFormat>> make_hack_format(FormatText text,
   KVLANE_TRY(text.finish());
   return std::shared_ptr<const KvFormat>(
       std::make_shared<const HackFormat>("hack:" + choice.parameters + window_text(window), shape,
-                                         window, choice.options, context.isa));
+                                         window, choice.options, context.isa, context.heads.first));
 }
 
 }  // namespace kvlane

@@ -54,7 +54,7 @@ class HackFormat final : public KvFormat {
   // head_dim is a multiple of hack::kHeadDimStep, at most hack::kHeadDimMax; `isa` is supported by
   // this processor.
   HackFormat(std::string name, const KvShape& shape, const KvWindow& window, const Options& options,
-             Isa isa);
+             Isa isa, int kv_head_first = 0);
 
   // Refuses, besides what is not finite, magnitudes that minima cannot have.
   Status seal(SlabPlace place, const std::uint16_t* rows, std::byte* slab) const override;
@@ -84,6 +84,7 @@ class HackFormat final : public KvFormat {
   void add_sums(std::byte* page) const;
 
   const Options options_;
+  const int kv_head_first_;  // of the model, the first head here
   const hack::PageLayout layout_;
   const hack::RowKernels rows_;
   const hack::SealKernel seal_k_, seal_v_;

@@ -37,4 +37,10 @@ Status KvFormat::refuse_packed(SlabPlace place, const std::string& why) {
                  std::to_string(place.layer) + " " + why);
 }
 
+Status check_all_heads(std::string_view name, const KvFormatContext& context) {
+  if (context.has_all_heads()) return {};
+  return unsupported("KV format '" + std::string(name) +
+                     "' codes all KV heads of a layer together, so ranks cannot share them out");
+}
+
 }  // namespace kvlane

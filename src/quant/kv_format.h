@@ -159,12 +159,22 @@ class KvFormat {
   std::uint64_t tables_;
 };
 
+// Which KV heads slabs have of a model that several ranks compute: bytes of a page are those that
+// it has where one process has all heads.
+struct KvHeadsHere {
+  int first = 0;
+  int whole = 0;  // of the model; 0: all are here
+};
+
 // What formats are made for.
 struct KvFormatContext {
   KvShape shape;                     // kBf16 rows
   const RopeTable* rope = nullptr;   // of the model, outlives formats: some keep K before RoPE
   const KvTables* tables = nullptr;  // what calibration found; read while a format is made
   Isa isa = Isa::kScalar;
+  KvHeadsHere heads{};  // whose number is shape.kv_heads
+
+  bool has_all_heads() const { return heads.whole == 0 || heads.whole == shape.kv_heads; }
 };
 
 // The format that `text` says: NAME or NAME:KEY=VALUE,KEY=VALUE. Null for "bf16": rows stay as they
@@ -174,5 +184,8 @@ Result<std::shared_ptr<const KvFormat>> make_kv_format(std::string_view text,
 
 // "bf16, fp8_e4m3, ...": for help texts and errors.
 std::string_view kv_format_names();
+
+// Of formats that code all KV heads of a layer together: kUnsupported where some are elsewhere.
+Status check_all_heads(std::string_view name, const KvFormatContext& context);
 
 }  // namespace kvlane

@@ -51,6 +51,7 @@ class KvquantFormat final : public KvFormat {
 
 Status check_shape(const KvFormatContext& context) {
   const KvShape& shape = context.shape;
+  KVLANE_TRY(check_all_heads(kName, context));
   if (context.rope == nullptr) {
     return invalid_argument("KV format 'kvquant' needs the model's rotary angles");
   }

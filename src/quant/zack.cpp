@@ -319,6 +319,19 @@ Result<Kept> choose_bits(const KvFormatContext& context, const Said& said) {
   return kept;
 }
 
+// Of [layers][all heads][per_head], what heads that are here have.
+template <class T>
+void keep_heads_here(const KvFormatContext& context, std::size_t per_head, std::vector<T>& values) {
+  if (values.empty() || context.has_all_heads()) return;
+  const std::size_t own = context.shape.kv_heads * per_head;
+  const std::size_t all = context.heads.whole * per_head;
+  auto to = values.begin();
+  for (int layer = 0; layer < context.shape.layers; ++layer) {
+    to = std::copy_n(values.begin() + layer * all + context.heads.first * per_head, own, to);
+  }
+  values.resize(context.shape.layers * own);
+}
+
 // Formats whose slabs have one size, and know pages whose V is narrower than K.
 bool can_code(std::string_view name) {
   return name != "zack" && name != "cachegen" && name != "kvquant" && name != "bf16";
@@ -411,10 +424,18 @@ Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
   KVLANE_ASSIGN(const Said said, parse(text));
   const int d = context.shape.head_dim;
   KVLANE_TRY(check_head_dim(d));
-  KVLANE_ASSIGN(ZackFormat::Rotations rotations, read_rotations(context));
-  KVLANE_ASSIGN(Kept kept,
-                said.bits > 0 ? choose_bits(context, said) : choose_ranks(context, said));
+  // What each head keeps, all heads decide.
+  KvFormatContext whole = context;
+  if (!context.has_all_heads()) whole.shape.kv_heads = context.heads.whole;
+  KVLANE_ASSIGN(ZackFormat::Rotations rotations, read_rotations(whole));
+  KVLANE_ASSIGN(Kept kept, said.bits > 0 ? choose_bits(whole, said) : choose_ranks(whole, said));
+  const std::size_t matrix = std::size_t(d) * d;
+  keep_heads_here(context, matrix, rotations.keys);
+  keep_heads_here(context, matrix, rotations.queries);
+  keep_heads_here(context, 1, kept.ranks.widths);
+  keep_heads_here(context, 1, kept.codes);
   if (said.bits == 0 && codes.substr(0, codes.find(':')) == kZackKvquantCodes) {
+    KVLANE_TRY(check_all_heads("zack+kvquant", context));
     return make_zack_kvquant({name_of(said), said.window, std::move(kept.ranks.widths)},
                              std::move(rotations), codes, context);
   }

@@ -4,26 +4,33 @@
 
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace kvlane {
 
 Result<RankCache> RankCache::create(const ModelConfig& whole, const ModelPart& part,
                                     const KvFormat* format, const Plan& plan) {
   const KvShape shape = config_of(whole, part).kv_shape();
-  const SlabSizes sizes =
-      format == nullptr ? SlabSizes(shape.layers, shape.slab_bytes()) : format->slab_sizes();
+  const Share layers = layers_of(whole, part);
+  std::vector<std::size_t> slabs;
+  for (int layer = layers.first; layer < layers.first + layers.count; ++layer) {
+    slabs.push_back(format == nullptr ? shape.slab_bytes() : format->slab_bytes(layer));
+  }
+  const SlabSizes sizes(slabs);
   KVLANE_ASSIGN(BlockPool pool,
                 BlockPool::create_sealed(shape, sizes, plan.blocks * sizes.block_bytes()));
+  pool.set_first_layer(layers.first);
   std::unique_ptr<BlockPool> rows;
   if (format != nullptr) {
     KVLANE_ASSIGN(BlockPool made, BlockPool::create(shape, plan.row_blocks * shape.block_bytes()));
+    made.set_first_layer(layers.first);
     rows = std::make_unique<BlockPool>(std::move(made));
   }
   PageBuffer arena;
   if (plan.arena_blocks > 0) {
     KVLANE_ASSIGN(arena, PageBuffer::allocate(plan.arena_blocks * sizes.block_bytes()));
   }
-  return RankCache(std::move(pool), std::move(rows), std::move(arena), layers_of(whole, part),
+  return RankCache(std::move(pool), std::move(rows), std::move(arena), layers,
                    format == nullptr ? KvWindow{} : format->window());
 }
 
@@ -67,7 +74,7 @@ Result<std::span<std::byte>> RankCache::slab(const BlockPlace& place, int layer)
     return corrupt("the head asks for a layer that this rank does not have");
   }
   const BlockPool& pool = place.memory == RankMemory::kRows ? *rows_ : pool_;
-  return whole.subspan(pool.slab_sizes().offset(own), pool.slab_bytes(own));
+  return whole.subspan(pool.slab_sizes().offset(own), pool.slab_bytes(layer));
 }
 
 Status RankCache::copy(const BlockPlace& to, const BlockPlace& from) {

@@ -16,7 +16,7 @@ namespace kvlane {
 // to keep in order.
 class RankCache {
  public:
-  // `format`, of this part's shape, outlives this; null: rows of 16 bits.
+  // `format`, of this part's KV heads in all layers, outlives this; null: rows of 16 bits.
   static Result<RankCache> create(const ModelConfig& whole, const ModelPart& part,
                                   const KvFormat* format, const Plan& plan);
 

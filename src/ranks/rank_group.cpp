@@ -148,9 +148,11 @@ Status RankGroup::wait_for_ranks(const Model& model) {
   return {};
 }
 
-Status RankGroup::prepare(const KvShape& shape, const SlabSizes& sizes, Plan plan) {
+Status RankGroup::prepare(const KvShape& shape, const KvFormat* format, Plan plan) {
   shape_ = shape;
-  sizes_ = sizes;
+  format_ = format;
+  sizes_ = format != nullptr ? format->slab_sizes() : SlabSizes(shape.layers, shape.slab_bytes());
+  const SlabSizes& sizes = *sizes_;
   KVLANE_ASSIGN(blocks_, PlaceRange::reserve(plan.blocks * sizes.block_bytes()));
   KVLANE_ASSIGN(rows_, PlaceRange::reserve(plan.row_blocks * shape.block_bytes()));
   KVLANE_ASSIGN(arena_, PlaceRange::reserve(plan.arena_blocks * sizes.block_bytes()));
@@ -212,6 +214,17 @@ Result<RankGroup::Place> RankGroup::place_of(const std::byte* at) const {
     return Place{{memory, static_cast<BlockId>(offset / sizes.block_bytes())}, layer};
   }
   return internal_error("an address is no place of a slab");
+}
+
+PagePlace RankGroup::part_of(const Place& place, int rank) const {
+  const Share heads = share_of(shape_.kv_heads, ranks(), rank);
+  if (format_ == nullptr || place.block.memory == RankMemory::kRows) {
+    return {heads.first * shape_.page_bytes(), heads.count * shape_.page_bytes()};
+  }
+  if (ranks() == 1) return {0, format_->slab_bytes(place.layer)};
+  const PagePlace first = format_->page_place(place.layer, heads.first);
+  const PagePlace last = format_->page_place(place.layer, heads.first + heads.count - 1);
+  return {first.offset, last.offset + last.bytes - first.offset};
 }
 
 MemoryCopy RankGroup::copies() {

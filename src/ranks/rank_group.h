@@ -22,6 +22,7 @@
 #include "model/accelerator.h"
 #include "model/forward_pass.h"
 #include "model/model.h"
+#include "quant/kv_format.h"
 #include "ranks/letter.h"
 #include "ranks/rank_link.h"
 #include "transfer/endpoint.h"
@@ -76,9 +77,9 @@ class RankGroup {
 
   // Waits until all ranks of this model are here.
   Status wait_for_ranks(const Model& model);
-  // Once, then: ranks take their memory. `sizes`: of slabs of the whole model's blocks; the plan
-  // says how many.
-  Status prepare(const KvShape& shape, const SlabSizes& sizes, Plan plan);
+  // Once, then: ranks take their memory, of which the plan says how much. `format`, of the whole
+  // model, outlives this; null: rows of 16 bits.
+  Status prepare(const KvShape& shape, const KvFormat* format, Plan plan);
 
   // What blocks of such memory are called.
   std::span<std::byte> places(RankMemory memory) const;
@@ -126,6 +127,8 @@ class RankGroup {
   // The answer, a letter of kind REPLY; waits for it.
   Result<Bytes> answer(std::uint64_t request);
   Result<Place> place_of(const std::byte* at) const;
+  // Of a slab in such memory, the bytes that are this rank's.
+  PagePlace part_of(const Place& place, int rank) const;
   Status copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
   struct Member {
@@ -137,6 +140,7 @@ class RankGroup {
   const RankGroupOptions options_;
   Address address_;
   KvShape shape_;
+  const KvFormat* format_ = nullptr;
   std::optional<SlabSizes> sizes_;  // of the cache's blocks
   PlaceRange blocks_, rows_, arena_;
 

@@ -15,24 +15,21 @@ Status not_here() { return unsupported("ranks on CPUs have no work of devices");
 
 std::unique_ptr<DeviceLane> RankGroup::lane() { return std::make_unique<RankLane>(*this); }
 
-Status RankLane::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+Status RankLane::copy(std::byte* to, const std::byte* from, std::size_t /*bytes*/) {
   const auto at = group_.place_of(from);
   const bool reads = at.ok();
   KVLANE_ASSIGN(const RankGroup::Place place, reads ? at : group_.place_of(to));
   const int stage = stage_of(group_.shape_.layers, group_.stages(), place.layer);
-  const std::size_t page = bytes / group_.shape_.kv_heads;
   for (int rank = 0; rank < group_.ranks(); ++rank) {
-    const Share heads = share_of(group_.shape_.kv_heads, group_.ranks(), rank);
-    const std::size_t offset = heads.first * page;
-    const std::size_t part = heads.count * page;
+    const PagePlace part = group_.part_of(place, rank);
     KVLANE_ASSIGN(const std::uint64_t request,
                   group_.ask(stage * group_.ranks() + rank, [&](std::uint64_t number) {
                     SlabOrder order{number, place.block, place.layer, {}};
                     if (reads) return encode_read(order);
-                    order.bytes = {from + offset, part};
+                    order.bytes = {from + part.offset, part.bytes};
                     return encode_write(order);
                   }));
-    pending_.push_back({request, reads ? to + offset : nullptr, reads ? part : 0});
+    pending_.push_back({request, reads ? to + part.offset : nullptr, reads ? part.bytes : 0});
   }
   return {};
 }
@@ -46,7 +43,8 @@ Status RankLane::finish() {
       continue;
     }
     const auto reply = decode_reply(*letter);
-    if (reply->bytes.size() != pending.bytes) {
+    // Slabs are rounded up: that of a rank may be longer than its part of the whole one.
+    if (reply->bytes.size() < pending.bytes) {
       all = corrupt("a rank sent a slab of another size");
     } else if (pending.bytes > 0) {
       std::memcpy(pending.to, reply->bytes.data(), pending.bytes);

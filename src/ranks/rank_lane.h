@@ -9,7 +9,7 @@
 
 namespace kvlane {
 
-// copy() moves whole slabs of rows, from a place or to one. No codecs, no marks. The group outlives
+// copy() moves whole slabs, from a place or to one. No codecs, no marks. The group outlives
 // this.
 class RankLane final : public DeviceLane {
  public:

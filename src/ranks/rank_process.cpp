@@ -3,8 +3,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ranks/rank_process.h"
 
+#include <algorithm>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -238,8 +238,7 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
     Status told;
     PassHooks hooks;
     hooks.on_layer = [&](int layer, const auto&) {
-      const int own = layers_of(model_.whole_config(), part_).first + layer;
-      if (told.ok()) told = head_->send(encode_layer({pass.number, own}));
+      if (told.ok()) told = head_->send(encode_layer({pass.number, layer}));
     };
     KVLANE_TRY(forward_->run(spans, hooks));
     return told;
@@ -281,10 +280,11 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
     KVLANE_ASSIGN(const SlabOrder order, writes ? decode_write(letter) : decode_read(letter));
     auto slab = cache_->slab(order.place, order.layer);
     Reply reply{order.request, slab.status(), {}};
-    if (slab.ok() && writes && order.bytes.size() != slab->size()) {
+    if (slab.ok() && writes && order.bytes.size() > slab->size()) {
       reply.status = corrupt("the head writes a slab of another size");
     } else if (slab.ok() && writes) {
-      std::memcpy(slab->data(), order.bytes.data(), slab->size());
+      const auto padding = std::copy(order.bytes.begin(), order.bytes.end(), slab->begin());
+      std::fill(padding, slab->end(), std::byte{0});
     } else if (slab.ok()) {
       reply.bytes = *slab;
     }

@@ -75,7 +75,7 @@ class Group {
     Status status = group->wait_for_ranks(*whole);
     ASSERT_TRUE(status.ok()) << status.message();
     const KvShape shape = whole->config().kv_shape();
-    status = group->prepare(shape, SlabSizes(shape.layers, shape.slab_bytes()),
+    status = group->prepare(shape, nullptr,
                             {.format = "bf16",
                              .blocks = kBlocks,
                              .arena_blocks = kArena,
@@ -235,7 +235,7 @@ struct HeadOfFake {
     rank->say(encode_ready());
     const KvShape shape = model->config().kv_shape();
     const Plan plan{.format = "bf16", .blocks = 2, .rows_max = 8, .logits_max = 1};
-    EXPECT_TRUE(group->prepare(shape, {shape.layers, shape.slab_bytes()}, plan).ok());
+    EXPECT_TRUE(group->prepare(shape, nullptr, plan).ok());
     pool.emplace(take(BlockPool::over(shape, group->places(RankMemory::kBlocks), group->copies())));
     table.emplace(*pool);
     EXPECT_TRUE(table->grow(1).ok());
