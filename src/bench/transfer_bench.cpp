@@ -65,7 +65,7 @@ struct End {
     end->pool = std::make_unique<BlockPool>(std::move(pool));
     end->table = std::make_unique<BlockTable>(*end->pool);
     KVLANE_TRY(end->table->grow(options.tokens));
-    KVLANE_ASSIGN(end->network, make_tcp_network());
+    KVLANE_ASSIGN(end->network, make_tcp_network({.shared_memory = options.shared_memory}));
     EndpointOptions door;
     door.bind = bind;
     door.codecs = codec_names();

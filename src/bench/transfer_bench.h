@@ -35,6 +35,8 @@ struct TransferBenchOptions {
   std::optional<Address> send_to;  // from here to there
   // The link is what limits: then the goal is the ratio of bytes, else not to be slower.
   bool shaped = false;
+  // Links between processes of this host may leave TCP, if both ends say so.
+  bool shared_memory = true;
   std::function<void(std::string_view)> progress;
   std::function<void(const Address&)> listening;  // the receiver of another process is ready
 };

@@ -7,6 +7,7 @@
 
 #include "bench/transfer_bench.h"
 #include "cli/bench.h"
+#include "cli/flags.h"
 #include "cli/progress.h"
 #include "codec/codec.h"
 #include "engine/codec_choice.h"
@@ -20,6 +21,7 @@ struct BenchTransferFlags {
   std::string text;
   std::string listen, send_to;
   std::string cpu = "auto";
+  std::string shared_memory = "auto";
   bool json = false;
 };
 
@@ -37,6 +39,7 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
   TransferBenchOptions options = flags.options;
   options.directory = flags.directory;
   options.text = flags.text;
+  options.shared_memory = flags.shared_memory == "auto";
   KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
   for (const std::string& codec : options.codecs) {
     if (codec != kAutoCodec) KVLANE_TRY(find_codec(codec, options.isa).status());
@@ -74,7 +77,7 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
 
 void add_bench_transfer(CLI::App& bench, Run& run) {
   CLI::App* const command = bench.add_subcommand(
-      "transfer", "A prompt's KV from worker to worker over TCP, with each codec in turn");
+      "transfer", "A prompt's KV from worker to worker, with each codec in turn");
   command->footer(
       "Examples: kvlane bench transfer models/kvlane-tiny-gqa --text README.md --tokens 1024\n"
       "          on one machine  kvlane bench transfer --listen 10.0.0.2:7411\n"
@@ -99,6 +102,7 @@ void add_bench_transfer(CLI::App& bench, Run& run) {
   command->add_option("--listen", flags->listen,
                       "HOST:PORT: receive here, from another process; port 0 is any");
   command->add_option("--send-to", flags->send_to, "HOST:PORT: the other process listens there");
+  add_shared_memory_flag(*command, flags->shared_memory);
   command->add_flag("--shaped", options.shaped, "the link is the bottleneck: goals for that");
   command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
       ->capture_default_str();

@@ -236,6 +236,16 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
                   "seconds that parked KV and reservations wait for somebody")
       ->check(check_lease)
       ->capture_default_str();
+  add_shared_memory_flag(command, flags.shared_memory);
+}
+
+void add_shared_memory_flag(CLI::App& command, std::string& shared_memory) {
+  command
+      .add_option("--kv-shared-memory", shared_memory,
+                  "auto: between workers of one host and user, KV goes through shared memory; off: "
+                  "over TCP everywhere")
+      ->check(CLI::IsMember({"auto", "off"}))
+      ->capture_default_str();
 }
 
 void add_push_flags(CLI::App& command, PushFlags& flags) {

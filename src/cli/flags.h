@@ -64,8 +64,9 @@ struct DataPlaneFlags {
   std::string bind = "127.0.0.1";
   std::uint16_t port = 0;  // any free one
   std::string advertise_host;
-  double timeout = 10;  // seconds
-  double lease = 60;    // seconds
+  double timeout = 10;                 // seconds
+  double lease = 60;                   // seconds
+  std::string shared_memory = "auto";  // or "off"
 };
 
 // How a prefill worker sends KV.
@@ -81,6 +82,8 @@ void add_server_flags(CLI::App& command, ServerFlags& flags);
 // Not for a gateway: it serves what its workers serve.
 void add_model_name_flag(CLI::App& command, ServerFlags& flags);
 void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
+// Whether links to workers of the same host may leave TCP.
+void add_shared_memory_flag(CLI::App& command, std::string& shared_memory);
 void add_push_flags(CLI::App& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
 void add_parent_flag(CLI::App& command, int& parent);

@@ -17,8 +17,10 @@ namespace kvlane {
 namespace {
 
 // A peer that cannot be reached is noticed within `timeout`, as one is that does not answer.
-Result<std::unique_ptr<Network>> start_network(Seconds timeout) {
+Result<std::unique_ptr<Network>> start_network(const DataPlaneFlags& flags) {
+  const Seconds timeout(flags.timeout);
   TcpOptions options;
+  options.shared_memory = flags.shared_memory == "auto";
   options.connect_timeout = std::min(options.connect_timeout, timeout);
   options.user_timeout = timeout;
   return make_tcp_network(options);
@@ -58,7 +60,7 @@ Status run_worker(Role role, const WorkerFlags& flags) {
   std::unique_ptr<Endpoint> endpoint;
   WorkerServiceOptions options;
   if (role != Role::kBoth) {
-    KVLANE_ASSIGN(network, start_network(Seconds(flags.data_plane.timeout)));
+    KVLANE_ASSIGN(network, start_network(flags.data_plane));
     KVLANE_ASSIGN(endpoint,
                   start_endpoint(*network, flags, *loaded.model, engine_settings.kv_format.get()));
     options.data_plane = endpoint->address();

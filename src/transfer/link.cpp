@@ -1,4 +1,4 @@
-// Addresses as text.
+// Addresses and paths as text.
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/link.h"
 
@@ -7,6 +7,10 @@ namespace kvlane {
 std::string to_string(const Address& address) {
   const bool bracket = address.host.find(':') != std::string::npos;
   return (bracket ? "[" + address.host + "]" : address.host) + ":" + std::to_string(address.port);
+}
+
+std::string_view path_name(LinkPath path) {
+  return path == LinkPath::kSharedMemory ? "shared memory" : "TCP";
 }
 
 }  // namespace kvlane

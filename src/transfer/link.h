@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -49,6 +50,12 @@ class LinkEvents {
   virtual void on_closed(Status why) = 0;
 };
 
+// What carries the messages of a link.
+enum class LinkPath { kTcp, kSharedMemory };
+
+// "TCP" or "shared memory".
+std::string_view path_name(LinkPath path);
+
 // One connection. Thread-safe. No call into LinkEvents comes from within one of these, so they may
 // be made with locks held.
 class Link {
@@ -63,6 +70,8 @@ class Link {
   virtual void close() = 0;
   // Who is at the other end, for messages to people: "127.0.0.1:4711".
   virtual std::string peer() const = 0;
+  // What carries messages now. A link begins as kTcp.
+  virtual LinkPath path() const { return LinkPath::kTcp; }
   // How fast it was in this direction when it was the bottleneck; empty while it never was.
   virtual std::optional<LinkSpeed> speed() const = 0;
 };

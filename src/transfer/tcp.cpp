@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "transfer/shared_listener.h"
 #include "transfer/tcp_connection.h"
 
 namespace kvlane {
@@ -51,6 +52,7 @@ class TcpLink : public Link {
   }
   void close() override { connection_->close(); }
   std::string peer() const override { return connection_->peer(); }
+  LinkPath path() const override { return connection_->path(); }
   std::optional<LinkSpeed> speed() const override { return connection_->speed(); }
 
  private:
@@ -61,6 +63,7 @@ struct Listener {
   Listener(asio::io_context& io, Network::Acceptor on_accept)
       : socket(io), pause(io), acceptor(std::move(on_accept)) {}
   tcp::acceptor socket;
+  std::shared_ptr<SharedListener> shared;  // null: TCP alone
   Timer pause;
   Network::Acceptor acceptor;
 };
@@ -88,6 +91,8 @@ class TcpNetwork : public Network {
   void accept(const std::shared_ptr<Listener>& listener);
   void on_accepted(const Listener& listener, tcp::socket socket);
   void keep(const std::shared_ptr<TcpConnection>& connection);
+  SharedListener::Match match(const SharedOffer& offer,
+                              const std::shared_ptr<SharedAgreement>& agreement);
   void arm_timer();
   void stop();
 
@@ -133,6 +138,7 @@ void TcpNetwork::stop() {
     Error ignored;
     listener->socket.close(ignored);
     listener->pause.cancel();
+    if (listener->shared) listener->shared->close();
   }
   listeners_.clear();
   for (const auto& weak : connections_) {
@@ -153,11 +159,30 @@ Result<Address> TcpNetwork::listen(const Address& address, Acceptor acceptor) {
   if (error) {
     return unavailable("cannot listen at " + to_string(address) + ": " + error.message());
   }
+  if (loop_->options.shared_memory) {
+    listener->shared = SharedListener::open(loop_->io, bound.port());
+  }
   asio::post(loop_->io, [this, listener] {
     listeners_.push_back(listener);
     accept(listener);
+    if (!listener->shared) return;
+    listener->shared->start([this](const auto& offer, std::shared_ptr<SharedAgreement> agreement) {
+      return match(offer, agreement);
+    });
   });
   return to_address(bound);
+}
+
+// The accepted connection that an offer of shared memory means, if there is one.
+SharedListener::Match TcpNetwork::match(const SharedOffer& offer,
+                                        const std::shared_ptr<SharedAgreement>& agreement) {
+  for (const auto& weak : connections_) {
+    const auto connection = weak.lock();
+    if (!connection) continue;
+    const auto match = connection->take(offer, agreement);
+    if (match != SharedListener::Match::kUnknown) return match;
+  }
+  return SharedListener::Match::kUnknown;
 }
 
 void TcpNetwork::accept(const std::shared_ptr<Listener>& listener) {

@@ -1,4 +1,5 @@
-// The network of transfers over TCP: spec/transfer.md section 10.
+// The network of transfers over TCP, and between workers of one host through shared memory:
+// spec/transfer.md sections 10 and 11.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -20,6 +21,12 @@ struct TcpOptions {
   // nobody posts.
   std::size_t queue_bytes_max = std::size_t{16} << 20;
   int accepted_max = 1024;  // links that peers opened; more are closed at once
+  // Whether links to workers of the same host and user leave TCP when both sides can; all other
+  // links, and those for which the system gives no memory, stay there.
+  bool shared_memory = true;
+  // One direction of such a link, of those that this side opens: a power of two from 64 KiB to
+  // 16 MiB. Small, so that what goes through it stays in the processor's cache.
+  std::size_t shared_ring_bytes = std::size_t{1} << 20;
 };
 
 // Starts the network's thread; kExhausted when the system gives none. The destructor sends what is

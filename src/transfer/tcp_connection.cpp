@@ -12,6 +12,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
+#include <cerrno>
 #include <new>
 #include <string_view>
 #include <utility>
@@ -145,19 +146,100 @@ void TcpConnection::established() {
   tune(socket_, loop_->options.user_timeout);
   connected_ = true;
   read_header();
+  if (!accepted_ && loop_->options.shared_memory) offer_memory();
   wake_writer();
+}
+
+// Shared memory.
+
+void TcpConnection::offer_memory() {
+  Error error;
+  const tcp::endpoint local = socket_.local_endpoint(error);
+  if (error) return;
+  const tcp::endpoint peer = socket_.remote_endpoint(error);
+  if (error) return;
+  agreement_ =
+      SharedAgreement::offer(loop_->io, local, peer, loop_->options.shared_ring_bytes,
+                             [self = shared_from_this()](std::shared_ptr<SharedStream> stream) {
+                               self->on_agreed(std::move(stream));
+                             });
+}
+
+SharedListener::Match TcpConnection::take(const SharedOffer& offer,
+                                          std::shared_ptr<SharedAgreement> agreement) {
+  using Match = SharedListener::Match;
+  Error error;
+  const tcp::endpoint local = socket_.local_endpoint(error);
+  const tcp::endpoint peer = error ? tcp::endpoint() : socket_.remote_endpoint(error);
+  if (error || !accepted_ || !offer.means(peer, local)) return Match::kUnknown;
+  if (is_closing() || wrote_ || !first_message_ || agreement_ || shared_) return Match::kRefused;
+  const bool accepted =
+      agreement->accept([self = shared_from_this()](std::shared_ptr<SharedStream> stream) {
+        self->on_agreed(std::move(stream));
+      });
+  if (!accepted) return Match::kRefused;
+  agreement_ = std::move(agreement);
+  return Match::kTaken;
+}
+
+// Or not agreed, without a stream.
+void TcpConnection::on_agreed(std::shared_ptr<SharedStream> stream) {
+  agreement_.reset();
+  if (stream) {
+    {
+      const Lock lock(mutex_);
+      if (ended_) return stream->close();
+      path_ = LinkPath::kSharedMemory;
+    }
+    shared_ = std::move(stream);
+    Error ignored;
+    socket_.cancel(ignored);  // the read of a header; on_stray() hears of it
+    watch();
+    shared_->start();
+    read_header();
+  }
+  wake_writer();
+}
+
+// The read that was under way over TCP when the link left it.
+void TcpConnection::on_stray(const Error& error, std::size_t bytes) {
+  if (bytes > 0 || !error) {
+    return fail(corrupt(peer_ + " sent bytes over TCP on a link in shared memory"));
+  }
+  if (error != asio::error::operation_aborted) shared_->end_reading(error);
+}
+
+// Over TCP comes nothing any more but its end, which is that of the peer.
+void TcpConnection::watch() {
+  socket_.async_wait(Socket::wait_read, [self = shared_from_this()](const Error& error) {
+    if (error) return;
+    std::byte stray{0};
+    const ssize_t got = ::recv(self->socket_.native_handle(), &stray, 1, MSG_DONTWAIT);
+    if (got > 0) return self->on_stray({}, 1);
+    if (got == 0) return self->shared_->end_reading(asio::error::eof);
+    if (errno == EAGAIN || errno == EINTR) return self->watch();
+    self->shared_->end_reading(Error(errno, boost::system::system_category()));
+  });
 }
 
 // Reading.
 
 void TcpConnection::read_header() {
-  const auto unless_foreign = [this](const Error& error, std::size_t bytes) -> std::size_t {
-    const bool foreign = !may_begin_message(ByteView(header_).first(bytes));
-    return error || foreign ? 0 : header_.size() - bytes;
+  const auto is_foreign = [this](std::size_t bytes) {
+    return !may_begin_message(ByteView(header_).first(bytes));
+  };
+  if (shared_) {
+    const auto on_read = [self = shared_from_this()](const Error& error, std::size_t bytes) {
+      self->on_header(error, bytes);
+    };
+    return shared_->read(header_, on_read, is_foreign);
+  }
+  const auto unless_foreign = [this, is_foreign](const Error& error, std::size_t bytes) {
+    return error || is_foreign(bytes) ? 0 : header_.size() - bytes;
   };
   asio::async_read(socket_, asio::buffer(header_), unless_foreign,
                    [self = shared_from_this()](const Error& error, std::size_t bytes) {
-                     self->on_header(error, bytes);
+                     self->shared_ ? self->on_stray(error, bytes) : self->on_header(error, bytes);
                    });
 }
 
@@ -172,7 +254,7 @@ void TcpConnection::on_header(const Error& error, std::size_t bytes) {
   } else if (error == asio::error::eof && bytes == 0) {
     return fail(aborted(peer_ + " closed the link"));
   } else if (error) {
-    return fail(unavailable("the link to " + peer_ + " broke: " + error.message()));
+    return fail(broke(error, ""));
   }
   Result<MessageHeader> parsed = parse_message_header(header);
   if (parsed.ok() && first_message_ && parsed->body_bytes > kControlBodyBytesMax) {
@@ -192,19 +274,21 @@ void TcpConnection::on_header(const Error& error, std::size_t bytes) {
                           " bytes from " + peer_));
   }
   std::ranges::copy(header_, message_.begin());
-  asio::async_read(socket_, asio::buffer(message_.data() + header_.size(), parsed->body_bytes),
-                   until(parsed->body_bytes),
-                   [self = shared_from_this()](const Error& body_error, std::size_t) {
-                     self->on_body(body_error);
-                   });
+  read_body(parsed->body_bytes);
+}
+
+void TcpConnection::read_body(std::size_t bytes) {
+  const std::span<std::byte> body(message_.data() + header_.size(), bytes);
+  const auto on_read = [self = shared_from_this()](const Error& error, std::size_t) {
+    self->on_body(error);
+  };
+  if (shared_) return shared_->read(body, on_read);
+  asio::async_read(socket_, asio::buffer(body.data(), body.size()), until(bytes), on_read);
 }
 
 void TcpConnection::on_body(const Error& error) {
   if (is_closing()) return error ? end() : discard();
-  if (error) {
-    return fail(
-        unavailable("the link to " + peer_ + " broke inside a message: " + error.message()));
-  }
+  if (error) return fail(broke(error, " inside a message"));
   // A copy of the pointer: close() from within the call drops events_ later, fail() at once.
   const std::shared_ptr<LinkEvents> events = events_;
   if (events) events->on_message(ByteView(message_).first(message_bytes_));
@@ -215,10 +299,11 @@ void TcpConnection::on_body(const Error& error) {
 // Reads and drops what comes until the peer ends its direction, so that our last messages are not
 // thrown away by a reset.
 void TcpConnection::discard() {
-  socket_.async_read_some(asio::buffer(header_),
-                          [self = shared_from_this()](const Error& error, std::size_t) {
-                            error ? self->end() : self->discard();
-                          });
+  const auto on_read = [self = shared_from_this()](const Error& error, std::size_t) {
+    error ? self->end() : self->discard();
+  };
+  shared_ ? shared_->read(header_, on_read)
+          : socket_.async_read_some(asio::buffer(header_), on_read);
 }
 
 // Writing.
@@ -254,6 +339,10 @@ void TcpConnection::start_write() {
   {
     const Lock lock(mutex_);
     if (ended_) return;
+    if (agreement_) {  // which wakes the writer when it is over
+      writing_ = false;
+      return;
+    }
     std::size_t bytes = 0;
     while (connected_ && !queue_.empty() && in_flight_.size() < kGatherMax &&
            bytes < kCallBytesMax) {
@@ -269,21 +358,29 @@ void TcpConnection::start_write() {
     socket_.shutdown(Socket::shutdown_send, ignored);
     if (stopping_) end();
   }
-  std::vector<asio::const_buffer> gathered;
   std::size_t total = 0;
-  for (const auto& message : in_flight_) {
-    gathered.push_back(asio::buffer(*message));
-    total += message->size();
-  }
+  for (const auto& message : in_flight_) total += message->size();
   measure(total);
-  if (in_flight_.empty()) return;
-  asio::async_write(
-      socket_, gathered, until(total),
-      [self = shared_from_this()](const Error& error, std::size_t) { self->on_written(error); });
+  if (!in_flight_.empty()) write(total);
+}
+
+void TcpConnection::write(std::size_t total) {
+  const auto on_written = [self = shared_from_this()](const Error& error, std::size_t) {
+    self->on_written(error);
+  };
+  if (shared_) {
+    std::vector<ByteView> parts;
+    for (const auto& message : in_flight_) parts.emplace_back(*message);
+    return shared_->write(std::move(parts), on_written);
+  }
+  wrote_ = true;
+  std::vector<asio::const_buffer> gathered;
+  for (const auto& message : in_flight_) gathered.push_back(asio::buffer(*message));
+  asio::async_write(socket_, gathered, until(total), on_written);
 }
 
 void TcpConnection::on_written(const Error& error) {
-  if (error) return fail(unavailable("the link to " + peer_ + " broke: " + error.message()));
+  if (error) return fail(broke(error, ""));
   bool owed = false;
   {
     const Lock lock(mutex_);
@@ -304,11 +401,17 @@ void TcpConnection::on_written(const Error& error) {
 void TcpConnection::measure(std::size_t bytes) {
   const bool waiting = bytes > kSmallWriteMax;
   if (!waiting && !meter_.measuring()) return;
-  const std::optional<LinkProgress> progress = tcp_progress(socket_.native_handle());
+  const std::optional<LinkProgress> progress =
+      shared_ ? shared_->progress() : tcp_progress(socket_.native_handle());
   if (!progress) return;
   const TimePoint now = SteadyClock::now();
   const Lock lock(mutex_);
   waiting ? meter_.waiting(now, *progress) : meter_.idle(now, *progress);
+}
+
+LinkPath TcpConnection::path() const {
+  const Lock lock(mutex_);
+  return path_;
 }
 
 std::optional<LinkSpeed> TcpConnection::speed() const {
@@ -374,6 +477,16 @@ void TcpConnection::end() {
   socket_.close(ignored);
   resolver_.cancel();
   deadline_.cancel();
+  if (const auto agreement = std::exchange(agreement_, nullptr)) agreement->cancel();
+  if (shared_) shared_->close();
+}
+
+// Why a read or a write has failed, and where.
+Status TcpConnection::broke(const Error& error, const char* where) const {
+  if (error == boost::system::errc::bad_message) {
+    return corrupt(peer_ + " wrote an impossible position into shared memory");
+  }
+  return unavailable("the link to " + peer_ + " broke" + where + ": " + error.message());
 }
 
 void TcpConnection::end_after(Seconds limit, Status why) {

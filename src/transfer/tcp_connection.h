@@ -1,4 +1,5 @@
-// One TCP connection that carries messages: reading, writing, connecting and ending.
+// One TCP connection that carries messages, or keeps watch while memory that both sides share does:
+// reading, writing, connecting and ending.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -16,6 +17,8 @@
 #include <vector>
 
 #include "transfer/message.h"
+#include "transfer/shared_listener.h"
+#include "transfer/shared_offer.h"
 #include "transfer/tcp.h"
 
 namespace kvlane {
@@ -28,8 +31,8 @@ struct TcpLoop {
   std::atomic<int> accepted = 0;
 };
 
-// post(), close(), peer() and speed() from any thread, all else on the loop's. Handlers hold the
-// connection, so it lives until its socket is closed.
+// post(), close(), peer(), path() and speed() from any thread, all else on the loop's. Handlers
+// hold the connection, so it lives until its socket is closed.
 class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
  public:
   using Socket = boost::asio::ip::tcp::socket;
@@ -40,6 +43,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   Status post(std::shared_ptr<const Bytes> message);
   void close();
   const std::string& peer() const { return peer_; }
+  LinkPath path() const;
   std::optional<LinkSpeed> speed() const;
 
   // Begins to read on an accepted socket.
@@ -48,6 +52,8 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   void connect(const Address& address, std::shared_ptr<LinkEvents> events);
   // The network ends: no more events, what is queued is still sent if that is quick.
   void stop();
+  // Takes an offer of shared memory, if it means this connection and comes in time.
+  SharedListener::Match take(const SharedOffer& offer, std::shared_ptr<SharedAgreement> agreement);
 
  private:
   using Error = boost::system::error_code;
@@ -55,12 +61,18 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
 
   void connect_to(const Endpoints& endpoints);
   void established();
+  void offer_memory();
+  void on_agreed(std::shared_ptr<SharedStream> stream);
+  void on_stray(const Error& error, std::size_t bytes);
+  void watch();
   void read_header();
+  void read_body(std::size_t bytes);
   void on_header(const Error& error, std::size_t bytes);
   void on_body(const Error& error);
   void discard();
   void wake_writer();
   void start_write();
+  void write(std::size_t total);
   void on_written(const Error& error);
   void measure(std::size_t bytes);
   void begin_closing(Seconds limit);
@@ -68,6 +80,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   void fail(Status why);
   void end();
   void end_after(Seconds limit, Status why);
+  Status broke(const Error& error, const char* where) const;
   bool is_closing() const;
 
   const std::shared_ptr<TcpLoop> loop_;
@@ -81,6 +94,9 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   std::shared_ptr<LinkEvents> events_;  // null when nobody wants to hear any more
   bool connected_ = false;
   bool stopping_ = false;
+  bool wrote_ = false;                          // something over TCP
+  std::shared_ptr<SharedAgreement> agreement_;  // under way: nothing is written until it is over
+  std::shared_ptr<SharedStream> shared_;        // then it carries messages, TCP nothing
   bool first_message_ = true;
   std::array<std::byte, kMessageHeaderBytes> header_{};
   Bytes message_;                  // that is being read, in memory that only grows
@@ -95,6 +111,7 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   bool writing_ = false;          // start_write is scheduled or a write is under way
   bool closing_ = false;          // close() was called
   bool ended_ = false;            // the socket is closed
+  LinkPath path_ = LinkPath::kTcp;
   LinkSpeedMeter meter_;
 };
 
