@@ -381,9 +381,11 @@ void EngineImpl::abort(RequestId request) {
 EngineLoad EngineImpl::load() const {
   StoreFigures store;
   if (options_.state.store) store = options_.state.store->figures();
+  const LinkCounts links = endpoint_ ? endpoint_->links() : LinkCounts();
   const std::lock_guard lock(load_mutex_);
   EngineLoad load = load_;
   load.store = store;
+  load.links = links;
   return load;
 }
 

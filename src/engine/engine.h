@@ -143,6 +143,7 @@ struct EngineLoad {
   int blocks_total = 0;
   int blocks_cached = 0;  // kept for their names only
   int host_blocks = 0;    // in host memory
+  LinkCounts links;       // to other workers; zeros without an endpoint
   StoreFigures store;     // of the state store, whoever uses it; zeros without one
   // Since the start.
   std::int64_t prefix_query_tokens = 0;  // of prompts that were looked up

@@ -21,7 +21,10 @@ asio::awaitable<void> Worker::health(const HttpRequest&, HttpReply& reply) {
                  {"queued_tokens", load.queued_tokens},
                  {"blocks_free", load.blocks_free},
                  {"blocks_total", load.blocks_total}}}};
-  if (options_.data_plane) body["data_plane"] = to_string(*options_.data_plane);
+  if (options_.data_plane) {
+    body["data_plane"] = to_string(*options_.data_plane);
+    body["links"] = {{"tcp", load.links.tcp}, {"shared_memory", load.links.shared_memory}};
+  }
   const HttpResponse response = json_response(to_text(body));
   co_await reply.send(response);
 }

@@ -131,6 +131,10 @@ std::vector<MetricFamily> of_blocks(const OfModel& of, const EngineLoad& load) {
                     {of.with("state", "empty"),
                      static_cast<double>(load.blocks_free - load.blocks_cached)}}),
       of.gauge("kvlane_host_blocks", "KV blocks in host memory.", load.host_blocks),
+      gauge_family(
+          "kvlane_links", "Links to other workers, by what carries them.",
+          {{of.with("path", "tcp"), static_cast<double>(load.links.tcp)},
+           {of.with("path", "shared_memory"), static_cast<double>(load.links.shared_memory)}}),
       of.total("kvlane_prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache.",
                load.prefix_query_tokens),
       of.total("kvlane_prefix_hit_tokens_total", "Prompt tokens found in the prefix cache.",

@@ -63,6 +63,7 @@ class EndpointImpl : public Endpoint {
   std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const override {
     return core_->link_speed(peer);
   }
+  LinkCounts links() const override { return core_->links(); }
   Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink) override {
     return core_->expect(id, wait, std::move(sink), /*room=*/true);
   }

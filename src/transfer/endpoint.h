@@ -142,6 +142,12 @@ struct EndpointOptions {
   std::function<void(const std::string& peer, const Status& why)> on_refused;
 };
 
+// Links that stand, by what carries them.
+struct LinkCounts {
+  int tcp = 0;
+  int shared_memory = 0;
+};
+
 // One worker's door to the others. Thread-safe. Created with a network that outlives it.
 class Endpoint {
  public:
@@ -170,6 +176,8 @@ class Endpoint {
   // How fast the link to `peer` takes what is pushed; without a peer, the slowest of the links that
   // fetch from here. Empty while no such link stands that has ever been the bottleneck.
   virtual std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const = 0;
+  // In both directions: opened here, or accepted.
+  virtual LinkCounts links() const = 0;
 
   // Receiving. `expect` waits for a push at most `wait`; `fetch` asks `peer` for parked frames.
   // Errors as above; the sink is then not called.

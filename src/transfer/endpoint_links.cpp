@@ -83,6 +83,18 @@ std::optional<LinkSpeed> EndpointCore::link_speed(const std::optional<Address>& 
   return slowest;
 }
 
+LinkCounts EndpointCore::links() const {
+  const Lock lock(mutex_);
+  LinkCounts counts;
+  const auto count = [&](const SessionPtr& session) {
+    if (session->state != Session::State::kReady) return;
+    session->link->path() == LinkPath::kTcp ? ++counts.tcp : ++counts.shared_memory;
+  };
+  for (const auto& [name, session] : dialled_) count(session);
+  for (const SessionPtr& session : accepted_) count(session);
+  return counts;
+}
+
 // Messages.
 
 void EndpointCore::on_message(const SessionPtr& session, ByteView bytes) {

@@ -1,5 +1,5 @@
-// Endpoints over real TCP on loopback, with real threads: the whole path, strangers at the port,
-// deaths, and cancelling from other threads.
+// Endpoints over real links on loopback, with real threads, over TCP and through shared memory: the
+// whole path, strangers at the port, deaths, and cancelling from other threads.
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,9 @@ namespace {
 using ::testing::HasSubstr;
 using namespace testing;  // NOLINT: the helpers of transfers
 
-// Two workers in two networks, as two processes have them.
-class EndpointTcp : public ::testing::Test {
+// Two workers in two networks, as two processes have them. The parameter says what carries the
+// messages between them.
+class EndpointTcp : public ::testing::TestWithParam<LinkPath> {
  protected:
   EndpointTcp() { start(options_for_test(), options_for_test()); }
   ~EndpointTcp() override {
@@ -28,8 +29,9 @@ class EndpointTcp : public ::testing::Test {
   void start(const EndpointOptions& sender, const EndpointOptions& receiver) {
     sender_.reset();
     receiver_.reset();
-    sender_network_ = std::move(*make_tcp_network());
-    receiver_network_ = std::move(*make_tcp_network());
+    const TcpOptions options{.shared_memory = GetParam() == LinkPath::kSharedMemory};
+    sender_network_ = std::move(*make_tcp_network(options));
+    receiver_network_ = std::move(*make_tcp_network(options));
     sender_ = std::move(*Endpoint::start(*sender_network_, sender));
     receiver_ = std::move(*Endpoint::start(*receiver_network_, receiver));
   }
@@ -40,7 +42,10 @@ class EndpointTcp : public ::testing::Test {
   std::unique_ptr<Endpoint> receiver_;
 };
 
-TEST_F(EndpointTcp, PushArrives) {
+INSTANTIATE_TEST_SUITE_P(Over, EndpointTcp,
+                         ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory), path_of_test);
+
+TEST_P(EndpointTcp, PushArrives) {
   const auto sink = std::make_shared<CheckingSink>();
   Delivery delivery;
   const TransferBegin begin = begin_of(1000, 8);
@@ -53,9 +58,14 @@ TEST_F(EndpointTcp, PushArrives) {
   EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));
   EXPECT_EQ(sink->end()->first.at(0).token, 3);
   EXPECT_EQ(sink->slabs(), 8U * 16U);
+  const bool shared = GetParam() == LinkPath::kSharedMemory;
+  for (Endpoint* endpoint : {sender_.get(), receiver_.get()}) {
+    EXPECT_EQ(endpoint->links().tcp, shared ? 0 : 1);
+    EXPECT_EQ(endpoint->links().shared_memory, shared ? 1 : 0);
+  }
 }
 
-TEST_F(EndpointTcp, ParkedFramesAreFetched) {
+TEST_P(EndpointTcp, ParkedFramesAreFetched) {
   const auto sink = std::make_shared<CheckingSink>();
   Delivery delivery;
   const TransferBegin begin = begin_of(200, 4);
@@ -67,7 +77,7 @@ TEST_F(EndpointTcp, ParkedFramesAreFetched) {
   EXPECT_TRUE(sink->end().has_value());
 }
 
-TEST_F(EndpointTcp, ManyTransfersAtOnce) {
+TEST_P(EndpointTcp, ManyTransfersAtOnce) {
   constexpr std::uint32_t kTransfers = 60;
   const TransferBegin begin = begin_of(130, 3);
   std::vector<std::shared_ptr<CheckingSink>> sinks(kTransfers);
@@ -94,7 +104,7 @@ TEST_F(EndpointTcp, ManyTransfersAtOnce) {
   }
 }
 
-TEST_F(EndpointTcp, OtherModelsAreRefused) {
+TEST_P(EndpointTcp, OtherModelsAreRefused) {
   EndpointOptions other = options_for_test();
   other.model = model_named('x');
   start(options_for_test(), other);
@@ -107,7 +117,7 @@ TEST_F(EndpointTcp, OtherModelsAreRefused) {
   EXPECT_THAT(delivery.status().message(), HasSubstr("78787878"));
 }
 
-TEST_F(EndpointTcp, NobodyThere) {
+TEST_P(EndpointTcp, NobodyThere) {
   const Address gone = receiver_->address();
   receiver_.reset();
   receiver_network_.reset();
@@ -119,7 +129,7 @@ TEST_F(EndpointTcp, NobodyThere) {
 }
 
 // A listener that is no worker: it answers the greeting like an HTTP server.
-TEST_F(EndpointTcp, APeerThatIsNoWorkerFailsThePush) {
+TEST_P(EndpointTcp, APeerThatIsNoWorkerFailsThePush) {
   auto raw = std::move(*make_tcp_network());
   const auto events = std::make_shared<RecordingEvents>();
   std::shared_ptr<Link> link;
@@ -139,7 +149,7 @@ TEST_F(EndpointTcp, APeerThatIsNoWorkerFailsThePush) {
   raw.reset();
 }
 
-TEST_F(EndpointTcp, GarbageAtThePortDisturbsNobody) {
+TEST_P(EndpointTcp, GarbageAtThePortDisturbsNobody) {
   std::mutex mutex;
   std::vector<Status> refused;
   EndpointOptions options = options_for_test();
@@ -172,7 +182,7 @@ TEST_F(EndpointTcp, GarbageAtThePortDisturbsNobody) {
   EXPECT_THAT(refused[0].message(), HasSubstr("HTTP"));
 }
 
-TEST_F(EndpointTcp, AWorkerThatDiesFailsItsTransfersOnTheOtherSide) {
+TEST_P(EndpointTcp, AWorkerThatDiesFailsItsTransfersOnTheOtherSide) {
   for (const bool sender_dies : {true, false}) {
     start(options_for_test(), options_for_test());
     const auto sink = std::make_shared<CheckingSink>();
@@ -201,7 +211,7 @@ TEST_F(EndpointTcp, AWorkerThatDiesFailsItsTransfersOnTheOtherSide) {
 }
 
 // From a thread of its own, at a random time: when cancel() has returned, the sink is untouched.
-TEST_F(EndpointTcp, CancelAtRandomTimesKeepsItsPromise) {
+TEST_P(EndpointTcp, CancelAtRandomTimesKeepsItsPromise) {
   const TransferBegin begin = begin_of(64 * 8, 4);
   for (std::uint32_t i = 0; i < 150; ++i) {
     const auto sink = std::make_shared<CheckingSink>();
@@ -229,7 +239,7 @@ TEST_F(EndpointTcp, CancelAtRandomTimesKeepsItsPromise) {
 }
 
 // From a thread of its own, at a random time: no slab before grant(), all of them after it.
-TEST_F(EndpointTcp, GrantsAtRandomTimesLetAllThrough) {
+TEST_P(EndpointTcp, GrantsAtRandomTimesLetAllThrough) {
   const TransferBegin begin = begin_of(64 * 8, 4);
   for (std::uint32_t i = 0; i < 100; ++i) {
     const auto sink = std::make_shared<CheckingSink>();
@@ -255,7 +265,7 @@ TEST_F(EndpointTcp, GrantsAtRandomTimesLetAllThrough) {
   EXPECT_EQ(sender_->outgoing_bytes_free(), EndpointOptions().outgoing_bytes_max);
 }
 
-TEST_F(EndpointTcp, DestructorsAtRandomTimes) {
+TEST_P(EndpointTcp, DestructorsAtRandomTimes) {
   const TransferBegin begin = begin_of(64 * 8, 4);
   for (std::uint32_t i = 0; i < 30; ++i) {
     start(options_for_test(), options_for_test());
@@ -300,7 +310,7 @@ TEST(EndpointOnAThread, PushArrives) {
 
 // Frames of 1 MiB from one endpoint to another, checksums and all; the figure goes into the test's
 // log.
-TEST_F(EndpointTcp, Throughput) {
+TEST_P(EndpointTcp, Throughput) {
   struct Sink : TransferSink {
     Status on_begin(const TransferBegin&) override { return {}; }
     Status on_slab(const Frame& frame) override {

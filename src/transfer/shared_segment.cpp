@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
@@ -38,11 +39,18 @@ Result<std::unique_ptr<SharedSegment>> SharedSegment::create(std::size_t ring_by
                             " bytes: a power of two from " + std::to_string(kRingBytesMin) +
                             " to " + std::to_string(kRingBytesMax) + " is needed");
   }
+  const std::size_t bytes = segment_bytes(ring_bytes);
+  // Beyond this limit the system would not only refuse but end the process.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
+    return unavailable("no shared memory, files of this process have " +
+                       std::to_string(limit.rlim_cur) + " bytes at most");
+  }
   file->reset(::memfd_create("kvlane-transfer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!*file) return system_says("memfd_create");
-  const auto size = static_cast<off_t>(segment_bytes(ring_bytes));
   // Now, because a page that cannot be had later would end the process that touches it.
-  if (::fallocate(file->get(), 0, 0, size) != 0) return system_says("fallocate");
+  if (::fallocate(file->get(), 0, 0, static_cast<off_t>(bytes)) != 0)
+    return system_says("fallocate");
   if (::fcntl(file->get(), F_ADD_SEALS, kSeals) != 0) return system_says("F_ADD_SEALS");
   return map(file->get(), ring_bytes);
 }

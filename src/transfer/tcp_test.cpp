@@ -1,5 +1,5 @@
-// The TCP network on loopback: messages, limits, strangers, and endings. Strangers are plain
-// sockets.
+// The TCP network on loopback: messages, limits, strangers, and endings, over TCP and through
+// shared memory. Strangers are plain sockets.
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/tcp.h"
 
@@ -66,10 +66,11 @@ class Stranger {
   const int socket_;
 };
 
-// A network that listens, and the recorder of the last link it accepted.
-class Tcp : public ::testing::Test {
+// A network that listens, and the recorder of the last link it accepted. The parameter says what
+// carries the messages of links to itself.
+class Tcp : public ::testing::TestWithParam<LinkPath> {
  protected:
-  explicit Tcp(const TcpOptions& options = {}) : network_(std::move(*make_tcp_network(options))) {
+  explicit Tcp(const TcpOptions& options = {}) : network_(start(options)) {
     address_ = *network_->listen({"127.0.0.1", 0}, [this](std::shared_ptr<Link> link) {
       const std::lock_guard lock(mutex_);
       accepted_.push_back(std::move(link));
@@ -78,6 +79,10 @@ class Tcp : public ::testing::Test {
   }
   ~Tcp() override { network_.reset(); }
 
+  static std::unique_ptr<Network> start(TcpOptions options = {}) {
+    options.shared_memory = GetParam() == LinkPath::kSharedMemory;
+    return std::move(*make_tcp_network(options));
+  }
   void connect() { link_ = *network_->connect(address_, here_); }
   // Who listens to the links accepted from now on.
   void listen_anew() {
@@ -105,7 +110,10 @@ class Tcp : public ::testing::Test {
   std::unique_ptr<Network> network_;
 };
 
-TEST_F(Tcp, MessagesArriveWholeAndInOrderBothWays) {
+INSTANTIATE_TEST_SUITE_P(Over, Tcp, ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory),
+                         testing::path_of_test);
+
+TEST_P(Tcp, MessagesArriveWholeAndInOrderBothWays) {
   connect();
   std::vector<Bytes> sent;
   for (int i = 0; i < 300; ++i) {
@@ -119,9 +127,11 @@ TEST_F(Tcp, MessagesArriveWholeAndInOrderBothWays) {
   EXPECT_EQ(here_->messages()[0], small(7));
   EXPECT_EQ(link_->peer(), to_string(address_));
   EXPECT_THAT(accepted()->peer(), StartsWith("127.0.0.1:"));
+  EXPECT_EQ(link_->path(), GetParam());
+  EXPECT_EQ(accepted()->path(), GetParam());
 }
 
-TEST_F(Tcp, ManyThreadsMayPost) {
+TEST_P(Tcp, ManyThreadsMayPost) {
   connect();
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -133,7 +143,7 @@ TEST_F(Tcp, ManyThreadsMayPost) {
   EXPECT_TRUE(there_->wait_messages(800));
 }
 
-TEST_F(Tcp, OrderlyCloseComesAfterTheLastMessage) {
+TEST_P(Tcp, OrderlyCloseComesAfterTheLastMessage) {
   connect();
   for (int i = 0; i < 50; ++i) ASSERT_TRUE(link_->post(share(small(i))).ok());
   ASSERT_TRUE(there_->wait_messages(1));
@@ -147,7 +157,7 @@ TEST_F(Tcp, OrderlyCloseComesAfterTheLastMessage) {
   EXPECT_EQ(accepted()->post(share(small(0))).code(), Code::kUnavailable);
 }
 
-TEST_F(Tcp, DroppingTheLinkClosesIt) {
+TEST_P(Tcp, DroppingTheLinkClosesIt) {
   connect();
   ASSERT_TRUE(link_->post(share(small(1))).ok());
   ASSERT_TRUE(there_->wait_messages(1));
@@ -155,7 +165,7 @@ TEST_F(Tcp, DroppingTheLinkClosesIt) {
   EXPECT_TRUE(there_->wait_closed());
 }
 
-TEST_F(Tcp, NobodyThere) {
+TEST_P(Tcp, NobodyThere) {
   const std::uint16_t free_port = [&] {
     auto other = std::move(*make_tcp_network());
     return other->listen({"127.0.0.1", 0}, {})->port;
@@ -168,7 +178,7 @@ TEST_F(Tcp, NobodyThere) {
   EXPECT_EQ(link->post(share(small(1))).code(), Code::kUnavailable);
 }
 
-TEST_F(Tcp, NamesAreLookedUp) {
+TEST_P(Tcp, NamesAreLookedUp) {
   link_ = *network_->connect({"localhost", address_.port}, here_);
   ASSERT_TRUE(link_->post(share(small(1))).ok());
   EXPECT_TRUE(there_->wait_messages(1));
@@ -179,7 +189,7 @@ TEST_F(Tcp, NamesAreLookedUp) {
   EXPECT_THAT(unknown->closed()->message(), HasSubstr("no such host:1"));
 }
 
-TEST_F(Tcp, ListeningFailsWithASentence) {
+TEST_P(Tcp, ListeningFailsWithASentence) {
   const Result<Address> taken = network_->listen(address_, {});
   EXPECT_EQ(taken.status().code(), Code::kUnavailable);
   EXPECT_THAT(taken.status().message(), HasSubstr(to_string(address_)));
@@ -187,7 +197,7 @@ TEST_F(Tcp, ListeningFailsWithASentence) {
   EXPECT_EQ(network_->listen({"192.0.2.1", 0}, {}).status().code(), Code::kUnavailable);
 }
 
-TEST_F(Tcp, HttpClientsAreToldAtOnce) {
+TEST_P(Tcp, HttpClientsAreToldAtOnce) {
   Stranger client(address_.port);
   client.send(as_byte_view("GET / HTTP/1.1\r\n"));  // less than a header, and no end
   const std::string answer = client.receive_all();
@@ -200,7 +210,7 @@ TEST_F(Tcp, HttpClientsAreToldAtOnce) {
   EXPECT_TRUE(there_->messages().empty());
 }
 
-TEST_F(Tcp, GarbageIsToldAtOnce) {
+TEST_P(Tcp, GarbageIsToldAtOnce) {
   Stranger client(address_.port);
   client.send(as_byte_view("\x16\x03\x01"));  // TLS
   const std::string answer = client.receive_all();
@@ -220,7 +230,7 @@ Bytes header_with(std::size_t offset, std::uint32_t value, MessageType type) {
   return message;
 }
 
-TEST_F(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
+TEST_P(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
   struct Case {
     Bytes header;
     Code code;
@@ -253,7 +263,7 @@ TEST_F(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
   }
 }
 
-TEST_F(Tcp, EveryCutMessageIsAnError) {
+TEST_P(Tcp, EveryCutMessageIsAnError) {
   const Bytes message = small(1);
   for (std::size_t size = 0; size < message.size(); ++size) {
     listen_anew();
@@ -269,7 +279,7 @@ TEST_F(Tcp, EveryCutMessageIsAnError) {
   }
 }
 
-TEST_F(Tcp, MessagesMayComeByteByByte) {
+TEST_P(Tcp, MessagesMayComeByteByByte) {
   const Bytes message = small(1);
   Stranger client(address_.port);
   for (const std::byte& byte : message) client.send({&byte, 1});
@@ -277,7 +287,7 @@ TEST_F(Tcp, MessagesMayComeByteByByte) {
   EXPECT_EQ(there_->messages()[0], message);
 }
 
-TEST_F(Tcp, AResetIsAnError) {
+TEST_P(Tcp, AResetIsAnError) {
   {
     Stranger client(address_.port);
     client.send(small(1));
@@ -289,7 +299,7 @@ TEST_F(Tcp, AResetIsAnError) {
   ASSERT_TRUE(there_->wait_closed());
 }
 
-TEST_F(Tcp, TimersComeInOrder) {
+TEST_P(Tcp, TimersComeInOrder) {
   std::mutex mutex;
   std::vector<int> order;
   const auto note = [&](int number) {
@@ -308,8 +318,8 @@ TEST_F(Tcp, TimersComeInOrder) {
   EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
 }
 
-TEST_F(Tcp, TheDestructorSendsWhatIsQueuedAndThenNothingIsCalled) {
-  auto second = std::move(*make_tcp_network());
+TEST_P(Tcp, TheDestructorSendsWhatIsQueuedAndThenNothingIsCalled) {
+  auto second = start();
   link_ = *second->connect(address_, here_);
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(link_->post(share(small(i))).ok());
   ASSERT_TRUE(there_->wait_messages(1));
@@ -327,7 +337,11 @@ class TcpWithLimits : public Tcp {
   TcpWithLimits() : Tcp({.queue_bytes_max = 1 << 20, .accepted_max = 2}) {}
 };
 
-TEST_F(TcpWithLimits, TheQueueHasALimitAndTellsWhenThereIsRoom) {
+INSTANTIATE_TEST_SUITE_P(Over, TcpWithLimits,
+                         ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory),
+                         testing::path_of_test);
+
+TEST_P(TcpWithLimits, TheQueueHasALimitAndTellsWhenThereIsRoom) {
   Stranger silent(address_.port);
   silent.send(small(1));
   ASSERT_TRUE(there_->wait_messages(1));
@@ -350,7 +364,7 @@ TEST_F(TcpWithLimits, TheQueueHasALimitAndTellsWhenThereIsRoom) {
   reader.join();
 }
 
-TEST_F(TcpWithLimits, TooManyLinksAreClosedAtOnce) {
+TEST_P(TcpWithLimits, TooManyLinksAreClosedAtOnce) {
   Stranger first(address_.port);
   first.send(small(1));
   ASSERT_TRUE(there_->wait_messages(1));
@@ -364,7 +378,7 @@ TEST_F(TcpWithLimits, TooManyLinksAreClosedAtOnce) {
 }
 
 // Fed by a thread of its own, as an engine would; the figure goes into the test's log.
-TEST_F(Tcp, ThroughputOverLoopback) {
+TEST_P(Tcp, ThroughputOverLoopback) {
   struct Counter : LinkEvents {
     void on_message(ByteView message) override { bytes += message.size(); }
     void on_closed(Status) override { closed = true; }
@@ -372,7 +386,7 @@ TEST_F(Tcp, ThroughputOverLoopback) {
     std::atomic<bool> closed = false;
   };
   const auto counter = std::make_shared<Counter>();
-  auto receiver = std::move(*make_tcp_network());
+  auto receiver = start();
   const Address address =
       *receiver->listen({"127.0.0.1", 0}, [&](const std::shared_ptr<Link>& link) {
         const std::lock_guard lock(mutex_);
