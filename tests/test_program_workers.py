@@ -75,10 +75,13 @@ class WorkerTest(program.ProgramTest):
 class ForeignRouter(WorkerTest):
     """vLLM's protocol: prefill first, then decode with what prefill returned."""
 
+    SHARED_MEMORY = "auto"
+
     @classmethod
     def setUpClass(cls):
-        cls.prefill = cls.class_server("prefill", GQA, "--port", 0, *SMALL, "--kv-codec", "splitzip")
-        cls.decode = cls.class_server("decode", GQA, "--port", 0, *SMALL)
+        flags = ("--port", 0, *SMALL, "--kv-shared-memory", cls.SHARED_MEMORY)
+        cls.prefill = cls.class_server("prefill", GQA, *flags, "--kv-codec", "splitzip")
+        cls.decode = cls.class_server("decode", GQA, *flags)
 
     def tearDown(self):
         wait_idle(self.prefill.url)
@@ -94,6 +97,16 @@ class ForeignRouter(WorkerTest):
                 self.assertEqual((apart["choices"], counts_of(apart)), (alone["choices"], counts_of(alone)))
                 self.assertGreater(apart["kvlane"]["kv"]["shipped_bytes"], 0)
                 self.assert_account(apart["kvlane"])
+
+    def test_links_tell_what_carries_them(self):
+        params = park(self.prefill, PROMPT)
+        self.assertEqual(complete(self.decode.url, PROMPT, 2, kv_transfer_params=params).status, 200)
+        path = {"auto": "shared_memory", "off": "tcp"}[self.SHARED_MEMORY]
+        expected = {"tcp": 0, "shared_memory": 0} | {path: 1}
+        links = call(self.prefill.url, "/health").json()["links"]
+        self.assertEqual(links, expected)
+        metrics = call(self.prefill.url, "/metrics").body.decode()
+        self.assertRegex(metrics, rf'kvlane_links{{[^}}]*path="{path}"[^}}]*}} 1\b')
 
     def test_stream_gives_all_tokens_the_first_included(self):
         params = park(self.prefill, PROMPT)
@@ -152,6 +165,10 @@ class ForeignRouter(WorkerTest):
         released = call(self.decode.url, "/kvlane/v1/release", {"transfer_id": transfer})
         self.assertEqual(released.json(), {"released": True})
         self.assert_error(attach(self.decode, transfer), 404, "reservation", "transfer_id")
+
+
+class ForeignRouterOverTcp(ForeignRouter):
+    SHARED_MEMORY = "off"
 
 
 @program.needs_program

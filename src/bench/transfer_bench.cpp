@@ -377,6 +377,7 @@ Result<Report> bench_transfer(const TransferBenchOptions& options) {
     KVLANE_TRY(status);
   }
   if (receiver) KVLANE_TRY(receiver->wait());
+  if (here->endpoint->links().shared_memory > 0) report.machine += ", through shared memory";
   sender.report(report.results);
   return report;
 }

@@ -149,12 +149,12 @@ class SharedMemory : public ::testing::Test {
     const std::lock_guard lock(mutex_);
     there_ = std::make_shared<RecordingEvents>();
   }
-  // Once there is one.
-  std::shared_ptr<Link> accepted() {
+  // The last, once there are so many.
+  std::shared_ptr<Link> accepted(std::size_t count = 1) {
     for (;;) {
       {
         const std::lock_guard lock(mutex_);
-        if (!accepted_.empty()) return accepted_.back();
+        if (accepted_.size() >= count) return accepted_.back();
       }
       std::this_thread::yield();
     }
@@ -310,8 +310,7 @@ TEST_F(SharedMemory, AnOfferMustBeTheFirstThing) {
   // The same when it was the acceptor who spoke first.
   listen_anew();
   Connector other(address_.port);
-  while (accepted_.size() < 2) std::this_thread::yield();
-  ASSERT_TRUE(accepted()->post(share(message)).ok());
+  ASSERT_TRUE(accepted(2)->post(share(message)).ok());
   Bytes got(message.size());
   ASSERT_EQ(::recv(other.tcp_.get(), got.data(), got.size(), MSG_WAITALL),
             static_cast<ssize_t>(got.size()));

@@ -80,6 +80,10 @@ bool send_offer(int socket, Bytes offer, int file) {
 
 }  // namespace
 
+bool SharedOffer::is_to(const tcp::endpoint& bound) const {
+  return bound.address().is_unspecified() ? acceptor.port() == bound.port() : same(acceptor, bound);
+}
+
 bool SharedOffer::means(const tcp::endpoint& connector_end,
                         const tcp::endpoint& acceptor_end) const {
   return same(connector, connector_end) && same(acceptor, acceptor_end);

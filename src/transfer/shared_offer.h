@@ -19,7 +19,7 @@ namespace kvlane {
 inline constexpr std::size_t kSharedOfferBytes = 56;
 // For the connector's wait for an answer, and the acceptor's for an offer's connection.
 inline constexpr Seconds kSharedAnswerLimit{0.25};
-inline constexpr Seconds kSharedMatchLimit{0.1};
+inline constexpr Seconds kSharedMatchLimit{0.025};
 
 // Which connection is meant, and how large its rings are.
 struct SharedOffer {
@@ -27,6 +27,8 @@ struct SharedOffer {
   boost::asio::ip::tcp::endpoint acceptor;
   std::uint32_t ring_bytes = 0;
 
+  // Whether a connection accepted by who listens at `bound` can be meant.
+  bool is_to(const boost::asio::ip::tcp::endpoint& bound) const;
   // Whether both ends are those, IPv4 within IPv6 counting as what it is.
   bool means(const boost::asio::ip::tcp::endpoint& connector_end,
              const boost::asio::ip::tcp::endpoint& acceptor_end) const;

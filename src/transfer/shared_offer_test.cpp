@@ -40,6 +40,16 @@ TEST(SharedOffer, MeansOneConnection) {
   EXPECT_FALSE(offer.means(end_at("127.0.0.1", 0x1234), end_at("::1", 0x5679)));
 }
 
+TEST(SharedOffer, IsToWhoListens) {
+  const SharedOffer offer{end_at("127.0.0.1", 5), end_at("127.0.0.2", 6), 1U << 20};
+  EXPECT_TRUE(offer.is_to(end_at("127.0.0.2", 6)));
+  EXPECT_TRUE(offer.is_to(end_at("0.0.0.0", 6)));
+  EXPECT_TRUE(offer.is_to(end_at("::", 6)));
+  EXPECT_FALSE(offer.is_to(end_at("127.0.0.1", 6)));
+  EXPECT_FALSE(offer.is_to(end_at("127.0.0.2", 7)));
+  EXPECT_FALSE(offer.is_to(end_at("0.0.0.0", 7)));
+}
+
 TEST(SharedOffer, OtherLengthsAreRefused) {
   Bytes bytes = encode_shared_offer(example());
   for (std::size_t size = 0; size < bytes.size(); ++size) {

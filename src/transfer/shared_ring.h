@@ -26,7 +26,8 @@ struct RingControl {
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
-static_assert(sizeof(RingControl) == 128);
+static_assert(offsetof(RingControl, writer_waits) == 8 && offsetof(RingControl, read) == 64 &&
+              offsetof(RingControl, reader_waits) == 72 && sizeof(RingControl) == 128);
 
 // The side that fills the ring. One thread. The memory outlives it; its size is a power of two.
 class RingWriter {

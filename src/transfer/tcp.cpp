@@ -91,6 +91,7 @@ class TcpNetwork : public Network {
   void accept(const std::shared_ptr<Listener>& listener);
   void on_accepted(const Listener& listener, tcp::socket socket);
   void keep(const std::shared_ptr<TcpConnection>& connection);
+  void hear_offers(SharedListener& shared, const tcp::endpoint& bound);
   SharedListener::Match match(const SharedOffer& offer,
                               const std::shared_ptr<SharedAgreement>& agreement);
   void arm_timer();
@@ -162,15 +163,20 @@ Result<Address> TcpNetwork::listen(const Address& address, Acceptor acceptor) {
   if (loop_->options.shared_memory) {
     listener->shared = SharedListener::open(loop_->io, bound.port());
   }
-  asio::post(loop_->io, [this, listener] {
+  asio::post(loop_->io, [this, listener, bound] {
     listeners_.push_back(listener);
     accept(listener);
-    if (!listener->shared) return;
-    listener->shared->start([this](const auto& offer, std::shared_ptr<SharedAgreement> agreement) {
-      return match(offer, agreement);
-    });
+    if (listener->shared) hear_offers(*listener->shared, bound);
   });
   return to_address(bound);
+}
+
+void TcpNetwork::hear_offers(SharedListener& shared, const tcp::endpoint& bound) {
+  shared.start([this, bound](const SharedOffer& offer, std::shared_ptr<SharedAgreement> agreement) {
+    // A relay on this host, at another address, for instance.
+    if (!offer.is_to(bound)) return SharedListener::Match::kRefused;
+    return match(offer, agreement);
+  });
 }
 
 // The accepted connection that an offer of shared memory means, if there is one.
