@@ -3,10 +3,10 @@
 """How near transfers come to iperf3, one stream each, between the same endpoints in the same run.
 
 In turns, --repeats times: iperf3 for some seconds, then `kvlane bench transfer` with codec `none` between two
-processes; slabs are 256 KiB, a layer's run of them 2 MiB for every 512 tokens. Over loopback and, where this machine
-permits (root, ip and tc of package iproute2, a kernel with network namespaces and tbf), over a link between two
-namespaces at each of --rates. Needs iperf3. Prints GB/s, the ratio (median of the turns' ratios) and what both ends
-take of the processor, in seconds for every GB.
+processes, over loopback once over TCP and once through shared memory; slabs are 256 KiB, a layer's run of them 2 MiB
+for every 512 tokens. Over loopback and, where this machine permits (root, ip and tc of package iproute2, a kernel
+with network namespaces and tbf), over a link between two namespaces at each of --rates. Needs iperf3. Prints GB/s,
+the ratio (median of the turns' ratios) and what both ends take of the processor, in seconds for every GB.
 
     bench/beside_iperf3.py models/kvlane-tiny-gqa README.md
     bench/beside_iperf3.py --rates 1000,5000 --delay 0.5ms --tokens 2048 --repeats 5 models/kvlane-tiny-gqa README.md
@@ -57,9 +57,10 @@ def iperf3(near, far, address, seconds):
     return speed, used["host_total"] / 100 / speed, used["remote_total"] / 100 / speed
 
 
-def transfer(near, far, address, options):
+def transfer(near, far, address, options, shared_memory="off"):
     """The same of ours."""
     flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json")
+    flags = (*flags, "--kv-shared-memory", shared_memory)
     receiver = subprocess.Popen(
         within(far, PROGRAM, "bench", "transfer", "--listen", f"{address}:0", *flags), stdout=subprocess.PIPE, text=True
     )
@@ -74,17 +75,24 @@ def transfer(near, far, address, options):
 
 
 def compare(name, options, near=None, far=None, address="127.0.0.1"):
-    theirs, ours = [], []
+    theirs, ours, shared = [], [], []
     for _ in range(options.repeats):
         theirs.append(iperf3(near, far, address, options.seconds))
         ours.append(transfer(near, far, address, options))
-    ratio = statistics.median(mine[0] / its[0] for mine, its in zip(ours, theirs, strict=True))
+        if near is None:
+            shared.append(transfer(near, far, address, options, "auto"))
 
     def medians(rows):
         speed, sender, receiver = (statistics.median(column) for column in zip(*rows, strict=True))
         return f"{speed:7.3f} GB/s, {sender:.2f} + {receiver:.2f} s/GB"
 
-    print(f"{name:12}  iperf3 {medians(theirs)}   kvlane {medians(ours)}   ratio {ratio:.2f}", flush=True)
+    def ratio(rows, others):
+        return f"{statistics.median(mine[0] / its[0] for mine, its in zip(rows, others, strict=True)):.2f}"
+
+    print(f"{name:12}  iperf3 {medians(theirs)}   kvlane {medians(ours)}   ratio {ratio(ours, theirs)}", flush=True)
+    if shared:
+        told = f"of that over TCP {ratio(shared, ours)}, of iperf3's {ratio(shared, theirs)}"
+        print(f"{'':12}  through shared memory {medians(shared)}   {told}", flush=True)
 
 
 def main():
