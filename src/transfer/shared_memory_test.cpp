@@ -236,7 +236,7 @@ TEST_F(SharedMemory, MessagesMayBeLongerThanARing) {
   connect();
   std::vector<Bytes> sent;
   for (int i = 0; i < 40; ++i) {
-    sent.push_back(i % 3 == 0 ? small(i) : large(std::size_t(i) * 33'333));
+    sent.push_back(i % 3 == 0 ? small(i) : large(std::size_t(i) * 13'333));
     ASSERT_TRUE(link_->post(share(sent.back())).ok());
   }
   sent.push_back(large(kSlabBodyBytesMax));
@@ -425,6 +425,28 @@ TEST_F(SharedMemory, BytesOverTcpEndTheLink) {
   ASSERT_TRUE(there_->wait_closed());
   EXPECT_EQ(there_->closed()->code(), Code::kCorrupt);
   EXPECT_THAT(there_->closed()->message(), HasSubstr("over TCP"));
+}
+
+// Over TCP after the offer, and then go all the same.
+TEST_F(SharedMemory, BytesOverTcpBeforeTheGoEndTheLink) {
+  for (const bool whole : {true, false}) {
+    listen_anew();
+    Connector peer(address_.port);
+    peer.offer();
+    ASSERT_EQ(peer.answer(), 1);
+    const Bytes message = small(1);
+    const std::size_t bytes = whole ? message.size() : 20;
+    ASSERT_EQ(::send(peer.tcp_.get(), message.data(), bytes, MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes));
+    if (whole) {
+      ASSERT_TRUE(there_->wait_messages(1));
+    }
+    peer.say(2);
+    ASSERT_TRUE(there_->wait_closed());
+    EXPECT_EQ(there_->closed()->code(), Code::kCorrupt);
+    EXPECT_THAT(there_->closed()->message(), HasSubstr("over TCP"));
+    EXPECT_TRUE(peer.is_closed());
+  }
 }
 
 // The end of either socket stands behind the last byte of the ring.

@@ -185,6 +185,10 @@ SharedListener::Match TcpConnection::take(const SharedOffer& offer,
 // Or not agreed, without a stream.
 void TcpConnection::on_agreed(std::shared_ptr<SharedStream> stream) {
   agreement_.reset();
+  if (stream && !first_message_) {  // its body may be on its way to where the ring's would go
+    stream->close();
+    return on_stray({}, 1);
+  }
   if (stream) {
     {
       const Lock lock(mutex_);
