@@ -50,18 +50,13 @@ Bytes receive_offer(int socket, OwnedFile* file) {
 // Who has come to the name, until it is known what becomes of it.
 struct SharedListener::Guest {
   Guest(std::shared_ptr<SharedListener> host, stream_protocol::socket guest_socket)
-      : listener(std::move(host)), socket(std::move(guest_socket)), timer(listener->io_) {
-    ++listener->guests_;
-  }
-  ~Guest() { --listener->guests_; }
-  Guest(const Guest&) = delete;
-  Guest& operator=(const Guest&) = delete;
+      : listener(std::move(host)), socket(std::move(guest_socket)), timer(listener->io_) {}
 
   const std::shared_ptr<SharedListener> listener;
   stream_protocol::socket socket;
   asio::steady_timer timer;
-  TimePoint came = SteadyClock::now();
   SharedOffer offer;
+  TimePoint came{};  // the offer
   std::shared_ptr<SharedAgreement> agreement;
 };
 
@@ -89,6 +84,12 @@ void SharedListener::close() {
   Error ignored;
   socket_.close(ignored);
   pause_.cancel();
+  for (const auto& weak : guests_) {
+    const auto guest = weak.lock();
+    if (!guest) continue;
+    guest->socket.close(ignored);
+    guest->timer.cancel();
+  }
 }
 
 void SharedListener::accept() {
@@ -101,8 +102,11 @@ void SharedListener::accept() {
             if (!self->closed_) self->accept();
           });
         }
-        if (self->guests_ < kSharedOffersMax && is_same_user(socket.native_handle())) {
-          self->receive(std::make_shared<Guest>(self, std::move(socket)));
+        std::erase_if(self->guests_, [](const auto& guest) { return guest.expired(); });
+        if (self->guests_.size() < kSharedOffersMax && is_same_user(socket.native_handle())) {
+          const auto guest = std::make_shared<Guest>(self, std::move(socket));
+          self->guests_.push_back(guest);
+          self->receive(guest);
         }
         self->accept();
       });
@@ -110,7 +114,7 @@ void SharedListener::accept() {
 
 void SharedListener::receive(const std::shared_ptr<Guest>& guest) {
   guest->timer.expires_after(
-      std::chrono::duration_cast<asio::steady_timer::duration>(kSharedMatchLimit));
+      std::chrono::duration_cast<asio::steady_timer::duration>(kSharedOfferLimit));
   guest->timer.async_wait([guest](const Error& error) {
     Error ignored;
     if (!error) guest->socket.close(ignored);
@@ -125,6 +129,7 @@ void SharedListener::receive(const std::shared_ptr<Guest>& guest) {
     auto segment = SharedSegment::adopt(file, offer->ring_bytes);
     if (!segment.ok()) return;
     guest->offer = *offer;
+    guest->came = SteadyClock::now();
     SharedListener& listener = *guest->listener;
     guest->agreement = std::make_shared<SharedAgreement>(
         listener.io_, std::move(guest->socket), std::move(*segment), SharedStream::Side::kAcceptor);

@@ -4,16 +4,18 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "transfer/shared_offer.h"
 
 namespace kvlane {
 
 // Offers under way at one port; more are closed at once.
-inline constexpr int kSharedOffersMax = 64;
+inline constexpr std::size_t kSharedOffersMax = 64;
 
 // On the loop's thread only, but for open().
 class SharedListener : public std::enable_shared_from_this<SharedListener> {
@@ -46,7 +48,7 @@ class SharedListener : public std::enable_shared_from_this<SharedListener> {
   boost::asio::local::stream_protocol::acceptor socket_;
   boost::asio::steady_timer pause_;
   Matcher matcher_;
-  int guests_ = 0;
+  std::vector<std::weak_ptr<Guest>> guests_;
   bool closed_ = false;
 };
 

@@ -285,6 +285,15 @@ TEST_F(SharedMemory, OffersNeedOneFileAndTheirBytes) {
   EXPECT_EQ(silent.answer(), -1);
 }
 
+TEST_F(SharedMemory, WhoSaysNothingDoesNotHoldTheNetwork) {
+  Connector silent(address_.port);
+  accepted();
+  const TimePoint begin = SteadyClock::now();
+  network_.reset();
+  EXPECT_LT(seconds_since(begin), 0.8) << "less than an offer is waited for";
+  EXPECT_EQ(silent.answer(), -1);
+}
+
 TEST_F(SharedMemory, OneConnectionIsOfferedOnce) {
   Connector first(address_.port);
   first.agree();

@@ -17,8 +17,11 @@
 namespace kvlane {
 
 inline constexpr std::size_t kSharedOfferBytes = 56;
-// For the connector's wait for an answer, and the acceptor's for an offer's connection.
-inline constexpr Seconds kSharedAnswerLimit{0.25};
+// Of waiting for an offer and for the answer to it. A link that misses them stays on TCP for its
+// life, so they are long for a machine that does something else as well.
+inline constexpr Seconds kSharedOfferLimit{1};
+inline constexpr Seconds kSharedAnswerLimit{0.5};
+// Of waiting for the connection that an offer has overtaken.
 inline constexpr Seconds kSharedMatchLimit{0.025};
 
 // Which connection is meant, and how large its rings are.

@@ -239,7 +239,7 @@ void TcpConnection::read_header() {
     return shared_->read(header_, on_read, is_foreign);
   }
   const auto unless_foreign = [this, is_foreign](const Error& error, std::size_t bytes) {
-    return error || is_foreign(bytes) ? 0 : header_.size() - bytes;
+    return error || shared_ || is_foreign(bytes) ? 0 : header_.size() - bytes;
   };
   asio::async_read(socket_, asio::buffer(header_), unless_foreign,
                    [self = shared_from_this()](const Error& error, std::size_t bytes) {
