@@ -86,10 +86,6 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
     KVLANE_ASSIGN(loaded.device, gpu_accelerator(*gpu));
     options.device = loaded.device.get();
   }
-  if (has_ranks(flags)) {
-    KVLANE_ASSIGN(loaded.ranks, WorkerRanks::start(flags));
-    options.weights = false;
-  }
   // First what is quick to find missing, then the weights.
   KVLANE_ASSIGN(Tokenizer tokenizer, Tokenizer::load(flags.directory));
   loaded.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
@@ -100,6 +96,10 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
     loaded.chat_problem = chat_template.status();  // no reason to refuse completions
   } else if (chat_template.status().code() != Code::kNotFound) {
     return chat_template.status();
+  }
+  if (has_ranks(flags)) {
+    KVLANE_ASSIGN(loaded.ranks, WorkerRanks::start(flags));
+    options.weights = false;
   }
   KVLANE_ASSIGN(loaded.model, Model::load(flags.directory, options));
   if (loaded.ranks) KVLANE_TRY(loaded.ranks->group().wait_for_ranks(*loaded.model));

@@ -31,9 +31,9 @@ struct RankFlags {
 
 Status join(const RankFlags& flags) {
   if (flags.parent != 0) {
-    end_with_parent(flags.parent);
-    // Ctrl-C reaches the head as well, which ends its ranks in order.
-    std::signal(SIGINT, SIG_IGN);
+    end_with_parent(flags.parent, SIGKILL);
+    // What reaches all processes of a group reaches the head, which ends its ranks in order.
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
   KVLANE_TRY(check_model(flags.model));
   const int ranks = flags.model.tensor_parallel;

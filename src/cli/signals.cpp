@@ -39,9 +39,11 @@ Result<EndingSignals> EndingSignals::install() {
   return EndingSignals(ends[0]);
 }
 
-void end_with_parent(int parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (::getppid() != parent) ::raise(SIGTERM);
+void end_with_parent(int parent) { end_with_parent(parent, SIGTERM); }
+
+void end_with_parent(int parent, int signal) {
+  ::prctl(PR_SET_PDEATHSIG, signal);
+  if (::getppid() != parent) ::raise(signal);
 }
 
 }  // namespace kvlane

@@ -19,8 +19,9 @@ class EndingSignals {
   int descriptor_;
 };
 
-// Sends this process SIGTERM when its parent dies, and at once when `parent` is no longer the
-// parent.
+// Sends this process that signal, SIGTERM, when its parent dies, and at once when `parent` is no
+// longer the parent.
 void end_with_parent(int parent);
+void end_with_parent(int parent, int signal);
 
 }  // namespace kvlane

@@ -168,7 +168,9 @@ Result<EngineParts> parts_on_ranks(const Model& model, RankGroup& group,
                   .row_blocks = rows,
                   .arena_blocks = fitting(options.host_bytes),
                   .rows_max = options.rows_max(),
-                  .logits_max = options.sequences_max};
+                  .logits_max = options.sequences_max,
+                  .context = model.context(),
+                  .tables = format != nullptr ? format->tables() : 0};
   KVLANE_TRY(group.prepare(shape, format, plan));
   KVLANE_ASSIGN(
       BlockPool pool,

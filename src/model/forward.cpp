@@ -155,6 +155,8 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
   if (ranks_ != nullptr && hooks.kv_layers) {
     return unsupported("ranks that compute a model together compute all of its layers");
   }
+  in_step_ = false;
+  not_sealed_ = {};
   KVLANE_TRY(place_rows(spans));
   const auto& layers = model_.layers();
   const int all = static_cast<int>(layers.size());
@@ -181,6 +183,8 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
     if (whole && !parallel) KVLANE_TRY(ffn_block(layers[i]));
   }
   KVLANE_TRY(leave());
+  in_step_ = true;
+  KVLANE_TRY(not_sealed_);
   for (const ForwardSpan& span : spans) {
     const int count = static_cast<int>(span.tokens.size());
     if (evicted_cache(span) != nullptr) {
@@ -277,7 +281,10 @@ Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHook
     const std::size_t width = std::size_t(config.heads) * q_parts_ * config.head_dim;
     hooks.on_queries(index, {q_, rows_ * width}, q_parts_);
   }
-  KVLANE_TRY(seal(index));
+  if (Status sealed = seal(index); !sealed.ok()) {
+    if (ranks_ == nullptr) return sealed;
+    if (not_sealed_.ok()) not_sealed_ = std::move(sealed);
+  }
   if (hooks.on_normed) hooks.on_normed(index, {normed_, rows_ * hidden * element_bytes(type)});
   return {};
 }

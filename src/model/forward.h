@@ -37,6 +37,9 @@ class Forward final : public ForwardPass {
 
   std::span<float> logits(int index) const override;
   const ForwardTimes& times() const override { return times_; }
+  // Whether the ranks are still in step: the last pass has exchanged everything, even if it failed
+  // (slabs that cannot be sealed are told at its end).
+  bool in_step() const { return in_step_; }
 
  private:
   Forward(const Model& model, int rows_max, int logits_max, const KvFormat* format,
@@ -112,6 +115,8 @@ class Forward final : public ForwardPass {
     Status status;
   };
   std::vector<Seal> seals_;
+  Status not_sealed_;  // of this pass, where ranks go on for the others' sake
+  bool in_step_ = true;
 
   PageBuffer memory_;            // all that follows
   float* residual_ = nullptr;    // [rows][hidden]

@@ -55,7 +55,9 @@ class Writer {
 // The fields of a letter behind its kind. What is out of range reads as zero and fails.
 class Reader {
  public:
-  explicit Reader(ByteView letter) : bytes_(letter) { bytes_.read<std::uint8_t>(); }
+  Reader(ByteView letter, LetterKind kind) : bytes_(letter) {
+    in_range(bytes_.read<std::uint8_t>() == static_cast<std::uint8_t>(kind));
+  }
 
   std::uint8_t byte() { return bytes_.read<std::uint8_t>(); }
   int integer(std::uint32_t max = kIntMax) {
@@ -133,7 +135,7 @@ Bytes encode_join(const Join& join) {
 }
 
 Result<Join> decode_join(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kJoin);
   const int version = reader.integer();
   if (version != kRanksVersion) {
     return unsupported("a rank speaks version " + std::to_string(version) +
@@ -160,13 +162,15 @@ Bytes encode_plan(const Plan& plan) {
   writer.integer(plan.arena_blocks);
   writer.integer(plan.rows_max);
   writer.integer(plan.logits_max);
+  writer.integer(plan.context);
+  writer.number(plan.tables);
   writer.integer(static_cast<std::int32_t>(plan.ranks.size()));
   for (const Address& rank : plan.ranks) writer.address(rank);
   return writer.take();
 }
 
 Result<Plan> decode_plan(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kPlan);
   Plan plan;
   plan.format = reader.text();
   plan.blocks = reader.integer();
@@ -174,6 +178,8 @@ Result<Plan> decode_plan(ByteView letter) {
   plan.arena_blocks = reader.integer();
   plan.rows_max = reader.integer();
   plan.logits_max = reader.integer();
+  plan.context = reader.integer();
+  plan.tables = reader.number();
   for (int left = reader.integer(kRanksMax); left > 0; --left) {
     plan.ranks.push_back(reader.address());
   }
@@ -187,7 +193,7 @@ Bytes encode_peer(int rank) {
 }
 
 Result<int> decode_peer(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kPeer);
   return reader.end(reader.integer(kRanksMax));
 }
 
@@ -200,7 +206,7 @@ Bytes encode_values(ByteView values) {
 }
 
 Result<ByteView> decode_values(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kValues);
   return reader.end(reader.rest());
 }
 
@@ -221,7 +227,7 @@ Bytes encode_pass(const Pass& pass) {
 }
 
 Result<Pass> decode_pass(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kPass);
   Pass pass;
   pass.number = reader.number();
   constexpr std::uint32_t kSpansMax = 1 << 20;
@@ -247,7 +253,7 @@ Bytes encode_layer(const LayerDone& layer) {
 }
 
 Result<LayerDone> decode_layer(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kLayer);
   LayerDone layer;
   layer.pass = reader.number();
   layer.layer = reader.integer();
@@ -267,7 +273,7 @@ Bytes encode_pass_end(const PassEnd& end) {
 }
 
 Result<PassEnd> decode_pass_end(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kEnd);
   PassEnd end;
   end.pass = reader.number();
   end.status = reader.status();
@@ -288,7 +294,7 @@ Bytes encode_copy(const CopyOrder& copy) {
 }
 
 Result<CopyOrder> decode_copy(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kCopy);
   CopyOrder copy;
   copy.request = reader.number();
   copy.to = reader.place();
@@ -321,13 +327,13 @@ Bytes encode_read(const SlabOrder& read) { return encode_slab_order(LetterKind::
 Bytes encode_write(const SlabOrder& write) { return encode_slab_order(LetterKind::kWrite, write); }
 
 Result<SlabOrder> decode_read(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kRead);
   const SlabOrder order = read_slab_order(reader);
   return reader.end(order);
 }
 
 Result<SlabOrder> decode_write(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kWrite);
   SlabOrder order = read_slab_order(reader);
   order.bytes = reader.rest();
   return reader.end(order);
@@ -342,7 +348,7 @@ Bytes encode_reply(const Reply& reply) {
 }
 
 Result<Reply> decode_reply(ByteView letter) {
-  Reader reader(letter);
+  Reader reader(letter, LetterKind::kReply);
   Reply reply;
   reply.request = reader.number();
   reply.status = reader.status();

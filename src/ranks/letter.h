@@ -53,6 +53,8 @@ struct Plan {
   int arena_blocks = 0;
   int rows_max = 0;
   int logits_max = 0;
+  int context = 0;           // Model::context()
+  std::uint64_t tables = 0;  // KvFormat::tables()
   std::vector<Address> ranks;
 
   friend bool operator==(const Plan&, const Plan&) = default;

@@ -71,15 +71,15 @@ Status PeerExchange::send_to(int rank, ByteView letter) {
   return link->send(letter).with_context("rank " + std::to_string(rank));
 }
 
-Result<Bytes> PeerExchange::take_from(int rank) {
+Result<Bytes> PeerExchange::take_from(int rank, Seconds patience) {
   std::unique_lock lock(mutex_);
   std::deque<Bytes>& letters = letters_[rank];
   const bool there =
-      changed_.wait_for(lock, patience_, [&] { return !letters.empty() || !failed_.ok(); });
+      changed_.wait_for(lock, patience, [&] { return !letters.empty() || !failed_.ok(); });
   KVLANE_TRY(failed_);
   if (!there) {
     return timed_out("rank " + std::to_string(rank) + " sent nothing for " +
-                     std::to_string(static_cast<int>(patience_.count())) + " seconds");
+                     std::to_string(static_cast<int>(patience.count())) + " seconds");
   }
   Bytes letter = std::move(letters.front());
   letters.pop_front();
@@ -97,7 +97,7 @@ Status PeerExchange::gather(ByteView own, int rows, std::size_t row_bytes, std::
     Bytes received;
     ByteView values = own;
     if (rank != part_.rank) {
-      KVLANE_ASSIGN(received, take_from(first + rank));
+      KVLANE_ASSIGN(received, take_from(first + rank, patience_));
       KVLANE_ASSIGN(values, decode_values(received));
     }
     const std::size_t bytes = values.size() / rows;
@@ -114,7 +114,9 @@ Status PeerExchange::gather(ByteView own, int rows, std::size_t row_bytes, std::
 
 Status PeerExchange::receive(std::byte* hidden, std::size_t bytes) {
   const int rank = number_of(part_) - part_.ranks;
-  KVLANE_ASSIGN(const Bytes letter, take_from(rank));
+  // All stages before this one compute first: how long that may take, the head says.
+  constexpr Seconds kForEver{1e7};
+  KVLANE_ASSIGN(const Bytes letter, take_from(rank, kForEver));
   KVLANE_ASSIGN(const ByteView values, decode_values(letter));
   if (values.size() != bytes) {
     return corrupt("rank " + std::to_string(rank) + " sent hidden states of another size");

@@ -25,7 +25,7 @@ inline int number_of(const ModelPart& part) { return part.stage * part.ranks + p
 // Passes from one thread; the other calls from any.
 class PeerExchange final : public RankExchange {
  public:
-  // A rank that hears nothing for `patience` gives up.
+  // A rank that hears nothing for `patience` of one that computes the same layer gives up.
   explicit PeerExchange(const ModelPart& part, Seconds patience = Seconds(120))
       : part_(part), patience_(patience) {}
 
@@ -47,7 +47,7 @@ class PeerExchange final : public RankExchange {
 
  private:
   Status send_to(int rank, ByteView letter);
-  Result<Bytes> take_from(int rank);
+  Result<Bytes> take_from(int rank, Seconds patience);
 
   const ModelPart part_;
   const Seconds patience_;

@@ -35,19 +35,20 @@ Result<RankCache> RankCache::create(const ModelConfig& whole, const ModelPart& p
 }
 
 Result<BlockTable> RankCache::table(const PassSpan& span) {
-  const auto fits = [&](std::span<const BlockId> ids, const BlockPool& pool) {
-    for (const BlockId id : ids) {
-      if (id >= pool.blocks_total()) return false;
-    }
-    return true;
-  };
   const bool coded = rows_ != nullptr;
   const std::int64_t tokens = std::int64_t{span.tokens_before} + std::ssize(span.tokens);
-  if (!fits(span.blocks, pool_) || (coded && !fits(span.rows, *rows_)) ||
-      span.rows.size() != (coded ? span.blocks.size() : 0) ||
-      tokens > std::ssize(span.blocks) * kBlockTokens) {
-    return corrupt("a pass names blocks that this rank does not have");
+  const std::int64_t blocks = std::ssize(span.blocks);
+  const int written = span.tokens_before / kBlockTokens;
+  bool fits = span.rows.size() == (coded ? span.blocks.size() : 0) &&
+              tokens <= blocks * kBlockTokens && span.gone <= written;
+  for (int block = span.gone; fits && block < blocks_for(static_cast<int>(tokens)); ++block) {
+    fits = span.blocks[block] >= 0 && span.blocks[block] < pool_.blocks_total();
+    if (!coded || !fits) continue;
+    // Rows that are written, or read as rows, and others that may be there.
+    const bool needed = block >= written || window_.reads_rows(block, written);
+    fits = span.rows[block] >= (needed ? 0 : -1) && span.rows[block] < rows_->blocks_total();
   }
+  if (!fits) return corrupt("a pass names blocks that this rank does not have");
   BlockTable empty = coded ? BlockTable(pool_, *rows_, window_) : BlockTable(pool_);
   return BlockTable::lent(std::move(empty),
                           {span.blocks, span.rows, span.tokens_before, span.sight, span.gone});

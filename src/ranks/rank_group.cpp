@@ -8,6 +8,13 @@
 #include <string>
 
 namespace kvlane {
+namespace {
+
+// Without a word of any rank while one is asked for something. Layers of the largest models take
+// minutes on slow machines; where nothing at all comes for so long, somebody hangs.
+constexpr Seconds kSilenceMax{600};
+
+}  // namespace
 
 Result<PlaceRange> PlaceRange::reserve(std::size_t bytes) {
   PlaceRange places;
@@ -69,12 +76,15 @@ Status RankGroup::on_letter(RankLink& link, Bytes letter) {
     case LetterKind::kReady: members_[rank].ready = true; break;
     case LetterKind::kLayer: {
       KVLANE_ASSIGN(const LayerDone done, decode_layer(letter));
-      if (done.pass == running_.number) ++running_.layers[done.layer];
+      KVLANE_TRY(on_layer(rank, done));
       break;
     }
     case LetterKind::kEnd: {
       KVLANE_ASSIGN(const PassEnd end, decode_pass_end(letter));
-      if (end.pass == running_.number) running_.ends[rank] = std::move(letter);
+      if (end.pass != running_.number || running_.ends.empty() || running_.ends[rank]) {
+        return corrupt("a rank ended a pass that it does not compute");
+      }
+      running_.ends[rank] = std::move(letter);
       break;
     }
     case LetterKind::kReply: {
@@ -86,8 +96,45 @@ Status RankGroup::on_letter(RankLink& link, Bytes letter) {
     }
     default: return corrupt("a rank sent a letter that is not for the head");
   }
+  ++news_;
   changed_.notify_all();
   return {};
+}
+
+// Each rank tells of its layers in order.
+Status RankGroup::on_layer(int rank, const LayerDone& done) {
+  const Share own = share_of(shape_.layers, stages(), rank / ranks());
+  if (done.pass != running_.number || running_.ends.empty() || running_.ends[rank] ||
+      running_.layers[rank] == own.count || done.layer != own.first + running_.layers[rank]) {
+    return corrupt("a rank told of a layer that it does not compute");
+  }
+  ++running_.layers[rank];
+  return {};
+}
+
+bool RankGroup::is_final(int layer) const {
+  const int stage = stage_of(shape_.layers, stages(), layer);
+  const int before = layer - share_of(shape_.layers, stages(), stage).first;
+  const auto first = running_.layers.begin() + stage * ranks();
+  return std::all_of(first, first + ranks(), [&](int told) { return told > before; });
+}
+
+bool RankGroup::has_ended() const {
+  return std::ranges::all_of(running_.ends, [](const auto& end) { return end.has_value(); });
+}
+
+Status RankGroup::wait_until(std::unique_lock<std::mutex>& lock,
+                             const std::function<bool()>& done) {
+  const auto settled = [&] { return done() || !lost_.ok(); };
+  for (;;) {
+    const std::uint64_t heard = news_;
+    if (changed_.wait_for(lock, kSilenceMax, settled)) return done() ? Status() : lost_;
+    if (news_ != heard) continue;
+    lock.unlock();
+    lose(timed_out("no rank has said anything for " +
+                   std::to_string(static_cast<int>(kSilenceMax.count())) + " seconds"));
+    lock.lock();
+  }
 }
 
 Status RankGroup::on_join(RankLink& link, ByteView letter) {
@@ -105,16 +152,24 @@ Status RankGroup::on_join(RankLink& link, ByteView letter) {
 }
 
 void RankGroup::on_gone(const RankLink& link, const Status& why) {
-  std::optional<Status> told;
+  int rank = 0;
   {
     const std::lock_guard lock(mutex_);
-    const auto rank = number_of(link);
-    if (!rank.ok() || ending_ || !lost_.ok()) return;
-    lost_ = unavailable("rank " + std::to_string(*rank) + " has gone: " + why.message());
-    told = lost_;
+    const auto number = number_of(link);
+    if (!number.ok()) return;  // a stranger, who was told
+    rank = *number;
+  }
+  lose(unavailable("rank " + std::to_string(rank) + " has gone: " + why.message()));
+}
+
+void RankGroup::lose(const Status& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ending_ || !lost_.ok()) return;
+    lost_ = why;
     changed_.notify_all();
   }
-  if (options_.on_lost) options_.on_lost(*told);
+  if (options_.on_lost) options_.on_lost(why);
 }
 
 // The engine's side.
@@ -183,9 +238,9 @@ Result<std::uint64_t> RankGroup::ask(int rank,
 
 Result<Bytes> RankGroup::answer(std::uint64_t request) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return answers_[request].there || !lost_.ok(); });
+  const Status waited = wait_until(lock, [&] { return answers_[request].there; });
   const Answer answer = std::move(answers_.extract(request).mapped());
-  if (!answer.there) return lost_;
+  KVLANE_TRY(waited);
   KVLANE_ASSIGN(const Reply reply, decode_reply(answer.letter));
   KVLANE_TRY(reply.status);
   return answer.letter;

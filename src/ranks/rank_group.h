@@ -37,7 +37,7 @@ struct RankGroupOptions {
   Seconds join_patience{900};  // large weights from a slow disk
   // Asked while ranks are waited for: an error (a rank's process is gone) ends that.
   std::function<Status()> alive;
-  // Told once, from the network's thread, when a rank has gone: nothing goes on without it.
+  // Told once, from any thread, when a rank has gone: nothing goes on without it.
   std::function<void(const Status& why)> on_lost;
 };
 
@@ -96,8 +96,9 @@ class RankGroup {
   // What the ranks said of the pass that runs.
   struct Running {
     std::uint64_t number = 0;
-    std::map<int, int> layers;               // of each layer, the ranks in which it is final
-    std::vector<std::optional<Bytes>> ends;  // of each rank
+    // Of each rank:
+    std::vector<int> layers;  // so many of its own are final
+    std::vector<std::optional<Bytes>> ends;
   };
   // A place that a slab or a block begins at.
   struct Place {
@@ -115,13 +116,22 @@ class RankGroup {
   std::shared_ptr<LinkEvents> accept(std::shared_ptr<Link> link);
   Status on_letter(RankLink& link, Bytes letter);
   Status on_join(RankLink& link, ByteView letter);
+  Status on_layer(int rank, const LayerDone& done);
   void on_gone(const RankLink& link, const Status& why);
+  void lose(const Status& why);
   Result<int> number_of(const RankLink& link) const;
 
   // Until `done`, while ranks start.
   template <class Done>
   Status wait_while_alive(const Done& done, const char* what);
   Status send_to_all(ByteView letter);
+  // Whether the layer is final in all ranks of its stage, or all ranks have ended the pass; for
+  // whom holds the lock.
+  bool is_final(int layer) const;
+  bool has_ended() const;
+  // Until `done`, which is asked with the lock held; an error when a rank is lost, as all are that
+  // tell nothing for too long.
+  Status wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done);
   // Sends what `encode` makes of a request's number.
   Result<std::uint64_t> ask(int rank, const std::function<Bytes(std::uint64_t request)>& encode);
   // The answer, a letter of kind REPLY; waits for it.
@@ -149,6 +159,7 @@ class RankGroup {
   std::vector<Member> members_;
   Status lost_;
   bool ending_ = false;
+  std::uint64_t news_ = 0;  // letters that ranks have sent
   Running running_;
   std::uint64_t next_request_ = 1;
   std::map<std::uint64_t, Answer> answers_;  // of requests that somebody waits for

@@ -43,8 +43,7 @@ Status RankLane::finish() {
       continue;
     }
     const auto reply = decode_reply(*letter);
-    // Slabs are rounded up: that of a rank may be longer than its part of the whole one.
-    if (reply->bytes.size() < pending.bytes) {
+    if (reply->bytes.size() != pending.bytes) {
       all = corrupt("a rank sent a slab of another size");
     } else if (pending.bytes > 0) {
       std::memcpy(pending.to, reply->bytes.data(), pending.bytes);

@@ -15,6 +15,7 @@ constexpr std::size_t kPieceBytes = kRankBodyBytesMax - kPieceHeadBytes;
 constexpr std::uint64_t kLetterBytesMax = std::uint64_t{1} << 31;
 // Far more than a network that keeps order ever holds back.
 constexpr std::size_t kEarlyMax = 64;
+constexpr Seconds kStuckMax{60};
 
 }  // namespace
 
@@ -36,6 +37,11 @@ Result<std::shared_ptr<RankLink>> RankLink::connect(Network& network, const Addr
 }
 
 Status RankLink::send(ByteView letter) {
+  if (letter.size() > kLetterBytesMax) {
+    return invalid_argument("what ranks send each other for one pass has at most " +
+                            std::to_string(kLetterBytesMax) +
+                            " bytes; compute fewer tokens in a step");
+  }
   const std::lock_guard sending(sending_);
   for (std::size_t at = 0; at < letter.size(); at += kPieceBytes) {
     const ByteView part = letter.subspan(at, std::min(kPieceBytes, letter.size() - at));
@@ -52,7 +58,11 @@ Status RankLink::send(ByteView letter) {
 Status RankLink::post(std::shared_ptr<const Bytes> message) {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return !full_ || link_ == nullptr; });
+    if (!changed_.wait_for(lock, kStuckMax, [&] { return !full_ || link_ == nullptr; })) {
+      lock.unlock();
+      end(timed_out("the peer takes nothing any more"), false);
+      lock.lock();
+    }
     if (link_ == nullptr) return ended_;
     Status posted = link_->post(message);
     if (posted.code() != Code::kExhausted) return posted;
@@ -84,9 +94,9 @@ void RankLink::on_writable() {
   changed_.notify_all();
 }
 
-void RankLink::on_closed(Status why) { end(why); }
+void RankLink::on_closed(Status why) { end(why, false); }
 
-void RankLink::end(const Status& why) {
+void RankLink::end(const Status& why, bool tells) {
   std::shared_ptr<Link> link;
   {
     const std::lock_guard lock(mutex_);
@@ -95,16 +105,25 @@ void RankLink::end(const Status& why) {
     ended_ = why;
   }
   changed_.notify_all();
+  if (tells) (void)link->post(std::make_shared<const Bytes>(encode_error({}, why)));
   link->close();
   if (on_end_) on_end_(*this, why);
 }
 
 void RankLink::on_message(ByteView message) {
-  if (Status taken = take(message); !taken.ok()) end(taken);
+  bool told = false;
+  if (Status taken = take(message, told); !taken.ok()) end(taken, !told);
 }
 
-Status RankLink::take(ByteView message) {
+// `told`: the error is the peer's.
+Status RankLink::take(ByteView message, bool& told) {
   KVLANE_ASSIGN(const Message parsed, parse_message(message));
+  if (parsed.header.type == MessageType::kError) {
+    told = true;
+    Status reported;
+    KVLANE_TRY(decode_error(parsed.body, &reported));
+    return reported;
+  }
   if (parsed.header.type != MessageType::kRank || parsed.header.transfer != key_) {
     return invalid_argument("the peer does not belong to this group of ranks");
   }

@@ -21,9 +21,9 @@ namespace kvlane {
 // Thread-safe.
 class RankLink final : public LinkEvents, public std::enable_shared_from_this<RankLink> {
  public:
-  // Both from the network's thread. `on_letter` gets letters in the order in which they were sent;
-  // an error ends the link. `on_end` is told once why there is nothing more, unless close() ended
-  // it.
+  // From the network's thread, but that a link which is stuck may end on a sender's. `on_letter`
+  // gets letters in the order in which they were sent; an error ends the link. `on_end` is told
+  // once why there is nothing more, unless close() ended it.
   using OnLetter = std::function<Status(RankLink& link, Bytes letter)>;
   using OnEnd = std::function<void(RankLink& link, const Status& why)>;
 
@@ -35,7 +35,8 @@ class RankLink final : public LinkEvents, public std::enable_shared_from_this<Ra
                                                    OnEnd on_end);
 
   // Returns when the letter is in the link's queue; not from the network's thread. The error that
-  // ended the link.
+  // ended the link, which a peer that takes nothing for a minute does. kInvalidArgument for letters
+  // above the limit of the spec.
   Status send(ByteView letter);
   // Ends the link; what is queued is still sent.
   void close();
@@ -49,9 +50,9 @@ class RankLink final : public LinkEvents, public std::enable_shared_from_this<Ra
   RankLink(const TransferId& key, OnLetter on_letter, OnEnd on_end)
       : key_(key), on_letter_(std::move(on_letter)), on_end_(std::move(on_end)) {}
   Status post(std::shared_ptr<const Bytes> message);
-  Status take(ByteView message);
+  Status take(ByteView message, bool& told);
   Status add(ByteView piece);
-  void end(const Status& why);
+  void end(const Status& why, bool tells);
 
   const TransferId key_;
   const OnLetter on_letter_;

@@ -114,6 +114,15 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
 
   Status prepare(const Plan& plan) {
     KVLANE_ASSIGN(format_, options_.make_format(plan.format));
+    if (model_.context() != plan.context) {
+      return invalid_argument("sequences have at most " + std::to_string(plan.context) +
+                              " tokens at the head and " + std::to_string(model_.context()) +
+                              " at this rank");
+    }
+    if (format_ != nullptr && format_->tables() != plan.tables) {
+      return invalid_argument("this rank has other tables of KV format '" + format_->name() +
+                              "' than the head");
+    }
     KVLANE_ASSIGN(RankCache cache,
                   RankCache::create(model_.whole_config(), part_, format_.get(), plan));
     cache_.emplace(std::move(cache));
@@ -197,7 +206,10 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
   // Strangers come and go; without a peer there is no pass any more.
   void on_peer_gone(RankLink& from, const Status& why) {
     if (!exchange_.has(from)) return;
-    lose(unavailable("a rank of this group has gone: " + why.message()));
+    const Status gone = unavailable("a rank of this group has gone: " + why.message());
+    lose(gone);
+    // One that ended in order has told the head, or the head it.
+    if (why.code() != Code::kAborted) passes_.end(gone);
   }
 
   void lose(const Status& why) {
@@ -219,13 +231,14 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
       PassEnd end{pass.number, compute(pass), forward_->times(), {}};
       const bool tells = part_.ends() && part_.rank == 0 && end.status.ok();
       if (tells) end.logits = logits(pass);
-      // Others wait for what this rank has not sent.
-      if (!end.status.ok()) exchange_.fail(end.status);
       KVLANE_TRY(head_->send(encode_pass_end(end)));
+      // Others wait for what this rank has not sent.
+      if (!in_step_) return end.status;
     }
   }
 
   Status compute(const Pass& pass) {
+    in_step_ = false;
     std::vector<BlockTable> tables;
     tables.reserve(pass.spans.size());
     std::vector<ForwardSpan> spans;
@@ -240,7 +253,9 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
     hooks.on_layer = [&](int layer, const auto&) {
       if (told.ok()) told = head_->send(encode_layer({pass.number, layer}));
     };
-    KVLANE_TRY(forward_->run(spans, hooks));
+    const Status computed = forward_->run(spans, hooks);
+    in_step_ = forward_->in_step() && told.ok();
+    KVLANE_TRY(computed);
     return told;
   }
 
@@ -280,11 +295,10 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
     KVLANE_ASSIGN(const SlabOrder order, writes ? decode_write(letter) : decode_read(letter));
     auto slab = cache_->slab(order.place, order.layer);
     Reply reply{order.request, slab.status(), {}};
-    if (slab.ok() && writes && order.bytes.size() > slab->size()) {
+    if (slab.ok() && writes && order.bytes.size() != slab->size()) {
       reply.status = corrupt("the head writes a slab of another size");
     } else if (slab.ok() && writes) {
-      const auto padding = std::copy(order.bytes.begin(), order.bytes.end(), slab->begin());
-      std::fill(padding, slab->end(), std::byte{0});
+      std::copy(order.bytes.begin(), order.bytes.end(), slab->begin());
     } else if (slab.ok()) {
       reply.bytes = *slab;
     }
@@ -308,6 +322,7 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
   std::shared_ptr<const KvFormat> format_;
   std::optional<RankCache> cache_;
   std::unique_ptr<Forward> forward_;
+  bool in_step_ = true;  // with the other ranks, behind the last pass
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ Status check(std::span<const ForwardSpan> spans, const PassHooks& hooks) {
 Status first_cause(std::span<const std::optional<Bytes>> ends) {
   Status cause;
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {
+    if (!ends[rank]) continue;
     KVLANE_ASSIGN(const PassEnd end, decode_pass_end(*ends[rank]));
     const bool knows_more = cause.ok() || cause.code() == Code::kUnavailable;
     if (!end.status.ok() && knows_more) {
@@ -71,12 +72,12 @@ Status RankedForward::run(std::span<const ForwardSpan> spans, const PassHooks& h
     const std::lock_guard lock(group_.mutex_);
     KVLANE_TRY(group_.lost_);
     pass.number = group_.running_.number + 1;
-    group_.running_ = {pass.number, {}, {}};
+    group_.running_ = {pass.number, std::vector<int>(group_.all()), {}};
     group_.running_.ends.resize(group_.all());
   }
   KVLANE_TRY(group_.send_to_all(encode_pass(pass)));
-  KVLANE_TRY(await(hooks));
-  KVLANE_TRY(take_ends(rows));
+  const Status waited = await(hooks);
+  KVLANE_TRY(take_ends(rows, waited));
   for (const ForwardSpan& span : spans) {
     span.table->set_tokens(span.table->tokens() + static_cast<int>(span.tokens.size()));
   }
@@ -85,42 +86,29 @@ Status RankedForward::run(std::span<const ForwardSpan> spans, const PassHooks& h
 
 // Until all ranks have ended the pass, and tells of layers meanwhile, in their order.
 Status RankedForward::await(const PassHooks& hooks) {
-  RankGroup::Running& running = group_.running_;
   std::unique_lock lock(group_.mutex_);
   for (int layer = 0; layer < group_.shape_.layers; ++layer) {
-    // A rank that fails tells no more layers, but its end.
-    const auto failed = [&] {
-      for (const auto& end : running.ends) {
-        if (end && !decode_pass_end(*end)->status.ok()) return true;
-      }
-      return false;
-    };
-    group_.changed_.wait(lock, [&] {
-      return !group_.lost_.ok() || running.layers[layer] == group_.ranks() || failed();
-    });
-    KVLANE_TRY(group_.lost_);
-    if (running.layers[layer] != group_.ranks()) break;
+    // Ranks that fail tell of no more layers.
+    KVLANE_TRY(
+        group_.wait_until(lock, [&] { return group_.is_final(layer) || group_.has_ended(); }));
+    if (!group_.is_final(layer)) break;
     if (!hooks.on_layer) continue;
     lock.unlock();
     hooks.on_layer(layer, nullptr);
     lock.lock();
   }
-  group_.changed_.wait(lock, [&] {
-    bool all = true;
-    for (const auto& end : running.ends) all = all && end.has_value();
-    return all || !group_.lost_.ok();
-  });
-  return group_.lost_;
+  return group_.wait_until(lock, [&] { return group_.has_ended(); });
 }
 
 // Times of stages add up; ranks of a stage work at once.
-Status RankedForward::take_ends(std::size_t rows) {
+Status RankedForward::take_ends(std::size_t rows, const Status& waited) {
   std::vector<std::optional<Bytes>> ends;
   {
     const std::lock_guard lock(group_.mutex_);
     ends = std::exchange(group_.running_.ends, {});
   }
   KVLANE_TRY(first_cause(ends));
+  KVLANE_TRY(waited);
   logits_.resize(rows * vocab_);
   const double share = 1.0 / group_.ranks();
   const int tells = group_.all() - group_.ranks();

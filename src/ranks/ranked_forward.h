@@ -23,7 +23,7 @@ class RankedForward final : public ForwardPass {
  private:
   Result<Pass> describe(std::span<const ForwardSpan> spans);
   Status await(const PassHooks& hooks);
-  Status take_ends(std::size_t rows);
+  Status take_ends(std::size_t rows, const Status& waited);
 
   RankGroup& group_;
   const std::size_t vocab_;

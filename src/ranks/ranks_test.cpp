@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include "cache/block_arena.h"
 #include "model/sequence_fixture.h"
 #include "model/slab_lane.h"
+#include "quant/format_fixture.h"
 #include "ranks/letter.h"
 #include "ranks/rank_group.h"
 #include "ranks/rank_link.h"
@@ -42,7 +44,11 @@ TransferId key_of(std::uint8_t number) {
 // A head with ranks that have their model.
 class Group {
  public:
-  Group(const std::string& model, int stages, int ranks, TransferId key = key_of(1))
+  // `make_format`: of a rank's part; null for "bf16".
+  using MakeFormat = std::function<std::shared_ptr<const KvFormat>(const Model& part)>;
+
+  Group(const std::string& model, int stages, int ranks, TransferId key = key_of(1),
+        const MakeFormat& make_format = {})
       : whole(take(Model::load(kModels / model, {.weights = false}))) {
     RankGroupOptions options;
     options.stages = stages;
@@ -54,14 +60,15 @@ class Group {
       const ModelPart part{stages, number / ranks, ranks, number % ranks};
       networks.push_back(take(make_tcp_network()));
       const Address head = group->address();
-      threads.emplace_back([this, part, model, key, head, network = networks.back().get()] {
+      threads.emplace_back([this, part, model, key, head, make_format,
+                            network = networks.back().get()] {
         const auto own = take(Model::load(kModels / model, {.isa = best_isa(), .part = part}));
         RankProcessOptions to_rank;
         to_rank.head = head;
         to_rank.key = key;
         to_rank.patience = Seconds(20);
-        to_rank.make_format = [](const std::string&) {
-          return Result<std::shared_ptr<const KvFormat>>(std::shared_ptr<const KvFormat>());
+        to_rank.make_format = [&](const std::string&) {
+          return Result<std::shared_ptr<const KvFormat>>(make_format ? make_format(*own) : nullptr);
         };
         const Status ended = run_rank(*network, *own, to_rank);
         const std::lock_guard lock(mutex);
@@ -71,16 +78,18 @@ class Group {
   }
   ~Group() { end(); }
 
-  void prepare() {
+  void prepare(const KvFormat* format = nullptr) {
     Status status = group->wait_for_ranks(*whole);
     ASSERT_TRUE(status.ok()) << status.message();
     const KvShape shape = whole->config().kv_shape();
-    status = group->prepare(shape, nullptr,
-                            {.format = "bf16",
-                             .blocks = kBlocks,
-                             .arena_blocks = kArena,
-                             .rows_max = kTokens,
-                             .logits_max = 4});
+    const Plan plan{.format = format != nullptr ? format->name() : "bf16",
+                    .blocks = kBlocks,
+                    .row_blocks = format != nullptr ? kBlocks : 0,
+                    .arena_blocks = kArena,
+                    .rows_max = kTokens,
+                    .logits_max = 4,
+                    .context = whole->context()};
+    status = group->prepare(shape, format, plan);
     ASSERT_TRUE(status.ok()) << status.message();
   }
 
@@ -283,12 +292,50 @@ TEST(Ranks, APassThatARankFailsLeavesTablesAsTheyWere) {
 }
 
 TEST(Ranks, ARankThatTalksNonsenseIsLost) {
+  // Pass 0 is the one before the first.
   for (const Bytes& letter : {Bytes(1, std::byte{99}), encode_join({1, 1, 0, {}, {}}),
+                              encode_layer({0, 0}), encode_pass_end({0, {}, {}, {}}),
                               encode_reply({77, {}, {}}), encode_peer(0), Bytes(9, std::byte{8})}) {
     HeadOfFake head;
     head.rank->say(letter);
     EXPECT_EQ(head.lost.get_future().get().code(), Code::kUnavailable);
   }
+}
+
+// What one rank cannot seal costs the pass, and nothing else.
+TEST(Ranks, ASlabThatCannotBeSealedFailsItsPassAlone) {
+  const auto make_format = [](const Model& part) -> std::shared_ptr<const KvFormat> {
+    KvShape shape = part.whole_config().kv_shape();
+    shape.kv_heads = part.config().kv_heads;
+    if (part.part().rank == 0) return std::make_shared<format_fixture::Identity>(shape);
+    return std::make_shared<format_fixture::Failing>(shape, SlabPlace{0, 64});
+  };
+  Group group("llama-gqa-bf16-llama3-sharded", 2, 2, key_of(1), make_format);
+  const KvShape shape = group.whole->config().kv_shape();
+  const format_fixture::Identity format(shape);
+  group.prepare(&format);
+  auto sealed = take(BlockPool::over_sealed(
+      shape, format.slab_sizes(), group.group->places(RankMemory::kBlocks), group.group->copies()));
+  auto rows =
+      take(BlockPool::over(shape, group.group->places(RankMemory::kRows), group.group->copies()));
+  const auto forward = group.group->forward(*group.whole);
+  const auto tokens = random_tokens(group.whole->config().vocab);
+  const auto run = [&](int count) {
+    BlockTable table(sealed, rows, format.window());
+    EXPECT_TRUE(table.grow(count).ok());
+    const ForwardSpan span{&table, std::span(tokens).first(count), 1};
+    Status status = forward->run({&span, 1}, {});
+    EXPECT_EQ(table.tokens(), status.ok() ? count : 0);
+    return status;
+  };
+  EXPECT_TRUE(run(100).ok());
+  const Status failed = run(kTokens);
+  EXPECT_EQ(failed.code(), Code::kInvalidArgument);
+  EXPECT_EQ(failed.message(), "rank 1: this slab is bad");
+  const Status after = run(100);
+  EXPECT_TRUE(after.ok()) << after.message();
+  group.end();
+  for (const Status& end : group.ends) EXPECT_TRUE(end.ok()) << end.message();
 }
 
 TEST(Ranks, AnotherKeyIsAnotherGroup) {
