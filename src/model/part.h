@@ -37,8 +37,8 @@ struct Share {
 
 // What `part` of `parts` has of n: one after another all of them, sizes one apart at most.
 constexpr Share share_of(int n, int parts, int part) {
-  const auto begin = [&](int i) { return static_cast<int>(std::int64_t{n} * i / parts); };
-  return {begin(part), begin(part + 1) - begin(part)};
+  const auto start_of = [&](int i) { return static_cast<int>(std::int64_t{n} * i / parts); };
+  return {start_of(part), start_of(part + 1) - start_of(part)};
 }
 
 // Which of `stages` has this layer of so many.
