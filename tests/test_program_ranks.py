@@ -103,6 +103,31 @@ class Ranks(ProgramTest):
         done = run("generate", GQA, "--tp", 2, "--kv-format", "kvquant", "--kv-tables", tables, "--prompt", "x")
         self.assert_refused(done, "codes all KV heads of a layer together")
 
+    def test_state_comes_back_after_a_restart_from_the_ranks_own_stores(self):
+        history = TEXT[:1500]
+        expected = text_of(complete(self.server("serve", GQA, *FLAGS).url, history + " And so", 16, ignore_eos=True))
+        for form, layout in (("kv", ("--tp", 2, "--pp", 2)), ("hidden", ("--tp", 2)), ("auto", ("--pp", 2))):
+            with self.subTest(form=form, layout=layout):
+                store = self.folder() / form
+                flags = (*FLAGS, *layout, "--store", store, "--store-form", form)
+                server = self.server("serve", GQA, *flags)
+                text_of(complete(server.url, history, 1))
+                server.stop()
+                ranks = sorted(folder.name for folder in store.iterdir())
+                tp, pp = (dict(zip(layout[::2], layout[1::2], strict=True)).get(name, 1) for name in ("--tp", "--pp"))
+                self.assertEqual(ranks, [f"tp{tp}-pp{pp}-rank{rank}" for rank in range(tp * pp)])
+                server = self.server("serve", GQA, *flags)
+                answer = complete(server.url, history + " And so", 16, ignore_eos=True)
+                self.assertEqual(text_of(answer), expected)
+                self.assertGreater(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+                server.stop()
+
+    def test_what_ranks_have_no_store_for_is_refused(self):
+        flags = (GQA, "--tp", 2, "--store", self.folder() / "store", "--prompt", "x")
+        self.assert_refused(run("generate", *flags, "--store-profile", "x.json"), "computed by several")
+        self.assert_refused(run("generate", *flags, "--store-direct", "on"), "for models on a device")
+        self.assert_refused(run("generate", *flags, "--store-form", "hidden=99"), "hidden=99")
+
     def test_a_rank_that_is_killed_ends_its_worker(self):
         server = self.server("serve", GQA, *FLAGS, "--tp", 2, "--pp", 2)
         ranks = sorted(server.children())
@@ -158,7 +183,6 @@ class Ranks(ProgramTest):
             (("--pp", 99), "99 pipeline stages are more than the"),
             (("--tp", 2, "--kv-evict", "h2o:keep=0.5"), "evict"),
             (("--tp", 2, "--zack-online", 0.5), "axes"),
-            (("--tp", 2, "--store", "/tmp"), "state stores"),
             (("--tp", 2, "--device", "cuda"), "devices"),
         ):
             with self.subTest(flags=flags):

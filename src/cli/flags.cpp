@@ -154,7 +154,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   add_rank_flags(command, flags);
 }
 
-void add_state_flags(CLI::App& command, StateFlags& flags) {
+void add_store_flags(CLI::App& command, StateFlags& flags) {
   command.add_option("--store", flags.directories,
                      "directory of a state store: what leaves memory is kept there and brought "
                      "back, after a restart too; several, one a device, are used together");
@@ -168,11 +168,18 @@ void add_state_flags(CLI::App& command, StateFlags& flags) {
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::uint64_t{0}, kKvMemoryMax))
       ->default_str("256MiB");
+  command.add_option("--store-key", flags.key_file,
+                     "file with 64 hexadecimal digits: what is stored is encrypted with AES-256");
+}
+
+void add_state_flags(CLI::App& command, StateFlags& flags) {
+  add_store_flags(command, flags);
   command
       .add_option("--store-form", flags.form,
                   "what is stored of each layer: " + std::string(kStateFormNames) +
                       " (what brings long sequences back in the least time here; measured at the "
-                      "first start; on a device auto is hidden or kv, whatever has fewer bytes)")
+                      "first start; on a device, and with --tp or --pp, auto is hidden or kv, "
+                      "whatever has fewer bytes)")
       ->capture_default_str();
   command
       .add_option("--store-codec", flags.codec,
@@ -187,8 +194,6 @@ void add_state_flags(CLI::App& command, StateFlags& flags) {
       ->capture_default_str();
   command.add_option("--store-profile", flags.profile,
                      "what `kvlane profile` wrote (default: profiles.json beside the store)");
-  command.add_option("--store-key", flags.key_file,
-                     "file with 64 hexadecimal digits: what is stored is encrypted with AES-256");
 }
 
 void add_server_flags(CLI::App& command, ServerFlags& flags) {
@@ -314,6 +319,20 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
   add("--threads", flags.threads);
   add("--tp", flags.tensor_parallel);
   add("--pp", flags.pipeline_parallel);
+  return arguments;
+}
+
+std::vector<std::string> to_arguments(const StateFlags& flags) {
+  std::vector<std::string> arguments;
+  if (flags.directories.empty()) return arguments;
+  for (const std::string& directory : flags.directories) {
+    arguments.insert(arguments.end(), {"--store", directory});
+  }
+  arguments.insert(arguments.end(), {"--store-max", std::to_string(flags.bytes_max),
+                                     "--store-memory", std::to_string(flags.memory)});
+  if (!flags.key_file.empty()) {
+    arguments.insert(arguments.end(), {"--store-key", flags.key_file});
+  }
   return arguments;
 }
 

@@ -76,7 +76,8 @@ struct PushFlags {
 };
 
 void add_model_flags(CLI::App& command, ModelFlags& flags);
-// For engines of one process.
+// Where a state store is; and for workers, what it keeps.
+void add_store_flags(CLI::App& command, StateFlags& flags);
 void add_state_flags(CLI::App& command, StateFlags& flags);
 void add_server_flags(CLI::App& command, ServerFlags& flags);
 // Not for a gateway: it serves what its workers serve.
@@ -93,6 +94,7 @@ std::function<std::string(const std::string&)> number_between(double min, double
 
 // What gives a child process the same model, the directory first.
 std::vector<std::string> to_arguments(const ModelFlags& flags);
+std::vector<std::string> to_arguments(const StateFlags& flags);
 std::vector<std::string> to_arguments(const PushFlags& flags);
 
 // The name clients use: --served-model-name, else the directory's.

@@ -10,6 +10,7 @@
 #include "cli/flags.h"
 #include "cli/loaded_model.h"
 #include "cli/signals.h"
+#include "cli/state_store.h"
 #include "cli/worker_ranks.h"
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
@@ -66,6 +67,10 @@ Status join(const RankFlags& flags) {
     context.shape.kv_heads = heads.count;
     return make_kv_format(format, context);
   };
+  const StateFlags& state = flags.model.state;
+  if (!state.directories.empty()) {
+    options.open_store = [&](int rows_max) { return open_rank_store(state, *model, rows_max); };
+  }
   KVLANE_ASSIGN(const std::unique_ptr<Network> network, make_tcp_network());
   Status ended = run_rank(*network, *model, options);
   // Where the head started this process, it says why it ends.
@@ -85,6 +90,7 @@ void add_rank(CLI::App& app, Run& run) {
       "10.0.0.1:7000 --bind 10.0.0.2");
   const auto flags = std::make_shared<RankFlags>();
   add_model_flags(*command, flags->model);
+  add_store_flags(*command, flags->model.state);
   command->add_option("--rank", flags->rank, "which one: stage * tp + rank in its stage")
       ->required()
       ->check(CLI::Range(0, INT32_MAX));

@@ -12,6 +12,7 @@
 
 #include "cli/opened_store.h"
 #include "cli/restore_profile.h"
+#include "restore/hidden_room.h"
 
 namespace kvlane {
 namespace {
@@ -79,7 +80,42 @@ Status try_direct(gpu::DirectStorage& storage, const std::vector<std::string>& d
   return {};
 }
 
+Status check_on_ranks(const StateFlags& flags) {
+  if (!flags.profile.empty()) {
+    return invalid_argument(
+        "--store-profile has what one process takes, and this model is computed by several");
+  }
+  if (flags.direct == "on") {
+    return invalid_argument("--store-direct on is for models on a device, and this one is not");
+  }
+  return {};
+}
+
 }  // namespace
+
+Result<std::shared_ptr<Store>> open_rank_store(const StateFlags& flags, const Model& model,
+                                               int rows_max) {
+  const ModelPart& part = model.part();
+  const int count = part.stages * part.ranks;
+  const std::string own = "tp" + std::to_string(part.ranks) + "-pp" + std::to_string(part.stages) +
+                          "-rank" + std::to_string(part.stage * part.ranks + part.rank);
+  std::vector<std::string> directories;
+  for (const std::string& directory : flags.directories) {
+    std::error_code error;
+    const std::filesystem::path path = std::filesystem::path(directory) / own;
+    std::filesystem::create_directories(path, error);
+    if (error) return unavailable("cannot make " + path.string() + ": " + error.message());
+    directories.push_back(path.string());
+  }
+  const int layers = stored_hidden_of(model.whole_config(), part).count;
+  const HiddenRoom room = HiddenRoom::of(model, rows_max, layers);
+  KVLANE_ASSIGN(std::shared_ptr<Store> store,
+                open_store({directories, flags.bytes_max / count, flags.key_file},
+                           {.create = true,
+                            .saving_bytes_max = room.draft_bytes,
+                            .memory_bytes_max = flags.memory / count}));
+  return store;
+}
 
 Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model_flags,
                                 const Model& model, const EngineOptions& engine) {
@@ -91,14 +127,21 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
   if (on_device && !flags.profile.empty()) {
     return invalid_argument("--store-profile has what a CPU takes, and this model is on a device");
   }
-  const bool planned = flags.form == kAutoForm && !on_device;
+  const bool on_ranks = engine.ranks != nullptr;
+  if (on_ranks) KVLANE_TRY(check_on_ranks(flags));
+  const bool planned = flags.form == kAutoForm && !on_device && !on_ranks;
   // What is wrong with the form is told before anything is measured.
   if (flags.form != kAutoForm) {
     KVLANE_ASSIGN(state.forms, make_state_forms(flags.form, layers, nullptr, 0));
-  } else if (on_device) {
+  } else if (!planned) {
     state.forms = smaller_forms(model, engine.kv_format.get());
   }
-  const HiddenRoom room = HiddenRoom::of(model, engine.rows_max());
+  if (on_ranks) {
+    state.on_ranks = true;
+    state.codec = flags.codec;
+    return state;
+  }
+  const HiddenRoom room = HiddenRoom::of(model, engine.rows_max(), layers);
   KVLANE_ASSIGN(const auto direct, open_direct(flags, model));
   KVLANE_ASSIGN(state.store,
                 open_store({flags.directories, flags.bytes_max, flags.key_file, direct},

@@ -30,7 +30,6 @@ Status check_ranks(const ModelFlags& flags) {
   if (flags.device != "cpu") return refuse("devices yet");
   if (!flags.kv_evict.empty()) return refuse("caches that evict tokens");
   if (flags.zack_online > 0) return refuse("axes of a prompt's own");
-  if (!flags.state.directories.empty()) return refuse("state stores yet");
   return {};
 }
 
@@ -76,6 +75,8 @@ Status WorkerRanks::start_processes(const ModelFlags& flags, const std::string& 
   }
   for (int rank = 0; rank < count; ++rank) {
     std::vector<std::string> arguments = to_arguments(own);
+    const std::vector<std::string> store = to_arguments(own.state);
+    arguments.insert(arguments.end(), store.begin(), store.end());
     arguments.insert(arguments.begin(), "rank");
     arguments.insert(arguments.end(),
                      {"--rank", std::to_string(rank), "--head", to_string(group_->address()),

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/engine_impl.h"
+#include "engine/ranked_state.h"
 #include "quant/zack_ranks.h"
 
 namespace kvlane {
@@ -142,9 +143,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
     return unsupported("KV format '" + options.kv_format->name() + "' cannot travel: frames have " +
                        std::to_string(kFormatNameBytesMax) + " bytes for its name");
   }
-  if (options.ranks != nullptr &&
-      (options.eviction || options.online_axes > 0 || options.state.store != nullptr)) {
-    return unsupported("a model that ranks compute has a cache of all tokens, and no state store");
+  if (options.ranks != nullptr && (options.eviction || options.online_axes > 0)) {
+    return unsupported("a model that ranks compute has a cache of all tokens");
+  }
+  if (options.state.store != nullptr && options.ranks != nullptr) {
+    return unsupported("a model that ranks compute has its state in stores of the ranks");
   }
   KVLANE_TRY(check_online_axes(model, endpoint, options));
   KVLANE_ASSIGN(std::optional<SparseLayout> sparse, sparse_layout(model, endpoint, options));
@@ -176,7 +179,7 @@ EngineImpl::EngineImpl(const Model& model, const Tokenizer& tokenizer, Endpoint*
 }
 
 Status EngineImpl::begin() {
-  if (options_.state.store != nullptr) KVLANE_TRY(open_state());
+  if (options_.state.saves()) KVLANE_TRY(open_state());
   thread_ = std::thread([this] { loop(); });
   return {};
 }
@@ -190,10 +193,16 @@ Status EngineImpl::open_state() {
   const auto on_saved = [this, inbox = inbox_](BlockId id) {
     inbox->post([this, id] { pool_.release(id); });
   };
-  KVLANE_ASSIGN(keeper_, StateKeeper::create(model_, pool_, *forward_, options_.rows_max(),
-                                             options_.kv_format.get(), options_.state,
-                                             options_.kv_codebooks, std::move(parts_.state),
-                                             on_saved, [inbox = inbox_] { inbox->post([] {}); }));
+  const auto wake = [inbox = inbox_] { inbox->post([] {}); };
+  if (options_.ranks != nullptr) {
+    keeper_ = keep_state_on_ranks(*options_.ranks, options_.state, pool_.shape().layers,
+                                  pool_.block_bytes(), on_saved, wake);
+    return {};
+  }
+  KVLANE_ASSIGN(keeper_,
+                keep_state_here(model_, pool_, *forward_, options_.rows_max(),
+                                options_.kv_format.get(), options_.state, options_.kv_codebooks,
+                                std::move(parts_.state), on_saved, wake));
   return {};
 }
 

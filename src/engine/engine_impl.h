@@ -55,7 +55,7 @@ class EngineImpl final : public Engine {
   // What names of blocks say of it: K and V that come back from 8 bits are others.
   std::string block_format() const {
     const StateForms& forms = options_.state.forms;
-    const bool lossy = options_.state.store != nullptr && forms.saves_hidden() &&
+    const bool lossy = options_.state.saves() && forms.saves_hidden() &&
                        forms.hidden == HiddenFormat::Values::kInt8;
     return kv_format() + (lossy ? "+hidden:int8" : "");
   }
@@ -192,11 +192,11 @@ class EngineImpl final : public Engine {
     on_layer(layer, done);
   };
   const PassHooks::OnNormed hidden_shown_ = [this](int layer, ByteView normed) {
-    keeper_->hidden()->copy(layer, saved_rows_, normed);
+    keeper_->copy_hidden(layer, saved_rows_, normed);
   };
   const PassHooks::OnKept hidden_kept_ = [this](const KeptRows& kept) {
     if (!in_device_order_) put_in_device_order(kept);
-    return keeper_->hidden()->fetch(saved_rows_, kept);
+    return keeper_->fetch_hidden(saved_rows_, kept);
   };
 
   const PassHooks::BeforeAttention rows_wanted_ = [this](int layer) { restore_rows(layer); };

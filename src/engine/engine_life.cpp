@@ -61,8 +61,7 @@ void EngineImpl::publish_load() {
   }
   if (keeper_) {
     load.save_failures += keeper_->failed();
-    HiddenGatherer* const hidden = keeper_->hidden();
-    if (hidden) load.hidden_tokens_lost = static_cast<std::int64_t>(hidden->figures().tokens_lost);
+    load.hidden_tokens_lost = keeper_->hidden_tokens_lost();
   }
   const std::lock_guard lock(load_mutex_);
   load_ = load;

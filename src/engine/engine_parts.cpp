@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "engine/ranked_state.h"
 #include "model/device_forward.h"
 #include "model/format_codes.h"
 #include "model/forward.h"
@@ -163,14 +164,16 @@ Result<EngineParts> parts_on_ranks(const Model& model, RankGroup& group,
   if (format != nullptr) {
     KVLANE_ASSIGN(rows, row_blocks(options, shape));
   }
-  const Plan plan{.format = format != nullptr ? format->name() : "bf16",
-                  .blocks = fitting(options.kv_bytes - rows * shape.block_bytes()),
-                  .row_blocks = rows,
-                  .arena_blocks = fitting(options.host_bytes),
-                  .rows_max = options.rows_max(),
-                  .logits_max = options.sequences_max,
-                  .context = model.context(),
-                  .tables = format != nullptr ? format->tables() : 0};
+  const Plan plan{
+      .format = format != nullptr ? format->name() : "bf16",
+      .blocks = fitting(options.kv_bytes - rows * shape.block_bytes()),
+      .row_blocks = rows,
+      .arena_blocks = fitting(options.host_bytes),
+      .rows_max = options.rows_max(),
+      .logits_max = options.sequences_max,
+      .context = model.context(),
+      .tables = format != nullptr ? format->tables() : 0,
+      .state = options.state.on_ranks ? std::optional(state_plan(options.state)) : std::nullopt};
   KVLANE_TRY(group.prepare(shape, format, plan));
   KVLANE_ASSIGN(
       BlockPool pool,

@@ -9,7 +9,7 @@
 #include "cache/block_pool.h"
 #include "engine/codec_choice.h"
 #include "engine/engine.h"
-#include "engine/state_keeper.h"
+#include "engine/local_state.h"
 #include "model/forward_pass.h"
 #include "model/model.h"
 #include "model/slab_lane.h"

@@ -82,22 +82,24 @@ void EngineImpl::gather_hidden(PassHooks& hooks) {
   saved_rows_.clear();
   saved_spans_.clear();
   in_device_order_ = false;
-  if (keeper_ == nullptr || keeper_->hidden() == nullptr) return;
+  if (keeper_ == nullptr || !keeper_->saves_hidden()) return;
   int row = 0;
   for (std::size_t span = 0; span < slots_.size(); ++span) {
     const Slot& slot = slots_[span];
     Sequence& sequence = *slot.sequence;
     const int position = sequence.table.tokens();
     if (sequence.hidden == nullptr && position % kBlockTokens == 0) {
-      sequence.hidden = keeper_->hidden()->begin();
+      sequence.hidden = keeper_->begin_hidden();
     }
     if (sequence.hidden != nullptr) {
+      spans_[span].saved = sequence.hidden->number();
       saved_rows_.push_back({sequence.hidden.get(), position, row, slot.tokens});
       saved_spans_.push_back(static_cast<int>(span));
     }
     row += slot.tokens;
   }
-  if (saved_rows_.empty()) return;
+  // Ranks look for them where the spans say.
+  if (saved_rows_.empty() || options_.ranks != nullptr) return;
   if (model_.device() == nullptr) {
     hooks.on_normed = hidden_shown_;
   } else {
@@ -120,13 +122,13 @@ void EngineImpl::complete_hidden(Sequence& sequence) {
   if (sequence.hidden == nullptr) return;
   const std::span<const BlockName> names = sequence.names.all();
   for (int block = sequence.published; block < sequence.table.tokens() / kBlockTokens; ++block) {
-    keeper_->hidden()->complete(*sequence.hidden, block, names[block], names.front());
+    keeper_->complete_hidden(*sequence.hidden, block, names[block], names.front());
   }
 }
 
 void EngineImpl::end_hidden(Sequence& sequence) {
   if (sequence.hidden == nullptr) return;
-  keeper_->hidden()->end(*sequence.hidden);
+  keeper_->end_hidden(*sequence.hidden);
   sequence.hidden.reset();
 }
 
@@ -143,17 +145,16 @@ bool EngineImpl::is_being_restored(const Sequence& sequence) const {
 // What the store has of the sequence from block `first` on; of a long one from a later block on, if
 // no token behind what is stored sees those before that.
 FoundState EngineImpl::find_stored(const Sequence& sequence, int& first) {
-  Restorer& restorer = keeper_->restorer();
   const BlockTable& table = sequence.table;
   const std::span<const BlockName> names = sequence.names.all();
   const int tokens = static_cast<int>(sequence.tokens.size());
   if (table.first_seen(tokens) > first) {
-    const int end = first + restorer.find(names, first, tokens).decision.blocks;
+    const int end = first + keeper_->find(names, first, tokens).decision.blocks;
     const int begin = table.first_seen(end * kBlockTokens);
     // Those of the table that are empty go along; for the others there must be room.
     const int room = table.blocks() - first + pool_.blocks_free();
     if (begin > first && end - begin <= room) {
-      FoundState found = restorer.find(names.first(end), begin, tokens, true);
+      FoundState found = keeper_->find(names.first(end), begin, tokens, true);
       if (found.decision.blocks == end - begin) {
         first = begin;
         return found;
@@ -161,7 +162,7 @@ FoundState EngineImpl::find_stored(const Sequence& sequence, int& first) {
     }
   }
   // As far as the table goes: what is behind comes next.
-  return restorer.find(names.first(std::min<std::size_t>(names.size(), table.blocks())), first,
+  return keeper_->find(names.first(std::min<std::size_t>(names.size(), table.blocks())), first,
                        tokens);
 }
 
@@ -178,10 +179,10 @@ bool EngineImpl::begin_restore(Sequence& sequence) {
   FoundState found = find_stored(sequence, first);
   const int blocks = found.decision.blocks;
   if (blocks == 0) {
-    keeper_->restorer().forgo(found);
+    keeper_->forgo(found);
     return false;
   }
-  auto job = keeper_->restorer().begin(std::move(found), first, table, sequence.tokens);
+  auto job = keeper_->begin(std::move(found), sequence.names.all(), first, table, sequence.tokens);
   if (!job.ok()) return false;
   if (first > table.tokens() / kBlockTokens) {
     table.skip_to(first);
@@ -215,9 +216,9 @@ bool EngineImpl::advance_restores() {
       continue;
     }
     switch (sequence.restore->advance()) {
-      case RestoreJob::Progress::kWorked: worked = true; break;
-      case RestoreJob::Progress::kWaiting: ++i; break;
-      case RestoreJob::Progress::kOver:
+      case SequenceRestore::Progress::kWorked: worked = true; break;
+      case SequenceRestore::Progress::kWaiting: ++i; break;
+      case SequenceRestore::Progress::kOver:
         worked = true;
         end_restore(sequence);
         break;
@@ -231,7 +232,7 @@ bool EngineImpl::advance_restores() {
 // What is back is in the cache; the rest of the sequence is computed.
 void EngineImpl::end_restore(Sequence& sequence) {
   std::erase(restoring_, &sequence);
-  const std::unique_ptr<RestoreJob> job = std::move(sequence.restore);
+  const std::unique_ptr<SequenceRestore> job = std::move(sequence.restore);
   if (job != nullptr) {
     const int before = sequence.published;
     const int first = std::max(before, sequence.table.gone());

@@ -84,7 +84,8 @@ struct Sequence {
   int saved = 0;                      // of these, those that are in the state store or on their way
   bool prefetched = false;            // the state store was asked for what it has, ahead of time
   std::shared_ptr<SavedRows> hidden;  // its hidden states on their way to the state store
-  std::unique_ptr<RestoreJob> restore;  // null: not coming back, or waiting for somebody else's
+  std::unique_ptr<SequenceRestore>
+      restore;  // null: not coming back, or waiting for somebody else's
 
   TimeAccount account;
   AccountInterval interval = &TimeAccount::queue;

@@ -1,18 +1,17 @@
-// An engine's ways to the state store: what saves, and what brings back.
+// An engine's ways to the state store: what saves, and what brings back. In this process
+// (engine/local_state.h), or in the ranks that have the cache (engine/ranked_state.h).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "cache/block_pool.h"
-#include "codec/codec.h"
 #include "model/forward_pass.h"
-#include "model/model.h"
-#include "quant/kv_format.h"
 #include "restore/hidden_gatherer.h"
 #include "restore/restorer.h"
 #include "restore/slab_saver.h"
@@ -22,10 +21,11 @@
 namespace kvlane {
 
 struct StateOptions {
-  std::shared_ptr<Store> store;  // null: nothing is saved
+  std::shared_ptr<Store> store;  // null: nothing is saved here
+  bool on_ranks = false;         // those that compute the model have stores of their own
   StateForms forms;              // what is saved; brought back is what is there
   std::string codec = "none";    // of slabs that take one
-  // Of this machine's CPU; null: see decide_restore(). A device has none.
+  // Of this machine's CPU; null: see decide_restore(). A device has none, nor have ranks.
   std::shared_ptr<const MachineProfile> profile;
   std::size_t saving_bytes = std::size_t{256} << 20;  // of blocks that wait to be saved
   // On a device: of its memory, for what comes there past the host (Store::direct_storage()); and
@@ -36,67 +36,51 @@ struct StateOptions {
   std::function<void(const Status&)> on_no_direct = {};
   // Where saving is behind, computing waits for it. Otherwise nobody waits, and some is not saved.
   bool saves_all = false;
-};
 
-// What must wait in memory for a prompt's hidden states not to be lost: the next pass is computed
-// while those of the last one are gathered (ring), and blocks of a few passes while the disk takes
-// them (drafts).
-struct HiddenRoom {
-  std::size_t ring_bytes;
-  std::size_t draft_bytes;
-
-  // rows: of the largest pass.
-  static HiddenRoom of(const Model& model, int rows);
-};
-
-// The ways to the cache, where that is on a device: of the saver's thread, for SlabLanding, and
-// from the disk directly; null: there is none.
-struct StateLanes {
-  SlabLane saving;
-  SlabLane restoring;
-  std::unique_ptr<DirectLanding> direct;
+  bool saves() const { return store != nullptr || on_ranks; }
 };
 
 // For the engine's thread.
 class StateKeeper {
  public:
-  // `on_saved` and `wake` come on other threads, on_saved() not after the end of this. All others
-  // outlive it. On a device `forward` keeps the layers whose hidden states are saved.
-  static Result<std::unique_ptr<StateKeeper>> create(
-      const Model& model, const BlockPool& pool, ForwardPass& forward, int pass_rows_max,
-      const KvFormat* format, const StateOptions& options, const std::vector<Codebook>& codebooks,
-      StateLanes lanes, std::function<void(BlockId)> on_saved, std::function<void()> wake);
+  virtual ~StateKeeper() = default;
 
-  // Whether the store has all that would be saved of a block.
-  bool holds(const BlockName& name) const;
+  virtual bool saves_slabs() const = 0;
+  // Whether the store has all slabs that would be saved of a block, as far as is known.
+  virtual bool holds(const BlockName& name) const = 0;
   // False when saving is behind. Of a block that was taken the caller keeps the owner until
   // on_saved().
-  bool save(const BlockToSave& block) { return slabs_ == nullptr || slabs_->add(block); }
-  // Returns when what was given before is on the disk, or could not be saved. Any thread.
-  void flush();
+  virtual bool save(const BlockToSave& block) = 0;
+  // Blocks whose slabs could not be saved.
+  virtual std::int64_t failed() const = 0;
+
+  virtual bool saves_hidden() const = 0;
+  // As those of HiddenGatherer. Rows that ranks save are not shown here.
+  virtual std::shared_ptr<SavedRows> begin_hidden() = 0;
+  virtual void copy_hidden(int layer, std::span<const PassRows> rows, ByteView normed) = 0;
+  virtual std::shared_ptr<const DeviceMark> fetch_hidden(std::span<const PassRows> rows,
+                                                         const KeptRows& kept) = 0;
+  virtual void complete_hidden(SavedRows& saved, int block, const BlockName& name,
+                               const BlockName& first_name) = 0;
+  virtual void end_hidden(SavedRows& saved) = 0;
+  virtual std::int64_t hidden_tokens_lost() const = 0;
+
+  // As those of Restorer.
+  virtual FoundState find(std::span<const BlockName> names, int first, int tokens,
+                          bool alone = false) = 0;
+  virtual void forgo(const FoundState& found) = 0;
+  virtual Result<std::unique_ptr<SequenceRestore>> begin(FoundState found,
+                                                         std::span<const BlockName> names,
+                                                         int first, BlockTable& table,
+                                                         std::span<const std::int32_t> tokens) = 0;
+  // Asks the store to have at hand what will be read for a sequence; see Restorer::find().
+  virtual void prefetch(std::span<const BlockName> names, int first, int tokens) = 0;
+
   // Tokens of the beginning that all of these blocks make, as far as they can be brought back. Any
   // thread.
-  int stored_tokens(std::span<const BlockName> names) const;
-  bool saves_slabs() const { return slabs_ != nullptr; }
-  // Blocks whose slabs could not be saved.
-  std::int64_t failed() const { return slabs_ ? slabs_->failed() : 0; }
-
-  // Null: no layer's hidden states are saved.
-  HiddenGatherer* hidden() { return hidden_.get(); }
-  Restorer& restorer() { return *restorer_; }
-  // Asks the store to have at hand what will be read for a sequence; see Restorer::find().
-  void prefetch(std::span<const BlockName> names, int first, int tokens);
-
- private:
-  StateKeeper(const KvShape& shape, const KvFormat* format, const StateOptions& options)
-      : kind_(shape, format), store_(options.store), forms_(options.forms) {}
-
-  const SlabKind kind_;
-  const std::shared_ptr<Store> store_;
-  const StateForms forms_;
-  std::unique_ptr<Restorer> restorer_;
-  std::unique_ptr<SlabSaver> slabs_;  // null: no layer's slabs are saved
-  std::unique_ptr<HiddenGatherer> hidden_;
+  virtual int stored_tokens(std::span<const BlockName> names) = 0;
+  // Returns when what was given before is on the disk, or could not be saved. Any thread.
+  virtual void flush() = 0;
 };
 
 }  // namespace kvlane

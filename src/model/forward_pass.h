@@ -28,6 +28,9 @@ struct ForwardSpan {
   // they go to the table, and once its prompt is over has the sequence itself: then the position is
   // sparse->tokens(), and the table is left alone.
   SparseCache* sparse = nullptr;
+  // Where ranks compute: the stream of hidden states to which those of these tokens go, which they
+  // save; 0: none.
+  std::uint64_t saved = 0;
 };
 
 // Seconds of one pass.

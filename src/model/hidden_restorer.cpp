@@ -61,7 +61,8 @@ Status HiddenRestorer::check(const RestoreSpan& span, int layer) const {
   const bool whole_blocks =
       span.first % kBlockTokens == 0 && (end % kBlockTokens == 0 || end == span.tokens);
   if (span.first >= 0 && span.count > 0 && whole_blocks && end <= span.tokens &&
-      span.tokens <= model_.context() && layer >= 0 && layer < model_.config().layers) {
+      span.tokens <= model_.context() && layer >= first_layer_ &&
+      layer < first_layer_ + model_.config().layers) {
     return {};
   }
   return internal_error("there is nothing to restore in tokens " + std::to_string(span.first) +
@@ -117,7 +118,7 @@ Status HiddenRestorer::restore_embedded(const RestoreSpan& span,
                            std::min(rows_max_, span.count - done)};
     for (int i = 0; i < part.count; ++i) {
       model_.embed(tokens[done + i], part.first + i, row.data());
-      model_.norm(model_.layers()[0].attention_norm, row.data(), config.hidden, row.data());
+      model_.norm(model_.layer(0).attention_norm, row.data(), config.hidden, row.data());
       store_row(row.data(), config.hidden, hidden_type(model_), normed_ + i * hidden_.row_bytes());
     }
     KVLANE_TRY(project(part, 0));
@@ -125,9 +126,14 @@ Status HiddenRestorer::restore_embedded(const RestoreSpan& span,
   return {};
 }
 
+const Linear& HiddenRestorer::product_of(int layer) const {
+  const Linear* const part = kv_[layer - first_layer_].get();
+  return part != nullptr ? *part : *model_.layer(layer).qkv;
+}
+
 // Of at most rows_max_ tokens, whose rows are in `normed_`.
 Status HiddenRestorer::project(const RestoreSpan& span, int layer) {
-  const Linear& product = kv_[layer] ? *kv_[layer] : *model_.layers()[layer].qkv;
+  const Linear& product = product_of(layer);
   const double work = static_cast<double>(span.count) * product.inputs() * product.outputs();
   const ParallelScope threads(work < kSerialWorkMax ? 1 : parallel_threads());
   KVLANE_TRY(product.apply(normed_, product_, span.count));
@@ -145,7 +151,7 @@ std::uint16_t* HiddenRestorer::slab_rows(const RestoreSpan& span, int layer, int
 void HiddenRestorer::write_rows(const RestoreSpan& span, int layer) {
   const ModelConfig& config = model_.config();
   const int d = config.head_dim;
-  const int width = kv_[layer] ? kv_[layer]->outputs() : model_.layers()[layer].qkv->outputs();
+  const int width = product_of(layer).outputs();
   const int kv_width = 2 * config.kv_heads * d;
   const std::size_t plane = config.kv_shape().page_plane_elements();
   parallel_ranges(span.count, kRowGrain, [&](std::int64_t first, std::int64_t last) {

@@ -40,9 +40,10 @@ class HiddenRestorer {
                                                         const HiddenFormat& hidden, int rows_max,
                                                         const KvFormat* format = nullptr);
 
-  // Writes K and V of one layer, and seals its complete slabs in a coded cache. `stored` are the
-  // rows of all tokens of the span, in order, in pieces of whole rows. When all layers have all
-  // tokens the caller says so: table->set_tokens(). On an error the layer is garbage.
+  // Writes K and V of one layer, of those that the model has here, and seals its complete slabs in
+  // a coded cache. `stored` are the rows of all tokens of the span, in order, in pieces of whole
+  // rows. When all layers have all tokens the caller says so: table->set_tokens(). On an error the
+  // layer is garbage.
   Status restore(const RestoreSpan& span, int layer, std::span<const ByteView> stored);
 
   // The same of layer 0 from the tokens themselves: its hidden states are their embeddings, which
@@ -56,12 +57,15 @@ class HiddenRestorer {
         hidden_(hidden),
         rows_max_(rows_max),
         format_(format),
+        first_layer_(layers_of(model.whole_config(), model.part()).first),
         key_rows_(model, format) {}
 
   Status allocate();
   Status check(const RestoreSpan& span, int layer) const;
   Status decode(std::span<const ByteView> stored, int first, int count);
   Status project(const RestoreSpan& span, int layer);
+  // The product that gives K and V of a layer, if only behind Q.
+  const Linear& product_of(int layer) const;
   void write_rows(const RestoreSpan& span, int layer);
   Status seal(const RestoreSpan& span, int layer);
   std::uint16_t* slab_rows(const RestoreSpan& span, int layer, int block) const;
@@ -70,9 +74,10 @@ class HiddenRestorer {
   const HiddenFormat hidden_;
   const int rows_max_;
   const KvFormat* const format_;
+  const int first_layer_;  // of the model, that is here
   const KeyRows key_rows_;
-  // Of each layer, K and V alone; null where its weights are packed such that all of Q, K and V is
-  // one product.
+  // Of each layer here, K and V alone; null where its weights are packed such that all of Q, K and
+  // V is one product.
   std::vector<std::unique_ptr<Linear>> kv_;
 
   PageBuffer memory_;               // all that follows

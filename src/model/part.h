@@ -56,6 +56,13 @@ inline Share layers_of(const ModelConfig& whole, const ModelPart& part) {
 inline Share kv_heads_of(const ModelConfig& whole, const ModelPart& part) {
   return share_of(whole.kv_heads, part.ranks, part.rank);
 }
+// Of its stage's layers those whose hidden states this rank stores: all ranks of a stage have all
+// of them, and share them out. May be none.
+inline Share stored_hidden_of(const ModelConfig& whole, const ModelPart& part) {
+  const Share layers = layers_of(whole, part);
+  const Share own = share_of(layers.count, part.ranks, part.rank);
+  return {layers.first + own.first, own.count};
+}
 
 // kInvalidArgument where a stage would have no layer or a rank no KV head.
 Status check_part(const ModelConfig& whole, const ModelPart& part);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@
 
 namespace kvlane {
 
-inline constexpr std::uint32_t kRanksVersion = 1;
+inline constexpr std::uint32_t kRanksVersion = 2;
 
 enum class LetterKind : std::uint8_t {
   kJoin = 1,
@@ -32,6 +33,17 @@ enum class LetterKind : std::uint8_t {
   kRead = 10,
   kWrite = 11,
   kReply = 12,
+  // ranks/state_letter.h:
+  kSave = 13,
+  kFind = 14,
+  kPrefetch = 15,
+  kFlush = 16,
+  kRestore = 17,
+  kAdvance = 18,
+  kForget = 19,
+  kWake = 20,
+  kComplete = 21,
+  kEndRows = 22,
 };
 // kCorrupt for an empty letter.
 Result<LetterKind> kind_of(ByteView letter);
@@ -46,6 +58,17 @@ struct Join {
   friend bool operator==(const Join&, const Join&) = default;
 };
 
+// What ranks save of the layers of each block, each of its own.
+struct StatePlan {
+  bool int8 = false;  // hidden states in 8 bits
+  int hidden_first = 0, hidden_last = 0;
+  int slabs_first = 0;
+  std::string codec = "none";  // of slabs
+  bool waits = false;          // for room, where saving hidden states is behind
+
+  friend bool operator==(const StatePlan&, const StatePlan&) = default;
+};
+
 struct Plan {
   std::string format;  // "bf16" for a cache of rows
   int blocks = 0;
@@ -56,6 +79,7 @@ struct Plan {
   int context = 0;           // Model::context()
   std::uint64_t tables = 0;  // KvFormat::tables()
   std::vector<Address> ranks;
+  std::optional<StatePlan> state;  // absent: ranks have no state stores
 
   friend bool operator==(const Plan&, const Plan&) = default;
 };
@@ -69,6 +93,7 @@ struct PassSpan {
   std::vector<std::int32_t> tokens;
   std::vector<BlockId> blocks;
   std::vector<BlockId> rows;
+  std::uint64_t saved = 0;  // ForwardSpan::saved
 
   friend bool operator==(const PassSpan&, const PassSpan&) = default;
 };
@@ -88,6 +113,9 @@ struct PassEnd {
   Status status;
   ForwardTimes times;  // without its total
   ByteView logits;     // of rank 0 of the last stage, F32; points into the letter
+  // Of the rank's state store, since it began.
+  std::uint64_t save_failures = 0;  // blocks
+  std::uint64_t hidden_tokens_lost = 0;
 };
 
 enum class RankMemory : std::uint8_t { kBlocks = 0, kRows = 1, kArena = 2 };

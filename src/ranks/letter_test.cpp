@@ -27,12 +27,17 @@ Join join() {
 Plan plan() { return {"bf16", 100, 10, 7, 576, 64, 4096, 77, {{"a", 1}, {"::1", 65535}}}; }
 
 Pass pass() {
-  return {3, {{64, 0, 0, 1, {5, 6}, {1, 2}, {}}, {700, 2, 512, 0, {1}, {-1, -1, 4}, {-1, -1, 0}}}};
+  return {3,
+          {{64, 0, 0, 1, {5, 6}, {1, 2}, {}},
+           {700, 2, 512, 0, {1}, {-1, -1, 4}, {-1, -1, 0}, 1ULL << 40}}};
 }
 
 TEST(Letter, ComesBackAsItWent) {
   EXPECT_EQ(take(decode_join(encode_join(join()))), join());
   EXPECT_EQ(take(decode_plan(encode_plan(plan()))), plan());
+  Plan saves = plan();
+  saves.state = {true, 1, 20, 30, "splitzip", true};
+  EXPECT_EQ(take(decode_plan(encode_plan(saves))), saves);
   EXPECT_EQ(take(decode_peer(encode_peer(12))), 12);
   EXPECT_EQ(take(kind_of(encode_ready())), LetterKind::kReady);
   const Bytes values(33, std::byte{4});
@@ -56,11 +61,13 @@ TEST(Letter, ComesBackAsItWent) {
   EXPECT_EQ(reply.status.code(), Code::kExhausted);
   EXPECT_EQ(reply.status.message(), "no");
   EXPECT_TRUE(std::ranges::equal(reply.bytes, values));
-  const Bytes end_letter =
-      encode_pass_end({4, {}, {.gemm = 1, .attention = 2, .dequantise = 3, .quantise = 4}, values});
+  const Bytes end_letter = encode_pass_end(
+      {4, {}, {.gemm = 1, .attention = 2, .dequantise = 3, .quantise = 4}, values, 5, 6});
   const PassEnd end = take(decode_pass_end(end_letter));
   EXPECT_TRUE(end.status.ok());
   EXPECT_EQ(end.times.quantise, 4);
+  EXPECT_EQ(end.save_failures, 5U);
+  EXPECT_EQ(end.hidden_tokens_lost, 6U);
   EXPECT_EQ(end.logits.size(), values.size());
 }
 
@@ -75,6 +82,9 @@ TEST(Letter, OfAnotherLengthIsRefused) {
   };
   refuses(encode_join(join()), [](ByteView letter) { return decode_join(letter).status(); });
   refuses(encode_plan(plan()), [](ByteView letter) { return decode_plan(letter).status(); });
+  Plan saves = plan();
+  saves.state = {true, 1, 20, 30, "splitzip", true};
+  refuses(encode_plan(saves), [](ByteView letter) { return decode_plan(letter).status(); });
   refuses(encode_peer(1), [](ByteView letter) { return decode_peer(letter).status(); });
   refuses(encode_pass(pass()), [](ByteView letter) { return decode_pass(letter).status(); });
   refuses(encode_layer({1, 2}), [](ByteView letter) { return decode_layer(letter).status(); });
@@ -94,7 +104,7 @@ TEST(Letter, SaysNothingThatIsOutOfRange) {
   pass_letter[1 + 8 + 2] = std::byte{1};  // many spans, none of which is there
   EXPECT_EQ(decode_pass(pass_letter).status().code(), Code::kCorrupt);
   Bytes join_letter = encode_join(join());
-  join_letter[1] = std::byte{2};
+  join_letter[1] = std::byte{kRanksVersion + 1};
   EXPECT_EQ(decode_join(join_letter).status().code(), Code::kUnsupported);
 }
 

@@ -54,6 +54,19 @@ Result<BlockTable> RankCache::table(const PassSpan& span) {
                           {span.blocks, span.rows, span.tokens_before, span.sight, span.gone});
 }
 
+Result<BlockTable> RankCache::arriving_table(std::span<const BlockId> blocks, int gone, int first) {
+  bool fits = gone <= first && first <= std::ssize(blocks);
+  for (std::size_t block = gone; fits && block < blocks.size(); ++block) {
+    fits = blocks[block] >= 0 && blocks[block] < pool_.blocks_total();
+  }
+  if (!fits) return corrupt("a restore names blocks that this rank does not have");
+  BlockTable empty = rows_ ? BlockTable(pool_, *rows_, window_) : BlockTable(pool_);
+  std::vector<BlockId> rows(rows_ ? blocks.size() : 0, BlockId{-1});
+  return BlockTable::lent(
+      std::move(empty),
+      {{blocks.begin(), blocks.end()}, std::move(rows), first * kBlockTokens, 0, gone});
+}
+
 Result<std::span<std::byte>> RankCache::block(const BlockPlace& place) const {
   const BlockPool* const pool = place.memory == RankMemory::kRows ? rows_.get() : &pool_;
   if (pool != nullptr && place.block >= 0) {

@@ -22,6 +22,10 @@ class RankCache {
 
   // A table over these blocks. kCorrupt where a block is none.
   Result<BlockTable> table(const PassSpan& span);
+  // One of a coded cache or of rows whose slabs come from elsewhere: complete blocks, of which the
+  // first `first` are there. Blocks that are gone have no number. kCorrupt as above.
+  Result<BlockTable> arriving_table(std::span<const BlockId> blocks, int gone, int first);
+  const BlockPool& blocks() const { return pool_; }
   // A rank's part of a slab. `layer` is the model's. kCorrupt where there is no such place.
   Result<std::span<std::byte>> slab(const BlockPlace& place, int layer) const;
   Status copy(const BlockPlace& to, const BlockPlace& from);

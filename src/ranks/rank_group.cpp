@@ -69,7 +69,8 @@ Result<int> RankGroup::number_of(const RankLink& link) const {
 
 Status RankGroup::on_letter(RankLink& link, Bytes letter) {
   KVLANE_ASSIGN(const LetterKind kind, kind_of(letter));
-  const std::lock_guard lock(mutex_);
+  std::function<void()> then;
+  std::unique_lock lock(mutex_);
   if (kind == LetterKind::kJoin) return on_join(link, letter);
   KVLANE_ASSIGN(const int rank, number_of(link));
   switch (kind) {
@@ -87,17 +88,30 @@ Status RankGroup::on_letter(RankLink& link, Bytes letter) {
       running_.ends[rank] = std::move(letter);
       break;
     }
-    case LetterKind::kReply: {
-      KVLANE_ASSIGN(const Reply reply, decode_reply(letter));
-      const auto asked = answers_.find(reply.request);
-      if (asked == answers_.end()) return corrupt("a rank answered what nobody asked");
-      asked->second = {true, std::move(letter)};
-      break;
-    }
+    case LetterKind::kReply: KVLANE_TRY(on_reply(std::move(letter), then)); break;
+    case LetterKind::kWake: then = on_wake_; break;
     default: return corrupt("a rank sent a letter that is not for the head");
   }
   ++news_;
   changed_.notify_all();
+  lock.unlock();
+  if (then) then();
+  return {};
+}
+
+// `then`: what is to be done without the lock.
+Status RankGroup::on_reply(Bytes letter, std::function<void()>& then) {
+  KVLANE_ASSIGN(const Reply reply, decode_reply(letter));
+  const auto asked = answers_.find(reply.request);
+  if (asked == answers_.end()) return corrupt("a rank answered what nobody asked");
+  if (asked->second.later == nullptr) {
+    asked->second = {true, std::move(letter)};
+    return {};
+  }
+  const std::shared_ptr<Later> later = std::move(asked->second.later);
+  answers_.erase(asked);
+  if (later->first.ok()) later->first = reply.status;
+  if (--later->left == 0) then = [later] { later->done(later->first); };
   return {};
 }
 
@@ -224,13 +238,14 @@ Status RankGroup::send_to_all(ByteView letter) {
 }
 
 Result<std::uint64_t> RankGroup::ask(int rank,
-                                     const std::function<Bytes(std::uint64_t request)>& encode) {
+                                     const std::function<Bytes(std::uint64_t request)>& encode,
+                                     std::shared_ptr<Later> later) {
   std::uint64_t request = 0;
   {
     const std::lock_guard lock(mutex_);
     KVLANE_TRY(lost_);
     request = next_request_++;
-    answers_[request] = {};
+    answers_[request] = {false, {}, std::move(later)};
   }
   KVLANE_TRY(members_[rank].link->send(encode(request)));
   return request;
@@ -244,6 +259,48 @@ Result<Bytes> RankGroup::answer(std::uint64_t request) {
   KVLANE_ASSIGN(const Reply reply, decode_reply(answer.letter));
   KVLANE_TRY(reply.status);
   return answer.letter;
+}
+
+Result<std::vector<Bytes>> RankGroup::ask_all(const Encode& encode) {
+  std::vector<std::uint64_t> requests;
+  for (int rank = 0; rank < all(); ++rank) {
+    KVLANE_ASSIGN(const std::uint64_t request,
+                  ask(rank, [&](std::uint64_t number) { return encode(rank, number); }));
+    requests.push_back(request);
+  }
+  std::vector<Bytes> brought;
+  Status first;
+  for (const std::uint64_t request : requests) {
+    const auto letter = answer(request);
+    if (!letter.ok()) {
+      if (first.ok()) first = letter.status();
+      continue;
+    }
+    const ByteView bytes = decode_reply(*letter)->bytes;
+    brought.emplace_back(bytes.begin(), bytes.end());
+  }
+  KVLANE_TRY(first);
+  return brought;
+}
+
+Status RankGroup::ask_all_later(const Encode& encode, std::function<void(const Status&)> done) {
+  const auto later = std::make_shared<Later>(Later{all(), {}, std::move(done)});
+  for (int rank = 0; rank < all(); ++rank) {
+    KVLANE_TRY(ask(
+                   rank, [&](std::uint64_t number) { return encode(rank, number); }, later)
+                   .status());
+  }
+  return {};
+}
+
+void RankGroup::set_on_wake(std::function<void()> on_wake) {
+  const std::lock_guard lock(mutex_);
+  on_wake_ = std::move(on_wake);
+}
+
+RankGroup::StateFigures RankGroup::state_figures() const {
+  const std::lock_guard lock(mutex_);
+  return state_figures_;
 }
 
 std::span<std::byte> RankGroup::places(RankMemory memory) const {

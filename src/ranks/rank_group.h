@@ -89,6 +89,25 @@ class RankGroup {
   std::unique_ptr<DeviceLane> lane();
   std::unique_ptr<ForwardPass> forward(const Model& model);
 
+  // Letters about state stores (ranks/state_letter.h), to all ranks at once. What is asked is told
+  // by the request's number, and answered by each of them; order is that of the ranks.
+  using Encode = std::function<Bytes(int rank, std::uint64_t request)>;
+  Status tell_all(ByteView letter) { return send_to_all(letter); }
+  // Waits. What answers bring (Reply::bytes); the first error, if any is one.
+  Result<std::vector<Bytes>> ask_all(const Encode& encode);
+  // Does not wait: `done` comes once, on the network's thread, with the first error of any, or
+  // never, when a rank is lost or the group ends before.
+  Status ask_all_later(const Encode& encode, std::function<void(const Status&)> done);
+  // Told, on the network's thread, when a rank has something to do for a restore. Ends what was
+  // set before; empty: nobody is.
+  void set_on_wake(std::function<void()> on_wake);
+  // Of the stores of all ranks, as of the last pass: of each kind the largest.
+  struct StateFigures {
+    std::uint64_t save_failures = 0;
+    std::uint64_t hidden_tokens_lost = 0;
+  };
+  StateFigures state_figures() const;
+
  private:
   friend class RankedForward;
   friend class RankLane;
@@ -105,9 +124,16 @@ class RankGroup {
     BlockPlace block;
     int layer;
   };
+  // For whom does not wait.
+  struct Later {
+    int left;
+    Status first;
+    std::function<void(const Status&)> done;
+  };
   struct Answer {
     bool there = false;
     Bytes letter;
+    std::shared_ptr<Later> later{};
   };
 
   explicit RankGroup(RankGroupOptions options) : options_(std::move(options)), members_(all()) {}
@@ -117,6 +143,7 @@ class RankGroup {
   Status on_letter(RankLink& link, Bytes letter);
   Status on_join(RankLink& link, ByteView letter);
   Status on_layer(int rank, const LayerDone& done);
+  Status on_reply(Bytes letter, std::function<void()>& then);
   void on_gone(const RankLink& link, const Status& why);
   void lose(const Status& why);
   Result<int> number_of(const RankLink& link) const;
@@ -133,7 +160,8 @@ class RankGroup {
   // tell nothing for too long.
   Status wait_until(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done);
   // Sends what `encode` makes of a request's number.
-  Result<std::uint64_t> ask(int rank, const std::function<Bytes(std::uint64_t request)>& encode);
+  Result<std::uint64_t> ask(int rank, const std::function<Bytes(std::uint64_t request)>& encode,
+                            std::shared_ptr<Later> later = {});
   // The answer, a letter of kind REPLY; waits for it.
   Result<Bytes> answer(std::uint64_t request);
   Result<Place> place_of(const std::byte* at) const;
@@ -163,7 +191,9 @@ class RankGroup {
   Running running_;
   std::uint64_t next_request_ = 1;
   std::map<std::uint64_t, Answer> answers_;  // of requests that somebody waits for
-  std::unique_ptr<Network> network_;         // ends first: it calls this
+  std::function<void()> on_wake_;
+  StateFigures state_figures_;
+  std::unique_ptr<Network> network_;  // ends first: it calls this
 };
 
 }  // namespace kvlane

@@ -18,6 +18,7 @@
 #include "ranks/peer_exchange.h"
 #include "ranks/rank_cache.h"
 #include "ranks/rank_link.h"
+#include "ranks/rank_state.h"
 
 namespace kvlane {
 namespace {
@@ -76,6 +77,7 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
     Status ended = compute_passes();
     orders_.end(aborted("the rank has ended"));
     orders.join();
+    state_.reset();
     return ended;
   }
 
@@ -126,8 +128,17 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
     KVLANE_ASSIGN(RankCache cache,
                   RankCache::create(model_.whole_config(), part_, format_.get(), plan));
     cache_.emplace(std::move(cache));
-    KVLANE_ASSIGN(forward_, Forward::create(model_, plan.rows_max, plan.logits_max, format_.get(),
-                                            part_.whole() ? nullptr : &exchange_));
+    RankExchange* const exchange = part_.whole() ? nullptr : &exchange_;
+    KVLANE_ASSIGN(forward_,
+                  Forward::create(model_, plan.rows_max, plan.logits_max, format_.get(), exchange));
+    if (!plan.state) return {};
+    RankStateParts parts{model_, *cache_, *forward_, format_.get(), exchange, nullptr};
+    if (options_.open_store) {
+      KVLANE_ASSIGN(parts.store, options_.open_store(plan.rows_max));
+    }
+    KVLANE_ASSIGN(state_, RankState::open(std::move(parts), plan, [head = head_](ByteView letter) {
+                    return head->send(letter);
+                  }));
     return {};
   }
 
@@ -166,10 +177,19 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
     KVLANE_ASSIGN(const LetterKind kind, kind_of(letter));
     switch (kind) {
       case LetterKind::kPlan:
-      case LetterKind::kPass: passes_.put(std::move(letter)); return {};
+      case LetterKind::kPass:
+      case LetterKind::kFlush:
+      case LetterKind::kRestore:
+      case LetterKind::kAdvance:
+      case LetterKind::kForget:
+      case LetterKind::kComplete:
+      case LetterKind::kEndRows: passes_.put(std::move(letter)); return {};
       case LetterKind::kCopy:
       case LetterKind::kRead:
-      case LetterKind::kWrite: orders_.put(std::move(letter)); return {};
+      case LetterKind::kWrite:
+      case LetterKind::kSave:
+      case LetterKind::kFind:
+      case LetterKind::kPrefetch: orders_.put(std::move(letter)); return {};
       default: return corrupt("the head sent a letter that is not for ranks");
     }
   }
@@ -227,8 +247,18 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
       if (!letter.ok()) {
         return letter.status().code() == Code::kAborted ? Status() : letter.status();
       }
+      KVLANE_ASSIGN(const LetterKind kind, kind_of(*letter));
+      if (kind != LetterKind::kPass) {
+        if (state_ == nullptr) return corrupt("the head orders of a state store that there is not");
+        KVLANE_TRY(state_->compute(kind, *letter));
+        continue;
+      }
       KVLANE_ASSIGN(const Pass pass, decode_pass(*letter));
       PassEnd end{pass.number, compute(pass), forward_->times(), {}};
+      if (state_ != nullptr) {
+        end.save_failures = state_->save_failures();
+        end.hidden_tokens_lost = state_->hidden_tokens_lost();
+      }
       const bool tells = part_.ends() && part_.rank == 0 && end.status.ok();
       if (tells) end.logits = logits(pass);
       KVLANE_TRY(head_->send(encode_pass_end(end)));
@@ -253,6 +283,9 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
     hooks.on_layer = [&](int layer, const auto&) {
       if (told.ok()) told = head_->send(encode_layer({pass.number, layer}));
     };
+    if (state_ != nullptr && state_->begin_pass(pass)) {
+      hooks.on_normed = [this](int layer, ByteView normed) { state_->copy(layer, normed); };
+    }
     const Status computed = forward_->run(spans, hooks);
     in_step_ = forward_->in_step() && told.ok();
     KVLANE_TRY(computed);
@@ -287,6 +320,10 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
   // An order that fails is answered; what cannot be read, or not be answered, ends the rank.
   Status carry_out(ByteView letter) {
     KVLANE_ASSIGN(const LetterKind kind, kind_of(letter));
+    if (kind == LetterKind::kSave || kind == LetterKind::kFind || kind == LetterKind::kPrefetch) {
+      if (state_ == nullptr) return corrupt("the head orders of a state store that there is not");
+      return state_->carry_out(kind, letter);
+    }
     if (kind == LetterKind::kCopy) {
       KVLANE_ASSIGN(const CopyOrder copy, decode_copy(letter));
       return head_->send(encode_reply({copy.request, cache_->copy(copy.to, copy.from), {}}));
@@ -322,7 +359,8 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
   std::shared_ptr<const KvFormat> format_;
   std::optional<RankCache> cache_;
   std::unique_ptr<Forward> forward_;
-  bool in_step_ = true;  // with the other ranks, behind the last pass
+  std::unique_ptr<RankState> state_;  // null: there is no state store
+  bool in_step_ = true;               // with the other ranks, behind the last pass
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "model/model.h"
 #include "quant/kv_format.h"
+#include "store/store.h"
 #include "transfer/endpoint.h"
 #include "transfer/link.h"
 
@@ -23,6 +24,9 @@ struct RankProcessOptions {
   Seconds patience{120};         // without a word of a peer that has to say something
   // The format that the head names, of this part's KV heads in all layers; null for "bf16".
   std::function<Result<std::shared_ptr<const KvFormat>>(const std::string& format)> make_format;
+  // This rank's own store, for passes of so many rows; called once, when the head has one. Empty:
+  // this rank has none.
+  std::function<Result<std::shared_ptr<Store>>(int rows_max)> open_store;
 };
 
 // Serves until the head is gone: ok when it left in order, else why. The model is the rank's part.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ranks/ranked_forward.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -51,6 +52,7 @@ Result<Pass> RankedForward::describe(std::span<const ForwardSpan> spans) {
     told.tokens_before = table.tokens();
     told.gone = table.gone();
     told.sight = table.sight();
+    told.saved = span.saved;
     told.logits = span.logits;
     told.tokens.assign(span.tokens.begin(), span.tokens.end());
     for (int block = 0; block < table.blocks(); ++block) {
@@ -110,6 +112,7 @@ Status RankedForward::take_ends(std::size_t rows, const Status& waited) {
   KVLANE_TRY(first_cause(ends));
   KVLANE_TRY(waited);
   logits_.resize(rows * vocab_);
+  RankGroup::StateFigures figures;
   const double share = 1.0 / group_.ranks();
   const int tells = group_.all() - group_.ranks();
   for (int rank = 0; rank < group_.all(); ++rank) {
@@ -118,12 +121,16 @@ Status RankedForward::take_ends(std::size_t rows, const Status& waited) {
     times_.attention += end.times.attention * share;
     times_.dequantise += end.times.dequantise * share;
     times_.quantise += end.times.quantise * share;
+    figures.save_failures = std::max(figures.save_failures, end.save_failures);
+    figures.hidden_tokens_lost = std::max(figures.hidden_tokens_lost, end.hidden_tokens_lost);
     if (rank != tells) continue;
     if (end.logits.size() != logits_.size() * sizeof(float)) {
       return corrupt("a rank sent another number of logits");
     }
     if (rows > 0) std::memcpy(logits_.data(), end.logits.data(), end.logits.size());
   }
+  const std::lock_guard lock(group_.mutex_);
+  group_.state_figures_ = figures;
   return {};
 }
 

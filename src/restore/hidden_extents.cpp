@@ -28,7 +28,7 @@ std::optional<HiddenFormat> stored_hidden_format(const ExtentHead& head, const M
     const bool same =
         head.key.kind == wanted.key.kind && head.format == wanted.format &&
         head.codec == wanted.codec && head.type == wanted.type && head.tokens == wanted.tokens &&
-        head.width == wanted.width && head.layer + head.layers() <= model.config().layers &&
+        head.width == wanted.width && head.layer + head.layers() <= model.whole_config().layers &&
         std::all_of(head.parts.begin(), head.parts.end(), [&](const ExtentPart& part) {
           return part.k_bytes == bytes && part.v_bytes == 0;
         });

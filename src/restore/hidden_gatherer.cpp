@@ -88,7 +88,7 @@ HiddenGatherer::HiddenGatherer(Store& store, const Model& model,
 
 Result<std::unique_ptr<HiddenGatherer>> HiddenGatherer::create(
     Store& store, const Model& model, const HiddenGathererOptions& options) {
-  const int layers = model.config().layers;
+  const int layers = model.whole_config().layers;
   if (options.layer_first < 0 || options.layer_first >= options.layer_last ||
       options.layer_last > layers) {
     return invalid_argument(

@@ -62,9 +62,13 @@ struct HiddenGathererFigures {
   double copy_seconds = 0;  // that copy() or fetch() took
 };
 
-// One sequence's rows on their way. Made by HiddenGatherer::begin().
+// One sequence's rows on their way. Made by HiddenGatherer::begin(), or where ranks save them by
+// whoever asks them to: then it stands for a number that they know.
 class SavedRows : public std::enable_shared_from_this<SavedRows> {
  public:
+  explicit SavedRows(std::uint64_t number = 0) : number_(number) {}
+
+  std::uint64_t number() const { return number_; }
   // Whether rows were lost; then no later block of these is saved. Any thread.
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
 
@@ -75,8 +79,7 @@ class SavedRows : public std::enable_shared_from_this<SavedRows> {
     std::vector<int> rows;                           // gathered so far, of each layer
   };
 
-  SavedRows() = default;
-
+  const std::uint64_t number_;
   std::atomic<bool> lost_ = false;
   // Of the gatherer's thread.
   bool dropped_ = false;

@@ -19,6 +19,13 @@ Status HiddenLanding::land(const RestoreSpan& span, int layer, HiddenFormat::Val
   return restorer->restore(span, layer, stored);
 }
 
+Status HiddenLanding::land_embedded(const RestoreSpan& span, std::span<const std::int32_t> tokens) {
+  const HiddenFormat exact(HiddenFormat::Values::kExact, hidden_type(model_),
+                           model_.config().hidden);
+  KVLANE_ASSIGN(HiddenRestorer* const restorer, restorer_of(exact));
+  return restorer->restore_embedded(span, tokens);
+}
+
 Result<HiddenRestorer*> HiddenLanding::restorer_of(const HiddenFormat& hidden) {
   auto& restorer = hidden.exact() ? exact_ : int8_;
   if (restorer == nullptr) {

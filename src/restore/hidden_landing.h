@@ -28,6 +28,10 @@ class HiddenLanding {
   Status land(const RestoreSpan& span, int layer, HiddenFormat::Values values,
               std::span<const ByteView> stored);
 
+  // The same of layer 0 from the tokens of the span: its hidden states are their embeddings. On the
+  // CPU.
+  Status land_embedded(const RestoreSpan& span, std::span<const std::int32_t> tokens);
+
   // How many pieces were on their way to a device so far.
   std::uint64_t given() const { return under_way_.given(); }
   // Returns when everything is in its place. The error is the device's: one of the pieces behind

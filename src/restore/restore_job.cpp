@@ -65,7 +65,7 @@ RestoreJob::~RestoreJob() {
 }
 
 Status RestoreJob::plan_reads() {
-  for (int block = 0; block < blocks_; ++block) {
+  for (int block = 0; block < std::ssize(found_.blocks); ++block) {
     add_reads(found_.blocks[block].hidden, RestoreSource::kHidden, block);
     add_reads(found_.blocks[block].slabs, RestoreSource::kSlabs, block);
   }
@@ -76,10 +76,12 @@ Status RestoreJob::plan_reads() {
   });
   for (std::size_t i = 0; i < reads_.size(); ++i) line_of(reads_[i]).reads.push_back(i);
   add_units();
+  add_shared();
   for (const Unit& unit : units_) {
+    if (is_elsewhere(unit)) continue;
     if (std::find(unit.reads.begin(), unit.reads.end(), -1) != unit.reads.end()) {
-      return internal_error("layer " + std::to_string(unit.layer) +
-                            " is to come back from what the store does not have");
+      return not_found("layer " + std::to_string(unit.layer) +
+                       " is to come back from what the store does not have");
     }
   }
   for (const Read& read : reads_) {
@@ -111,7 +113,9 @@ void RestoreJob::add_reads(const std::vector<PinnedExtent>& extents, RestoreSour
     const auto wanted = [&](int part) {
       const int layer = head.layer + part;
       return layer >= layers.first && layer < layers.first + layers.count &&
-             found_.decision.sources[layer] == source;
+             found_.decision.sources[layer] == source &&
+             (source == RestoreSource::kSlabs || !restorer_.rank_rows_ ||
+              restorer_.rank_rows_->stores(layer));
     };
     for (int part = 0; part < head.layers(); ++part) {
       if (!wanted(part)) continue;
@@ -146,6 +150,32 @@ void RestoreJob::add_units() {
       read.units.push_back(unit);
     }
   }
+}
+
+// Hidden states that another rank of the stage reads.
+bool RestoreJob::is_elsewhere(const Unit& unit) const {
+  return restorer_.rank_rows_ && unit.source == RestoreSource::kHidden &&
+         !restorer_.rank_rows_->stores(unit.layer);
+}
+
+// The same list in all ranks of a stage.
+void RestoreJob::add_shared() {
+  if (!restorer_.rank_rows_) return;
+  std::vector<int> layers;
+  for (const Unit& unit : units_) {
+    if (unit.source == RestoreSource::kHidden && unit.block == 0) layers.push_back(unit.layer);
+  }
+  for (const int layer : restorer_.rank_rows_->in_turns(layers)) {
+    for (std::size_t i = 0; i < units_.size(); ++i) {
+      if (units_[i].layer == layer) shared_.push_back(static_cast<int>(i));
+    }
+  }
+}
+
+std::size_t RestoreJob::rows_ready() const {
+  std::size_t ready = shared_done_;
+  while (ready < shared_.size() && units_[shared_[ready]].missing == 0) ++ready;
+  return ready;
 }
 
 RestoreJob::Line& RestoreJob::line_of(const Read& read) {
@@ -250,7 +280,7 @@ void RestoreJob::arrive(const Read& read) {
     if (--units_[unit].missing > 0) continue;
     if (read.source == RestoreSource::kSlabs) {
       ready_.push_front(unit);
-    } else {
+    } else if (!restorer_.rank_rows_) {
       ready_.push_back(unit);
     }
   }
@@ -263,25 +293,30 @@ void RestoreJob::lose(int block, const Status& why) {
   status_ = why;
 }
 
-RestoreJob::Progress RestoreJob::advance() {
+RestoreJob::Progress RestoreJob::advance(std::size_t rows_allowed) {
   if (over_) return Progress::kOver;
   take_arrivals();
+  const bool shared_over = shared_done_ == shared_.size();
   const int end = (first_ + blocks_) * kBlockTokens;
   const bool more_tokens =
       found_.decision.recomputed > 0 && first_ * kBlockTokens + recomputed_tokens_ < end;
-  if (!ready_.empty()) {
+  if (!shared_over && shared_done_ < rows_allowed) {
+    // Whatever was lost here: the others take part.
+    project_shared(units_[shared_[shared_done_++]]);
+  } else if (!ready_.empty()) {
     const int unit = ready_.front();
     ready_.pop_front();
     compute(units_[unit]);
   } else if (more_tokens) {
     recompute_piece();
-  } else if (blocks_ == 0 || (under_way_ == 0 && next_line() == nullptr)) {
+  } else if (shared_over && (blocks_ == 0 || (under_way_ == 0 && next_line() == nullptr))) {
     return this->end();
-  } else if (under_way_ > 0) {
+  } else if (under_way_ > 0 || rows_ready() > shared_done_) {
     return Progress::kWaiting;
   }
   // Where nothing is under way, the buffers are all with units that wait for other reads.
-  const bool stuck = under_way_ == 0 && ready_.empty() && !more_tokens;
+  const bool stuck = under_way_ == 0 && ready_.empty() && !more_tokens &&
+                     (shared_over || rows_ready() == shared_done_);
   if (const Status status = begin_reads(stuck); !status.ok()) lose(0, status);
   return Progress::kWorked;
 }
@@ -399,6 +434,36 @@ void RestoreJob::project(const Unit& unit, int blocks) {
   }
 }
 
+// A piece that all ranks project, with zeros for what is lost.
+void RestoreJob::project_shared(const Unit& unit) {
+  const ScopedTimer timer(times_.busy.project);
+  const Model& model = restorer_.model_;
+  const int blocks = static_cast<int>(unit.reads.size());
+  HiddenFormat::Values values = HiddenFormat::Values::kExact;
+  std::vector<ByteView> stored;
+  if (!is_elsewhere(unit)) {
+    for (int i = 0; i < blocks; ++i) {
+      const Read& read = reads_[unit.reads[i]];
+      values = stored_hidden_format(read.extent.head(), model)->values();
+      const bool there = read.begun && unit.block + i < blocks_;
+      stored.push_back(there ? stored_bytes(read, unit.layer) : ByteView());
+    }
+  }
+  const int count = blocks * kBlockTokens;
+  const RestoreSpan span{&table_, static_cast<int>(tokens_.size()),
+                         (first_ + unit.block) * kBlockTokens, count};
+  const auto rows = restorer_.rank_rows_->share(unit.layer, values, stored, count);
+  Status status = rows.status();
+  if (status.ok()) {
+    status =
+        restorer_.hidden_landing_.land(span, unit.layer, HiddenFormat::Values::kExact, {&*rows, 1});
+  }
+  if (!status.ok()) lose(unit.block, status);
+  for (const int read : unit.reads) {
+    if (read >= 0) release(reads_[read]);
+  }
+}
+
 void RestoreJob::release(Read& read) {
   if (--read.users > 0 || !read.begun) return;
   const std::size_t number = &read - reads_.data();
@@ -413,15 +478,32 @@ void RestoreJob::release(Read& read) {
 void RestoreJob::recompute_piece() {
   const ScopedTimer timer(times_.busy.recompute);
   const int at = first_ * kBlockTokens + recomputed_tokens_;
-  const int count = std::min({kRestorePieceTokens, restorer_.options_.pass_rows_max,
-                              found_.decision.blocks * kBlockTokens - recomputed_tokens_});
-  const ForwardSpan span{&table_, std::span(tokens_).subspan(at, count), 0};
-  PassHooks hooks;
-  hooks.kv_layers = found_.decision.recomputed;
-  if (const Status status = restorer_.forward_.run({&span, 1}, hooks); !status.ok()) {
-    lose(recomputed_tokens_ / kBlockTokens, status);
+  const bool whole = restorer_.model_.part().whole();
+  const int most = whole ? restorer_.options_.pass_rows_max : kRestorePieceTokens;
+  const int count = std::min(
+      {kRestorePieceTokens, most, found_.decision.blocks * kBlockTokens - recomputed_tokens_});
+  const std::span<const std::int32_t> tokens = std::span(tokens_).subspan(at, count);
+  Status status;
+  if (whole) {
+    const ForwardSpan span{&table_, tokens, 0};
+    PassHooks hooks;
+    hooks.kv_layers = found_.decision.recomputed;
+    status = restorer_.forward_.run({&span, 1}, hooks);
+  } else {
+    status = embed_piece(at, tokens);
   }
+  if (!status.ok()) lose(recomputed_tokens_ / kBlockTokens, status);
   recomputed_tokens_ += count;
+}
+
+// Of a model that ranks compute: a pass would want all of them.
+Status RestoreJob::embed_piece(int first, std::span<const std::int32_t> tokens) {
+  if (found_.decision.recomputed > 1) {
+    return unsupported("ranks bring no more layers back from tokens than the first");
+  }
+  const int count = static_cast<int>(tokens.size());
+  return restorer_.hidden_landing_.land_embedded(
+      {&table_, static_cast<int>(tokens_.size()), first, count}, tokens);
 }
 
 Status RestoreJob::finish_landing() {

@@ -3,6 +3,7 @@
 #include "restore/restorer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "restore/hidden_extents.h"
@@ -37,13 +38,40 @@ Restorer::Restorer(const Model& model, const SlabKind& kind, Store& store, Forwa
       scaled_(options_.profile),
       slab_landing_(kind, model.isa(), std::move(lane)),
       hidden_landing_(model, kind.format()),
-      direct_(std::move(direct)) {}
+      direct_(std::move(direct)) {
+  if (options_.ranks != nullptr) rank_rows_.emplace(model, *options_.ranks);
+}
 
 Restorer::~Restorer() = default;
 
 FoundState Restorer::find(std::span<const BlockName> names, int first, int tokens, bool alone) {
+  FoundState found = look(names, first, tokens, alone);
+  {
+    const std::lock_guard guard(mutex_);
+    found.decision = decide_restore(scaled_.get(), found.layers, tokens);
+  }
+  // Of layers before those that come back.
+  found.decision.sources.insert(found.decision.sources.begin(), layers_.first, {});
+  found.blocks.resize(std::min<std::size_t>(found.blocks.size(), found.decision.blocks));
+  return found;
+}
+
+FoundState Restorer::find_ordered(std::span<const BlockName> names, int first, int tokens,
+                                  RestoreDecision order) {
+  FoundState found = look(names, first, tokens, false);
+  // Who has the first layer computes it; the others wait for nobody.
+  if (layers_.first > 0) order.recomputed = 0;
+  found.decision = std::move(order);
+  found.blocks.resize(std::min<std::size_t>(found.blocks.size(), found.decision.blocks));
+  return found;
+}
+
+// All but the decision.
+FoundState Restorer::look(std::span<const BlockName> names, int first, int tokens, bool alone) {
   const std::vector<StoredLayer> nothing(layers_.count);
-  StoredBlocks stored{first, nothing, nothing, layers_.first == 0 && !alone};
+  FoundState found;
+  StoredBlocks& stored = found.layers;
+  stored = {first, nothing, nothing, layers_.first == 0 && !alone};
   const auto count = [&](std::vector<StoredLayer>& layers, int block, const PinnedExtent& extent,
                          const std::string& form) {
     const ExtentHead& head = extent.head();
@@ -54,7 +82,6 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
     }
     return begin < end;
   };
-  FoundState found;
   const int last = std::min(static_cast<int>(names.size()), (tokens - 1) / kBlockTokens);
   for (int block = first; block < last; ++block) {
     FoundState::Block there;
@@ -81,12 +108,18 @@ FoundState Restorer::find(std::span<const BlockName> names, int first, int token
     found.blocks.push_back(std::move(there));
   }
   found.stored = !found.blocks.empty();
-  const std::lock_guard guard(mutex_);
-  found.decision = decide_restore(scaled_.get(), stored, tokens);
-  // Of layers before those that come back.
-  found.decision.sources.insert(found.decision.sources.begin(), layers_.first, {});
-  found.blocks.resize(std::min<std::size_t>(found.blocks.size(), found.decision.blocks));
   return found;
+}
+
+void Restorer::prefetch(std::span<const BlockName> names, int first, int tokens) {
+  FoundState found = find(names, first, tokens);
+  std::vector<PinnedExtent> wanted;
+  for (FoundState::Block& block : found.blocks) {
+    for (auto* extents : {&block.hidden, &block.slabs}) {
+      std::move(extents->begin(), extents->end(), std::back_inserter(wanted));
+    }
+  }
+  if (!wanted.empty()) store_.prefetch(std::move(wanted));
 }
 
 // From a job that is over. Of short ones the beginning and the end are too large a part. What came

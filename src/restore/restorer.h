@@ -29,6 +29,7 @@
 #include "restore/direct_landing.h"
 #include "restore/hidden_landing.h"
 #include "restore/layer_runs.h"
+#include "restore/rank_rows.h"
 #include "restore/restore_decision.h"
 #include "restore/slab_bodies.h"
 #include "restore/slab_landing.h"
@@ -46,6 +47,9 @@ struct RestorerOptions {
   // spec/store.md, section 3. Hidden states are whole.
   int shards = 1;
   int shard = 0;
+  // Of ranks that share hidden states (restore/rank_rows.h): those that each stores are projected
+  // by all. Null: there are no others, or each has all.
+  RankExchange* ranks = nullptr;
   // A rank of pipeline parallelism brings back its own layers, by a plan of their own, and reads
   // nothing of the others. Only the rank with layer 0 computes any from tokens. None: all layers.
   LayerRun layers{0, 0};
@@ -53,6 +57,8 @@ struct RestorerOptions {
 
 // What the store has of a sequence, pinned, and what is worth using of it.
 struct FoundState {
+  // Of the layers that come back. Of hidden states that ranks share, this rank's alone.
+  StoredBlocks layers;
   RestoreDecision decision;
   bool stored = false;  // there is something of the sequence, though it may not be worth using
   // Extents of decision.blocks blocks from the first that was asked for, in the order of layers.
@@ -81,6 +87,15 @@ class Restorer {
   // Changes nothing that is learned. Any thread.
   FoundState find(std::span<const BlockName> names, int first, int tokens, bool alone = false);
 
+  // The same where somebody else has decided, for a group of ranks: `order` is for all layers of
+  // the model, and of these for no more from tokens than layer 0. Fewer blocks than ordered are no
+  // error here: they are lost when the job begins.
+  FoundState find_ordered(std::span<const BlockName> names, int first, int tokens,
+                          RestoreDecision order);
+
+  // Asks the store to have at hand what find() finds. Any thread.
+  void prefetch(std::span<const BlockName> names, int first, int tokens);
+
   // What was found is computed instead: nothing is learned from that, so a little of what was
   // learned is forgotten, or a machine that once was slow would never be tried again. Any thread.
   void forgo(const FoundState& found);
@@ -93,6 +108,7 @@ class Restorer {
 
  private:
   friend class RestoreJob;
+  FoundState look(std::span<const BlockName> names, int first, int tokens, bool alone);
   void learn(const RestoreJob& job);
   void take_factors(const ProfileFactors& factors);  // under the mutex
   Result<PageBuffer> take_buffer(std::size_t bytes);
@@ -111,6 +127,7 @@ class Restorer {
   SlabLanding slab_landing_;
   HiddenLanding hidden_landing_;
   const std::unique_ptr<DirectLanding> direct_;
+  std::optional<RankRows> rank_rows_;
   std::vector<PageBuffer> buffers_;  // that nobody uses
 };
 
@@ -120,10 +137,10 @@ struct RestoreTimes {
   double bytes = 0;     // read
 };
 
-// One sequence. May be given up at any time.
-class RestoreJob {
+// A sequence on its way back, wherever that happens. May be given up at any time.
+class SequenceRestore {
  public:
-  ~RestoreJob();
+  virtual ~SequenceRestore() = default;
 
   enum class Progress {
     kWorked,   // a piece was computed, there may be more
@@ -132,15 +149,34 @@ class RestoreJob {
   };
   // Computes one piece at most: kRestorePieceTokens tokens of one layer, or of the layers that come
   // from tokens.
-  Progress advance();
+  virtual Progress advance() = 0;
 
   // When it is over: the blocks that are back, from `first` on, complete in all layers, and sealed.
   // Fewer than were found when something could not be read or computed: status() says what. Then
   // the table may say that it has more tokens than that, and is to be cleared.
-  int blocks() const { return blocks_; }
-  const Status& status() const { return status_; }
-  const RestoreDecision& decision() const { return found_.decision; }
-  const RestoreTimes& times() const { return times_; }
+  virtual int blocks() const = 0;
+  virtual const Status& status() const = 0;
+  virtual const RestoreDecision& decision() const = 0;
+  virtual const RestoreTimes& times() const = 0;
+};
+
+// One that this process brings back.
+class RestoreJob final : public SequenceRestore {
+ public:
+  ~RestoreJob() override;
+
+  Progress advance() override { return advance(0); }
+  // The same of ranks that share hidden states. All of a stage are told the same numbers in the
+  // same order, which never fall: so many pieces of shared rows may be projected from now on. No
+  // more than rows_ready() of any of them.
+  Progress advance(std::size_t rows_allowed);
+  // Pieces of shared rows that were projected, or are here to be.
+  std::size_t rows_ready() const;
+
+  int blocks() const override { return blocks_; }
+  const Status& status() const override { return status_; }
+  const RestoreDecision& decision() const override { return found_.decision; }
+  const RestoreTimes& times() const override { return times_; }
 
  private:
   friend class Restorer;
@@ -161,7 +197,9 @@ class RestoreJob {
   Status plan_reads();
   void add_reads(const std::vector<PinnedExtent>& extents, RestoreSource source, int block);
   void add_units();
+  void add_shared();
   LayerRun layers_to_read() const;
+  bool is_elsewhere(const Unit& unit) const;
   Line& line_of(const Read& read);
   Line* next_line();
   Status begin_reads(bool beyond_budget);
@@ -175,9 +213,11 @@ class RestoreJob {
   Status land_arrived(const Unit& unit, std::span<const int> which, std::span<Status> verdicts);
   bool is_direct(const Read& read) const;
   void project(const Unit& unit, int blocks);
+  void project_shared(const Unit& unit);
   ByteView stored_bytes(const Read& read, int layer) const;
   void release(Read& read);
   void recompute_piece();
+  Status embed_piece(int first, std::span<const std::int32_t> tokens);
   Progress end();
   Status finish_landing();
 
@@ -192,6 +232,8 @@ class RestoreJob {
   Line hidden_, slabs_;
   std::vector<Unit> units_;  // layer by layer, piece by piece
   std::deque<int> ready_;    // units whose reads have arrived, the next one first
+  std::vector<int> shared_;  // units whose rows ranks share, in the order in which they do
+  std::size_t shared_done_ = 0;
   int under_way_ = 0;
   std::size_t from_memory_ = 0;  // reads that no disk was asked for
   std::size_t buffer_each_ = 0;  // bytes

@@ -434,7 +434,7 @@ TEST(Restorer, LayersThatNobodyStoredAreNoDecision) {
   BlockTable table = world.new_table();
   ASSERT_TRUE(table.grow(kTokens).ok());
   EXPECT_EQ(restorer.begin(std::move(found), 0, table, world.tokens).status().code(),
-            Code::kInternal);
+            Code::kNotFound);
 }
 
 TEST(Restorer, EightBitsAreForThoseWhoAskForThem) {

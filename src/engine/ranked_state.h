@@ -1,0 +1,25 @@
+// State stores of the ranks that compute the model: each saves and brings back its own part, as the
+// engine of their head says (spec/ranks.md section 6).
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+#include "engine/state_keeper.h"
+#include "ranks/rank_group.h"
+
+namespace kvlane {
+
+// What ranks are told of `options` when they take their memory.
+StatePlan state_plan(const StateOptions& options);
+
+// `block_bytes`: of a block in all ranks. `on_saved` and `wake` come on the network's thread, and
+// may come after the end of what is made here. The group outlives it.
+std::unique_ptr<StateKeeper> keep_state_on_ranks(RankGroup& group, const StateOptions& options,
+                                                 int layers, std::size_t block_bytes,
+                                                 std::function<void(BlockId)> on_saved,
+                                                 std::function<void()> wake);
+
+}  // namespace kvlane

@@ -1,0 +1,346 @@
+// Engines of models that ranks compute, whose ranks have state stores: sequences go on where they
+// were, each rank having saved and read its own part.
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/temporary_directory.h"
+#include "engine/engine_fixture.h"
+#include "model/synth.h"
+#include "quant/kv_format.h"
+#include "ranks/ranks_fixture.h"
+
+namespace kvlane {
+namespace {
+
+namespace fs = std::filesystem;
+using ranks_fixture::RankThreads;
+
+constexpr const char* kConfig =
+    R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+    "head_dim": 32, "num_hidden_layers": 5, "vocab_size": 200, "max_position_embeddings": 1024,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": false, "num_attention_heads": 8,
+    "num_key_value_heads": 4})";
+constexpr int kLayers = 5;
+
+// Random weights, five layers, four KV heads.
+const fs::path& model_directory() {
+  static const TemporaryDirectory directory;
+  static const fs::path model = [] {
+    const fs::path path = directory.path() / "model";
+    const Status written = write_synthetic_checkpoint({.config_json = kConfig}, path);
+    EXPECT_TRUE(written.ok()) << written.message();
+    return path;
+  }();
+  return model;
+}
+
+std::unique_ptr<Model> load(bool weights) {
+  return take(Model::load(model_directory(), {.isa = best_isa(), .weights = weights}));
+}
+
+struct Layout {
+  int stages = 1;
+  int ranks = 1;  // of each stage
+};
+
+std::string name_of(const Layout& layout) {
+  return std::to_string(layout.stages) + " x " + std::to_string(layout.ranks);
+}
+
+std::shared_ptr<Store> open_store(const fs::path& directory) {
+  fs::create_directories(directory);
+  StoreOptions options{.create = true};
+  options.directories.push_back({directory, 0});
+  return take(Store::open(options, take(open_store_files({}))));
+}
+
+fs::path store_of(const fs::path& directory, int rank) {
+  return directory / ("rank" + std::to_string(rank));
+}
+
+std::shared_ptr<const KvFormat> format_of(const Model& model, const std::string& name) {
+  const ModelConfig& whole = model.whole_config();
+  const Share heads = kv_heads_of(whole, model.part());
+  KvFormatContext context{.shape = whole.kv_shape(),
+                          .rope = &model.rope(),
+                          .isa = model.isa(),
+                          .heads = {heads.first, whole.kv_heads}};
+  context.shape.kv_heads = heads.count;
+  return take(make_kv_format(name, context));
+}
+
+// An engine, and the ranks that compute for it.
+struct Worker {
+  Worker(const Layout& layout, const std::string& format, const StateForms& forms,
+         const std::string& codec, const fs::path& directory)
+      : whole(load(false)) {
+    threads = std::make_unique<RankThreads>(
+        model_directory(), layout.stages, layout.ranks,
+        [&](const Model& part, RankProcessOptions& options) {
+          options.make_format = [&part](const std::string& wanted) {
+            return Result(format_of(part, wanted));
+          };
+          const ModelPart own = part.part();
+          const fs::path at = store_of(directory, own.stage * own.ranks + own.rank);
+          options.open_store = [at](int) { return Result(open_store(at)); };
+        });
+    EXPECT_TRUE(threads->group->wait_for_ranks(*whole).ok());
+    EngineOptions options;
+    options.kv_bytes = std::size_t{1} << 24;
+    options.kv_format = format_of(*whole, format);
+    options.ranks = threads->group.get();
+    options.state.on_ranks = true;
+    options.state.forms = forms;
+    options.state.codec = codec;
+    engine = take(Engine::create(*whole, fixture_tokenizer(), nullptr, options));
+  }
+  // What waits is saved first.
+  ~Worker() {
+    engine.reset();
+    threads->end();
+    for (const Status& end : threads->ends) EXPECT_TRUE(end.ok()) << end.message();
+  }
+
+  std::unique_ptr<Model> whole;
+  std::unique_ptr<RankThreads> threads;
+  std::unique_ptr<Engine> engine;
+};
+
+std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
+                                    Finish* finish = nullptr) {
+  Answer answer;
+  const Status submitted = engine.submit(request, answer.on_update()).status();
+  EXPECT_TRUE(submitted.ok()) << submitted.message();
+  if (!submitted.ok()) return {};
+  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+  if (finish != nullptr) *finish = answer.finish();
+  return answer.tokens();
+}
+
+GenerationRequest next_turn(const GenerationRequest& before,
+                            const std::vector<std::int32_t>& answer) {
+  GenerationRequest request = make_request(30, 12, 2);
+  std::vector<std::int32_t> prompt = before.prompt;
+  prompt.insert(prompt.end(), answer.begin(), answer.end());
+  prompt.insert(prompt.end(), request.prompt.begin(), request.prompt.end());
+  request.prompt = std::move(prompt);
+  return request;
+}
+
+// What one process that never forgets anything answers, of two turns.
+struct Expected {
+  explicit Expected(const std::string& format, int prompt_tokens = 300)
+      : first(make_request(prompt_tokens, 40, 1)) {
+    EngineOptions options;
+    options.kv_bytes = std::size_t{1} << 24;
+    const auto model = load(true);
+    options.kv_format = format_of(*model, format);
+    const auto engine = take(Engine::create(*model, fixture_tokenizer(), nullptr, options));
+    first_answer = answer_of(*engine, first);
+    second = next_turn(first, first_answer);
+    second_answer = answer_of(*engine, second);
+  }
+
+  // All complete blocks of the first turn, its answer included.
+  int tokens_back() const {
+    return (static_cast<int>(first.prompt.size()) + 39) / kBlockTokens * kBlockTokens;
+  }
+
+  const GenerationRequest first;
+  GenerationRequest second;
+  std::vector<std::int32_t> first_answer, second_answer;
+};
+
+struct Saving {
+  std::string format = "bf16";
+  std::string codec = "none";
+  std::string form = "kv";
+};
+
+StateForms forms_of(const Saving& saving) {
+  return take(make_state_forms(saving.form, kLayers, nullptr, 0));
+}
+
+void save_first_turn(const Layout& layout, const Saving& saving, const Expected& expected,
+                     const fs::path& directory) {
+  Worker worker(layout, saving.format, forms_of(saving), saving.codec, directory);
+  Answer other;
+  ASSERT_TRUE(worker.engine->submit(make_request(200, 30, 9), other.on_update()).ok());
+  EXPECT_EQ(answer_of(*worker.engine, expected.first), expected.first_answer);
+  other.wait();
+  worker.engine->wait_idle();
+  EXPECT_EQ(worker.engine->load().hidden_tokens_lost, 0);
+  EXPECT_EQ(worker.engine->load().save_failures, 0);
+}
+
+void expect_goes_on(const Layout& layout, const Saving& saving, const Expected& expected) {
+  SCOPED_TRACE(name_of(layout) + " " + saving.format + " " + saving.codec + " " + saving.form);
+  const TemporaryDirectory directory;
+  save_first_turn(layout, saving, expected, directory.path());
+  Worker worker(layout, saving.format, forms_of(saving), "none", directory.path());
+  std::vector<std::int32_t> all = expected.first.prompt;
+  all.insert(all.end(), expected.first_answer.begin(), expected.first_answer.end());
+  EXPECT_EQ(take(worker.engine->stored_tokens(all, "")), expected.tokens_back());
+  Finish finish;
+  EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
+  EXPECT_EQ(finish.cached_tokens, expected.tokens_back());
+  EXPECT_GT(finish.account.restore, 0);
+  worker.engine->wait_idle();
+  const EngineLoad load = worker.engine->load();
+  EXPECT_EQ(load.restores, 1);
+  EXPECT_EQ(load.restores_failed, 0);
+  EXPECT_GT(load.restore_bytes, 0);
+}
+
+const std::vector<Layout> kLayouts = {{1, 4}, {2, 1}, {2, 2}};
+
+TEST(RankedState, AConversationGoesOnFromSlabs) {
+  const Expected rows("bf16");
+  for (const Layout& layout : kLayouts) expect_goes_on(layout, {}, rows);
+  expect_goes_on({2, 2}, {.codec = "splitzip"}, rows);
+  expect_goes_on({2, 2}, {.format = "int4"}, Expected("int4"));
+  expect_goes_on({1, 2}, {.format = "hack"}, Expected("hack"));
+}
+
+// Which each rank has of some layers, and all project.
+TEST(RankedState, AConversationGoesOnFromHiddenStates) {
+  const Expected rows("bf16"), codes("int4");
+  for (const Layout& layout : kLayouts) expect_goes_on(layout, {.form = "hidden"}, rows);
+  expect_goes_on({1, 2}, {.form = "hidden=3"}, rows);
+  // In several pieces.
+  expect_goes_on({1, 2}, {.form = "hidden"}, Expected("bf16", 700));
+  expect_goes_on({2, 2}, {.format = "int4", .form = "hidden"}, codes);
+}
+
+// The extents of a rank's store: of which layers there are slabs and hidden states, and their
+// bytes.
+struct Contents {
+  std::set<int> slabs, hidden;
+  std::size_t bytes = 0;
+};
+
+Contents contents_of(const fs::path& directory, int shards, int shard) {
+  Contents contents;
+  for (const PinnedExtent& extent : open_store(directory)->all()) {
+    const ExtentHead& head = extent.head();
+    const bool hidden = head.key.kind == ExtentKind::kHidden;
+    if (!hidden) {
+      EXPECT_EQ(head.key.shards, shards);
+      EXPECT_EQ(head.key.shard, shard);
+    }
+    for (int part = 0; part < head.layers(); ++part) {
+      (hidden ? contents.hidden : contents.slabs).insert(head.layer + part);
+      contents.bytes += head.parts[part].bytes();
+    }
+  }
+  return contents;
+}
+
+// No rank has what another one has, and together they have as much as one process.
+TEST(RankedState, RanksHaveDisjointParts) {
+  const Expected expected("bf16");
+  const int layers = kLayers;
+  for (const char* form : {"kv", "hidden"}) {
+    std::size_t bytes_of_one = 0;
+    for (const Layout& layout : {Layout{1, 1}, Layout{1, 2}, Layout{2, 1}, Layout{2, 2}}) {
+      SCOPED_TRACE(std::string(form) + " " + name_of(layout));
+      const TemporaryDirectory directory;
+      save_first_turn(layout, {.form = form}, expected, directory.path());
+      std::size_t bytes = 0;
+      std::multiset<int> slabs, hidden;
+      for (int rank = 0; rank < layout.stages * layout.ranks; ++rank) {
+        const Contents own =
+            contents_of(store_of(directory.path(), rank), layout.ranks, rank % layout.ranks);
+        bytes += own.bytes;
+        slabs.insert(own.slabs.begin(), own.slabs.end());
+        hidden.insert(own.hidden.begin(), own.hidden.end());
+      }
+      if (bytes_of_one == 0) bytes_of_one = bytes;
+      EXPECT_EQ(bytes, bytes_of_one);
+      const bool kv = std::string(form) == "kv";
+      for (int layer = 0; layer < layers; ++layer) {
+        EXPECT_EQ(slabs.count(layer), kv ? std::size_t(layout.ranks) : 0);
+        EXPECT_EQ(hidden.count(layer), kv || layer == 0 ? 0U : 1U);
+      }
+    }
+  }
+}
+
+// What one rank has lost nobody brings back, and the answer is right.
+TEST(RankedState, WhatOneRankLacksIsComputed) {
+  const Expected expected("bf16");
+  for (const char* form : {"kv", "hidden"}) {
+    for (const int lost : {1, 2}) {
+      SCOPED_TRACE(std::string(form) + " " + std::to_string(lost));
+      const TemporaryDirectory directory;
+      const Saving saving{.form = form};
+      save_first_turn({2, 2}, saving, expected, directory.path());
+      fs::remove_all(store_of(directory.path(), lost));
+      Worker worker({2, 2}, "bf16", forms_of(saving), "none", directory.path());
+      Finish finish;
+      EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
+      EXPECT_EQ(finish.cached_tokens, 0);
+    }
+  }
+}
+
+// Bytes that one rank reads are wrong: that block and those behind it are computed.
+TEST(RankedState, WhatIsDamagedAtOneRankIsComputed) {
+  const Expected expected("bf16");
+  for (const char* form : {"kv", "hidden"}) {
+    SCOPED_TRACE(form);
+    const TemporaryDirectory directory;
+    const Saving saving{.form = form};
+    save_first_turn({1, 2}, saving, expected, directory.path());
+    int damaged = 0;
+    for (const auto& file : fs::recursive_directory_iterator(store_of(directory.path(), 1))) {
+      if (file.path().extension() != ".seg" || file.file_size() < 16384) continue;
+      std::fstream stream(file.path(), std::ios::in | std::ios::out | std::ios::binary);
+      // Of every page something; headers of extents may be among them.
+      for (std::size_t at = 1000; at < file.file_size(); at += 4096) {
+        stream.seekp(static_cast<std::streamoff>(at));
+        stream.write("damaged!damaged!", 16);
+        ++damaged;
+      }
+    }
+    ASSERT_GT(damaged, 0);
+    Worker worker({1, 2}, "bf16", forms_of(saving), "none", directory.path());
+    Finish finish;
+    EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
+    EXPECT_LT(finish.cached_tokens, expected.tokens_back());
+    worker.engine->wait_idle();
+    EXPECT_EQ(worker.engine->load().restores_failed, 1);
+  }
+}
+
+// A rank without a store cannot be one of a head with one.
+TEST(RankedState, ARankWithoutAStoreIsTurnedAway) {
+  const auto whole = load(false);
+  RankThreads threads(model_directory(), 1, 2);
+  ASSERT_TRUE(threads.group->wait_for_ranks(*whole).ok());
+  EngineOptions options;
+  options.kv_bytes = std::size_t{1} << 24;
+  options.ranks = threads.group.get();
+  options.state.on_ranks = true;
+  const auto engine = Engine::create(*whole, fixture_tokenizer(), nullptr, options);
+  ASSERT_FALSE(engine.ok());
+  EXPECT_NE(engine.status().message().find("has gone"), std::string::npos)
+      << engine.status().message();
+  threads.end();
+  int told = 0;
+  for (const Status& end : threads.ends) {
+    told += end.message().find("this rank has no --store") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_GT(told, 0);
+}
+
+}  // namespace
+}  // namespace kvlane
