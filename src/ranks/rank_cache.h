@@ -16,13 +16,15 @@ namespace kvlane {
 // to keep in order.
 class RankCache {
  public:
-  // `format`, of this part's KV heads in all layers, outlives this; null: rows of 16 bits.
+  // `format`, of this part's KV heads in all layers or of all heads, outlives this: rows have the
+  // heads that it has. Null: rows of 16 bits.
   static Result<RankCache> create(const ModelConfig& whole, const ModelPart& part,
                                   const KvFormat* format, const Plan& plan);
 
   // A table over these blocks. kCorrupt where a block is none.
   Result<BlockTable> table(const PassSpan& span);
-  // A rank's part of a slab. `layer` is the model's. kCorrupt where there is no such place.
+  // A rank's part of a slab, or all of it where the format has all heads. `layer` is the model's.
+  // kCorrupt where there is no such place.
   Result<std::span<std::byte>> slab(const BlockPlace& place, int layer) const;
   Status copy(const BlockPlace& to, const BlockPlace& from);
 
