@@ -22,6 +22,7 @@ from program import (
     call,
     complete,
     environment,
+    load_of,
     needs_program,
     run,
     text_of,
@@ -87,9 +88,10 @@ class Ranks(ProgramTest):
         done = run("calibrate", "tables", GQA, "--text", ROOT / "README.md", "--out", tables, "--tokens", 1000)
         self.assertEqual(done.status, 0, done.err)
         layouts = ((("--tp", 2), ("--pp", 2)), (("--tp", 2, "--pp", 2), ()))
-        across = (((), ("--pp", 3)), (("--pp", 2), ()))  # heads of a layer are coded together
+        # Where heads are coded together, a rank has more than what it computes.
+        whole = ((("--tp", 2, "--pp", 2), ("--tp", 2)), (("--tp", 2), ()), (("--pp", 2), ("--tp", 2, "--pp", 2)))
         for name, pairs in (("hack", layouts), ("kivi:bits=4,recent=1", layouts), ("int8", layouts),
-                            ("kvquant", across), ("cachegen", across)):  # fmt: skip
+                            ("kvquant", whole), ("cachegen:level=1,sink=1", whole[:2])):  # fmt: skip
             flags = (*FLAGS, "--kv-format", name, "--kv-tables", tables)
             expected = self.answers(self.server("serve", GQA, *flags))
             for prefill, decode in pairs:
@@ -100,8 +102,28 @@ class Ranks(ProgramTest):
                     self.assertEqual(self.answers(gateway), expected)
                     for server in (gateway, sender, receiver):
                         server.stop()
-        done = run("generate", GQA, "--tp", 2, "--kv-format", "kvquant", "--kv-tables", tables, "--prompt", "x")
-        self.assert_refused(done, "codes all KV heads of a layer together")
+
+    def test_kv_memory_is_what_all_ranks_take_together(self):
+        tables = self.folder() / "tables.safetensors"
+        done = run("calibrate", "tables", GQA, "--text", ROOT / "README.md", "--out", tables, "--tokens", 1000)
+        self.assertEqual(done.status, 0, done.err)
+        flags = ("--threads", "1", "--port", "0", "--kv-tables", tables, "--kv-format")
+
+        def blocks(*more):
+            server = self.server("serve", GQA, *flags, *more)
+            total = load_of(server.url)["blocks_total"]
+            server.stop()
+            return total
+
+        self.assertEqual(blocks("int8", "--kv-memory", "8MiB", "--tp", 2), blocks("int8", "--kv-memory", "8MiB"))
+        # Each of the two has whole slabs.
+        alone = blocks("kvquant", "--kv-memory", "8MiB")
+        self.assertEqual(blocks("kvquant", "--kv-memory", "16MiB", "--tp", 2, "--pp", 2), alone)
+        self.assertGreater(blocks("kvquant", "--kv-memory", "16MiB", "--pp", 2), alone)
+        rows = 2 * (2 * 6 * 2 * 64 * 64 * 2)  # K and V of a block in 16 bits, twice
+        little = (*flags[:2], *flags[4:], "kvquant", "--kv-memory", "4MiB", "--tp", 2)
+        done = run("generate", GQA, *little, "--prompt", "x")
+        self.assert_refused(done, f"needs {2 * 9 * rows} bytes of KV memory at least")
 
     def test_state_comes_back_after_a_restart_from_the_ranks_own_stores(self):
         history = TEXT[:1500]

@@ -23,19 +23,29 @@ int first_seen(int position, int window) {
   return window == 0 ? 0 : std::max(0, position - window + 1);
 }
 
+int kv_heads_read(const AttentionBatch& batch, const BlockTable& table) {
+  return batch.kv_heads == 0 ? table.pool().shape().kv_heads : batch.kv_heads;
+}
+
+// Query heads of a KV head.
+int group_of(const AttentionBatch& batch, const BlockTable& table) {
+  return batch.heads / kv_heads_read(batch, table);
+}
+
 }  // namespace
 
 void Attention::make_tiles(const AttentionBatch& batch) {
   tiles_.clear();
   for (const AttentionSpan& span : batch.spans) {
-    const int kv_heads = span.table->pool().shape().kv_heads;
-    const int group = batch.heads / kv_heads;
+    const int kv_heads = kv_heads_read(batch, *span.table);
+    const int group = group_of(batch, *span.table);
     for (int done = 0; done < span.rows;) {
       const int block = (span.position + done) / kBlockTokens;
       const int tokens =
           std::min(span.rows - done, (block + 1) * kBlockTokens - span.position - done);
       const int first_block = first_seen(span.position + done, batch.window) / kBlockTokens;
-      for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+      for (int i = 0; i < kv_heads; ++i) {
+        const int kv_head = batch.first_kv_head + i;
         for (int pair = 0; pair < tokens * group; pair += kTileRows) {
           tiles_.push_back({span.table, kv_head, done * group + pair,
                             std::min(kTileRows, tokens * group - pair), span.position,
@@ -144,12 +154,13 @@ std::span<const std::byte> Attention::memory(const Tile& tile, int layer, int bl
 
 PageQuery Attention::make_query(const AttentionBatch& batch, const Tile& tile) const {
   const KvShape& shape = tile.table->pool().shape();
-  const int group = batch.heads / shape.kv_heads;
+  const int group = group_of(batch, *tile.table);
+  const int first_head = (tile.kv_head - batch.first_kv_head) * group;
   PageQuery query;
   query.tokens = 0;
   for (int i = 0; i < tile.pairs; ++i) {
     const int token = (tile.first_pair + i) / group;
-    const int head = tile.kv_head * group + (tile.first_pair + i) % group;
+    const int head = first_head + (tile.first_pair + i) % group;
     query.q[i] = batch.q + (std::size_t(tile.row + token) * batch.heads + head) * batch.q_parts *
                                shape.head_dim;
     query.visible[i] = (tile.position + token) % kBlockTokens + 1;
@@ -171,7 +182,7 @@ class Attention::Reading {
         tiles_(&attention.tiles_[task.first_tile]),
         table_(*tiles_->table),
         layer_(batch.layer),
-        group_(batch.heads / table_.pool().shape().kv_heads),
+        group_(group_of(batch, table_)),
         window_(batch.window),
         apart_(table_.coded() && attention.sealed_kernel_->in_own_basis()),
         codes_own_(table_.coded() && attention.format_->own_block().coded) {
@@ -409,10 +420,11 @@ void Attention::store(const AttentionBatch& batch, const Task& task,
 
 void Attention::store(const AttentionBatch& batch, const Tile& tile, const StateTile& total) const {
   const KvShape& shape = tile.table->pool().shape();
-  const int group = batch.heads / shape.kv_heads;
+  const int group = group_of(batch, *tile.table);
+  const int first_head = (tile.kv_head - batch.first_kv_head) * group;
   for (int i = 0; i < tile.pairs; ++i) {
     const int token = (tile.first_pair + i) / group;
-    const int head = tile.kv_head * group + (tile.first_pair + i) % group;
+    const int head = first_head + (tile.first_pair + i) % group;
     const std::size_t at = (std::size_t(tile.row + token) * batch.heads + head) * shape.head_dim;
     const float* row = total.out + i * shape.head_dim;
     const float scale = 1.0F / total.sum[i];

@@ -30,13 +30,16 @@ struct AttentionSpan {
 
 struct AttentionBatch {
   int layer;
-  int heads;  // query heads; a multiple of the pool's kv_heads
+  int heads;  // query heads; a multiple of the KV heads that are read
   std::span<const AttentionSpan> spans;
   const std::uint16_t* q;  // [rows][heads][q_parts][head_dim], BF16, RoPE applied; see PageQuery
   int q_parts;
   ElementType out_type;  // kBf16 or kF32
   void* out;             // [rows][heads * head_dim]
   int window = 0;        // a row sees so many tokens, its own included; 0: all. At least a block
+  // The KV heads that are read, where blocks have more of them than that; 0 heads: all.
+  int first_kv_head = 0;
+  int kv_heads = 0;
 };
 
 // Thread-compatible; keeps its scratch memory between calls.

@@ -88,6 +88,31 @@ class Scene {
     return out;
   }
 
+  // All rows, with the queries of `count` KV heads alone: [tokens][their heads][head_dim].
+  std::vector<float> run_heads(Isa isa, int first, int count) {
+    const KvShape& shape = pool_.shape();
+    const int heads = heads_ / shape.kv_heads * count;
+    const std::size_t width = std::size_t(heads_ / shape.kv_heads) * shape.head_dim;
+    std::vector<std::uint16_t> queries;
+    for (int token = 0; token < table_.tokens(); ++token) {
+      const auto at = q_.begin() + (std::size_t(token) * shape.kv_heads + first) * width;
+      queries.insert(queries.end(), at, at + count * width);
+    }
+    std::vector<float> out(queries.size());
+    const AttentionSpan span{&table_, 0, table_.tokens(), 0};
+    Attention(isa).run({0,
+                        heads,
+                        {&span, 1},
+                        queries.data(),
+                        1,
+                        ElementType::kF32,
+                        out.data(),
+                        window_,
+                        first,
+                        count});
+    return out;
+  }
+
   // Exact attention of one row in double precision, and the sum of |weight * value| of each
   // channel.
   void exact(int token, int head, std::vector<double>& out, std::vector<double>& magnitude) {
@@ -214,6 +239,29 @@ TEST(Attention, RowsHaveTheSameBitsInAnyChunkingAndThreadCount) {
         }
       }
       set_parallel_threads(2);
+    }
+  }
+}
+
+// What a rank computes that has blocks of more heads than its own.
+TEST(Attention, SomeHeadsOfBlocksHaveTheBitsOfAll) {
+  constexpr int kTokens = 200, kHeads = 6, kKvHeads = 3, kDim = 32;
+  for (const Isa isa : tiers()) {
+    for (const int window : {0, 100}) {
+      Scene scene(kTokens, kHeads, kKvHeads, kDim, window);
+      const std::vector<float> all = scene.run(isa, 0, kTokens, kTokens);
+      for (const auto& [first, count] : {std::pair(0, 1), std::pair(1, 2), std::pair(2, 1)}) {
+        const std::vector<float> some = scene.run_heads(isa, first, count);
+        const std::size_t width = std::size_t(kHeads / kKvHeads) * kDim;
+        ASSERT_EQ(some.size(), kTokens * count * width);
+        for (std::size_t token = 0; token < kTokens; ++token) {
+          ASSERT_EQ(
+              0, std::memcmp(&some[token * count * width], &all[(token * kKvHeads + first) * width],
+                             count * width * sizeof(float)))
+              << isa_name(isa) << " window " << window << " heads from " << first << " token "
+              << token;
+        }
+      }
     }
   }
 }

@@ -124,17 +124,11 @@ Result<EngineOptions> engine_options(const ModelFlags& flags, const LoadedModel&
   KVLANE_ASSIGN(
       const KvTables tables,
       load_kv_tables(kv_tables_files(flags.directory, flags.kv_tables), model.identity()));
-  KvFormatContext context{.shape = model.config().kv_shape(),
-                          .rope = &model.rope(),
-                          .tables = &tables,
-                          .isa = model.isa()};
+  const KvFormatContext context{.shape = model.config().kv_shape(),
+                                .rope = &model.rope(),
+                                .tables = &tables,
+                                .isa = model.isa()};
   KVLANE_ASSIGN(options.kv_format, make_kv_format(flags.kv_format, context));
-  if (loaded.ranks) {
-    // Whether ranks can have it; they make it again, each its own.
-    context.heads = {0, context.shape.kv_heads};
-    context.shape.kv_heads = share_of(context.shape.kv_heads, flags.tensor_parallel, 0).count;
-    KVLANE_TRY(make_kv_format(flags.kv_format, context).status());
-  }
   if (!flags.kv_evict.empty()) {
     KVLANE_ASSIGN(options.eviction, make_eviction_rule(flags.kv_evict));
   }

@@ -14,6 +14,7 @@
 #include "cli/worker_ranks.h"
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
+#include "quant/heads_together.h"
 #include "ranks/rank_process.h"
 #include "server/http.h"
 #include "transfer/tcp.h"
@@ -59,13 +60,11 @@ Status join(const RankFlags& flags) {
                                model->identity()));
   options.make_format = [&](const std::string& format) {
     const Share heads = kv_heads_of(model->whole_config(), model->part());
-    KvFormatContext context{.shape = model->whole_config().kv_shape(),
-                            .rope = &model->rope(),
-                            .tables = &tables,
-                            .isa = model->isa(),
-                            .heads = {heads.first, model->whole_config().kv_heads}};
-    context.shape.kv_heads = heads.count;
-    return make_kv_format(format, context);
+    const KvFormatContext whole{.shape = model->whole_config().kv_shape(),
+                                .rope = &model->rope(),
+                                .tables = &tables,
+                                .isa = model->isa()};
+    return make_rank_format(format, whole, heads.first, heads.count);
   };
   const StateFlags& state = flags.model.state;
   if (!state.directories.empty()) {

@@ -12,6 +12,7 @@
 
 #include "cli/opened_store.h"
 #include "cli/restore_profile.h"
+#include "quant/heads_together.h"
 #include "restore/hidden_room.h"
 
 namespace kvlane {
@@ -133,6 +134,8 @@ Result<StateOptions> open_state(const StateFlags& flags, const ModelFlags& model
   // What is wrong with the form is told before anything is measured.
   if (flags.form != kAutoForm) {
     KVLANE_ASSIGN(state.forms, make_state_forms(flags.form, layers, nullptr, 0));
+  } else if (on_ranks && engine.kv_format && codes_heads_together(*engine.kv_format)) {
+    KVLANE_ASSIGN(state.forms, make_state_forms("kv", layers, nullptr, 0));
   } else if (!planned) {
     state.forms = smaller_forms(model, engine.kv_format.get());
   }

@@ -9,6 +9,7 @@
 
 #include "engine/engine_impl.h"
 #include "engine/ranked_state.h"
+#include "quant/heads_together.h"
 #include "quant/zack_ranks.h"
 
 namespace kvlane {
@@ -145,6 +146,12 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
   }
   if (options.ranks != nullptr && (options.eviction || options.online_axes > 0)) {
     return unsupported("a model that ranks compute has a cache of all tokens");
+  }
+  if (options.state.on_ranks && options.state.forms.saves_hidden() && options.ranks != nullptr &&
+      options.ranks->ranks() > 1 && options.kv_format && codes_heads_together(*options.kv_format)) {
+    return unsupported("KV format '" + options.kv_format->name() +
+                       "' codes all KV heads of a layer together, so ranks that share heads out "
+                       "cannot make its slabs from hidden states: store slabs (kv)");
   }
   if (options.state.store != nullptr && options.ranks != nullptr) {
     return unsupported("a model that ranks compute has its state in stores of the ranks");

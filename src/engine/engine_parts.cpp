@@ -13,6 +13,7 @@
 #include "model/device_forward.h"
 #include "model/format_codes.h"
 #include "model/forward.h"
+#include "quant/heads_together.h"
 #include "ranks/rank_group.h"
 
 namespace kvlane {
@@ -23,18 +24,19 @@ namespace {
 constexpr int kCodedSlabs = 16;
 
 // Blocks of rows that a coded cache has: for each running sequence its open block and its window,
-// and for the prompt tokens of a step, as far as half of the memory goes.
-Result<int> row_blocks(const EngineOptions& options, const KvShape& shape) {
+// and for the prompt tokens of a step, as far as half of the memory goes. `copies`: how often each
+// block is kept.
+Result<int> row_blocks(const EngineOptions& options, const KvShape& shape, int copies = 1) {
   const KvWindow window = options.kv_format->window();
   const std::size_t of_sequence = std::size_t{1} + window.sink + window.recent;
   // With these the first in rank always gets on.
   const std::size_t least = blocks_for(options.chunk_tokens) + of_sequence;
   const std::size_t most = least + options.sequences_max * (of_sequence + 1);
-  const std::size_t half = options.kv_bytes / 2 / shape.block_bytes();
+  const std::size_t half = options.kv_bytes / 2 / copies / shape.block_bytes();
   if (half < least) {
     return invalid_argument(
         "KV format '" + options.kv_format->name() + "' needs " +
-        std::to_string(2 * least * shape.block_bytes()) +
+        std::to_string(2 * least * copies * shape.block_bytes()) +
         " bytes of KV memory at least, half of it for rows of 16 bits; there are " +
         std::to_string(options.kv_bytes));
   }
@@ -149,7 +151,8 @@ Result<EngineParts> parts_on_device(const Model& model, Accelerator& device,
   return parts;
 }
 
-// Memory of other processes: pool and arena count in places of theirs.
+// Memory of other processes: pool and arena count in places of theirs. What all of them take
+// together is what there is, also where each rank of a stage has whole blocks.
 Result<EngineParts> parts_on_ranks(const Model& model, RankGroup& group,
                                    const EngineOptions& options,
                                    std::unique_ptr<CodecChoice> codecs) {
@@ -160,15 +163,16 @@ Result<EngineParts> parts_on_ranks(const Model& model, RankGroup& group,
   const auto fitting = [&](std::size_t bytes) {
     return static_cast<int>(std::min<std::size_t>(bytes / sizes.block_bytes(), INT32_MAX));
   };
+  const int copies = format != nullptr && codes_heads_together(*format) ? group.ranks() : 1;
   int rows = 0;
   if (format != nullptr) {
-    KVLANE_ASSIGN(rows, row_blocks(options, shape));
+    KVLANE_ASSIGN(rows, row_blocks(options, shape, copies));
   }
   const Plan plan{
       .format = format != nullptr ? format->name() : "bf16",
-      .blocks = fitting(options.kv_bytes - rows * shape.block_bytes()),
+      .blocks = fitting(options.kv_bytes / copies - rows * shape.block_bytes()),
       .row_blocks = rows,
-      .arena_blocks = fitting(options.host_bytes),
+      .arena_blocks = fitting(options.host_bytes / copies),
       .rows_max = options.rows_max(),
       .logits_max = options.sequences_max,
       .context = model.context(),

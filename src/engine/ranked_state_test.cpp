@@ -14,7 +14,9 @@
 #include "base/temporary_directory.h"
 #include "engine/engine_fixture.h"
 #include "model/synth.h"
-#include "quant/kv_format.h"
+#include "quant/heads_together.h"
+#include "quant/kv_tables.h"
+#include "quant/tables_fixture.h"
 #include "ranks/ranks_fixture.h"
 
 namespace kvlane {
@@ -66,15 +68,23 @@ fs::path store_of(const fs::path& directory, int rank) {
   return directory / ("rank" + std::to_string(rank));
 }
 
+// Of kvquant.
+const KvTables& tables() {
+  static const KvTables made = [] {
+    KvTables tables;
+    tables_fixture::add_kvquant_tables(load(false)->config().kv_shape(), tables);
+    return tables;
+  }();
+  return made;
+}
+
 std::shared_ptr<const KvFormat> format_of(const Model& model, const std::string& name) {
-  const ModelConfig& whole = model.whole_config();
-  const Share heads = kv_heads_of(whole, model.part());
-  KvFormatContext context{.shape = whole.kv_shape(),
-                          .rope = &model.rope(),
-                          .isa = model.isa(),
-                          .heads = {heads.first, whole.kv_heads}};
-  context.shape.kv_heads = heads.count;
-  return take(make_kv_format(name, context));
+  const Share heads = kv_heads_of(model.whole_config(), model.part());
+  const KvFormatContext whole{.shape = model.whole_config().kv_shape(),
+                              .rope = &model.rope(),
+                              .tables = &tables(),
+                              .isa = model.isa()};
+  return take(make_rank_format(name, whole, heads.first, heads.count));
 }
 
 // An engine, and the ranks that compute for it.
@@ -208,6 +218,8 @@ TEST(RankedState, AConversationGoesOnFromSlabs) {
   expect_goes_on({2, 2}, {.codec = "splitzip"}, rows);
   expect_goes_on({2, 2}, {.format = "int4"}, Expected("int4"));
   expect_goes_on({1, 2}, {.format = "hack"}, Expected("hack"));
+  // Each rank has whole slabs.
+  expect_goes_on({1, 2}, {.format = "kvquant:bits=4"}, Expected("kvquant:bits=4"));
 }
 
 // Which each rank has of some layers, and all project.
@@ -319,6 +331,21 @@ TEST(RankedState, WhatIsDamagedAtOneRankIsComputed) {
     worker.engine->wait_idle();
     EXPECT_EQ(worker.engine->load().restores_failed, 1);
   }
+}
+
+// Who has K of its own heads alone cannot make slabs of all.
+TEST(RankedState, HiddenStatesGiveNoSlabsOfAllHeads) {
+  const auto whole = load(false);
+  RankThreads threads(model_directory(), 1, 2);
+  EngineOptions options;
+  options.kv_format = format_of(*whole, "kvquant:bits=4");
+  options.ranks = threads.group.get();
+  options.state.on_ranks = true;
+  options.state.forms = forms_of({.form = "hidden"});
+  const auto engine = Engine::create(*whole, fixture_tokenizer(), nullptr, options);
+  ASSERT_FALSE(engine.ok());
+  EXPECT_EQ(engine.status().code(), Code::kUnsupported);
+  EXPECT_NE(engine.status().message().find("store slabs"), std::string::npos);
 }
 
 // A rank without a store cannot be one of a head with one.

@@ -22,6 +22,11 @@ constexpr int kTurnedGrain = 8;  // where rows of several tokens are turned into
 // for each of its dozens of parallel loops costs more than they save.
 constexpr double kSerialWorkMax = 32e6;
 
+// K and V of a token in all KV heads.
+std::size_t kv_row_bytes(const ModelConfig& config) {
+  return 2 * std::size_t(config.kv_heads) * config.head_dim * sizeof(bf16);
+}
+
 // The cache of a sequence behind a prompt from which tokens were evicted; null for all others.
 SparseCache* evicted_cache(const ForwardSpan& span) {
   return span.sparse != nullptr && span.sparse->evicted() ? span.sparse : nullptr;
@@ -33,6 +38,13 @@ Result<std::unique_ptr<Forward>> Forward::create(const Model& model, int rows_ma
                                                  const KvFormat* format, RankExchange* ranks) {
   if (ranks == nullptr && !model.part().whole()) {
     return internal_error("a part of a model is computed with other ranks only");
+  }
+  if (has_heads_of_others(model, format) &&
+      format->shape().kv_heads != model.whole_config().kv_heads) {
+    return internal_error("a format of " + std::to_string(format->shape().kv_heads) +
+                          " KV heads is not for a part with " +
+                          std::to_string(model.config().kv_heads) + " of " +
+                          std::to_string(model.whole_config().kv_heads));
   }
   std::unique_ptr<Forward> forward(new Forward(model, rows_max, logits_max, format, ranks));
   KVLANE_TRY(forward->allocate());
@@ -53,8 +65,9 @@ Status Forward::allocate() {
   q_parts_ = input_type == ElementType::kF32 ? 2 : 1;
   // Final norms of the rows with logits go through normed_ as well.
   const std::size_t normed_rows = std::max(rows, logits_rows);
+  const std::size_t kv_bytes = whole_slabs_ ? kv_row_bytes(model_.whole_config()) : 0;
   const std::size_t wide_bytes =
-      rows * std::max(q_width_all, std::size_t(config.ffn)) * input_bytes;
+      rows * std::max({q_width_all * input_bytes, std::size_t(config.ffn) * input_bytes, kv_bytes});
   const std::size_t logits_bytes = logits_rows * config.vocab * sizeof(float);
   const std::size_t own_products = std::max(rows * config.hidden * sizeof(float), logits_bytes);
 
@@ -277,6 +290,7 @@ Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHook
   norm(layer.attention_norm, type);
   KVLANE_TRY(multiply(*layer.qkv, normed_, product_, rows_));
   write_qkv(layer, index);
+  KVLANE_TRY(gather_rows(index));
   if (hooks.on_queries) {
     const std::size_t width = std::size_t(config.heads) * q_parts_ * config.head_dim;
     hooks.on_queries(index, {q_, rows_ * width}, q_parts_);
@@ -309,7 +323,9 @@ void Forward::attend(int layer, ElementType out_type) {
                              q_parts_,
                              out_type,
                              own_wide_,
-                             model_.whole_config().window_of(layer)};
+                             model_.whole_config().window_of(layer),
+                             first_head_,
+                             model_.config().kv_heads};
   if (!attention_spans_.empty()) {
     attention_.run(batch);
     times_.dequantise += attention_.opening_seconds();
@@ -325,14 +341,14 @@ void Forward::turn_queries(float* queries, int layer, int tokens, std::size_t st
   const int d = config.head_dim;
   const int group = config.heads / config.kv_heads;
   for (int kv_head = 0; kv_head < config.kv_heads; ++kv_head, queries += group * d) {
-    const float* const rotation = format_->query_rotation(layer, kv_head);
+    const float* const rotation = format_->query_rotation(layer, first_head_ + kv_head);
     if (rotation == nullptr) continue;
     rotate_heads(rotate_rows_, rotation, d, queries, group, tokens, stride);
   }
 }
 
 // Norms (where the model has them) and rotates Q and K, then Q goes to its buffer, K and V to the
-// blocks.
+// blocks, or to `own_wide_` where these have heads of other ranks.
 void Forward::write_qkv(const LayerWeights& layer, int index) {
   const ModelConfig& config = model_.config();
   const int d = config.head_dim;
@@ -373,14 +389,38 @@ Forward::RowMemory Forward::row_memory(int row, int layer, int kv_head) {
   const ModelConfig& config = model_.config();
   const std::size_t d = config.head_dim;
   const Row& place = row_places_[row];
-  if (place.table == nullptr) {
-    std::uint16_t* const k =
-        sparse_rows_.data() + (std::size_t(row) * config.kv_heads + kv_head) * 2 * d;
+  if (place.table == nullptr || whole_slabs_) {
+    std::uint16_t* const rows =
+        whole_slabs_ ? reinterpret_cast<std::uint16_t*>(own_wide_) : sparse_rows_.data();
+    std::uint16_t* const k = rows + (std::size_t(row) * config.kv_heads + kv_head) * 2 * d;
     return {k, k + d};
   }
   std::uint16_t* const page = place.table->page(place.position / kBlockTokens, layer, kv_head);
   std::uint16_t* const k = page + place.position % kBlockTokens * d;
   return {k, k + kBlockTokens * d};
+}
+
+// K and V of the heads of all ranks to the blocks, where these have them.
+Status Forward::gather_rows(int layer) {
+  if (!whole_slabs_) return {};
+  const ModelConfig& whole = model_.whole_config();
+  const int d = whole.head_dim;
+  KVLANE_TRY(
+      gather_wide(2 * model_.config().kv_heads * d, 2 * whole.kv_heads * d, ElementType::kBf16));
+  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t row = first; row < last; ++row) {
+      const auto* values =
+          reinterpret_cast<const std::uint16_t*>(wide_ + row * kv_row_bytes(whole));
+      const Row& place = row_places_[row];
+      for (int head = 0; head < whole.kv_heads; ++head, values += 2 * d) {
+        std::uint16_t* const k = place.table->page(place.position / kBlockTokens, layer, head) +
+                                 std::size_t(place.position) % kBlockTokens * d;
+        std::copy_n(values, d, k);
+        std::copy_n(values + d, d, k + kBlockTokens * d);
+      }
+    }
+  });
+  return {};
 }
 
 // A query head in q_parts_ BF16 parts: each rounds what the ones before it left over.

@@ -11,6 +11,7 @@
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "kvlane/status.h"
+#include "model/format_heads.h"
 #include "model/forward_pass.h"
 #include "model/key_rows.h"
 #include "model/model.h"
@@ -26,9 +27,10 @@ class Forward final : public ForwardPass {
  public:
   // For tables of caches in 16 bits, or of coded caches in `format`, which outlives this. A model
   // that is a part of one is computed with the other ranks: `ranks`, which outlives this. Then
-  // tables have this part's layers and KV heads alone, and the format its KV heads in all layers;
-  // layers have the numbers that they have in the model. Spans are the same for all ranks, and
-  // logits are there (all of them) on the ranks of the last stage.
+  // tables have this part's layers alone, and in these, as the format in all layers, this part's KV
+  // heads, or all heads (make_rank_format(), quant/heads_together.h); layers have the numbers that
+  // they have in the model. Spans are the same for all ranks, and logits are there (all of them) on
+  // the ranks of the last stage. kInternal for a format of other heads.
   static Result<std::unique_ptr<Forward>> create(const Model& model, int rows_max, int logits_max,
                                                  const KvFormat* format = nullptr,
                                                  RankExchange* ranks = nullptr);
@@ -48,6 +50,8 @@ class Forward final : public ForwardPass {
         format_(format),
         ranks_(ranks),
         first_layer_(layers_of(model.whole_config(), model.part()).first),
+        whole_slabs_(has_heads_of_others(model, format)),
+        first_head_(first_head_in_slabs(model, format)),
         attention_(model.isa(), format),
         sparse_attention_(model.isa()),
         rotate_rows_(rotation_kernel(model.isa())),
@@ -69,6 +73,7 @@ class Forward final : public ForwardPass {
   void activate(float* values, int ffn) const;
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
+  Status gather_rows(int layer);
   void attend(int layer, ElementType out_type);
   struct RowMemory {
     std::uint16_t* k;
@@ -85,6 +90,8 @@ class Forward final : public ForwardPass {
   const KvFormat* const format_;
   RankExchange* const ranks_;  // null: nobody else computes this model
   const int first_layer_;      // of the model, that is here
+  const bool whole_slabs_;     // slabs have the heads of all ranks of the stage
+  const int first_head_;       // of this part's KV heads in slabs
   Attention attention_;
   const SparseAttention sparse_attention_;
   const RotationKernel rotate_rows_;
@@ -123,7 +130,8 @@ class Forward final : public ForwardPass {
   std::byte* normed_ = nullptr;  // [rows][hidden], input type of the products
   float* product_ = nullptr;     // [rows][widest product]
   std::uint16_t* q_ = nullptr;   // [rows][heads][head_dim], BF16
-  std::byte* wide_ = nullptr;    // [rows][max(heads * head_dim, ffn)], input type of the products
+  std::byte* wide_ = nullptr;    // [rows][max(heads * head_dim, ffn)], input type of the products;
+                                 // K and V of all heads, like `sparse_rows_`, on their way to slabs
   float* logits_ = nullptr;      // [logits_max][vocab]
   // Where ranks compute together, what this one has of `wide_`, and of products' outputs.
   std::byte* own_wide_ = nullptr;

@@ -10,6 +10,7 @@
 #include "base/bf16.h"
 #include "quant/cachegen_models.h"
 #include "quant/cachegen_slab.h"
+#include "quant/heads_together.h"
 #include "quant/slab_rows.h"
 #include "quant/table_lookup.h"
 
@@ -80,7 +81,7 @@ Result<Tensor> read_tensor(const KvFormatContext& context, Form form, int level,
   return tensor;
 }
 
-class CachegenFormat final : public KvFormat {
+class CachegenFormat final : public KvFormat, public HeadsTogether {
  public:
   // tensors: K then V for each layer.
   CachegenFormat(std::string name, const KvFormatContext& context, const KvWindow& window,

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "quant/heads_together.h"
 #include "quant/kvquant_coder.h"
 #include "quant/table_lookup.h"
 
@@ -16,7 +17,7 @@ using namespace kvquant;
 
 constexpr const char* kName = "kvquant";
 
-class KvquantFormat final : public KvFormat {
+class KvquantFormat final : public KvFormat, public HeadsTogether {
  public:
   KvquantFormat(std::string name, const KvFormatContext& context, const KvWindow& window,
                 Coder coder)

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "quant/heads_together.h"
 #include "quant/kvquant_coder.h"
 #include "quant/zack.h"
 
@@ -37,7 +38,7 @@ struct ZackKept {
 // What names of tables begin with for this name of `zack`: "zack:keep=0.5+kvquant".
 std::string zack_kvquant_tables(std::string_view zack_name);
 
-class ZackKvquant final : public KvFormat {
+class ZackKvquant final : public KvFormat, public HeadsTogether {
  public:
   ZackKvquant(std::string name, const KvFormatContext& context, ZackKept kept,
               ZackFormat::Rotations rotations, kvquant::Coder coder);

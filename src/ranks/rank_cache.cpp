@@ -10,7 +10,8 @@ namespace kvlane {
 
 Result<RankCache> RankCache::create(const ModelConfig& whole, const ModelPart& part,
                                     const KvFormat* format, const Plan& plan) {
-  const KvShape shape = config_of(whole, part).kv_shape();
+  KvShape shape = config_of(whole, part).kv_shape();
+  if (format != nullptr) shape.kv_heads = format->shape().kv_heads;
   const Share layers = layers_of(whole, part);
   std::vector<std::size_t> slabs;
   for (int layer = layers.first; layer < layers.first + layers.count; ++layer) {

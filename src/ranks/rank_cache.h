@@ -16,7 +16,8 @@ namespace kvlane {
 // to keep in order.
 class RankCache {
  public:
-  // `format`, of this part's KV heads in all layers, outlives this; null: rows of 16 bits.
+  // `format`, of this part's KV heads in all layers or of all heads, outlives this: rows have the
+  // heads that it has. Null: rows of 16 bits.
   static Result<RankCache> create(const ModelConfig& whole, const ModelPart& part,
                                   const KvFormat* format, const Plan& plan);
 
@@ -26,7 +27,8 @@ class RankCache {
   // first `first` are there. Blocks that are gone have no number. kCorrupt as above.
   Result<BlockTable> arriving_table(std::span<const BlockId> blocks, int gone, int first);
   const BlockPool& blocks() const { return pool_; }
-  // A rank's part of a slab. `layer` is the model's. kCorrupt where there is no such place.
+  // A rank's part of a slab, or all of it where the format has all heads. `layer` is the model's.
+  // kCorrupt where there is no such place.
   Result<std::span<std::byte>> slab(const BlockPlace& place, int layer) const;
   Status copy(const BlockPlace& to, const BlockPlace& from);
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <string>
 
+#include "quant/heads_together.h"
+
 namespace kvlane {
 namespace {
 
@@ -220,6 +222,7 @@ Status RankGroup::wait_for_ranks(const Model& model) {
 Status RankGroup::prepare(const KvShape& shape, const KvFormat* format, Plan plan) {
   shape_ = shape;
   format_ = format;
+  whole_slabs_ = format != nullptr && codes_heads_together(*format);
   sizes_ = format != nullptr ? format->slab_sizes() : SlabSizes(shape.layers, shape.slab_bytes());
   const SlabSizes& sizes = *sizes_;
   KVLANE_ASSIGN(blocks_, PlaceRange::reserve(plan.blocks * sizes.block_bytes()));
@@ -329,14 +332,20 @@ Result<RankGroup::Place> RankGroup::place_of(const std::byte* at) const {
 }
 
 PagePlace RankGroup::part_of(const Place& place, int rank) const {
-  const Share heads = share_of(shape_.kv_heads, ranks(), rank);
+  const Share heads =
+      whole_slabs_ ? Share{0, shape_.kv_heads} : share_of(shape_.kv_heads, ranks(), rank);
   if (format_ == nullptr || place.block.memory == RankMemory::kRows) {
     return {heads.first * shape_.page_bytes(), heads.count * shape_.page_bytes()};
   }
-  if (ranks() == 1) return {0, format_->slab_bytes(place.layer)};
+  if (heads.count == shape_.kv_heads) return {0, format_->slab_bytes(place.layer)};
   const PagePlace first = format_->page_place(place.layer, heads.first);
   const PagePlace last = format_->page_place(place.layer, heads.first + heads.count - 1);
   return {first.offset, last.offset + last.bytes - first.offset};
+}
+
+// Where all have all, they take turns.
+bool RankGroup::is_read(const Place& place, int rank) const {
+  return !whole_slabs_ || place.block.block % ranks() == rank;
 }
 
 MemoryCopy RankGroup::copies() {

@@ -165,8 +165,10 @@ class RankGroup {
   // The answer, a letter of kind REPLY; waits for it.
   Result<Bytes> answer(std::uint64_t request);
   Result<Place> place_of(const std::byte* at) const;
-  // Of a slab in such memory, the bytes that are this rank's.
+  // Of a slab in such memory, the bytes that this rank has.
   PagePlace part_of(const Place& place, int rank) const;
+  // Whether this rank of a stage is one of those that together have each byte once.
+  bool is_read(const Place& place, int rank) const;
   Status copy(std::byte* to, const std::byte* from, std::size_t bytes);
 
   struct Member {
@@ -179,6 +181,7 @@ class RankGroup {
   Address address_;
   KvShape shape_;
   const KvFormat* format_ = nullptr;
+  bool whole_slabs_ = false;        // each rank of a stage has all of its slabs
   std::optional<SlabSizes> sizes_;  // of the cache's blocks
   PlaceRange blocks_, rows_, arena_;
 

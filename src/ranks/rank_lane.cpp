@@ -1,4 +1,4 @@
-// A slab of the model is the parts of its stage's ranks, one after another.
+// A slab of the model is the parts of its stage's ranks, one after another, or whole in each.
 // SPDX-License-Identifier: Apache-2.0
 #include "ranks/rank_lane.h"
 
@@ -21,6 +21,7 @@ Status RankLane::copy(std::byte* to, const std::byte* from, std::size_t /*bytes*
   KVLANE_ASSIGN(const RankGroup::Place place, reads ? at : group_.place_of(to));
   const int stage = stage_of(group_.shape_.layers, group_.stages(), place.layer);
   for (int rank = 0; rank < group_.ranks(); ++rank) {
+    if (reads && !group_.is_read(place, rank)) continue;
     const PagePlace part = group_.part_of(place, rank);
     KVLANE_ASSIGN(const std::uint64_t request,
                   group_.ask(stage * group_.ranks() + rank, [&](std::uint64_t number) {

@@ -22,7 +22,8 @@ struct RankProcessOptions {
   Address bind{"127.0.0.1", 0};  // for links of other ranks
   std::string advertised_host;   // what they are told; the bound host when empty
   Seconds patience{120};         // without a word of a peer that has to say something
-  // The format that the head names, of this part's KV heads in all layers; null for "bf16".
+  // The format that the head names, in all layers: make_rank_format() of this part's KV heads. Null
+  // for "bf16".
   std::function<Result<std::shared_ptr<const KvFormat>>(const std::string& format)> make_format;
   // This rank's own store, for passes of so many rows; called once, when the head has one. Empty:
   // this rank has none.

@@ -7,13 +7,15 @@
 #include <utility>
 
 #include "model/hidden_rows.h"
+#include "quant/heads_together.h"
 #include "restore/hidden_room.h"
 
 namespace kvlane {
 namespace {
 
-// All layers of the model, this rank's KV heads.
-KvShape shape_of(const Model& model) {
+// All layers of the model, the KV heads that this rank's slabs have.
+KvShape shape_of(const Model& model, const KvFormat* format) {
+  if (format != nullptr) return format->shape();
   KvShape shape = model.whole_config().kv_shape();
   shape.kv_heads = kv_heads_of(model.whole_config(), model.part()).count;
   return shape;
@@ -30,15 +32,15 @@ LayerRun common(int first, int last, Share share) {
 RankState::RankState(RankStateParts parts, const Plan& plan, Tell tell)
     : parts_(std::move(parts)),
       tell_(std::move(tell)),
-      kind_(shape_of(parts_.model), parts_.format) {
+      kind_(shape_of(parts_.model, parts_.format), parts_.format) {
   const ModelPart& part = parts_.model.part();
   const Share layers = layers_of(parts_.model.whole_config(), part);
   restorer_ = std::make_unique<Restorer>(
       parts_.model, kind_, *parts_.store, parts_.forward,
       RestorerOptions{.lossy = plan.state->int8,
                       .pass_rows_max = plan.rows_max,
-                      .shards = part.ranks,
-                      .shard = part.rank,
+                      .shards = shards(),
+                      .shard = shard(),
                       .ranks = part.ranks > 1 ? parts_.exchange : nullptr,
                       .layers = {layers.first, layers.count}},
       [this] {
@@ -47,6 +49,13 @@ RankState::RankState(RankStateParts parts, const Plan& plan, Tell tell)
 }
 
 RankState::~RankState() = default;
+
+int RankState::shards() const {
+  const bool whole = parts_.format != nullptr && codes_heads_together(*parts_.format);
+  return whole ? 1 : parts_.model.part().ranks;
+}
+
+int RankState::shard() const { return shards() == 1 ? 0 : parts_.model.part().rank; }
 
 Result<std::unique_ptr<RankState>> RankState::open(RankStateParts parts, const Plan& plan,
                                                    Tell tell) {
@@ -58,6 +67,10 @@ Result<std::unique_ptr<RankState>> RankState::open(RankStateParts parts, const P
   if (state.hidden_first > state.hidden_last || state.hidden_last > layers ||
       state.slabs_first > layers) {
     return corrupt("the head saves layers that the model does not have");
+  }
+  if (state.hidden_first < state.hidden_last && parts.model.part().ranks > 1 &&
+      parts.format != nullptr && codes_heads_together(*parts.format)) {
+    return corrupt("the head saves hidden states, which give a rank no whole slabs");
   }
   std::unique_ptr<RankState> opened(new RankState(std::move(parts), plan, std::move(tell)));
   KVLANE_TRY(opened->open_savers(state, plan.rows_max));
@@ -74,8 +87,8 @@ Status RankState::open_savers(const StatePlan& plan, int rows_max) {
     SlabSaverOptions options{.model = model.identity(),
                              .layer_first = slabs.first,
                              .layer_last = slabs.first + slabs.count,
-                             .shards = model.part().ranks,
-                             .shard = model.part().rank,
+                             .shards = shards(),
+                             .shard = shard(),
                              .bytes_max = std::numeric_limits<std::size_t>::max()};
     slabs_ = std::make_unique<SlabSaver>(parts_.cache.blocks(), kind_, *codec, *parts_.store,
                                          std::move(options), [this](BlockId id) { on_saved(id); });

@@ -68,6 +68,9 @@ class RankState {
   };
 
   RankState(RankStateParts parts, const Plan& plan, Tell tell);
+  // A rank whose slabs have all heads stores them whole.
+  int shards() const;
+  int shard() const;
   Status open_savers(const StatePlan& plan, int rows_max);
 
   Status save(const SaveOrder& order);

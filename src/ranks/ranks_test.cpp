@@ -18,6 +18,7 @@
 #include "model/sequence_fixture.h"
 #include "model/slab_lane.h"
 #include "quant/format_fixture.h"
+#include "quant/heads_together.h"
 #include "ranks/letter.h"
 #include "ranks/rank_group.h"
 #include "ranks/rank_link.h"
@@ -119,7 +120,8 @@ struct Outcome {
 
 std::vector<float> copy_of(std::span<const float> row) { return {row.begin(), row.end()}; }
 
-Outcome compute_alone(const std::string& name) {
+// Slabs: those of block `block`.
+Outcome compute_alone(const std::string& name, int block = 0) {
   const auto model = take(Model::load(kModels / name, {.isa = best_isa()}));
   const KvShape shape = model->config().kv_shape();
   auto pool = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
@@ -131,7 +133,7 @@ Outcome compute_alone(const std::string& name) {
   EXPECT_TRUE(forward->run({&span, 1}, {}).ok());
   Outcome outcome{copy_of(forward->logits(0)), {}, {}};
   for (int layer = 0; layer < shape.layers; ++layer) {
-    const std::byte* const slab = pool.slab_memory(table.id(0), layer);
+    const std::byte* const slab = pool.slab_memory(table.id(block), layer);
     outcome.slabs.emplace_back(slab, slab + pool.slab_bytes(layer));
   }
   return outcome;
@@ -300,6 +302,91 @@ TEST(Ranks, ARankThatTalksNonsenseIsLost) {
     head.rank->say(letter);
     EXPECT_EQ(head.lost.get_future().get().code(), Code::kUnavailable);
   }
+}
+
+// Slabs are rows, but no rank may have less than all heads of them.
+class Together final : public format_fixture::Identity, public HeadsTogether {
+ public:
+  using Identity::Identity;
+};
+
+// A coded cache of a group, as the head's engine has it.
+struct CodedCache {
+  CodedCache(Group& group, const KvFormat& format)
+      : shape(group.whole->config().kv_shape()),
+        sealed(take(BlockPool::over_sealed(shape, format.slab_sizes(),
+                                           group.group->places(RankMemory::kBlocks),
+                                           group.group->copies()))),
+        rows(take(
+            BlockPool::over(shape, group.group->places(RankMemory::kRows), group.group->copies()))),
+        lane(take(SlabLane::over(group.group->lane(), shape.slab_bytes()))) {}
+
+  std::vector<std::vector<std::byte>> read(BlockPool& pool, BlockId id) {
+    std::vector<std::vector<std::byte>> slabs;
+    const Status begun = lane.begin(pool, id, 0, shape.layers);
+    EXPECT_TRUE(begun.ok()) << begun.message();
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      const std::byte* const slab = take(lane.next());
+      slabs.emplace_back(slab, slab + pool.slab_bytes(layer));
+    }
+    return slabs;
+  }
+
+  const KvShape shape;
+  BlockPool sealed;
+  BlockPool rows;
+  SlabLane lane;
+};
+
+// Whichever rank of a stage is asked, and ranks take turns by the block's number.
+TEST(Ranks, SlabsOfHeadsThatAreCodedTogetherAreWholeInEachRank) {
+  constexpr const char* kModel = "llama-gqa-bf16-llama3-sharded";
+  Group group(kModel, 2, 2, key_of(1), [](const Model& part) {
+    return std::make_shared<Together>(part.whole_config().kv_shape());
+  });
+  const Together format(group.whole->config().kv_shape());
+  group.prepare(&format);
+  CodedCache cache(group, format);
+  const auto forward = group.group->forward(*group.whole);
+  BlockTable table(cache.sealed, cache.rows, format.window());
+  ASSERT_TRUE(table.grow(kTokens).ok());
+  const auto tokens = random_tokens(group.whole->config().vocab);
+  const ForwardSpan span{&table, std::span(tokens).first(kTokens), 1};
+  const Status status = forward->run({&span, 1}, {});
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(copy_of(forward->logits(0)), compute_alone(kModel).logits);
+
+  // Sealed blocks, each read from one rank and, copied, from the other.
+  const std::vector<BlockId> more = {take(cache.sealed.allocate()), take(cache.sealed.allocate())};
+  const auto of_other_rank = [&](BlockId id) { return more[more[0] % 2 == id % 2 ? 1 : 0]; };
+  ASSERT_NE(more[0] % 2, more[1] % 2);
+  for (const int block : {0, 1}) {
+    const auto expected = compute_alone(kModel, block).slabs;
+    EXPECT_EQ(cache.read(cache.sealed, table.id(block)), expected) << block;
+    const BlockId other = of_other_rank(table.id(block));
+    ASSERT_TRUE(cache.sealed.copy_block(other, table.id(block)).ok());
+    EXPECT_EQ(cache.read(cache.sealed, other), expected) << block;
+  }
+
+  // The open block's rows.
+  const auto slabs = cache.read(cache.rows, table.rows_id(2));
+  const auto expected = compute_alone(kModel, 2).slabs;
+  const std::size_t written = kTokens % kBlockTokens * cache.shape.head_dim * sizeof(bf16);
+  for (int layer = 0; layer < cache.shape.layers; ++layer) {
+    for (std::size_t plane = 0; plane < 2U * cache.shape.kv_heads; ++plane) {
+      const std::size_t at = plane * cache.shape.page_plane_elements() * sizeof(bf16);
+      EXPECT_EQ(0, std::memcmp(&slabs[layer][at], &expected[layer][at], written)) << layer;
+    }
+  }
+
+  // What is written, all ranks have.
+  const int last = cache.shape.layers - 1;
+  std::fill_n(cache.lane.room(cache.sealed, more[0], last), cache.sealed.slab_bytes(last),
+              std::byte{7});
+  ASSERT_TRUE(cache.lane.store(cache.sealed, more[0], last).ok());
+  ASSERT_TRUE(cache.sealed.copy_block(more[1], more[0]).ok());
+  const std::vector<std::byte> sevens(cache.sealed.slab_bytes(last), std::byte{7});
+  for (const BlockId id : more) EXPECT_EQ(cache.read(cache.sealed, id)[last], sevens) << id;
 }
 
 // What one rank cannot seal costs the pass, and nothing else.
