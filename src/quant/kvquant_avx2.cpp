@@ -5,9 +5,9 @@
 // and outliers are written over it as they are, so that no float is made of a channel. At 4 bits
 // that is 21 operations for 32 values, and 30 a token. K has a scale for each channel and rotates:
 // codes are looked up as floats, 8 at once, then come a product and a sum, outliers one by one, and
-// the rotation with its rounding, some 19 operations for 8 values. (AVX-512 has 7 and 5 for 16
-// values, kvquant_avx512.cpp: there a word of bits is a mask.) Products and sums stay apart, as in
-// the scalar code, so bits agree.
+// the rotation with its rounding, some 19 operations for 8 values. (With AVX-512 a word of bits
+// is a mask as it is: kvquant_avx512.cpp.) Products and sums stay apart, as in the scalar code, so
+// bits agree.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0

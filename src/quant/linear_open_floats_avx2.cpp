@@ -84,7 +84,7 @@ class Powers {
   alignas(32) std::uint32_t n_[kBlockTokens];
 };
 
-// Tokens kJ and kJ + 1, or kJ = 2: 2 and 3, of the 4 of a row of words.
+// Codes of 4 bits, their sign among them.
 struct Table4 {
   static constexpr Bytes kOf[2] = {byte_table<CodeKind::kE2m1, Top::kSign>(0, 0),
                                    byte_table<CodeKind::kE2m1, Top::kSign>(0, 1)};
