@@ -30,10 +30,12 @@ inline constexpr std::size_t kHackSumsBytesMax = std::size_t{2} * kHackEntriesMa
 // Kernels that use `codes`, `sum`, `origin` and `unit` of HackQuery. Of shapes without partitions
 // they know nothing; where shape.layout has no sums they take them.
 HackKernel hack_complete_kernel_scalar();
+HackKernel hack_complete_kernel_avx2();
 HackKernel hack_complete_kernel_avx512();
 
 inline HackKernel hack_complete_kernel(Isa isa) {
   if constexpr (kX86) {
+    if (isa == Isa::kAvx2) return hack_complete_kernel_avx2();
     if (isa == Isa::kAvx512) return hack_complete_kernel_avx512();
   }
   return hack_complete_kernel_scalar();

@@ -25,10 +25,12 @@ enum class HackOperand : std::uint8_t { kCodes, kValues };
 
 // Kernels that use `values` and `sum` of HackQuery.
 HackKernel hack_float_kernel_scalar(HackOperand operand);
+HackKernel hack_float_kernel_avx2(HackOperand operand);
 HackKernel hack_float_kernel_avx512(HackOperand operand);
 
 inline HackKernel hack_float_kernel(HackOperand operand, Isa isa) {
   if constexpr (kX86) {
+    if (isa == Isa::kAvx2) return hack_float_kernel_avx2(operand);
     if (isa == Isa::kAvx512) return hack_float_kernel_avx512(operand);
   }
   return hack_float_kernel_scalar(operand);

@@ -88,6 +88,7 @@ struct HackKernel {
 
 // A row of a tile's query in the basis of the codes, [head_dim]: scaled, and mixed if channels are.
 void load_hack_query_scalar(const HackShape& shape, const PageQuery& query, int row, float* to);
+void load_hack_query_avx2(const HackShape& shape, const PageQuery& query, int row, float* to);
 void load_hack_query_avx512(const HackShape& shape, const PageQuery& query, int row, float* to);
 
 HackKernel hack_kernel_scalar();

@@ -27,25 +27,17 @@ using hack::avx2::load_affine;
 using hack::avx2::load_numbers;
 using hack_pages::Scores;
 using hack_pages::Weights;
+using hack_products::Greatest;
+using hack_products::in_value_order;
 using hack_products::kQueryMost;
 using hack_products::kWeightMost;
+using hack_products::reduce;
+using hack_products::Sum;
+using hack_products::sums_of_bytes;
 
 // --- the query ----------------------------------------------------------------------------------
 
-// The greatest magnitude.
-float load_query(const HackShape& shape, const PageQuery& query, int row, float* q) {
-  const int d = shape.key_dim;
-  for (int i = 0; i < d; i += kLanes) {
-    __m256 sum = _mm256_setzero_ps();
-    for (int part = 0; part < query.parts; ++part) {
-      const auto* at =
-          reinterpret_cast<const __m128i*>(query.q[row] + part * query.part_stride + i);
-      const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16);
-      sum = _mm256_add_ps(sum, _mm256_castsi256_ps(bits));
-    }
-    _mm256_store_ps(q + i, _mm256_mul_ps(sum, _mm256_set1_ps(query.scale)));
-  }
-  if (shape.mix) mix_channels_avx2(q, 1, d);
+float greatest_magnitude(const float* q, int d) {
   const __m256 sign = _mm256_set1_ps(-0.0F);
   __m256 most = _mm256_setzero_ps();
   for (int i = 0; i < d; i += kLanes) {
@@ -60,7 +52,8 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
   const float middle = static_cast<float>((1 << shape.k.bits) - 1) / 2;
   for (int row = 0; row < rows; ++row) {
     float* const q = to.values[row];
-    const float greatest = load_query(shape, query, row, q);
+    load_hack_query_avx2(shape, query, row, q);
+    const float greatest = greatest_magnitude(q, d);
     const float scale = greatest / kQueryMost;
     const __m256 inverse = _mm256_set1_ps(greatest > 0 ? kQueryMost / greatest : 0.0F);
     to.scale[row] = scale;
@@ -86,30 +79,6 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 }
 
 // --- scores -------------------------------------------------------------------------------------
-
-// Sums, or greatest, of the lanes of `rows` vectors, four at a time: a row's order of summation is
-// the same wherever it is. `v` and `to` have room for whole fours.
-struct Sum {
-  static __m256 of(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
-  static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
-};
-struct Greatest {
-  static __m256 of(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
-  static __m128 of(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
-};
-template <class Op>
-inline void reduce(const __m256* v, int rows, float* to) {
-  for (int row = 0; row < rows; row += 4) {
-    const __m256 low =
-        Op::of(_mm256_unpacklo_ps(v[row], v[row + 1]), _mm256_unpackhi_ps(v[row], v[row + 1]));
-    const __m256 high = Op::of(_mm256_unpacklo_ps(v[row + 2], v[row + 3]),
-                               _mm256_unpackhi_ps(v[row + 2], v[row + 3]));
-    // Both halves are the four rows now.
-    const __m256 four =
-        Op::of(_mm256_shuffle_ps(low, high, 0x44), _mm256_shuffle_ps(low, high, 0xee));
-    _mm_storeu_ps(to + row, Op::of(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));
-  }
-}
 
 // What all tokens of a page have in common: each query's product with m of the channels.
 inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
@@ -194,25 +163,13 @@ inline void load_scales(const HackShape& shape, const std::byte* page, Scales& s
   }
 }
 
-// The codes of 32 tokens, classes 0 ... 3 of 8 each, in the order of V's words: bytes 4 c ... 4 c +
-// 3 of an even register, then of an odd one. All in registers: a load that spans several stores
-// waits for them.
+// The codes of 32 tokens.
 inline __m256i bytes_of(const float* x, __m256 inverse) {
   __m256i code[4];
   for (int i = 0; i < 4; ++i) {
     code[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(x + kLanes * i), inverse));
   }
-  // Tokens 0 ... 3 of each class are in one half, 4 ... 7 in the other; an even register has the
-  // first two of both.
-  const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]),
-                                             _mm256_packus_epi32(code[2], code[3]));
-  const __m256i even_first = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-  const __m256i registers =
-      _mm256_permute4x64_epi64(_mm256_shuffle_epi8(packed, even_first), _MM_SHUFFLE(3, 1, 2, 0));
-  const __m256i in_turns = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
-  return _mm256_shuffle_epi8(registers, in_turns);
+  return in_value_order(code);
 }
 
 // What is known of rows before their weights are bytes; a lane of these is a row.
@@ -261,11 +218,6 @@ inline void power_rows(Scores& scores, int rows, const Scales& scales, Prefetch&
   }
   reduce<Greatest>(most, rows, of.greatest);
   if constexpr (kBoth) reduce<Sum>(total, rows, of.total);
-}
-
-// Sums of 8 bytes each, in every other lane; the lanes between are zero.
-inline __m256 sums_of_bytes(__m256i bytes) {
-  return _mm256_cvtepi32_ps(_mm256_sad_epu8(bytes, _mm256_setzero_si256()));
 }
 
 inline void code_rows(const Scores& scores, int rows, bool halves, Weighing& of, Weights& weights) {
@@ -358,7 +310,7 @@ inline void add_values(const HackShape& shape, const Weights& weights, int row,
       for (__m256i& dot : of_part) dot = _mm256_setzero_si256();
     }
   }
-  hack_products::add_values<kBits>(weights, row, words, 4 * d, prefetch, dots);
+  hack_products::add_values<kBits>(weights.bytes, row, words, 4 * d, prefetch, dots);
   prefetch.line();
   const std::byte* const metadata = page + shape.layout.v_metadata;
   for (int group = 0; group < kGroups; ++group) {
@@ -445,6 +397,21 @@ struct Avx2 {
 };
 
 }  // namespace
+
+void load_hack_query_avx2(const HackShape& shape, const PageQuery& query, int row, float* to) {
+  const int d = shape.key_dim;
+  for (int i = 0; i < d; i += kLanes) {
+    __m256 sum = _mm256_setzero_ps();
+    for (int part = 0; part < query.parts; ++part) {
+      const auto* at =
+          reinterpret_cast<const __m128i*>(query.q[row] + part * query.part_stride + i);
+      const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(at)), 16);
+      sum = _mm256_add_ps(sum, _mm256_castsi256_ps(bits));
+    }
+    _mm256_store_ps(to + i, _mm256_mul_ps(sum, _mm256_set1_ps(query.scale)));
+  }
+  if (shape.mix) mix_channels_avx2(to, 1, d);
+}
 
 HackKernel hack_kernel_avx2() { return {prepare, hack_pages::attend<Avx2>}; }
 

@@ -1,4 +1,6 @@
-// Sums of products of codes with AVX2: what scores and outputs are made of. For such files only.
+// What attention on codes by integer products has in common in all its forms, with AVX2: sums of
+// products of codes, of which scores and outputs are made, and weights as bytes. For such files
+// only.
 //
 // VPMADDUBSW gives sums of two products in 16 bits, of which as many are added there as are sure to
 // fit; VPMADDWD with ones makes sums of four of them, one a lane. Of 8-bit codes two products would
@@ -14,12 +16,12 @@
 namespace kvlane::hack_products {
 
 using hack::avx2::load;
-using hack_pages::Weights;
-
 // --- products of bytes --------------------------------------------------------------------------
 
 inline constexpr int kQueryMost = 127;
 inline constexpr int kWeightMost = 255;
+// The greatest magnitude of bytes with a sign.
+inline constexpr int kSignedMost = 128;
 
 // One row has no others to share shifts with. So 2-bit codes of odd registers stay where they are,
 // as multiples of 4, and have sums of their own, which are divided in the end.
@@ -34,11 +36,11 @@ static constexpr int pairs_that_fit(int most) {
   constexpr int kCode = ((1 << kBits) - 1) * (kInPlace<kBits, kRows> ? 4 : 1);
   return 32767 / (2 * most * kCode);
 }
-static_assert(pairs_that_fit<2, 1>(kQueryMost) == 10 && pairs_that_fit<2, 1>(kWeightMost) == 5);
-static_assert(pairs_that_fit<2, 4>(kQueryMost) == 43 && pairs_that_fit<2, 4>(kWeightMost) == 21);
-static_assert(pairs_that_fit<4, 1>(kQueryMost) == 8 && pairs_that_fit<4, 1>(kWeightMost) == 4);
+static_assert(pairs_that_fit<2, 1>(kSignedMost) == 10 && pairs_that_fit<2, 1>(kWeightMost) == 5);
+static_assert(pairs_that_fit<2, 4>(kSignedMost) == 42 && pairs_that_fit<2, 4>(kWeightMost) == 21);
+static_assert(pairs_that_fit<4, 1>(kSignedMost) == 8 && pairs_that_fit<4, 1>(kWeightMost) == 4);
 // Not even one: the instruction itself would saturate.
-static_assert(pairs_that_fit<8, 1>(kQueryMost) == 0 && pairs_that_fit<8, 1>(kWeightMost) == 0);
+static_assert(pairs_that_fit<8, 1>(kSignedMost) == 0 && pairs_that_fit<8, 1>(kWeightMost) == 0);
 
 // Codes of register r of a word, as bytes; in place those of odd registers times 4.
 template <int kBits, int kRows>
@@ -84,6 +86,21 @@ static inline Bytes signed_bytes(__m256i x) {
 }
 static inline __m256i product(const Bytes& a, const Bytes& b) {
   return _mm256_add_epi32(_mm256_madd_epi16(a.even, b.even), _mm256_madd_epi16(a.odd, b.odd));
+}
+
+// The same of bytes with or without a sign, as Byte has one; and their products with codes, in
+// pairs.
+template <class Byte>
+inline constexpr bool kHasSign = static_cast<Byte>(-1) < 0;
+template <class Byte>
+static inline Bytes bytes_as(__m256i x) {
+  if constexpr (kHasSign<Byte>) return signed_bytes(x);
+  return unsigned_bytes(x);
+}
+template <class Byte>
+static inline __m256i pairs_of(__m256i bytes, __m256i codes) {
+  if constexpr (kHasSign<Byte>) return _mm256_maddubs_epi16(codes, bytes);
+  return _mm256_maddubs_epi16(bytes, codes);
 }
 
 // --- K ------------------------------------------------------------------------------------------
@@ -162,7 +179,7 @@ static inline void add_keys(const HackQuery& query, int row, int first, int end,
   } else {
     // Each sum takes as many pairs of a word as there are registers of its kind.
     constexpr int kWords =
-        pairs_that_fit<kBits, kRows>(kQueryMost) / (8 / kBits / kSums<kBits, kRows>);
+        pairs_that_fit<kBits, kRows>(kSignedMost) / (8 / kBits / kSums<kBits, kRows>);
     static_assert(kWords > 0);
     constexpr int kRun = kWords * (32 / kBits);
     for (int i = first; i < end; i += kRun, words += 4 * kBlockTokens * kWords) {
@@ -174,10 +191,10 @@ static inline void add_keys(const HackQuery& query, int row, int first, int end,
 
 // --- V ------------------------------------------------------------------------------------------
 
-// As add_values(), for 2 or 4 bits.
-template <int kBits, int kRows, int kParts, int kGroups>
-static inline void add_narrow_values(const Weights& weights, int row, const std::byte* words,
-                                     int stride, Prefetch& prefetch,
+// As add_values(), for 2 or 4 bits. Room is for bytes without a sign.
+template <int kBits, class Byte, int kRows, int kParts, int kGroups>
+static inline void add_narrow_values(const Byte (*bytes)[kBlockTokens], int row,
+                                     const std::byte* words, int stride, Prefetch& prefetch,
                                      __m256i (&dots)[kRows][kParts][kGroups]) {
   constexpr int kRegisters = 8 / kBits;
   // Halves of registers that have sums of their own: 2-bit words have both partitions, and codes in
@@ -208,12 +225,11 @@ static inline void add_narrow_values(const Weights& weights, int row, const std:
           }
 #pragma GCC unroll 4
           for (int j = 0; j < kRows; ++j) {
-            const __m256i four =
-                broadcast(weights.bytes[row + j] + 16 * (kRegisters * word + i) + 4 * c);
+            const __m256i four = broadcast(bytes[row + j] + 16 * (kRegisters * word + i) + 4 * c);
 #pragma GCC unroll 2
             for (int group = 0; group < kGroups; ++group) {
               __m256i& sum = sums[j][i * kHalves / kRegisters][group][i % kSums<kBits, kRows>];
-              sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(four, codes[group]));
+              sum = _mm256_add_epi16(sum, pairs_of<Byte>(four, codes[group]));
               hold(sum);
             }
           }
@@ -232,9 +248,9 @@ static inline void add_narrow_values(const Weights& weights, int row, const std:
 }
 
 // As add_values(), for 8 bits.
-template <int kRows, int kParts, int kGroups>
-static inline void add_wide_values(const Weights& weights, int row, const std::byte* words,
-                                   int stride, Prefetch& prefetch,
+template <class Byte, int kRows, int kParts, int kGroups>
+static inline void add_wide_values(const Byte (*bytes)[kBlockTokens], int row,
+                                   const std::byte* words, int stride, Prefetch& prefetch,
                                    __m256i (&dots)[kRows][kParts][kGroups]) {
   for (int r = 0; r < hack::kValueRegisters; ++r) {
     for (int c = 0; c < hack::kValueClasses; ++c, words += stride) {
@@ -246,7 +262,7 @@ static inline void add_wide_values(const Weights& weights, int row, const std::b
       }
 #pragma GCC unroll 4
       for (int j = 0; j < kRows; ++j) {
-        const Bytes four = unsigned_bytes(broadcast(weights.bytes[row + j] + 16 * r + 4 * c));
+        const Bytes four = bytes_as<Byte>(broadcast(bytes[row + j] + 16 * r + 4 * c));
 #pragma GCC unroll 2
         for (int group = 0; group < kGroups; ++group) {
           __m256i& dot = dots[j][kParts == 1 ? 0 : r / 2][group];
@@ -258,15 +274,69 @@ static inline void add_wide_values(const Weights& weights, int row, const std::b
 }
 
 // Adds to dots the products of V for kRows rows and kGroups times 8 channels, kParts partitions of
-// tokens, 1 or 2, apart. `words`: of the first channel; `stride` bytes from one class to the next.
-template <int kBits, int kRows, int kParts, int kGroups>
-static inline void add_values(const Weights& weights, int row, const std::byte* words, int stride,
-                              Prefetch& prefetch, __m256i (&dots)[kRows][kParts][kGroups]) {
+// tokens, 1 or 2, apart. `bytes`: weights of all rows, 16 r + 4 c + k that of value_token(r, c, k);
+// `words`: of the first channel; `stride` bytes from one class to the next.
+template <int kBits, class Byte, int kRows, int kParts, int kGroups>
+static inline void add_values(const Byte (*bytes)[kBlockTokens], int row, const std::byte* words,
+                              int stride, Prefetch& prefetch,
+                              __m256i (&dots)[kRows][kParts][kGroups]) {
   if constexpr (kBits == 8) {
-    add_wide_values(weights, row, words, stride, prefetch, dots);
+    add_wide_values(bytes, row, words, stride, prefetch, dots);
   } else {
-    add_narrow_values<kBits>(weights, row, words, stride, prefetch, dots);
+    add_narrow_values<kBits>(bytes, row, words, stride, prefetch, dots);
   }
+}
+
+// --- weights ------------------------------------------------------------------------------------
+
+// Sums, or greatest, or least, of the lanes of `rows` vectors, four at a time: a row's order of
+// summation is the same wherever it is. `v` and `to` have room for whole fours.
+struct Sum {
+  static __m256 of(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
+};
+struct Greatest {
+  static __m256 of(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
+};
+struct Least {
+  static __m256 of(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_min_ps(a, b); }
+};
+template <class Op>
+static inline void reduce(const __m256* v, int rows, float* to) {
+  for (int row = 0; row < rows; row += 4) {
+    const __m256 low =
+        Op::of(_mm256_unpacklo_ps(v[row], v[row + 1]), _mm256_unpackhi_ps(v[row], v[row + 1]));
+    const __m256 high = Op::of(_mm256_unpacklo_ps(v[row + 2], v[row + 3]),
+                               _mm256_unpackhi_ps(v[row + 2], v[row + 3]));
+    // Both halves are the four rows now.
+    const __m256 four =
+        Op::of(_mm256_shuffle_ps(low, high, 0x44), _mm256_shuffle_ps(low, high, 0xee));
+    _mm_storeu_ps(to + row, Op::of(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));
+  }
+}
+
+// The codes of 32 tokens, from 0 to 255, classes 0 ... 3 of 8 each, as bytes in the order of V's
+// words: 4 c ... 4 c + 3 of an even register, then of an odd one. All in registers: a load that
+// spans several stores waits for them.
+static inline __m256i in_value_order(const __m256i (&code)[4]) {
+  // Tokens 0 ... 3 of each class are in one half, 4 ... 7 in the other; an even register has the
+  // first two of both.
+  const __m256i packed = _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]),
+                                             _mm256_packus_epi32(code[2], code[3]));
+  const __m256i even_first = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  const __m256i registers =
+      _mm256_permute4x64_epi64(_mm256_shuffle_epi8(packed, even_first), _MM_SHUFFLE(3, 1, 2, 0));
+  const __m256i in_turns = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+  return _mm256_shuffle_epi8(registers, in_turns);
+}
+
+// Sums of 8 bytes each, in every other lane; the lanes between are zero.
+static inline __m256 sums_of_bytes(__m256i bytes) {
+  return _mm256_cvtepi32_ps(_mm256_sad_epu8(bytes, _mm256_setzero_si256()));
 }
 
 }  // namespace kvlane::hack_products

@@ -17,6 +17,12 @@ static inline float greatest_lane(__m256 x) {
   return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
 
+static inline float least_lane(__m256 x) {
+  __m128 least = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  least = _mm_min_ps(least, _mm_movehl_ps(least, least));
+  return _mm_cvtss_f32(_mm_min_ss(least, _mm_movehdup_ps(least)));
+}
+
 static inline float sum_of_lanes(__m256 x) {
   __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));

@@ -92,11 +92,14 @@ using DecodePage = void (*)(const PlaneSymbols& keys, const PlaneSymbols& values
                             const std::byte* coded, std::size_t bytes);
 void decode_page_scalar(const PlaneSymbols& keys, const PlaneSymbols& values,
                         const std::byte* coded, std::size_t bytes);
+void decode_page_avx2(const PlaneSymbols& keys, const PlaneSymbols& values, const std::byte* coded,
+                      std::size_t bytes);
 void decode_page_avx512(const PlaneSymbols& keys, const PlaneSymbols& values,
                         const std::byte* coded, std::size_t bytes);
 
 inline DecodePage decode_page_kernel(Isa isa) {
   if constexpr (kX86) {
+    if (isa == Isa::kAvx2) return decode_page_avx2;
     if (isa == Isa::kAvx512) return decode_page_avx512;
   }
   return decode_page_scalar;

@@ -36,10 +36,12 @@ struct PlaneValues {
 
 using OpenPlane = void (*)(const PlaneValues& plane);
 void open_plane_scalar(const PlaneValues& plane);
+void open_plane_avx2(const PlaneValues& plane);
 void open_plane_avx512(const PlaneValues& plane);
 
 inline OpenPlane open_plane_kernel(Isa isa) {
   if constexpr (kX86) {
+    if (isa == Isa::kAvx2) return open_plane_avx2;
     if (isa == Isa::kAvx512) return open_plane_avx512;
   }
   return open_plane_scalar;

@@ -9,11 +9,13 @@
 #include "quant/cachegen_models.h"
 #include "quant/cachegen_slab.h"
 #include "quant/tables_fixture.h"
+#include "quant/tiers_fixture.h"
 
 namespace kvlane::cachegen {
 namespace {
 
 using namespace tables_fixture;
+using tiers_fixture::vector_tiers;
 
 constexpr const char* kTexts[] = {"cachegen", "cachegen:level=1", "cachegen:level=3",
                                   "cachegen:form=paper"};
@@ -120,18 +122,21 @@ TEST(Cachegen, PaperIsAnchorsAndDeltas) {
   }
 }
 
-TEST(Cachegen, BothTiersAreTheSame) {
-  if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor has no AVX-512";
+TEST(Cachegen, TiersAreTheSame) {
+  if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   for (const KvShape& shape : shapes()) {
     const World& world = world_of(shape);
     for (const char* text : kTexts) {
       const auto scalar = made(text, world.context(Isa::kScalar));
-      const auto vector = made(text, world.context(Isa::kAvx512));
       Sealed a(*scalar, {1, 64}, to_bits(plain_rows(shape, 4)));
-      Sealed b(*vector, {1, 64}, to_bits(plain_rows(shape, 4)));
-      ASSERT_EQ(std::memcmp(a.slab.data(), b.slab.data(), scalar->slab_bytes()), 0) << text;
-      EXPECT_EQ(open(*scalar, {1, 64}, a.slab.data()), open(*vector, {1, 64}, a.slab.data()))
-          << text << " head_dim " << shape.head_dim;
+      const auto opened = open(*scalar, {1, 64}, a.slab.data());
+      for (const Isa isa : vector_tiers()) {
+        const auto vector = made(text, world.context(isa));
+        Sealed b(*vector, {1, 64}, to_bits(plain_rows(shape, 4)));
+        ASSERT_EQ(std::memcmp(a.slab.data(), b.slab.data(), scalar->slab_bytes()), 0) << text;
+        EXPECT_EQ(opened, open(*vector, {1, 64}, a.slab.data()))
+            << text << " head_dim " << shape.head_dim << " " << isa_name(isa);
+      }
     }
   }
 }
@@ -186,9 +191,10 @@ TEST(Cachegen, FallsBackToSymbolsAsTheyAre) {
     if (std::string(text) != "cachegen:form=paper") {
       EXPECT_EQ(open(*format, {0, 0}, sealed.slab.data()), to_bits(rows)) << text;
     }
-    if (!isa_supported(Isa::kAvx512)) continue;
-    EXPECT_EQ(open(*format, {0, 0}, sealed.slab.data()),
-              open(*made(text, world.context(Isa::kAvx512)), {0, 0}, sealed.slab.data()));
+    for (const Isa isa : vector_tiers()) {
+      EXPECT_EQ(open(*format, {0, 0}, sealed.slab.data()),
+                open(*made(text, world.context(isa)), {0, 0}, sealed.slab.data()));
+    }
   }
 }
 
@@ -226,8 +232,8 @@ TEST(Cachegen, OpensAnyBytesInBounds) {
     const World& world = world_of(shape);
     for (const char* text : kTexts) {
       const auto format = made(text, world.context(Isa::kScalar));
-      const auto vector =
-          isa_supported(Isa::kAvx512) ? made(text, world.context(Isa::kAvx512)) : format;
+      std::vector others = {format};
+      for (const Isa isa : vector_tiers()) others.push_back(made(text, world.context(isa)));
       Lines slab(format->slab_bytes());
       for (std::uint32_t seed = 0; seed < 20; ++seed) {
         Sealed sealed(*format, {0, 0}, to_bits(plain_rows(shape, 6)));
@@ -238,7 +244,10 @@ TEST(Cachegen, OpensAnyBytesInBounds) {
           if (dice[0] % 5 == 0) slab.data()[i] = static_cast<std::byte>(dice[1]);
         }
         EXPECT_LE(format->used_bytes({0, 0}, slab.data()), format->slab_bytes());
-        EXPECT_EQ(open(*format, {0, 0}, slab.data()), open(*vector, {0, 0}, slab.data())) << text;
+        const auto opened = open(*format, {0, 0}, slab.data());
+        for (const auto& other : others) {
+          EXPECT_EQ(opened, open(*other, {0, 0}, slab.data())) << text;
+        }
       }
     }
   }

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "quant/hack_fixture.h"
+#include "quant/tiers_fixture.h"
 
 namespace kvlane {
 namespace {
 
 using namespace hack_fixture;
+using tiers_fixture::vector_tiers;
 
 std::string canonical(const std::string& text) {
   return format_of(text, shape_of(1, 128), Isa::kScalar)->name();
@@ -108,15 +110,6 @@ TEST(HackFormat, EveryByteIsWrittenAndAlwaysTheSame) {
       }
     }
   }
-}
-
-// Tiers beside the scalar one.
-std::vector<Isa> vector_tiers() {
-  std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
-    if (isa != Isa::kScalar && isa_supported(isa)) supported.push_back(isa);
-  }
-  return supported;
 }
 
 TEST(HackFormat, TiersSealAndOpenAlike) {

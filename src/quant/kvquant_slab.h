@@ -56,12 +56,16 @@ using OpenValues = void (*)(const Plane& plane, const float* middle, const float
 void open_keys_scalar(const Plane& plane, const float* middle, const float* reach,
                       const RopeAngles* angles);
 void open_values_scalar(const Plane& plane, const float* middle, const float* reach);
+void open_keys_avx2(const Plane& plane, const float* middle, const float* reach,
+                    const RopeAngles* angles);
+void open_values_avx2(const Plane& plane, const float* middle, const float* reach);
 void open_keys_avx512(const Plane& plane, const float* middle, const float* reach,
                       const RopeAngles* angles);
 void open_values_avx512(const Plane& plane, const float* middle, const float* reach);
 
 inline OpenKeys open_keys_kernel(Isa isa) {
   if constexpr (kX86) {
+    if (isa == Isa::kAvx2) return open_keys_avx2;
     if (isa == Isa::kAvx512) return open_keys_avx512;
   }
   return open_keys_scalar;
@@ -69,6 +73,7 @@ inline OpenKeys open_keys_kernel(Isa isa) {
 
 inline OpenValues open_values_kernel(Isa isa) {
   if constexpr (kX86) {
+    if (isa == Isa::kAvx2) return open_values_avx2;
     if (isa == Isa::kAvx512) return open_values_avx512;
   }
   return open_values_scalar;

@@ -12,11 +12,13 @@
 #include "quant/kvquant_rows.h"
 #include "quant/kvquant_slab.h"
 #include "quant/tables_fixture.h"
+#include "quant/tiers_fixture.h"
 
 namespace kvlane::kvquant {
 namespace {
 
 using namespace tables_fixture;
+using tiers_fixture::vector_tiers;
 
 constexpr int kPosition = 192;
 
@@ -251,19 +253,21 @@ TEST(Kvquant, UsedBytesAreCodesLimitsAndOutliers) {
   }
 }
 
-TEST(Kvquant, BothTiersAreTheSame) {
-  if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor has no AVX-512";
+TEST(Kvquant, TiersAreTheSame) {
+  if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   for (const KvShape& shape : shapes()) {
     const World& world = world_of(shape);
     for (const std::string& text : texts()) {
       const auto scalar = made(text, world.context(Isa::kScalar));
-      const auto vector = made(text, world.context(Isa::kAvx512));
       Sealed a(*scalar, {1, kPosition}, world.rows(4));
-      Sealed b(*vector, {1, kPosition}, world.rows(4));
-      ASSERT_EQ(std::memcmp(a.slab.data(), b.slab.data(), scalar->slab_bytes()), 0) << text;
-      EXPECT_EQ(open(*scalar, {1, kPosition}, a.slab.data()),
-                open(*vector, {1, kPosition}, a.slab.data()))
-          << text << " head_dim " << shape.head_dim;
+      const auto opened = open(*scalar, {1, kPosition}, a.slab.data());
+      for (const Isa isa : vector_tiers()) {
+        const auto vector = made(text, world.context(isa));
+        Sealed b(*vector, {1, kPosition}, world.rows(4));
+        ASSERT_EQ(std::memcmp(a.slab.data(), b.slab.data(), scalar->slab_bytes()), 0) << text;
+        EXPECT_EQ(opened, open(*vector, {1, kPosition}, a.slab.data()))
+            << text << " head_dim " << shape.head_dim << " " << isa_name(isa);
+      }
     }
   }
 }
@@ -304,8 +308,8 @@ TEST(Kvquant, OpensAnyBytesInBounds) {
     const World& world = world_of(shape);
     for (const std::string& text : texts()) {
       const auto format = made(text, world.context(Isa::kScalar));
-      const auto vector =
-          isa_supported(Isa::kAvx512) ? made(text, world.context(Isa::kAvx512)) : format;
+      std::vector others = {format};
+      for (const Isa isa : vector_tiers()) others.push_back(made(text, world.context(isa)));
       Lines slab(format->slab_bytes());
       for (std::uint32_t seed = 0; seed < 10; ++seed) {
         Sealed sealed(*format, {0, kPosition}, world.rows(6));
@@ -316,9 +320,10 @@ TEST(Kvquant, OpensAnyBytesInBounds) {
           if (dice[0] % 5 == 0) slab.data()[i] = static_cast<std::byte>(dice[1]);
         }
         EXPECT_LE(format->used_bytes({0, 0}, slab.data()), format->slab_bytes());
-        EXPECT_EQ(open(*format, {0, kPosition}, slab.data()),
-                  open(*vector, {0, kPosition}, slab.data()))
-            << text;
+        const auto opened = open(*format, {0, kPosition}, slab.data());
+        for (const auto& other : others) {
+          EXPECT_EQ(opened, open(*other, {0, kPosition}, slab.data())) << text;
+        }
       }
     }
   }

@@ -39,6 +39,8 @@ void open_scalar(const OpenJob& job);
 void open_group_scalar(const OpenJob& job, int entry);
 
 // Null for a plane they have no kernel for.
+SealKernel seal_kernel_avx2(const Plane& plane);
+OpenKernel open_kernel_avx2(const Plane& plane);
 SealKernel seal_kernel_avx512(const Plane& plane);
 OpenKernel open_kernel_avx512(const Plane& plane);
 

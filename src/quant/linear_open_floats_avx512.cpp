@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "quant/linear_avx512.h"
+#include "quant/linear_floats.h"
 
 namespace kvlane::linear {
 namespace {
@@ -16,36 +17,6 @@ struct alignas(64) Words32 {
   std::uint16_t words[32];
   __m512i vector() const { return _mm512_load_si512(words); }
 };
-
-constexpr int exponent_bits(CodeKind code) {
-  return code_bits(code) - 1 - small_float(code).mantissa_bits;
-}
-
-// The entries with which every value but zero is a normal BF16 number: a scale then only adds to
-// the exponent.
-constexpr int least_entry(CodeKind code) {
-  return small_float(code).bias + small_float(code).mantissa_bits;
-}
-constexpr int greatest_entry(CodeKind code) {
-  return 254 - ((1 << exponent_bits(code)) - 1 - small_float(code).bias);
-}
-
-// A magnitude as BF16, with scale 1.
-constexpr std::uint16_t bf16_magnitude(CodeKind code, unsigned magnitude) {
-  const SmallFloat type = small_float(code);
-  unsigned exponent = magnitude >> type.mantissa_bits;
-  unsigned mantissa = (magnitude << (7 - type.mantissa_bits)) & 0x7f;
-  if (magnitude == 0) return 0;
-  if (exponent == 0) {
-    exponent = 1;
-    while (mantissa < 0x80) {
-      mantissa <<= 1;
-      --exponent;  // wraps below 0; the sum below wraps back
-    }
-    mantissa &= 0x7f;
-  }
-  return static_cast<std::uint16_t>(((exponent + 127U - unsigned(type.bias)) << 7) + mantissa);
-}
 
 // Entry i is the value of code i, modulo the codes there are; kSigned: with the sign above the
 // magnitude's bits.
@@ -160,12 +131,6 @@ void open_mxfp6(const OpenJob& job) {
     }
   }
   mend(job, count, least_entry(kCode), greatest_entry(kCode));
-}
-
-// What BF16's bias is ahead of the type's, in the place of the exponent.
-template <CodeKind kCode>
-constexpr int bias_ahead() {
-  return (127 - small_float(kCode).bias) << 7;
 }
 
 // Values of subnormal codes, short of bias_ahead(), which comes with the scale.

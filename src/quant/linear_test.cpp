@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "quant/linear_fixture.h"
+#include "quant/tiers_fixture.h"
 
 namespace kvlane {
 namespace {
 
 using namespace linear_fixture;
+using tiers_fixture::vector_tiers;
 
 std::string canonical(const std::string& text) {
   const auto format = format_of(text, shape_of(1, 128), Isa::kScalar);
@@ -95,7 +97,7 @@ TEST(LinearFormat, EveryByteIsWrittenAndAlwaysTheSame) {
 }
 
 TEST(LinearFormat, TiersSealAndOpenAlike) {
-  if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor lacks AVX-512";
+  if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   for (const char* name : kFormats) {
     for (const int head_dim : kHeadDims) {
       for (const Kind kind : kKinds) {
@@ -103,12 +105,29 @@ TEST(LinearFormat, TiersSealAndOpenAlike) {
         RowMaker maker(static_cast<unsigned>(head_dim));
         const Rows rows = maker.slab(kind, shape);
         const auto scalar = format_of(name, shape, Isa::kScalar);
-        const auto vectors = format_of(name, shape, Isa::kAvx512);
         const Slab slab = seal(*scalar, rows);
-        ASSERT_EQ(seal(*vectors, rows), slab)
-            << name << ", head_dim " << head_dim << ", kind " << static_cast<int>(kind);
-        ASSERT_EQ(open(*vectors, slab), open(*scalar, slab))
-            << name << ", head_dim " << head_dim << ", kind " << static_cast<int>(kind);
+        const Rows opened = open(*scalar, slab);
+        for (const Isa isa : vector_tiers()) {
+          const auto vectors = format_of(name, shape, isa);
+          ASSERT_EQ(seal(*vectors, rows), slab) << name << ", head_dim " << head_dim << ", kind "
+                                                << static_cast<int>(kind) << ", " << isa_name(isa);
+          ASSERT_EQ(open(*vectors, slab), opened)
+              << name << ", head_dim " << head_dim << ", kind " << static_cast<int>(kind) << ", "
+              << isa_name(isa);
+        }
+      }
+    }
+  }
+}
+
+// Otherwise the tests of tiers would hold the scalar kernels against themselves.
+TEST(LinearFormat, EveryTierHasKernelsForEveryFormat) {
+  for (const char* name : kFormats) {
+    const auto format = format_of(name, shape_of(1, 128), Isa::kScalar);
+    for (const linear::Plane& plane : {format->k(), format->v()}) {
+      for (const Isa isa : vector_tiers()) {
+        EXPECT_NE(linear::seal_kernel(plane, isa), &linear::seal_scalar) << name;
+        EXPECT_NE(linear::open_kernel(plane, isa), &linear::open_scalar) << name;
       }
     }
   }
@@ -117,17 +136,20 @@ TEST(LinearFormat, TiersSealAndOpenAlike) {
 // Slabs from elsewhere may hold anything: scales that are NaN, infinite, negative or out of BF16's
 // range, patterns no encoder makes.
 TEST(LinearFormat, TiersOpenAnyBytesAlike) {
-  if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor lacks AVX-512";
+  if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   std::mt19937 engine(3);
   for (const char* name : kFormats) {
     for (const int head_dim : {64, 80, 128}) {
       const KvShape shape = shape_of(2, head_dim);
       const auto scalar = format_of(name, shape, Isa::kScalar);
-      const auto vectors = format_of(name, shape, Isa::kAvx512);
       for (int round = 0; round < 20; ++round) {
         Slab slab(scalar->slab_bytes());
         for (std::byte& b : slab) b = std::byte(engine() & (round % 2 == 0 ? 0xffU : 0x7bU));
-        ASSERT_EQ(open(*vectors, slab), open(*scalar, slab)) << name << ", head_dim " << head_dim;
+        const Rows opened = open(*scalar, slab);
+        for (const Isa isa : vector_tiers()) {
+          ASSERT_EQ(open(*format_of(name, shape, isa), slab), opened)
+              << name << ", head_dim " << head_dim << ", " << isa_name(isa);
+        }
       }
     }
   }

@@ -46,7 +46,7 @@ struct World {
     }
     for (const char* text : kTexts) {
       if (is_of_zack(text) && !zack) continue;
-      for (const Isa isa : {Isa::kScalar, Isa::kAvx512}) {  // AVX2 runs the scalar kernels
+      for (const Isa isa : kAllIsas) {
         if (!isa_supported(isa)) continue;
         formats[text].push_back(*make_kv_format(text, {shape, &rope_table, &tables, isa}));
       }

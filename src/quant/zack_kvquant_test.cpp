@@ -13,11 +13,13 @@
 #include "format/frame.h"
 #include "quant/kvquant.h"
 #include "quant/tables_fixture.h"
+#include "quant/tiers_fixture.h"
 
 namespace kvlane {
 namespace {
 
 using namespace tables_fixture;
+using tiers_fixture::vector_tiers;
 
 const KvShape kShape{3, 3, 80, ElementType::kBf16};
 constexpr int kPosition = 192;
@@ -305,18 +307,23 @@ TEST(ZackKvquant, SlabsAreCodesLimitsAndOutliersOfAllHeads) {
   }
 }
 
-TEST(ZackKvquant, BothTiersAreTheSameWhateverTheBytes) {
-  if (!isa_supported(Isa::kAvx512)) GTEST_SKIP() << "this processor has no AVX-512";
+TEST(ZackKvquant, TiersAreTheSameWhateverTheBytes) {
+  if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   const SlabPlace place{1, kPosition};
   for (const char* const codes : {"bits=2", "bits=3,outliers=0", "bits=4,room=token"}) {
     const std::string text = std::string(kZack) + "+kvquant:" + codes;
     const auto scalar = *make(text);
-    const auto vector = *make(text, tables_of_test(), Isa::kAvx512);
     Sealed a(*scalar, place, rows_of(4));
-    Sealed b(*vector, place, rows_of(4));
-    ASSERT_EQ(std::memcmp(a.slab.data(), b.slab.data(), scalar->slab_bytes(1)), 0) << text;
+    for (const Isa isa : vector_tiers()) {
+      Sealed b(**make(text, tables_of_test(), isa), place, rows_of(4));
+      ASSERT_EQ(std::memcmp(a.slab.data(), b.slab.data(), scalar->slab_bytes(1)), 0) << text;
+    }
     for (std::uint32_t seed = 0; seed < 8; ++seed) {
-      EXPECT_EQ(open(*scalar, place, a.slab.data()), open(*vector, place, a.slab.data())) << text;
+      const auto opened = open(*scalar, place, a.slab.data());
+      for (const Isa isa : vector_tiers()) {
+        const auto vector = *make(text, tables_of_test(), isa);
+        EXPECT_EQ(opened, open(*vector, place, a.slab.data())) << text << " " << isa_name(isa);
+      }
       for (std::size_t i = 0; i < scalar->slab_bytes(1); ++i) {
         const auto dice = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0});
         if (dice[0] % (i < 300 ? 5 : 50) == 0) a.slab.data()[i] = static_cast<std::byte>(dice[1]);
