@@ -25,10 +25,13 @@ TRANSFER = ((BEGIN, 1), (SLAB, 20), (END, 1), (DONE, 1))
 
 
 class LinkFaults(program.ProgramTest):
+    STREAMS = 1  # TCP connections of a link
+
     def start(self, role, port=0, kv_port=0):
         return self.server(
             role, GQA, "--port", port, *SMALL, "--kv-bind", BOUND, "--kv-advertise-host", ADVERTISED,
             "--kv-port", kv_port, "--kv-timeout", TIMEOUT, "--lease", LEASE,
+            "--kv-streams", self.STREAMS,
         )  # fmt: skip
 
     def relay_before(self, worker):
@@ -183,6 +186,26 @@ class Fetched(LinkFaults):
 
     def test_every_phase(self):
         self.check_phases(("prefill", "decode"), "prefill", (*OPENING, (FETCH, 1), *TRANSFER))
+
+
+class OverSeveral:
+    """Links of several connections. A cut hits one of them, the one on which the phase is reached."""
+
+    STREAMS = 3
+    PHASES = ((SLAB, 10), (END, 1))
+
+
+class PushedOverSeveral(OverSeveral, Pushed):
+    def test_every_phase(self):
+        self.check_phases(("decode",), "decode", self.PHASES)
+
+    def test_another_decode_worker_answers(self):
+        self.skipTest("the gateway does not see how many connections there are")
+
+
+class FetchedOverSeveral(OverSeveral, Fetched):
+    def test_every_phase(self):
+        self.check_phases(("prefill",), "prefill", self.PHASES)
 
 
 if __name__ == "__main__":
