@@ -78,8 +78,6 @@ class BenchTransfer(program.ProgramTest):
         self.assertRegex(done.json()["machine"], "over 4 TCP connections$")
         done = transfer(GQA, "--text", TEXT, *few, *off)
         self.assertNotIn("connections", done.json()["machine"])
-        for count in (0, 17):
-            self.assert_refused(transfer(GQA, "--text", TEXT, "--kv-streams", count), "--kv-streams")
 
     def test_a_receiver_that_expects_another_prompt_fails_both(self):
         with subprocess.Popen(

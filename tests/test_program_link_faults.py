@@ -199,8 +199,7 @@ class PushedOverSeveral(OverSeveral, Pushed):
     def test_every_phase(self):
         self.check_phases(("decode",), "decode", self.PHASES)
 
-    def test_another_decode_worker_answers(self):
-        self.skipTest("the gateway does not see how many connections there are")
+    test_another_decode_worker_answers = None  # the gateway does not see how many there are
 
 
 class FetchedOverSeveral(OverSeveral, Fetched):
