@@ -10,7 +10,7 @@ import time
 import unittest
 
 import program
-from data_plane import BEGIN, DONE, END, FETCH, HELLO, HELLO_ACK, SLAB
+from data_plane import BEGIN, DONE, END, FETCH, HELLO, HELLO_ACK, JOIN, SLAB
 from program import GQA, SMALL, call, complete, text_of, wait_idle, wait_until
 from relay import Relay
 
@@ -20,6 +20,7 @@ TIMEOUT, LEASE = 1, 2  # seconds
 # For whatever waits for one of them on a machine that does something else as well; less than the lease's default.
 NOTICED = 20
 NAMES = {HELLO: "HELLO", HELLO_ACK: "HELLO_ACK", BEGIN: "BEGIN", SLAB: "SLAB", END: "END", DONE: "DONE", FETCH: "FETCH"}
+NAMES |= {JOIN: "JOIN"}
 OPENING = ((HELLO, 1), (HELLO_ACK, 1))
 TRANSFER = ((BEGIN, 1), (SLAB, 20), (END, 1), (DONE, 1))
 
@@ -192,7 +193,7 @@ class OverSeveral:
     """Links of several connections. A cut hits one of them, the one on which the phase is reached."""
 
     STREAMS = 3
-    PHASES = ((SLAB, 10), (END, 1))
+    PHASES = ((JOIN, 1), (SLAB, 10), (END, 1))
 
 
 class PushedOverSeveral(OverSeveral, Pushed):
