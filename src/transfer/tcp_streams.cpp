@@ -277,12 +277,13 @@ void TcpStreams::add_streams(const StreamKey& key) {
 }
 
 void TcpStreams::open_more(const StreamKey& key) {
+  if (origin_ != Origin::kOpened) return;
   const Address address = streams_[0].connection->remote();
   const std::size_t wanted = std::min(streams_wanted(), key.streams_max);
   std::vector<std::shared_ptr<TcpConnection>> opened;
   {
     const Lock lock(mutex_);
-    if (over_ || loop_->stopping || origin_ != Origin::kOpened || key_ != TransferId{} ||
+    if (over_ || loop_->stopping || key_ != TransferId{} ||
         streams_[0].connection->path() != LinkPath::kTcp) {
       return;
     }

@@ -423,6 +423,8 @@ TEST_F(Streams, AKeyIsTheAcceptorsAndLivesAsLongAsItsLink) {
   ASSERT_TRUE(key.has_value());
   EXPECT_EQ(first_.link->stream_key()->id, key->id);
   EXPECT_EQ(key->streams_max, 16U);
+  first_.link->add_streams(*key);  // is for the connector
+  EXPECT_EQ(first_.link->streams(), 1);
   first_.link->close();
   EXPECT_FALSE(first_.link->stream_key().has_value());
 }
