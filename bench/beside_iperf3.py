@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How near transfers come to iperf3, one stream each, between the same endpoints in the same run.
+"""How near transfers come to iperf3 with as many streams, between the same endpoints in the same run.
 
 In turns, --repeats times: iperf3 for some seconds, then `kvlane bench transfer` with codec `none` between two
-processes, over loopback once over TCP and once through shared memory; slabs are 256 KiB, a layer's run of them 2 MiB
-for every 512 tokens. Over loopback and, where this machine permits (root, ip and tc of package iproute2, a kernel
-with network namespaces and tbf), over a link between two namespaces at each of --rates. Needs iperf3. Prints GB/s,
-the ratio (median of the turns' ratios) and what both ends take of the processor, in seconds for every GB.
+processes, both with each of --streams, over loopback also through shared memory; slabs are 256 KiB, a layer's run
+of them 2 MiB for every 512 tokens. Over loopback and, where this machine permits (root, ip and
+tc of package iproute2, a kernel with network namespaces and tbf), over a link between two namespaces at each of
+--rates. Needs iperf3. Prints GB/s, the ratio (median of the turns' ratios) and what both ends take of the processor,
+in seconds for every GB.
 
     bench/beside_iperf3.py models/kvlane-tiny-gqa README.md
+    bench/beside_iperf3.py --streams 1,2,4 models/kvlane-tiny-gqa README.md
     bench/beside_iperf3.py --rates 1000,5000 --delay 0.5ms --tokens 2048 --repeats 5 models/kvlane-tiny-gqa README.md
 
 --delay makes every answer wait (netem), which lengthens the round trip by as much. KVLANE_PROGRAM is the program,
@@ -39,14 +41,14 @@ def figures_of(text):
     return {figure["name"]: figure["value"] for figure in json.loads(text)["results"]}
 
 
-def iperf3(near, far, address, seconds):
+def iperf3(near, far, address, seconds, streams):
     """GB/s that arrive, and s/GB of sender and receiver."""
     server = subprocess.Popen(
         within(far, "iperf3", "-s", "-1", "-B", address), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         time.sleep(0.5)
-        client = within(near, "iperf3", "-c", address, "-t", seconds, "-J")
+        client = within(near, "iperf3", "-c", address, "-t", seconds, "-P", streams, "-J")
         done = subprocess.run(client, capture_output=True, text=True, check=True, timeout=PATIENCE)
     finally:
         server.terminate()
@@ -57,10 +59,10 @@ def iperf3(near, far, address, seconds):
     return speed, used["host_total"] / 100 / speed, used["remote_total"] / 100 / speed
 
 
-def transfer(near, far, address, options, shared_memory="off"):
+def transfer(near, far, address, options, streams, shared_memory="off"):
     """The same of ours."""
     flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json")
-    flags = (*flags, "--kv-shared-memory", shared_memory)
+    flags = (*flags, "--kv-shared-memory", shared_memory, "--kv-streams", streams)
     receiver = subprocess.Popen(
         within(far, PROGRAM, "bench", "transfer", "--listen", f"{address}:0", *flags), stdout=subprocess.PIPE, text=True
     )
@@ -75,12 +77,14 @@ def transfer(near, far, address, options, shared_memory="off"):
 
 
 def compare(name, options, near=None, far=None, address="127.0.0.1"):
-    theirs, ours, shared = [], [], []
+    counts = options.streams
+    theirs, ours, shared = {n: [] for n in counts}, {n: [] for n in counts}, []
     for _ in range(options.repeats):
-        theirs.append(iperf3(near, far, address, options.seconds))
-        ours.append(transfer(near, far, address, options))
+        for streams in counts:
+            theirs[streams].append(iperf3(near, far, address, options.seconds, streams))
+            ours[streams].append(transfer(near, far, address, options, streams))
         if near is None:
-            shared.append(transfer(near, far, address, options, "auto"))
+            shared.append(transfer(near, far, address, options, 1, "auto"))
 
     def medians(rows):
         speed, sender, receiver = (statistics.median(column) for column in zip(*rows, strict=True))
@@ -89,9 +93,14 @@ def compare(name, options, near=None, far=None, address="127.0.0.1"):
     def ratio(rows, others):
         return f"{statistics.median(mine[0] / its[0] for mine, its in zip(rows, others, strict=True)):.2f}"
 
-    print(f"{name:12}  iperf3 {medians(theirs)}   kvlane {medians(ours)}   ratio {ratio(ours, theirs)}", flush=True)
+    for n in counts:
+        told = f"iperf3 {medians(theirs[n])}   kvlane {medians(ours[n])}   ratio {ratio(ours[n], theirs[n])}"
+        if n != counts[0]:
+            told += f"   of that over {counts[0]}: {ratio(ours[n], ours[counts[0]])}"
+        print(f"{name:12} {n:2}  {told}", flush=True)
     if shared:
-        told = f"of that over TCP {ratio(shared, ours)}, of iperf3's {ratio(shared, theirs)}"
+        first = counts[0]
+        told = f"of that over TCP {ratio(shared, ours[first])}, of iperf3's {ratio(shared, theirs[first])}"
         print(f"{'':12}  through shared memory {medians(shared)}   {told}", flush=True)
 
 
@@ -100,6 +109,12 @@ def main():
     parser.add_argument("model")
     parser.add_argument("text")
     parser.add_argument("--rates", default="1000,10000", help="Mbit/s of the link between namespaces, with commas")
+    parser.add_argument(
+        "--streams",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default=[1],
+        help="TCP connections, with commas: each in turn, the first is what the others are compared with",
+    )
     parser.add_argument("--delay", help="of the round trip on that link, as netem takes it: 0.5ms")
     parser.add_argument("--tokens", type=int, default=2048, help="of the prompt: 128 KiB each")
     parser.add_argument("--rounds", type=int, default=3, help="transfers that are measured, of each process")

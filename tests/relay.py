@@ -28,7 +28,11 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self.listener.accept()
-                far = socket.create_connection(self.worker_address, timeout=data_plane.PATIENCE)
+                try:
+                    far = socket.create_connection(self.worker_address, timeout=data_plane.PATIENCE)
+                except OSError:  # the worker is gone: so is who asks for it, until there is another
+                    near.close()
+                    continue
                 far.settimeout(None)
                 self.sockets += [near, far]
                 connection = Connection(self, [near, far])

@@ -70,6 +70,15 @@ class BenchTransfer(program.ProgramTest):
             for figure in told.values():
                 self.assertGreater(figure["value"], 0)
 
+    def test_over_several_connections(self):
+        few = ("--tokens", 2048, "--layers", 8, "--rounds", 2, "--codecs", "none")
+        off = ("--kv-shared-memory", "off", "--json")
+        done = transfer(GQA, "--text", TEXT, *few, *off, "--kv-streams", 4)
+        self.assertEqual(done.status, 0, done.err)
+        self.assertRegex(done.json()["machine"], "over 4 TCP connections$")
+        done = transfer(GQA, "--text", TEXT, *few, *off)
+        self.assertNotIn("connections", done.json()["machine"])
+
     def test_a_receiver_that_expects_another_prompt_fails_both(self):
         with subprocess.Popen(
             [PROGRAM, "bench", "transfer", "--listen", "127.0.0.1:0", *map(str, ("--tokens", 64, *SMALL[2:]))],

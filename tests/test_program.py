@@ -53,6 +53,7 @@ class Help(program.ProgramTest):
             (("serve", GQA, "--served-model-name", "a\x1bb"), "--served-model-name"),
             (("decode", GQA, "--lease", "nan"), "--lease"),
             (("decode", GQA, "--kv-timeout", "0.5"), "--kv-timeout"),
+            (("decode", GQA, "--kv-streams", "17"), "--kv-streams"),
             (("prefill", GQA, "--kv-push", "half"), "--kv-push"),
             (("prefill", GQA, "--kv-push-memory", "1"), "--kv-push-memory"),
             (("decode", GQA, "--kv-push", "layer"), "--kv-push"),

@@ -10,7 +10,7 @@ import time
 import unittest
 
 import program
-from data_plane import BEGIN, DONE, END, FETCH, HELLO, HELLO_ACK, SLAB
+from data_plane import BEGIN, DONE, END, FETCH, HELLO, HELLO_ACK, JOIN, SLAB
 from program import GQA, SMALL, call, complete, text_of, wait_idle, wait_until
 from relay import Relay
 
@@ -20,15 +20,19 @@ TIMEOUT, LEASE = 1, 2  # seconds
 # For whatever waits for one of them on a machine that does something else as well; less than the lease's default.
 NOTICED = 20
 NAMES = {HELLO: "HELLO", HELLO_ACK: "HELLO_ACK", BEGIN: "BEGIN", SLAB: "SLAB", END: "END", DONE: "DONE", FETCH: "FETCH"}
+NAMES |= {JOIN: "JOIN"}
 OPENING = ((HELLO, 1), (HELLO_ACK, 1))
 TRANSFER = ((BEGIN, 1), (SLAB, 20), (END, 1), (DONE, 1))
 
 
 class LinkFaults(program.ProgramTest):
+    STREAMS = 1  # TCP connections of a link
+
     def start(self, role, port=0, kv_port=0):
         return self.server(
             role, GQA, "--port", port, *SMALL, "--kv-bind", BOUND, "--kv-advertise-host", ADVERTISED,
             "--kv-port", kv_port, "--kv-timeout", TIMEOUT, "--lease", LEASE,
+            "--kv-streams", self.STREAMS,
         )  # fmt: skip
 
     def relay_before(self, worker):
@@ -183,6 +187,25 @@ class Fetched(LinkFaults):
 
     def test_every_phase(self):
         self.check_phases(("prefill", "decode"), "prefill", (*OPENING, (FETCH, 1), *TRANSFER))
+
+
+class OverSeveral:
+    """Links of several connections. A cut hits one of them, the one on which the phase is reached."""
+
+    STREAMS = 3
+    PHASES = ((JOIN, 1), (SLAB, 10), (END, 1))
+
+
+class PushedOverSeveral(OverSeveral, Pushed):
+    def test_every_phase(self):
+        self.check_phases(("decode",), "decode", self.PHASES)
+
+    test_another_decode_worker_answers = None  # the gateway does not see how many there are
+
+
+class FetchedOverSeveral(OverSeveral, Fetched):
+    def test_every_phase(self):
+        self.check_phases(("prefill",), "prefill", self.PHASES)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,10 @@ def in_namespace(namespace, function, *arguments, **fields):
 
 @program.needs_program
 class TwoHosts(program.ProgramTest):
+    STREAMS = 1  # TCP connections of a link
+    # Which side of the link goes down, when so many bytes have passed.
+    DOWN = ((FAR, 0), (FAR, 200_000), (NEAR, 200_000), (FAR, 1_000_000))
+
     @classmethod
     def setUpClass(cls):
         if os.geteuid() != 0:
@@ -80,7 +84,7 @@ class TwoHosts(program.ProgramTest):
 
     def start(self, namespace, role, *flags, model=(GQA, *SMALL, "--kv-bind", "0.0.0.0")):
         if model:
-            flags = (*flags, "--kv-timeout", TIMEOUT, "--lease", LEASE)
+            flags = (*flags, "--kv-timeout", TIMEOUT, "--lease", LEASE, "--kv-streams", self.STREAMS)
         return self.server(
             role, *model, *flags, "--host", "0.0.0.0", "--port", 0, within=("ip", "netns", "exec", namespace)
         )
@@ -117,11 +121,13 @@ class TwoHosts(program.ProgramTest):
         self.assertEqual(status, 200)
         self.assertEqual(self.text(), body["choices"][0]["text"])
         self.wait_idle()
+        _, health = in_namespace(NEAR, "call", self.url(self.prefill, "127.0.0.1"), "/health")
+        self.assertEqual(health["links"], {"tcp": 1, "shared_memory": 0, "tcp_streams": self.STREAMS})
 
     def test_the_link_goes_down(self):
         expected = self.text()
         self.wait_idle()
-        for side, bytes_before in ((FAR, 0), (FAR, 200_000), (NEAR, 200_000), (FAR, 1_000_000)):
+        for side, bytes_before in self.DOWN:
             with self.subTest(side=side.split("-")[2], bytes_before=bytes_before):
                 self.shape(SLOW)
                 before = self.sent()
@@ -140,6 +146,11 @@ class TwoHosts(program.ProgramTest):
                 program.wait_until(lambda: self.complete()[0] == 200, "the link is used again", NOTICED)
                 self.assertEqual(self.text(), expected)
                 self.wait_idle()
+
+
+class TwoHostsOverSeveral(TwoHosts):
+    STREAMS = 3
+    DOWN = ((FAR, 200_000), (NEAR, 200_000))
 
 
 if __name__ == "__main__":

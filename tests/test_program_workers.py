@@ -102,11 +102,12 @@ class ForeignRouter(WorkerTest):
         params = park(self.prefill, PROMPT)
         self.assertEqual(complete(self.decode.url, PROMPT, 2, kv_transfer_params=params).status, 200)
         path = {"auto": "shared_memory", "off": "tcp"}[self.SHARED_MEMORY]
-        expected = {"tcp": 0, "shared_memory": 0} | {path: 1}
+        expected = {"tcp": 0, "shared_memory": 0, "tcp_streams": int(path == "tcp")} | {path: 1}
         links = call(self.prefill.url, "/health").json()["links"]
         self.assertEqual(links, expected)
         metrics = call(self.prefill.url, "/metrics").body.decode()
         self.assertRegex(metrics, rf'kvlane_links{{[^}}]*path="{path}"[^}}]*}} 1\b')
+        self.assertRegex(metrics, rf"kvlane_link_streams(?:{{[^}}]*}})? {expected['tcp_streams']}\b")
 
     def test_stream_gives_all_tokens_the_first_included(self):
         params = park(self.prefill, PROMPT)

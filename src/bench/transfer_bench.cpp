@@ -65,7 +65,8 @@ struct End {
     end->pool = std::make_unique<BlockPool>(std::move(pool));
     end->table = std::make_unique<BlockTable>(*end->pool);
     KVLANE_TRY(end->table->grow(options.tokens));
-    KVLANE_ASSIGN(end->network, make_tcp_network({.shared_memory = options.shared_memory}));
+    KVLANE_ASSIGN(end->network, make_tcp_network({.streams = options.streams,
+                                                  .shared_memory = options.shared_memory}));
     EndpointOptions door;
     door.bind = bind;
     door.codecs = codec_names();
@@ -377,7 +378,11 @@ Result<Report> bench_transfer(const TransferBenchOptions& options) {
     KVLANE_TRY(status);
   }
   if (receiver) KVLANE_TRY(receiver->wait());
-  if (here->endpoint->links().shared_memory > 0) report.machine += ", through shared memory";
+  const LinkCounts links = here->endpoint->links();
+  if (links.shared_memory > 0) report.machine += ", through shared memory";
+  if (links.tcp_streams > 1) {
+    report.machine += ", over " + std::to_string(links.tcp_streams) + " TCP connections";
+  }
   sender.report(report.results);
   return report;
 }

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -37,6 +38,7 @@ struct TransferBenchOptions {
   bool shaped = false;
   // Links between processes of this host may leave TCP, if both ends say so.
   bool shared_memory = true;
+  std::uint32_t streams = 1;  // TCP connections of the link, as the sender opens it
   std::function<void(std::string_view)> progress;
   std::function<void(const Address&)> listening;  // the receiver of another process is ready
 };

@@ -103,6 +103,7 @@ void add_bench_transfer(CLI::App& bench, Run& run) {
                       "HOST:PORT: receive here, from another process; port 0 is any");
   command->add_option("--send-to", flags->send_to, "HOST:PORT: the other process listens there");
   add_shared_memory_flag(*command, flags->shared_memory);
+  add_streams_flag(*command, options.streams);
   command->add_flag("--shaped", options.shaped, "the link is the bottleneck: goals for that");
   command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
       ->capture_default_str();

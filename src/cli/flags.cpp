@@ -10,6 +10,7 @@
 #include "codec/codec.h"
 #include "quant/kv_format.h"
 #include "restore/state_forms.h"
+#include "transfer/link.h"
 
 namespace kvlane {
 
@@ -242,6 +243,7 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
       ->check(check_lease)
       ->capture_default_str();
   add_shared_memory_flag(command, flags.shared_memory);
+  add_streams_flag(command, flags.streams);
 }
 
 void add_shared_memory_flag(CLI::App& command, std::string& shared_memory) {
@@ -250,6 +252,15 @@ void add_shared_memory_flag(CLI::App& command, std::string& shared_memory) {
                   "auto: between workers of one host and user, KV goes through shared memory; off: "
                   "over TCP everywhere")
       ->check(CLI::IsMember({"auto", "off"}))
+      ->capture_default_str();
+}
+
+void add_streams_flag(CLI::App& command, std::uint32_t& streams) {
+  command
+      .add_option("--kv-streams", streams,
+                  "TCP connections of each link that is opened here, for networks that give one "
+                  "only a part of their speed; a link in shared memory has one")
+      ->check(CLI::Range(std::uint32_t{1}, kLinkStreamsMax))
       ->capture_default_str();
 }
 

@@ -67,6 +67,7 @@ struct DataPlaneFlags {
   double timeout = 10;                 // seconds
   double lease = 60;                   // seconds
   std::string shared_memory = "auto";  // or "off"
+  std::uint32_t streams = 1;           // TCP connections of a link
 };
 
 // How a prefill worker sends KV.
@@ -85,6 +86,8 @@ void add_model_name_flag(CLI::App& command, ServerFlags& flags);
 void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
 // Whether links to workers of the same host may leave TCP.
 void add_shared_memory_flag(CLI::App& command, std::string& shared_memory);
+// Over how many TCP connections a link goes.
+void add_streams_flag(CLI::App& command, std::uint32_t& streams);
 void add_push_flags(CLI::App& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
 void add_parent_flag(CLI::App& command, int& parent);

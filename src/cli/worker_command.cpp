@@ -21,6 +21,7 @@ Result<std::unique_ptr<Network>> start_network(const DataPlaneFlags& flags) {
   const Seconds timeout(flags.timeout);
   TcpOptions options;
   options.shared_memory = flags.shared_memory == "auto";
+  options.streams = flags.streams;
   options.connect_timeout = std::min(options.connect_timeout, timeout);
   options.user_timeout = timeout;
   return make_tcp_network(options);

@@ -94,6 +94,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   // endpoint_links.cpp
   std::shared_ptr<LinkEvents> accept(std::shared_ptr<Link> link);
   Result<SessionPtr> dial(const Address& peer);
+  void say_hello(const SessionPtr& session);
   void greet(Lock& lock, const SessionPtr& session, const Message& message);
   void on_hello(Lock& lock, const SessionPtr& session, const Message& message);
   void on_hello_ack(Lock& lock, const SessionPtr& session, const Message& message);

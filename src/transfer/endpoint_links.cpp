@@ -64,9 +64,16 @@ Result<EndpointCore::SessionPtr> EndpointCore::dial(const Address& peer) {
   KVLANE_ASSIGN(session->link, network_.connect(peer, session));
   session->opened = session->last_used = session->last_hello = session->last_heard = clock_;
   dialled_.emplace(name, session);
-  (void)session->link->post(
-      std::make_shared<const Bytes>(encode_hello(MessageType::kHello, hello_)));
+  say_hello(session);
   return session;
+}
+
+// The connector's, with as many connections as it would like the link to have.
+void EndpointCore::say_hello(const SessionPtr& session) {
+  Hello hello = hello_;
+  hello.streams = session->link->streams_wanted();
+  (void)session->link->post(
+      std::make_shared<const Bytes>(encode_hello(MessageType::kHello, hello)));
 }
 
 std::optional<LinkSpeed> EndpointCore::link_speed(const std::optional<Address>& peer) const {
@@ -88,7 +95,12 @@ LinkCounts EndpointCore::links() const {
   LinkCounts counts;
   const auto count = [&](const SessionPtr& session) {
     if (session->state != Session::State::kReady) return;
-    session->link->path() == LinkPath::kTcp ? ++counts.tcp : ++counts.shared_memory;
+    if (session->link->path() == LinkPath::kSharedMemory) {
+      ++counts.shared_memory;
+    } else {
+      ++counts.tcp;
+      counts.tcp_streams += session->link->streams();
+    }
   };
   for (const auto& [name, session] : dialled_) count(session);
   for (const SessionPtr& session : accepted_) count(session);
@@ -142,7 +154,14 @@ void EndpointCore::on_hello(Lock& lock, const SessionPtr& session, const Message
     return refuse(lock, session, *why, encode_reject(*why));
   }
   session->state = Session::State::kReady;
-  send(session, encode_hello(MessageType::kHelloAck, hello_));
+  Hello answer = hello_;
+  if (hello->streams > 1) {
+    if (const auto key = session->link->stream_key()) {
+      answer.streams = key->streams_max;
+      answer.join.bytes = key->id;
+    }
+  }
+  send(session, encode_hello(MessageType::kHelloAck, answer));
 }
 
 void EndpointCore::on_hello_ack(Lock& lock, const SessionPtr& session, const Message& message) {
@@ -150,6 +169,9 @@ void EndpointCore::on_hello_ack(Lock& lock, const SessionPtr& session, const Mes
   if (!hello.ok()) return refuse(lock, session, hello.status().with_context("HELLO_ACK"));
   if (const auto why = mismatch(session, *hello)) return refuse(lock, session, *why);
   session->state = Session::State::kReady;
+  if (hello->join != TransferId{}) {
+    session->link->add_streams({hello->join.bytes, hello->streams});
+  }
   link_ready(session);
 }
 
@@ -192,7 +214,11 @@ void EndpointCore::dispatch(Lock& lock, const SessionPtr& session, const Message
     case MessageType::kWait: return on_wait(session, message.header.transfer);
     case MessageType::kError: return on_transfer_error(lock, session, message);
     case MessageType::kRank:
-      return refuse(lock, session, corrupt("a RANK came, which belongs to no transfer"));
+    case MessageType::kJoin:
+    case MessageType::kFence:
+      return refuse(lock, session,
+                    corrupt("a " + std::string(message_name(message.header.type)) +
+                            " came, which belongs to no transfer"));
     case MessageType::kHello:
     case MessageType::kHelloAck:
     case MessageType::kReject: return;  // greet() has them
@@ -348,8 +374,7 @@ void EndpointCore::watch_session(Lock& lock, const SessionPtr& session, TimePoin
   }
   if (session->is_connector() && now - session->last_hello > heartbeat()) {
     session->last_hello = now;
-    (void)session->link->post(
-        std::make_shared<const Bytes>(encode_hello(MessageType::kHello, hello_)));
+    say_hello(session);
   }
 }
 

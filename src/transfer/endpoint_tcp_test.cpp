@@ -1,5 +1,6 @@
-// Endpoints over real links on loopback, with real threads, over TCP and through shared memory: the
-// whole path, strangers at the port, deaths, and cancelling from other threads.
+// Endpoints over real links on loopback, with real threads, over TCP, over several connections and
+// through shared memory: the whole path, strangers at the port, deaths, and cancelling from other
+// threads.
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ using namespace testing;  // NOLINT: the helpers of transfers
 
 // Two workers in two networks, as two processes have them. The parameter says what carries the
 // messages between them.
-class EndpointTcp : public ::testing::TestWithParam<LinkPath> {
+class EndpointTcp : public ::testing::TestWithParam<Carrier> {
  protected:
   EndpointTcp() { start(options_for_test(), options_for_test()); }
   ~EndpointTcp() override {
@@ -29,7 +30,9 @@ class EndpointTcp : public ::testing::TestWithParam<LinkPath> {
   void start(const EndpointOptions& sender, const EndpointOptions& receiver) {
     sender_.reset();
     receiver_.reset();
-    const TcpOptions options{.shared_memory = GetParam() == LinkPath::kSharedMemory};
+    TcpOptions options;
+    options.shared_memory = GetParam().path == LinkPath::kSharedMemory;
+    options.streams = GetParam().streams;
     sender_network_ = std::move(*make_tcp_network(options));
     receiver_network_ = std::move(*make_tcp_network(options));
     sender_ = std::move(*Endpoint::start(*sender_network_, sender));
@@ -42,8 +45,7 @@ class EndpointTcp : public ::testing::TestWithParam<LinkPath> {
   std::unique_ptr<Endpoint> receiver_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, EndpointTcp,
-                         ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory), path_of_test);
+INSTANTIATE_TEST_SUITE_P(Over, EndpointTcp, ::testing::ValuesIn(kCarriers), name_of_carrier);
 
 TEST_P(EndpointTcp, PushArrives) {
   const auto sink = std::make_shared<CheckingSink>();
@@ -58,10 +60,16 @@ TEST_P(EndpointTcp, PushArrives) {
   EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));
   EXPECT_EQ(sink->end()->first.at(0).token, 3);
   EXPECT_EQ(sink->slabs(), 8U * 16U);
-  const bool shared = GetParam() == LinkPath::kSharedMemory;
+  const bool shared = GetParam().path == LinkPath::kSharedMemory;
+  const int streams = shared ? 0 : static_cast<int>(GetParam().streams);
   for (Endpoint* endpoint : {sender_.get(), receiver_.get()}) {
     EXPECT_EQ(endpoint->links().tcp, shared ? 0 : 1);
     EXPECT_EQ(endpoint->links().shared_memory, shared ? 1 : 0);
+    const TimePoint start = SteadyClock::now();
+    while (endpoint->links().tcp_streams < streams && seconds_since(start) < 10) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(endpoint->links().tcp_streams, streams);
   }
 }
 

@@ -1,8 +1,8 @@
 // The network as transfers see it: links that carry whole messages between two workers.
 //
-// Nothing blocks. A link may deliver messages late, out of order or not at all (a real network with
-// several streams does; the test double does on purpose), but never altered and never twice; the
-// transfer protocol above it notices and repairs. Implementations: transfer/tcp.h,
+// Nothing blocks. A link may deliver messages late, out of order or not at all (links with several
+// streams change the order of SLABs; the test double all of it, on purpose), but never altered and
+// never twice; the transfer protocol above it notices and repairs. Implementations: transfer/tcp.h,
 // transfer/test_link.h.
 //
 // One thread, "the network's thread", makes all calls out of a network: events of every link,
@@ -11,6 +11,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -56,8 +57,17 @@ enum class LinkPath { kTcp, kSharedMemory };
 // "TCP" or "shared memory".
 std::string_view path_name(LinkPath path);
 
-// One connection. Thread-safe. No call into LinkEvents comes from within one of these, so they may
-// be made with locks held.
+// Connections of one link: as many as may help on a fast network with several paths.
+inline constexpr std::uint32_t kLinkStreamsMax = 16;
+
+// By which further connections join a link: spec/transfer.md section 10.
+struct StreamKey {
+  std::array<std::uint8_t, 16> id{};
+  std::uint32_t streams_max = 1;  // connections of the link, the first included
+};
+
+// One connection, or several that belong together. Thread-safe. No call into LinkEvents comes from
+// within one of these, so they may be made with locks held.
 class Link {
  public:
   virtual ~Link() = default;  // closes
@@ -72,6 +82,15 @@ class Link {
   virtual std::string peer() const = 0;
   // What carries messages now. A link begins as kTcp.
   virtual LinkPath path() const { return LinkPath::kTcp; }
+  // Connections that carry messages now, in this direction.
+  virtual int streams() const { return 1; }
+  // How many this side would like its link to have, told in the handshake.
+  virtual std::uint32_t streams_wanted() const { return 1; }
+  // The acceptor's: what further connections have to show. Empty when there can be none.
+  virtual std::optional<StreamKey> stream_key() { return std::nullopt; }
+  // The connector's: opens further ones with what the acceptor told. The link goes on meanwhile,
+  // and with those it has where that fails.
+  virtual void add_streams(const StreamKey& key) { (void)key; }
   // How fast it was in this direction when it was the bottleneck; empty while it never was.
   virtual std::optional<LinkSpeed> speed() const = 0;
 };

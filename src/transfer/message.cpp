@@ -38,6 +38,8 @@ std::string_view message_name(MessageType type) {
     case MessageType::kError: return "ERROR";
     case MessageType::kWait: return "WAIT";
     case MessageType::kRank: return "RANK";
+    case MessageType::kJoin: return "JOIN";
+    case MessageType::kFence: return "FENCE";
   }
   return "";
 }
@@ -49,6 +51,8 @@ std::uint32_t body_bytes_max(MessageType type) {
     case MessageType::kRank: return kRankBodyBytesMax;
     case MessageType::kFetch:
     case MessageType::kWait: return 0;
+    case MessageType::kJoin: return 2 * sizeof(std::uint32_t);
+    case MessageType::kFence: return kLinkStreamsMax * sizeof(std::uint64_t);
     default: return kControlBodyBytesMax;
   }
 }

@@ -57,6 +57,8 @@ enum class MessageType : std::uint8_t {
   kError = 10,
   kWait = 11,
   kRank = 12,  // of spec/ranks.md
+  kJoin = 13,  // of section 10, as the next
+  kFence = 14,
 };
 std::string_view message_name(MessageType type);  // "HELLO"
 
@@ -93,7 +95,20 @@ struct Hello {
   std::string format;
   std::vector<std::string> codecs;
   std::uint64_t tables = 0;  // of the format, 0 without any
+  // Connections that the link may have. In a HELLO_ACK with more than one, `join` is the id that
+  // further ones show; else it is zero.
+  std::uint32_t streams = 1;
+  TransferId join{};
 };
+
+// "This connection is number `stream` of the link that has this id", and the answer to it.
+struct StreamJoin {
+  TransferId link;
+  std::uint32_t stream = 0;  // 1 ... kLinkStreamsMax - 1
+};
+
+// Messages that come first: so many on each connection of the link, by its number.
+using Fence = std::vector<std::uint64_t>;  // 1 ... kLinkStreamsMax
 
 // One slab of a transfer: (layer, block).
 struct SlabName {
@@ -126,6 +141,8 @@ Bytes encode_done(const TransferId& id, const Durations& durations);
 Bytes encode_fetch(const TransferId& id);
 Bytes encode_wait(const TransferId& id);
 Bytes encode_rank(const TransferId& group, ByteView piece);
+Bytes encode_stream_join(const StreamJoin& join);
+Bytes encode_fence(const TransferId& link, const Fence& fence);
 
 Result<Hello> decode_hello(ByteView body);
 // The error that the peer reports, in *reported. Unknown codes become kInternal.
@@ -134,6 +151,8 @@ Result<TransferBegin> decode_begin(ByteView body);
 Result<NumberedEnd> decode_end(ByteView body);
 Result<Missing> decode_missing(ByteView body);
 Result<Durations> decode_done(ByteView body);
+Result<StreamJoin> decode_stream_join(const Message& message);
+Result<Fence> decode_fence(ByteView body);
 
 // The ranges of section 3, for what a caller announces and for what a peer does. kInvalidArgument.
 Status check_begin(const TransferBegin& begin);

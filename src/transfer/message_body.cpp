@@ -207,13 +207,37 @@ Bytes seal_status(MessageType type, const TransferId& id, const Status& why) {
                     {"message", why.message().substr(0, kSentenceBytesMax)}});
 }
 
+// What a link may do beyond version 1's least; an empty object as long as that is nothing.
+Json write_capabilities(const Hello& hello) {
+  Json capabilities = Json::object();
+  if (hello.streams > 1) capabilities["streams"] = hello.streams;
+  if (hello.join != TransferId{}) capabilities["join"] = to_string(hello.join);
+  return capabilities;
+}
+
+Status read_capabilities(const Json& object, Hello& hello) {
+  if (object.contains("streams")) {
+    KVLANE_ASSIGN(const auto streams, read_unsigned(object, "streams", 1, UINT32_MAX));
+    hello.streams = static_cast<std::uint32_t>(streams);
+  }
+  if (!object.contains("join")) return {};
+  KVLANE_ASSIGN(const std::string join, read_text(object, "join", 2 * hello.join.bytes.size()));
+  const Result<TransferId> id = parse_transfer_id(join);
+  if (!id.ok()) return wrong_member("join", "32 hexadecimal digits");
+  hello.join = *id;
+  return {};
+}
+
 }  // namespace
 
 Bytes encode_hello(MessageType type, const Hello& hello) {
-  Json body = {{"engine", hello.engine},        {"host", hello.address.host},
-               {"port", hello.address.port},    {"model", to_hex(hello.model)},
-               {"format", hello.format},        {"codecs", hello.codecs},
-               {"capabilities", Json::object()}};
+  Json body = {{"engine", hello.engine},
+               {"host", hello.address.host},
+               {"port", hello.address.port},
+               {"model", to_hex(hello.model)},
+               {"format", hello.format},
+               {"codecs", hello.codecs},
+               {"capabilities", write_capabilities(hello)}};
   if (hello.tables != 0) body["tables"] = hex_of_u64(hello.tables);
   return seal_json(type, {}, body);
 }
@@ -270,6 +294,19 @@ Bytes encode_rank(const TransferId& group, ByteView piece) {
   return seal_message(MessageType::kRank, group, piece);
 }
 
+Bytes encode_stream_join(const StreamJoin& join) {
+  ByteWriter writer;
+  writer.write(join.stream);
+  writer.write(std::uint32_t{0});
+  return seal_message(MessageType::kJoin, join.link, writer.bytes());
+}
+
+Bytes encode_fence(const TransferId& link, const Fence& fence) {
+  ByteWriter writer;
+  for (const std::uint64_t messages : fence) writer.write(messages);
+  return seal_message(MessageType::kFence, link, writer.bytes());
+}
+
 Result<Hello> decode_hello(ByteView body) {
   KVLANE_ASSIGN(const Json json, parse_object(body));
   Hello hello;
@@ -301,6 +338,7 @@ Result<Hello> decode_hello(ByteView body) {
   if (capabilities == json.end() || !capabilities->is_object()) {
     return wrong_member("capabilities", "an object");
   }
+  KVLANE_TRY(read_capabilities(*capabilities, hello));
   return hello;
 }
 
@@ -405,6 +443,31 @@ Status check_first(const std::vector<FirstToken>& first) {
                             " are possible");
   }
   return {};
+}
+
+Result<StreamJoin> decode_stream_join(const Message& message) {
+  ByteReader reader(message.body);
+  StreamJoin join{message.header.transfer, reader.read<std::uint32_t>()};
+  const auto reserved = reader.read<std::uint32_t>();
+  if (reader.failed() || reader.remaining() != 0 || reserved != 0) {
+    return corrupt("a JOIN is not a number and four zero bytes");
+  }
+  if (join.stream == 0 || join.stream >= kLinkStreamsMax) {
+    return corrupt("a connection joins as number " + std::to_string(join.stream) + ", 1 to " +
+                   std::to_string(kLinkStreamsMax - 1) + " are possible");
+  }
+  return join;
+}
+
+Result<Fence> decode_fence(ByteView body) {
+  constexpr std::size_t kCount = sizeof(std::uint64_t);
+  if (body.empty() || body.size() % kCount != 0 || body.size() / kCount > kLinkStreamsMax) {
+    return corrupt("a FENCE of " + std::to_string(body.size()) + " bytes");
+  }
+  Fence fence(body.size() / kCount);
+  ByteReader reader(body);
+  for (std::uint64_t& messages : fence) messages = reader.read<std::uint64_t>();
+  return fence;
 }
 
 std::vector<std::string> split_names(std::string_view names) {

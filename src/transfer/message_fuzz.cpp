@@ -35,6 +35,11 @@ void read_body(ByteView body) {
   round_trip(body, decode_end, [&](const NumberedEnd& e) { return encode_end(id, e); });
   round_trip(body, decode_missing, [&](const Missing& m) { return encode_missing(id, m); });
   round_trip(body, decode_done, [&](const Durations& d) { return encode_done(id, d); });
+  round_trip(body, decode_fence, [&](const Fence& f) { return encode_fence(id, f); });
+  const auto join_of = [&](ByteView bytes) {
+    return decode_stream_join({{.transfer = id}, bytes});
+  };
+  round_trip(body, join_of, [](const StreamJoin& j) { return encode_stream_join(j); });
   Status reported;
   if (decode_error(body, &reported).ok()) {
     require(!reported.ok());

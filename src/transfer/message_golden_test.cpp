@@ -122,7 +122,9 @@ Result<Read> read_body(const Message& message) {
     }
     case MessageType::kFetch: return Read{Json::object(), encode_fetch(id)};
     case MessageType::kWait: return Read{Json::object(), encode_wait(id)};
-    case MessageType::kRank: return unsupported("no message of a transfer");
+    case MessageType::kRank:
+    case MessageType::kJoin:
+    case MessageType::kFence: return unsupported("no message of a transfer");
   }
   return internal_error("no such type");
 }

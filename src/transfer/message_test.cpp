@@ -50,6 +50,8 @@ std::vector<Example> examples() {
       {MessageType::kError, encode_error({}, corrupt("garbage"))},
       {MessageType::kWait, encode_wait(id)},
       {MessageType::kRank, encode_rank(id, Bytes(100))},
+      {MessageType::kJoin, encode_stream_join({id, 3})},
+      {MessageType::kFence, encode_fence(id, {0, 7, 1})},
   };
 }
 
@@ -133,7 +135,7 @@ TEST(Message, HeaderChecksNameWhatIsWrong) {
       {0, std::byte{'G'}, Code::kCorrupt, "does not speak"},
       {4, std::byte{2}, Code::kUnsupported, "version 2"},
       {6, std::byte{0}, Code::kUnsupported, "unknown type 0"},
-      {6, std::byte{13}, Code::kUnsupported, "unknown type 13"},
+      {6, std::byte{15}, Code::kUnsupported, "unknown type 15"},
       {7, std::byte{1}, Code::kUnsupported, "reserved"},
       {15, std::byte{1}, Code::kUnsupported, "reserved"},
       {10, std::byte{2}, Code::kCorrupt, "at most 65536"},
@@ -225,13 +227,18 @@ TEST(Message, HelloMembersAreChecked) {
       {"codecs", {"none", 3}},
       {"codecs", std::vector<std::string>(33, "none")},
       {"capabilities", "all"},
+      {"capabilities", {{"streams", 0}}},
+      {"capabilities", {{"streams", "2"}}},
+      {"capabilities", {{"join", "00"}}},
+      {"capabilities", {{"join", std::string(32, 'X')}}},
   };
   for (const auto& [member, value] : wrong) {
     auto json = valid;
     json[member] = value;
     const Result<Hello> hello = decode_hello(json_body(json));
     ASSERT_FALSE(hello.ok()) << member << " " << value;
-    EXPECT_THAT(hello.status().message(), HasSubstr(member));
+    const auto inner = value.is_object() ? value.items().begin().key() : std::string(member);
+    EXPECT_THAT(hello.status().message(), HasSubstr(inner));
   }
   for (const auto& item : valid.items()) {
     auto json = valid;
@@ -242,6 +249,39 @@ TEST(Message, HelloMembersAreChecked) {
   extended["later"] = {{"more", 1}};
   extended["capabilities"] = {{"tls", true}};
   EXPECT_TRUE(decode_hello(json_body(extended)).ok());
+}
+
+TEST(Message, HelloTellsHowManyConnectionsALinkMayHave) {
+  Hello hello = hello_of_test();
+  hello.streams = 16;
+  hello.join = id_of(5);
+  const Bytes bytes = encode_hello(MessageType::kHelloAck, hello);
+  const Result<Hello> back = decode_hello(body_of(bytes));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  EXPECT_EQ(back->streams, 16U);
+  EXPECT_EQ(back->join, hello.join);
+}
+
+TEST(Message, JoinsAndFencesAreChecked) {
+  const auto join_of = [](const Bytes& bytes) { return decode_stream_join(*parse_message(bytes)); };
+  const auto join = join_of(encode_stream_join({id_of(5), 15}));
+  ASSERT_TRUE(join.ok());
+  EXPECT_EQ(join->link, id_of(5));
+  EXPECT_EQ(join->stream, 15U);
+  for (const std::uint32_t number : {0U, 16U, 0xFFFFFFFFU}) {
+    EXPECT_THAT(join_of(encode_stream_join({id_of(5), number})).status().message(),
+                HasSubstr("number " + std::to_string(number)));
+  }
+  const Bytes body(8, std::byte{1});
+  for (const std::size_t bytes : {0U, 4U, 8U}) {
+    EXPECT_FALSE(decode_stream_join({{}, ByteView(body).first(bytes)}).ok());
+  }
+  const Fence fence = {3, 0, 0xFFFFFFFFFFFFFFFF};
+  const Bytes sealed = encode_fence(id_of(5), fence);
+  EXPECT_EQ(*decode_fence(body_of(sealed)), fence);
+  for (const std::size_t bytes : {0U, 7U, 9U, 136U}) {
+    EXPECT_FALSE(decode_fence(Bytes(bytes)).ok()) << bytes;
+  }
 }
 
 TEST(Message, BodiesThatAreNoObjectsAreRefused) {

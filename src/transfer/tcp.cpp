@@ -1,4 +1,4 @@
-// The TCP network: its thread, listeners, timers and the list of its connections.
+// The TCP network: its thread, listeners, timers and the list of its links.
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/tcp.h"
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "transfer/shared_listener.h"
-#include "transfer/tcp_connection.h"
+#include "transfer/tcp_streams.h"
 
 namespace kvlane {
 namespace {
@@ -41,22 +41,25 @@ Result<tcp::endpoint> resolve(asio::io_context& io, const Address& address) {
   return found.begin()->endpoint();
 }
 
-// The user's handle. The connection itself lives as long as its handlers.
+// The user's handle. The link itself lives as long as its connections.
 class TcpLink : public Link {
  public:
-  explicit TcpLink(std::shared_ptr<TcpConnection> connection)
-      : connection_(std::move(connection)) {}
-  ~TcpLink() override { connection_->close(); }
+  explicit TcpLink(std::shared_ptr<TcpStreams> streams) : streams_(std::move(streams)) {}
+  ~TcpLink() override { streams_->close(); }
   Status post(std::shared_ptr<const Bytes> message) override {
-    return connection_->post(std::move(message));
+    return streams_->post(std::move(message));
   }
-  void close() override { connection_->close(); }
-  std::string peer() const override { return connection_->peer(); }
-  LinkPath path() const override { return connection_->path(); }
-  std::optional<LinkSpeed> speed() const override { return connection_->speed(); }
+  void close() override { streams_->close(); }
+  std::string peer() const override { return streams_->peer(); }
+  LinkPath path() const override { return streams_->path(); }
+  int streams() const override { return streams_->streams(); }
+  std::uint32_t streams_wanted() const override { return streams_->streams_wanted(); }
+  std::optional<StreamKey> stream_key() override { return streams_->stream_key(); }
+  void add_streams(const StreamKey& key) override { streams_->add_streams(key); }
+  std::optional<LinkSpeed> speed() const override { return streams_->speed(); }
 
  private:
-  const std::shared_ptr<TcpConnection> connection_;
+  const std::shared_ptr<TcpStreams> streams_;
 };
 
 struct Listener {
@@ -90,7 +93,9 @@ class TcpNetwork : public Network {
   void run();
   void accept(const std::shared_ptr<Listener>& listener);
   void on_accepted(const Listener& listener, tcp::socket socket);
-  void keep(const std::shared_ptr<TcpConnection>& connection);
+  std::shared_ptr<TcpStreams> make_link(tcp::socket socket, std::string peer,
+                                        TcpConnection::Origin origin);
+  void keep(const std::shared_ptr<TcpStreams>& link);
   void hear_offers(SharedListener& shared, const tcp::endpoint& bound);
   SharedListener::Match match(const SharedOffer& offer,
                               const std::shared_ptr<SharedAgreement>& agreement);
@@ -101,11 +106,9 @@ class TcpNetwork : public Network {
   asio::executor_work_guard<asio::io_context::executor_type> work_;
 
   // On the loop's thread only.
-  bool stopping_ = false;
   Timer timer_;
   std::multimap<TimePoint, std::function<void()>> tasks_;
   std::vector<std::shared_ptr<Listener>> listeners_;
-  std::vector<std::weak_ptr<TcpConnection>> connections_;
 
   std::thread thread_;
 };
@@ -132,7 +135,7 @@ void TcpNetwork::run() {
 }
 
 void TcpNetwork::stop() {
-  stopping_ = true;
+  loop_->stopping = true;
   tasks_.clear();
   timer_.cancel();
   for (const auto& listener : listeners_) {
@@ -142,8 +145,8 @@ void TcpNetwork::stop() {
     if (listener->shared) listener->shared->close();
   }
   listeners_.clear();
-  for (const auto& weak : connections_) {
-    if (const auto connection = weak.lock()) connection->stop();
+  for (const auto& weak : loop_->links) {
+    if (const auto link = weak.lock()) link->stop();
   }
 }
 
@@ -182,10 +185,10 @@ void TcpNetwork::hear_offers(SharedListener& shared, const tcp::endpoint& bound)
 // The accepted connection that an offer of shared memory means, if there is one.
 SharedListener::Match TcpNetwork::match(const SharedOffer& offer,
                                         const std::shared_ptr<SharedAgreement>& agreement) {
-  for (const auto& weak : connections_) {
-    const auto connection = weak.lock();
-    if (!connection) continue;
-    const auto match = connection->take(offer, agreement);
+  for (const auto& weak : loop_->links) {
+    const auto link = weak.lock();
+    if (!link) continue;
+    const auto match = link->take(offer, agreement);
     if (match != SharedListener::Match::kUnknown) return match;
   }
   return SharedListener::Match::kUnknown;
@@ -193,14 +196,14 @@ SharedListener::Match TcpNetwork::match(const SharedOffer& offer,
 
 void TcpNetwork::accept(const std::shared_ptr<Listener>& listener) {
   listener->socket.async_accept([this, listener](const Error& error, tcp::socket socket) {
-    if (stopping_) return;
+    if (loop_->stopping) return;
     if (!error) {
       on_accepted(*listener, std::move(socket));
       return accept(listener);
     }
     listener->pause.expires_after(kAcceptPause);
     listener->pause.async_wait([this, listener](const Error&) {
-      if (!stopping_) accept(listener);
+      if (!loop_->stopping) accept(listener);
     });
   });
 }
@@ -210,34 +213,41 @@ void TcpNetwork::on_accepted(const Listener& listener, tcp::socket socket) {
   const tcp::endpoint peer = socket.remote_endpoint(error);
   // Too many, or already gone: the socket closes here.
   if (error || loop_->accepted >= loop_->options.accepted_max) return;
-  const auto connection =
-      std::make_shared<TcpConnection>(loop_, std::move(socket), to_string(to_address(peer)), true);
-  std::shared_ptr<LinkEvents> events = listener.acceptor(std::make_shared<TcpLink>(connection));
+  const std::shared_ptr<TcpStreams> link =
+      make_link(std::move(socket), to_string(to_address(peer)), TcpConnection::Origin::kAccepted);
+  std::shared_ptr<LinkEvents> events = listener.acceptor(std::make_shared<TcpLink>(link));
   if (!events) return;
-  keep(connection);
-  connection->start(std::move(events));
+  keep(link);
+  link->start(std::move(events));
+}
+
+std::shared_ptr<TcpStreams> TcpNetwork::make_link(tcp::socket socket, std::string peer,
+                                                  TcpConnection::Origin origin) {
+  auto connection =
+      std::make_shared<TcpConnection>(loop_, std::move(socket), std::move(peer), origin);
+  return std::make_shared<TcpStreams>(loop_, std::move(connection), origin);
 }
 
 Result<std::shared_ptr<Link>> TcpNetwork::connect(const Address& peer,
                                                   std::shared_ptr<LinkEvents> events) {
-  const auto connection =
-      std::make_shared<TcpConnection>(loop_, tcp::socket(loop_->io), to_string(peer), false);
-  asio::post(loop_->io, [this, connection, peer, events = std::move(events)]() mutable {
-    keep(connection);
-    stopping_ ? connection->stop() : connection->connect(peer, std::move(events));
+  const std::shared_ptr<TcpStreams> link =
+      make_link(tcp::socket(loop_->io), to_string(peer), TcpConnection::Origin::kOpened);
+  asio::post(loop_->io, [this, link, peer, events = std::move(events)]() mutable {
+    keep(link);
+    loop_->stopping ? link->stop() : link->connect(peer, std::move(events));
   });
-  return std::shared_ptr<Link>(std::make_shared<TcpLink>(connection));
+  return std::shared_ptr<Link>(std::make_shared<TcpLink>(link));
 }
 
-void TcpNetwork::keep(const std::shared_ptr<TcpConnection>& connection) {
-  std::erase_if(connections_, [](const auto& weak) { return weak.expired(); });
-  connections_.push_back(connection);
+void TcpNetwork::keep(const std::shared_ptr<TcpStreams>& link) {
+  std::erase_if(loop_->links, [](const auto& weak) { return weak.expired(); });
+  loop_->links.push_back(link);
 }
 
 void TcpNetwork::call_after(Seconds delay, std::function<void()> task) {
   const TimePoint when = now() + std::chrono::duration_cast<SteadyClock::duration>(delay);
   asio::post(loop_->io, [this, when, task = std::move(task)]() mutable {
-    if (stopping_) return;
+    if (loop_->stopping) return;
     tasks_.emplace(when, std::move(task));
     arm_timer();
   });

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "transfer/link.h"
@@ -20,7 +21,10 @@ struct TcpOptions {
   // them, so this bounds what is under way, not memory. Enough to keep a fast link busy while
   // nobody posts.
   std::size_t queue_bytes_max = std::size_t{16} << 20;
-  int accepted_max = 1024;  // links that peers opened; more are closed at once
+  int accepted_max = 1024;  // connections that peers opened; more are closed at once
+  // TCP connections of each link that this side opens, 1 to 16; fewer where the peer permits fewer.
+  // A link in shared memory has one.
+  std::uint32_t streams = 1;
   // Whether links to workers of the same host and user leave TCP when both sides can; all other
   // links, and those for which the system gives no memory, stay there.
   bool shared_memory = true;

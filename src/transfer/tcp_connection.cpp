@@ -88,28 +88,28 @@ asio::steady_timer::duration ticks(Seconds seconds) {
 }  // namespace
 
 TcpConnection::TcpConnection(std::shared_ptr<TcpLoop> loop, Socket socket, std::string peer,
-                             bool accepted)
+                             Origin origin)
     : loop_(std::move(loop)),
       peer_(std::move(peer)),
-      accepted_(accepted),
+      origin_(origin),
       socket_(std::move(socket)),
       resolver_(loop_->io),
       deadline_(loop_->io) {
-  if (accepted_) ++loop_->accepted;
+  if (origin_ == Origin::kAccepted) ++loop_->accepted;
 }
 
 TcpConnection::~TcpConnection() {
-  if (accepted_) --loop_->accepted;
+  if (origin_ == Origin::kAccepted) --loop_->accepted;
 }
 
 // Opening.
 
-void TcpConnection::start(std::shared_ptr<LinkEvents> events) {
+void TcpConnection::start(std::shared_ptr<ConnectionEvents> events) {
   events_ = std::move(events);
   established();
 }
 
-void TcpConnection::connect(const Address& address, std::shared_ptr<LinkEvents> events) {
+void TcpConnection::connect(const Address& address, std::shared_ptr<ConnectionEvents> events) {
   if (is_closing()) return end();
   events_ = std::move(events);
   const Seconds limit = loop_->options.connect_timeout;
@@ -146,8 +146,14 @@ void TcpConnection::established() {
   tune(socket_, loop_->options.user_timeout);
   connected_ = true;
   read_header();
-  if (!accepted_ && loop_->options.shared_memory) offer_memory();
+  if (origin_ == Origin::kOpened && loop_->options.shared_memory) offer_memory();
   wake_writer();
+}
+
+Address TcpConnection::remote() const {
+  Error error;
+  const tcp::endpoint end = socket_.remote_endpoint(error);
+  return error ? Address() : Address{end.address().to_string(), end.port()};
 }
 
 // Shared memory.
@@ -171,7 +177,7 @@ SharedListener::Match TcpConnection::take(const SharedOffer& offer,
   Error error;
   const tcp::endpoint local = socket_.local_endpoint(error);
   const tcp::endpoint peer = error ? tcp::endpoint() : socket_.remote_endpoint(error);
-  if (error || !accepted_ || !offer.means(peer, local)) return Match::kUnknown;
+  if (error || origin_ != Origin::kAccepted || !offer.means(peer, local)) return Match::kUnknown;
   if (is_closing() || wrote_ || !first_message_ || agreement_ || shared_) return Match::kRefused;
   const bool accepted =
       agreement->accept([self = shared_from_this()](std::shared_ptr<SharedStream> stream) {
@@ -294,10 +300,14 @@ void TcpConnection::on_body(const Error& error) {
   if (is_closing()) return error ? end() : discard();
   if (error) return fail(broke(error, " inside a message"));
   // A copy of the pointer: close() from within the call drops events_ later, fail() at once.
-  const std::shared_ptr<LinkEvents> events = events_;
+  const std::shared_ptr<ConnectionEvents> events = events_;
   if (events) events->on_message(ByteView(message_).first(message_bytes_));
   if (message_.size() > kKeptMessageBytesMax) message_ = Bytes();
-  read_header();
+  if (!paused_) read_header();
+}
+
+void TcpConnection::resume() {
+  if (std::exchange(paused_, false)) read_header();
 }
 
 // Reads and drops what comes until the peer ends its direction, so that our last messages are not
@@ -315,11 +325,6 @@ void TcpConnection::discard() {
 Status TcpConnection::post(std::shared_ptr<const Bytes> message) {
   const Lock lock(mutex_);
   if (closing_ || ended_) return unavailable("the link to " + peer_ + " is closed");
-  if (queued_bytes_ >= loop_->options.queue_bytes_max) {
-    refused_ = true;
-    return exhausted("the link to " + peer_ + " has " + std::to_string(queued_bytes_) +
-                     " bytes queued");
-  }
   queued_bytes_ += message->size();
   queue_.push_back(std::move(message));
   if (!std::exchange(writing_, true)) {
@@ -385,19 +390,14 @@ void TcpConnection::write(std::size_t total) {
 
 void TcpConnection::on_written(const Error& error) {
   if (error) return fail(broke(error, ""));
-  bool owed = false;
   {
     const Lock lock(mutex_);
     for (const auto& message : in_flight_) queued_bytes_ -= message->size();
-    if (refused_ && queued_bytes_ <= loop_->options.queue_bytes_max / 2) {
-      refused_ = false;
-      owed = true;
-    }
   }
   in_flight_.clear();
   start_write();
-  const std::shared_ptr<LinkEvents> events = events_;
-  if (owed && events) events->on_writable();
+  const std::shared_ptr<ConnectionEvents> events = events_;
+  if (events) events->on_written();
 }
 
 // A write of so many bytes begins, or nothing is left to write. A write is over when the system has
@@ -416,6 +416,11 @@ void TcpConnection::measure(std::size_t bytes) {
 LinkPath TcpConnection::path() const {
   const Lock lock(mutex_);
   return path_;
+}
+
+std::size_t TcpConnection::queued_bytes() const {
+  const Lock lock(mutex_);
+  return queued_bytes_;
 }
 
 std::optional<LinkSpeed> TcpConnection::speed() const {
@@ -447,12 +452,21 @@ void TcpConnection::begin_closing(Seconds limit) {
   if (!connected_) return end();
   end_after(limit, {});
   wake_writer();
+  if (std::exchange(paused_, false)) discard();
+}
+
+void TcpConnection::refuse_soon(const Status& why) {
+  pause();
+  asio::post(loop_->io, [self = shared_from_this(), why] {
+    if (self->is_closing() || !std::exchange(self->paused_, false)) return;
+    self->refuse(why, std::make_shared<const Bytes>(encode_error({}, why)));
+  });
 }
 
 // The peer broke the protocol: tells the user and, with `answer`, the peer.
 void TcpConnection::refuse(const Status& why, std::shared_ptr<const Bytes> answer) {
-  const std::shared_ptr<LinkEvents> events = std::exchange(events_, nullptr);
-  (void)post(std::move(answer));  // a full queue: then the peer does not read anyway
+  const std::shared_ptr<ConnectionEvents> events = std::exchange(events_, nullptr);
+  (void)post(std::move(answer));
   {
     const Lock lock(mutex_);
     closing_ = true;
@@ -463,7 +477,7 @@ void TcpConnection::refuse(const Status& why, std::shared_ptr<const Bytes> answe
 }
 
 void TcpConnection::fail(Status why) {
-  const std::shared_ptr<LinkEvents> events = std::exchange(events_, nullptr);
+  const std::shared_ptr<ConnectionEvents> events = std::exchange(events_, nullptr);
   const bool expected = is_closing();
   end();
   if (events && !expected) events->on_closed(std::move(why));

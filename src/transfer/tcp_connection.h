@@ -23,33 +23,70 @@
 
 namespace kvlane {
 
-// What a network shares with its connections, which may outlive it, ended.
+class TcpStreams;
+
+// What a network shares with its links, which may outlive it, ended.
 struct TcpLoop {
   explicit TcpLoop(const TcpOptions& tcp_options) : options(tcp_options) {}
   const TcpOptions options;
   boost::asio::io_context io{1};
-  std::atomic<int> accepted = 0;
+  std::atomic<int> accepted = 0;  // connections
+
+  // On the loop's thread only.
+  bool stopping = false;
+  std::vector<std::weak_ptr<TcpStreams>> links;
 };
 
-// post(), close(), peer(), path() and speed() from any thread, all else on the loop's. Handlers
-// hold the connection, so it lives until its socket is closed.
+// Who is told what happens on one connection, on the loop's thread. The connection keeps it until
+// its end.
+class ConnectionEvents {
+ public:
+  virtual ~ConnectionEvents() = default;
+  // The bytes are gone when the call returns. Their header is checked.
+  virtual void on_message(ByteView message) = 0;
+  // The system has taken some of what was queued.
+  virtual void on_written() = 0;
+  // As LinkEvents::on_closed().
+  virtual void on_closed(Status why) = 0;
+};
+
+// post(), close(), queued_bytes(), peer(), path() and speed() from any thread, all else on the
+// loop's. Handlers hold the connection, so it lives until its socket is closed.
 class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
  public:
   using Socket = boost::asio::ip::tcp::socket;
+  enum class Origin {
+    kAccepted,
+    kOpened,   // for a link of its own
+    kJoining,  // for a link that stands: over TCP whatever the options say
+  };
 
-  TcpConnection(std::shared_ptr<TcpLoop> loop, Socket socket, std::string peer, bool accepted);
+  TcpConnection(std::shared_ptr<TcpLoop> loop, Socket socket, std::string peer, Origin origin);
   ~TcpConnection();
 
+  // Without a limit: that is the link's.
   Status post(std::shared_ptr<const Bytes> message);
   void close();
   const std::string& peer() const { return peer_; }
   LinkPath path() const;
   std::optional<LinkSpeed> speed() const;
+  std::size_t queued_bytes() const;
 
   // Begins to read on an accepted socket.
-  void start(std::shared_ptr<LinkEvents> events);
+  void start(std::shared_ptr<ConnectionEvents> events);
   // Looks up, connects, begins to read.
-  void connect(const Address& address, std::shared_ptr<LinkEvents> events);
+  void connect(const Address& address, std::shared_ptr<ConnectionEvents> events);
+  // Another listener takes over.
+  void attach(std::shared_ptr<ConnectionEvents> events) { events_ = std::move(events); }
+  // From within on_message(): nothing is read behind this message until resume().
+  void pause() { paused_ = true; }
+  void resume();
+  // From within on_message(): the peer broke the protocol. It is told, on_closed() follows.
+  void refuse_soon(const Status& why);
+  // Ends at once, without a word to anybody.
+  void drop() { end(); }
+  // The other end, once connected.
+  Address remote() const;
   // The network ends: no more events, what is queued is still sent if that is quick.
   void stop();
   // Takes an offer of shared memory, if it means this connection and comes in time.
@@ -85,14 +122,15 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
 
   const std::shared_ptr<TcpLoop> loop_;
   const std::string peer_;
-  const bool accepted_;
+  const Origin origin_;
 
   // On the loop's thread only.
   Socket socket_;
   boost::asio::ip::tcp::resolver resolver_;
-  boost::asio::steady_timer deadline_;  // of connecting, later of closing
-  std::shared_ptr<LinkEvents> events_;  // null when nobody wants to hear any more
+  boost::asio::steady_timer deadline_;        // of connecting, later of closing
+  std::shared_ptr<ConnectionEvents> events_;  // null when nobody wants to hear any more
   bool connected_ = false;
+  bool paused_ = false;  // no read is under way
   bool stopping_ = false;
   bool wrote_ = false;                          // something over TCP
   std::shared_ptr<SharedAgreement> agreement_;  // under way: nothing is written until it is over
@@ -107,7 +145,6 @@ class TcpConnection : public std::enable_shared_from_this<TcpConnection> {
   mutable std::mutex mutex_;
   std::deque<std::shared_ptr<const Bytes>> queue_;
   std::size_t queued_bytes_ = 0;  // in queue_ and in_flight_
-  bool refused_ = false;          // a post() was, on_writable is owed
   bool writing_ = false;          // start_write is scheduled or a write is under way
   bool closing_ = false;          // close() was called
   bool ended_ = false;            // the socket is closed

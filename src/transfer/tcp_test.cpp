@@ -1,89 +1,59 @@
-// The TCP network on loopback: messages, limits, strangers, and endings, over TCP and through
-// shared memory. Strangers are plain sockets.
+// The TCP network on loopback: messages, limits, strangers, and endings, over TCP, over several
+// connections and through shared memory.
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/tcp.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 #include <xxhash.h>
 
+#include <atomic>
 #include <thread>
 
+#include "transfer/test_stranger.h"
 #include "transfer/test_support.h"
 
 namespace kvlane {
 namespace {
 
+using testing::Carrier;
 using ::testing::HasSubstr;
 using testing::id_of;
 using testing::RecordingEvents;
 using testing::share;
 using ::testing::StartsWith;
-
-// A plain blocking socket to the network under test.
-class Stranger {
- public:
-  explicit Stranger(std::uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    connected = ::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-    const timeval limit{10, 0};
-    (void)::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  }
-  ~Stranger() { ::close(socket_); }
-  Stranger(const Stranger&) = delete;
-  Stranger& operator=(const Stranger&) = delete;
-
-  void send(ByteView bytes) {
-    EXPECT_EQ(::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
-  }
-  void end_sending() { ::shutdown(socket_, SHUT_WR); }
-  // All that comes until the other side closes.
-  std::string receive_all() {
-    std::string all;
-    char buffer[4096];
-    for (;;) {
-      const ssize_t got = ::recv(socket_, buffer, sizeof buffer, 0);
-      if (got <= 0) {
-        closed_in_order = got == 0;
-        return all;
-      }
-      all.append(buffer, static_cast<std::size_t>(got));
-    }
-  }
-
-  bool connected = false;
-  bool closed_in_order = false;
-
- private:
-  const int socket_;
-};
+using testing::Stranger;
+using testing::widen;
 
 // A network that listens, and the recorder of the last link it accepted. The parameter says what
 // carries the messages of links to itself.
-class Tcp : public ::testing::TestWithParam<LinkPath> {
+class Tcp : public ::testing::TestWithParam<Carrier> {
  protected:
   explicit Tcp(const TcpOptions& options = {}) : network_(start(options)) {
     address_ = *network_->listen({"127.0.0.1", 0}, [this](std::shared_ptr<Link> link) {
       const std::lock_guard lock(mutex_);
       accepted_.push_back(std::move(link));
-      return there_;
+      return joining_ ? std::make_shared<RecordingEvents>() : there_;
     });
   }
   ~Tcp() override { network_.reset(); }
 
   static std::unique_ptr<Network> start(TcpOptions options = {}) {
-    options.shared_memory = GetParam() == LinkPath::kSharedMemory;
+    options.shared_memory = GetParam().path == LinkPath::kSharedMemory;
+    options.streams = GetParam().streams;
     return std::move(*make_tcp_network(options));
   }
-  void connect() { link_ = *network_->connect(address_, here_); }
+  void connect(Network* from = nullptr) {
+    link_ = *(from ? from : network_.get())->connect(address_, here_);
+    if (GetParam().streams == 1) return;
+    while (!accepted()) std::this_thread::yield();
+    const auto first = accepted();
+    joining_ = true;
+    widen(*link_, *first, static_cast<int>(GetParam().streams));
+    joining_ = false;
+    const std::lock_guard lock(mutex_);
+    accepted_ = {first};
+  }
   // Who listens to the links accepted from now on.
   void listen_anew() {
     const std::lock_guard lock(mutex_);
@@ -105,13 +75,14 @@ class Tcp : public ::testing::TestWithParam<LinkPath> {
   std::shared_ptr<RecordingEvents> there_ = std::make_shared<RecordingEvents>();
   std::mutex mutex_;
   std::vector<std::shared_ptr<Link>> accepted_;
+  std::atomic<bool> joining_ = false;
   std::shared_ptr<Link> link_;
   Address address_;
   std::unique_ptr<Network> network_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, Tcp, ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory),
-                         testing::path_of_test);
+INSTANTIATE_TEST_SUITE_P(Over, Tcp, ::testing::ValuesIn(testing::kCarriers),
+                         testing::name_of_carrier);
 
 TEST_P(Tcp, MessagesArriveWholeAndInOrderBothWays) {
   connect();
@@ -127,8 +98,8 @@ TEST_P(Tcp, MessagesArriveWholeAndInOrderBothWays) {
   EXPECT_EQ(here_->messages()[0], small(7));
   EXPECT_EQ(link_->peer(), to_string(address_));
   EXPECT_THAT(accepted()->peer(), StartsWith("127.0.0.1:"));
-  EXPECT_EQ(link_->path(), GetParam());
-  EXPECT_EQ(accepted()->path(), GetParam());
+  EXPECT_EQ(link_->path(), GetParam().path);
+  EXPECT_EQ(accepted()->path(), GetParam().path);
 }
 
 TEST_P(Tcp, ManyThreadsMayPost) {
@@ -320,7 +291,7 @@ TEST_P(Tcp, TimersComeInOrder) {
 
 TEST_P(Tcp, TheDestructorSendsWhatIsQueuedAndThenNothingIsCalled) {
   auto second = start();
-  link_ = *second->connect(address_, here_);
+  connect(second.get());
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(link_->post(share(small(i))).ok());
   ASSERT_TRUE(there_->wait_messages(1));
   second.reset();
@@ -337,9 +308,8 @@ class TcpWithLimits : public Tcp {
   TcpWithLimits() : Tcp({.queue_bytes_max = 1 << 20, .accepted_max = 2}) {}
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, TcpWithLimits,
-                         ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory),
-                         testing::path_of_test);
+INSTANTIATE_TEST_SUITE_P(Over, TcpWithLimits, ::testing::ValuesIn(testing::kCarriers),
+                         testing::name_of_carrier);
 
 TEST_P(TcpWithLimits, TheQueueHasALimitAndTellsWhenThereIsRoom) {
   Stranger silent(address_.port);

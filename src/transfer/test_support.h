@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/random.h"
@@ -298,9 +299,30 @@ class RecordingEvents : public LinkEvents {
   std::optional<Status> closed_;
 };
 
-// The name of a test whose parameter is what carries its messages.
-inline std::string path_of_test(const ::testing::TestParamInfo<LinkPath>& info) {
-  return info.param == LinkPath::kTcp ? "Tcp" : "SharedMemory";
+// What carries the messages of a test.
+struct Carrier {
+  LinkPath path = LinkPath::kTcp;
+  std::uint32_t streams = 1;
+};
+inline constexpr Carrier kCarriers[] = {
+    {LinkPath::kTcp, 1}, {LinkPath::kTcp, 3}, {LinkPath::kSharedMemory, 1}};
+
+inline std::string name_of_carrier(const ::testing::TestParamInfo<Carrier>& info) {
+  if (info.param.path == LinkPath::kSharedMemory) return "SharedMemory";
+  return info.param.streams == 1 ? "Tcp" : "TcpOverSeveral";
+}
+
+// Opens more connections of a link, as the handshake would, and waits for them.
+inline void widen(Link& connector, Link& acceptor, int streams) {
+  auto key = acceptor.stream_key();
+  ASSERT_TRUE(key.has_value());
+  key->streams_max = static_cast<std::uint32_t>(streams);
+  connector.add_streams(*key);
+  const TimePoint start = SteadyClock::now();
+  while (connector.streams() < streams || acceptor.streams() < streams) {
+    ASSERT_LT(seconds_since(start), 10) << connector.streams() << " connections";
+    std::this_thread::yield();
+  }
 }
 
 inline std::shared_ptr<const Bytes> share(Bytes message) {
