@@ -146,6 +146,7 @@ struct EndpointOptions {
 struct LinkCounts {
   int tcp = 0;
   int shared_memory = 0;
+  int ucx = 0;
 };
 
 // One worker's door to the others. Thread-safe. Created with a network that outlives it.

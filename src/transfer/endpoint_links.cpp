@@ -88,7 +88,11 @@ LinkCounts EndpointCore::links() const {
   LinkCounts counts;
   const auto count = [&](const SessionPtr& session) {
     if (session->state != Session::State::kReady) return;
-    session->link->path() == LinkPath::kTcp ? ++counts.tcp : ++counts.shared_memory;
+    switch (session->link->path()) {
+      case LinkPath::kTcp: ++counts.tcp; break;
+      case LinkPath::kSharedMemory: ++counts.shared_memory; break;
+      case LinkPath::kUcx: ++counts.ucx; break;
+    }
   };
   for (const auto& [name, session] : dialled_) count(session);
   for (const SessionPtr& session : accepted_) count(session);

@@ -1,5 +1,5 @@
-// Endpoints over real links on loopback, with real threads, over TCP and through shared memory: the
-// whole path, strangers at the port, deaths, and cancelling from other threads.
+// Endpoints over real links on loopback, with real threads, over TCP, through shared memory and
+// over UCX: the whole path, strangers at the port, deaths, and cancelling from other threads.
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <atomic>
 #include <thread>
 
-#include "transfer/tcp.h"
 #include "transfer/test_link.h"
+#include "transfer/test_network.h"
 #include "transfer/test_support.h"
 
 namespace kvlane {
@@ -29,9 +29,8 @@ class EndpointTcp : public ::testing::TestWithParam<LinkPath> {
   void start(const EndpointOptions& sender, const EndpointOptions& receiver) {
     sender_.reset();
     receiver_.reset();
-    const TcpOptions options{.shared_memory = GetParam() == LinkPath::kSharedMemory};
-    sender_network_ = std::move(*make_tcp_network(options));
-    receiver_network_ = std::move(*make_tcp_network(options));
+    sender_network_ = network_over(GetParam());
+    receiver_network_ = network_over(GetParam());
     sender_ = std::move(*Endpoint::start(*sender_network_, sender));
     receiver_ = std::move(*Endpoint::start(*receiver_network_, receiver));
   }
@@ -42,8 +41,7 @@ class EndpointTcp : public ::testing::TestWithParam<LinkPath> {
   std::unique_ptr<Endpoint> receiver_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, EndpointTcp,
-                         ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory), path_of_test);
+INSTANTIATE_TEST_SUITE_P(Over, EndpointTcp, kPathsUnderTest, path_of_test);
 
 TEST_P(EndpointTcp, PushArrives) {
   const auto sink = std::make_shared<CheckingSink>();
@@ -58,10 +56,11 @@ TEST_P(EndpointTcp, PushArrives) {
   EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));
   EXPECT_EQ(sink->end()->first.at(0).token, 3);
   EXPECT_EQ(sink->slabs(), 8U * 16U);
-  const bool shared = GetParam() == LinkPath::kSharedMemory;
   for (Endpoint* endpoint : {sender_.get(), receiver_.get()}) {
-    EXPECT_EQ(endpoint->links().tcp, shared ? 0 : 1);
-    EXPECT_EQ(endpoint->links().shared_memory, shared ? 1 : 0);
+    const LinkCounts links = endpoint->links();
+    EXPECT_EQ(links.tcp, GetParam() == LinkPath::kTcp ? 1 : 0);
+    EXPECT_EQ(links.shared_memory, GetParam() == LinkPath::kSharedMemory ? 1 : 0);
+    EXPECT_EQ(links.ucx, GetParam() == LinkPath::kUcx ? 1 : 0);
   }
 }
 
@@ -130,7 +129,8 @@ TEST_P(EndpointTcp, NobodyThere) {
 
 // A listener that is no worker: it answers the greeting like an HTTP server.
 TEST_P(EndpointTcp, APeerThatIsNoWorkerFailsThePush) {
-  auto raw = std::move(*make_tcp_network());
+  auto raw =
+      GetParam() == LinkPath::kUcx ? network_over(LinkPath::kUcx) : std::move(*make_tcp_network());
   const auto events = std::make_shared<RecordingEvents>();
   std::shared_ptr<Link> link;
   const Address address = *raw->listen({"127.0.0.1", 0}, [&](std::shared_ptr<Link> accepted) {
@@ -166,7 +166,8 @@ TEST_P(EndpointTcp, GarbageAtThePortDisturbsNobody) {
   auto outgoing =
       *sender_->push(receiver_->address(), id_of(1), begin, bytes_for(begin), delivery.callback());
 
-  auto raw = std::move(*make_tcp_network());
+  auto raw =
+      GetParam() == LinkPath::kUcx ? network_over(LinkPath::kUcx) : std::move(*make_tcp_network());
   for (const std::string_view text : {"GET / HTTP/1.1\r\n\r\n", "\r\n", "SSH-2.0-OpenSSH\r\n"}) {
     const auto events = std::make_shared<RecordingEvents>();
     const auto link = *raw->connect(receiver_->address(), events);
@@ -179,7 +180,8 @@ TEST_P(EndpointTcp, GarbageAtThePortDisturbsNobody) {
   EXPECT_TRUE(delivery.ok()) << delivery.status().message();
   const std::lock_guard lock(mutex);
   ASSERT_EQ(refused.size(), 3U);
-  EXPECT_THAT(refused[0].message(), HasSubstr("HTTP"));
+  EXPECT_THAT(refused[0].message(),
+              HasSubstr(GetParam() == LinkPath::kUcx ? "does not speak" : "HTTP"));
 }
 
 TEST_P(EndpointTcp, AWorkerThatDiesFailsItsTransfersOnTheOtherSide) {

@@ -2,7 +2,7 @@
 //
 // Nothing blocks. A link may deliver messages late, out of order or not at all (a real network with
 // several streams does; the test double does on purpose), but never altered and never twice; the
-// transfer protocol above it notices and repairs. Implementations: transfer/tcp.h,
+// transfer protocol above it notices and repairs. Implementations: transfer/tcp.h, transfer/ucx.h,
 // transfer/test_link.h.
 //
 // One thread, "the network's thread", makes all calls out of a network: events of every link,
@@ -51,9 +51,9 @@ class LinkEvents {
 };
 
 // What carries the messages of a link.
-enum class LinkPath { kTcp, kSharedMemory };
+enum class LinkPath { kTcp, kSharedMemory, kUcx };
 
-// "TCP" or "shared memory".
+// "TCP", "shared memory" or "UCX".
 std::string_view path_name(LinkPath path);
 
 // One connection. Thread-safe. No call into LinkEvents comes from within one of these, so they may
@@ -70,7 +70,7 @@ class Link {
   virtual void close() = 0;
   // Who is at the other end, for messages to people: "127.0.0.1:4711".
   virtual std::string peer() const = 0;
-  // What carries messages now. A link begins as kTcp.
+  // What carries messages now. A link begins as kTcp, unless it is kUcx for good.
   virtual LinkPath path() const { return LinkPath::kTcp; }
   // How fast it was in this direction when it was the bottleneck; empty while it never was.
   virtual std::optional<LinkSpeed> speed() const = 0;

@@ -13,6 +13,7 @@
 
 #include <thread>
 
+#include "transfer/test_network.h"
 #include "transfer/test_support.h"
 
 namespace kvlane {
@@ -79,9 +80,8 @@ class Tcp : public ::testing::TestWithParam<LinkPath> {
   }
   ~Tcp() override { network_.reset(); }
 
-  static std::unique_ptr<Network> start(TcpOptions options = {}) {
-    options.shared_memory = GetParam() == LinkPath::kSharedMemory;
-    return std::move(*make_tcp_network(options));
+  static std::unique_ptr<Network> start(const TcpOptions& options = {}) {
+    return testing::network_over(GetParam(), options);
   }
   void connect() { link_ = *network_->connect(address_, here_); }
   // Who listens to the links accepted from now on.
@@ -110,8 +110,20 @@ class Tcp : public ::testing::TestWithParam<LinkPath> {
   std::unique_ptr<Network> network_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, Tcp, ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory),
-                         testing::path_of_test);
+INSTANTIATE_TEST_SUITE_P(Over, Tcp, testing::kPathsUnderTest, testing::path_of_test);
+
+// What a plain socket may do to a port that speaks TCP. UCX's is not for everybody, and
+// ucx_test.cpp has its own.
+class TcpStrangers : public Tcp {
+ protected:
+  using Tcp::Tcp;
+};
+
+#ifdef KVLANE_TEST_UCX
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TcpStrangers);
+#else
+INSTANTIATE_TEST_SUITE_P(Over, TcpStrangers, testing::kPathsUnderTest, testing::path_of_test);
+#endif
 
 TEST_P(Tcp, MessagesArriveWholeAndInOrderBothWays) {
   connect();
@@ -197,7 +209,7 @@ TEST_P(Tcp, ListeningFailsWithASentence) {
   EXPECT_EQ(network_->listen({"192.0.2.1", 0}, {}).status().code(), Code::kUnavailable);
 }
 
-TEST_P(Tcp, HttpClientsAreToldAtOnce) {
+TEST_P(TcpStrangers, HttpClientsAreToldAtOnce) {
   Stranger client(address_.port);
   client.send(as_byte_view("GET / HTTP/1.1\r\n"));  // less than a header, and no end
   const std::string answer = client.receive_all();
@@ -210,7 +222,7 @@ TEST_P(Tcp, HttpClientsAreToldAtOnce) {
   EXPECT_TRUE(there_->messages().empty());
 }
 
-TEST_P(Tcp, GarbageIsToldAtOnce) {
+TEST_P(TcpStrangers, GarbageIsToldAtOnce) {
   Stranger client(address_.port);
   client.send(as_byte_view("\x16\x03\x01"));  // TLS
   const std::string answer = client.receive_all();
@@ -230,7 +242,7 @@ Bytes header_with(std::size_t offset, std::uint32_t value, MessageType type) {
   return message;
 }
 
-TEST_P(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
+TEST_P(TcpStrangers, BadHeadersAreRefusedBeforeTheirBody) {
   struct Case {
     Bytes header;
     Code code;
@@ -263,7 +275,7 @@ TEST_P(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
   }
 }
 
-TEST_P(Tcp, EveryCutMessageIsAnError) {
+TEST_P(TcpStrangers, EveryCutMessageIsAnError) {
   const Bytes message = small(1);
   for (std::size_t size = 0; size < message.size(); ++size) {
     listen_anew();
@@ -279,7 +291,7 @@ TEST_P(Tcp, EveryCutMessageIsAnError) {
   }
 }
 
-TEST_P(Tcp, MessagesMayComeByteByByte) {
+TEST_P(TcpStrangers, MessagesMayComeByteByByte) {
   const Bytes message = small(1);
   Stranger client(address_.port);
   for (const std::byte& byte : message) client.send({&byte, 1});
@@ -287,7 +299,7 @@ TEST_P(Tcp, MessagesMayComeByteByByte) {
   EXPECT_EQ(there_->messages()[0], message);
 }
 
-TEST_P(Tcp, AResetIsAnError) {
+TEST_P(TcpStrangers, AResetIsAnError) {
   {
     Stranger client(address_.port);
     client.send(small(1));
@@ -332,14 +344,16 @@ TEST_P(Tcp, TheDestructorSendsWhatIsQueuedAndThenNothingIsCalled) {
   link_->close();
 }
 
-class TcpWithLimits : public Tcp {
+class TcpWithLimits : public TcpStrangers {
  protected:
-  TcpWithLimits() : Tcp({.queue_bytes_max = 1 << 20, .accepted_max = 2}) {}
+  TcpWithLimits() : TcpStrangers({.queue_bytes_max = 1 << 20, .accepted_max = 2}) {}
 };
 
-INSTANTIATE_TEST_SUITE_P(Over, TcpWithLimits,
-                         ::testing::Values(LinkPath::kTcp, LinkPath::kSharedMemory),
-                         testing::path_of_test);
+#ifdef KVLANE_TEST_UCX
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TcpWithLimits);
+#else
+INSTANTIATE_TEST_SUITE_P(Over, TcpWithLimits, testing::kPathsUnderTest, testing::path_of_test);
+#endif
 
 TEST_P(TcpWithLimits, TheQueueHasALimitAndTellsWhenThereIsRoom) {
   Stranger silent(address_.port);

@@ -298,11 +298,6 @@ class RecordingEvents : public LinkEvents {
   std::optional<Status> closed_;
 };
 
-// The name of a test whose parameter is what carries its messages.
-inline std::string path_of_test(const ::testing::TestParamInfo<LinkPath>& info) {
-  return info.param == LinkPath::kTcp ? "Tcp" : "SharedMemory";
-}
-
 inline std::shared_ptr<const Bytes> share(Bytes message) {
   return std::make_shared<const Bytes>(std::move(message));
 }
