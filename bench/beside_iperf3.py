@@ -3,10 +3,11 @@
 """How near transfers come to iperf3, one stream each, between the same endpoints in the same run.
 
 In turns, --repeats times: iperf3 for some seconds, then `kvlane bench transfer` with codec `none` between two
-processes, over loopback once over TCP and once through shared memory; slabs are 256 KiB, a layer's run of them 2 MiB
-for every 512 tokens. Over loopback and, where this machine permits (root, ip and tc of package iproute2, a kernel
-with network namespaces and tbf), over a link between two namespaces at each of --rates. Needs iperf3. Prints GB/s,
-the ratio (median of the turns' ratios) and what both ends take of the processor, in seconds for every GB.
+processes, over loopback once over TCP and once through shared memory, and with --ucx everywhere once more over UCX;
+slabs are 256 KiB, a layer's run of them 2 MiB for every 512 tokens. Over loopback and, where this machine permits
+(root, ip and tc of package iproute2, a kernel with network namespaces and tbf), over a link between two namespaces at
+each of --rates. Needs iperf3. Prints GB/s, the ratio (median of the turns' ratios) and what both ends take of the
+processor, in seconds for every GB.
 
     bench/beside_iperf3.py models/kvlane-tiny-gqa README.md
     bench/beside_iperf3.py --rates 1000,5000 --delay 0.5ms --tokens 2048 --repeats 5 models/kvlane-tiny-gqa README.md
@@ -57,10 +58,9 @@ def iperf3(near, far, address, seconds):
     return speed, used["host_total"] / 100 / speed, used["remote_total"] / 100 / speed
 
 
-def transfer(near, far, address, options, shared_memory="off"):
+def transfer(near, far, address, options, *transport):
     """The same of ours."""
-    flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json")
-    flags = (*flags, "--kv-shared-memory", shared_memory)
+    flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json", *transport)
     receiver = subprocess.Popen(
         within(far, PROGRAM, "bench", "transfer", "--listen", f"{address}:0", *flags), stdout=subprocess.PIPE, text=True
     )
@@ -75,12 +75,16 @@ def transfer(near, far, address, options, shared_memory="off"):
 
 
 def compare(name, options, near=None, far=None, address="127.0.0.1"):
-    theirs, ours, shared = [], [], []
+    theirs, ours, shared, ucx = [], [], [], []
     for _ in range(options.repeats):
         theirs.append(iperf3(near, far, address, options.seconds))
-        ours.append(transfer(near, far, address, options))
+        ours.append(transfer(near, far, address, options, "--kv-shared-memory", "off"))
         if near is None:
-            shared.append(transfer(near, far, address, options, "auto"))
+            shared.append(transfer(near, far, address, options))
+        if options.ucx:
+            device = "veth0" if near else "lo"
+            over_ucx = ("--kv-transport", "ucx", "--kv-ucx-device", device)
+            ucx.append(transfer(near, far, address, options, *over_ucx))
 
     def medians(rows):
         speed, sender, receiver = (statistics.median(column) for column in zip(*rows, strict=True))
@@ -90,9 +94,10 @@ def compare(name, options, near=None, far=None, address="127.0.0.1"):
         return f"{statistics.median(mine[0] / its[0] for mine, its in zip(rows, others, strict=True)):.2f}"
 
     print(f"{name:12}  iperf3 {medians(theirs)}   kvlane {medians(ours)}   ratio {ratio(ours, theirs)}", flush=True)
-    if shared:
-        told = f"of that over TCP {ratio(shared, ours)}, of iperf3's {ratio(shared, theirs)}"
-        print(f"{'':12}  through shared memory {medians(shared)}   {told}", flush=True)
+    for path, rows in (("through shared memory", shared), ("over UCX", ucx)):
+        if rows:
+            told = f"of that over TCP {ratio(rows, ours)}, of iperf3's {ratio(rows, theirs)}"
+            print(f"{'':12}  {path} {medians(rows)}   {told}", flush=True)
 
 
 def main():
@@ -104,6 +109,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=2048, help="of the prompt: 128 KiB each")
     parser.add_argument("--rounds", type=int, default=3, help="transfers that are measured, of each process")
     parser.add_argument("--repeats", type=int, default=5, help="turns")
+    parser.add_argument("--ucx", action="store_true", help="over UCX as well: needs a program of preset ucx")
     parser.add_argument("--seconds", type=float, default=3, help="that iperf3 runs")
     options = parser.parse_args()
     if not shutil.which("iperf3"):

@@ -1,4 +1,4 @@
-// `kvlane bench transfer`: a long prompt's KV from one worker to another over TCP, with each codec:
+// `kvlane bench transfer`: a long prompt's KV from one worker to another, with each codec:
 // the real sender, endpoints and receiver of the engine, without the computation around them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -37,6 +37,7 @@ struct TransferBenchOptions {
   bool shaped = false;
   // Links between processes of this host may leave TCP, if both ends say so.
   bool shared_memory = true;
+  std::string ucx_devices;  // empty: over TCP, else over UCX on these
   std::function<void(std::string_view)> progress;
   std::function<void(const Address&)> listening;  // the receiver of another process is ready
 };

@@ -59,6 +59,13 @@ struct ServerFlags {
   bool json = false;
 };
 
+// What carries KV between workers: TCP, where links of one host may go through shared memory, or
+// UCX.
+struct TransportFlags {
+  std::string name = "tcp";  // or "ucx"
+  std::string ucx_devices;   // with commas
+};
+
 // The data plane of prefill and decode workers.
 struct DataPlaneFlags {
   std::string bind = "127.0.0.1";
@@ -67,6 +74,7 @@ struct DataPlaneFlags {
   double timeout = 10;                 // seconds
   double lease = 60;                   // seconds
   std::string shared_memory = "auto";  // or "off"
+  TransportFlags transport;
 };
 
 // How a prefill worker sends KV.
@@ -84,6 +92,9 @@ void add_model_name_flag(CLI::App& command, ServerFlags& flags);
 void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
 // Whether links to workers of the same host may leave TCP.
 void add_shared_memory_flag(CLI::App& command, std::string& shared_memory);
+void add_transport_flags(CLI::App& command, TransportFlags& flags);
+// That both of them fit together and are in this build. kInvalidArgument or kUnsupported.
+Status check_transport(const TransportFlags& flags);
 void add_push_flags(CLI::App& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
 void add_parent_flag(CLI::App& command, int& parent);

@@ -23,7 +23,9 @@ asio::awaitable<void> Worker::health(const HttpRequest&, HttpReply& reply) {
                  {"blocks_total", load.blocks_total}}}};
   if (options_.data_plane) {
     body["data_plane"] = to_string(*options_.data_plane);
-    body["links"] = {{"tcp", load.links.tcp}, {"shared_memory", load.links.shared_memory}};
+    body["links"] = {{"tcp", load.links.tcp},
+                     {"shared_memory", load.links.shared_memory},
+                     {"ucx", load.links.ucx}};
   }
   const HttpResponse response = json_response(to_text(body));
   co_await reply.send(response);

@@ -8,6 +8,12 @@
 #include <utility>
 
 namespace kvlane {
+namespace {
+
+// Memory of so many messages is used again.
+constexpr std::size_t kKeptMax = 32;
+
+}  // namespace
 
 bool UcxInbox::expects(std::uint64_t number) const {
   return number >= next_ && number - next_ < kUcxAheadMax && !held_.contains(number) &&
@@ -49,7 +55,7 @@ void UcxInbox::reserve(Item& item) {
 }
 
 void UcxInbox::keep(Bytes memory) {
-  if (free_bytes_ + memory.size() > kUcxFetchBytesMax) return;
+  if (free_.size() >= kKeptMax || free_bytes_ + memory.size() > kUcxFetchBytesMax) return;
   free_bytes_ += memory.size();
   free_.push_back(std::move(memory));
 }
