@@ -3,11 +3,11 @@
 """How near transfers come to iperf3 with as many streams, between the same endpoints in the same run.
 
 In turns, --repeats times: iperf3 for some seconds, then `kvlane bench transfer` with codec `none` between two
-processes, both with each of --streams, over loopback also through shared memory; slabs are 256 KiB, a layer's run
-of them 2 MiB for every 512 tokens. Over loopback and, where this machine permits (root, ip and
-tc of package iproute2, a kernel with network namespaces and tbf), over a link between two namespaces at each of
---rates. Needs iperf3. Prints GB/s, the ratio (median of the turns' ratios) and what both ends take of the processor,
-in seconds for every GB.
+processes, both with each of --streams, over loopback also through shared memory, and with --ucx everywhere once more
+over UCX; slabs are 256 KiB, a layer's run of them 2 MiB for every 512 tokens. Over loopback and, where this machine
+permits (root, ip and tc of package iproute2, a kernel with network namespaces and tbf), over a link between two
+namespaces at each of --rates. Needs iperf3. Prints GB/s, the ratio (median of the turns' ratios) and what both ends
+take of the processor, in seconds for every GB.
 
     bench/beside_iperf3.py models/kvlane-tiny-gqa README.md
     bench/beside_iperf3.py --streams 1,2,4 models/kvlane-tiny-gqa README.md
@@ -59,10 +59,9 @@ def iperf3(near, far, address, seconds, streams):
     return speed, used["host_total"] / 100 / speed, used["remote_total"] / 100 / speed
 
 
-def transfer(near, far, address, options, streams, shared_memory="off"):
+def transfer(near, far, address, options, *transport):
     """The same of ours."""
-    flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json")
-    flags = (*flags, "--kv-shared-memory", shared_memory, "--kv-streams", streams)
+    flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json", *transport)
     receiver = subprocess.Popen(
         within(far, PROGRAM, "bench", "transfer", "--listen", f"{address}:0", *flags), stdout=subprocess.PIPE, text=True
     )
@@ -78,13 +77,18 @@ def transfer(near, far, address, options, streams, shared_memory="off"):
 
 def compare(name, options, near=None, far=None, address="127.0.0.1"):
     counts = options.streams
-    theirs, ours, shared = {n: [] for n in counts}, {n: [] for n in counts}, []
+    theirs, ours, shared, ucx = {n: [] for n in counts}, {n: [] for n in counts}, [], []
     for _ in range(options.repeats):
-        for streams in counts:
-            theirs[streams].append(iperf3(near, far, address, options.seconds, streams))
-            ours[streams].append(transfer(near, far, address, options, streams))
+        for n in counts:
+            theirs[n].append(iperf3(near, far, address, options.seconds, n))
+            tcp = ("--kv-shared-memory", "off", "--kv-streams", n)
+            ours[n].append(transfer(near, far, address, options, *tcp))
         if near is None:
-            shared.append(transfer(near, far, address, options, 1, "auto"))
+            shared.append(transfer(near, far, address, options))
+        if options.ucx:
+            device = "veth0" if near else "lo"
+            over_ucx = ("--kv-transport", "ucx", "--kv-ucx-device", device)
+            ucx.append(transfer(near, far, address, options, *over_ucx))
 
     def medians(rows):
         speed, sender, receiver = (statistics.median(column) for column in zip(*rows, strict=True))
@@ -98,10 +102,11 @@ def compare(name, options, near=None, far=None, address="127.0.0.1"):
         if n != counts[0]:
             told += f"   of that over {counts[0]}: {ratio(ours[n], ours[counts[0]])}"
         print(f"{name:12} {n:2}  {told}", flush=True)
-    if shared:
-        first = counts[0]
-        told = f"of that over TCP {ratio(shared, ours[first])}, of iperf3's {ratio(shared, theirs[first])}"
-        print(f"{'':12}  through shared memory {medians(shared)}   {told}", flush=True)
+    first = counts[0]
+    for path, rows in (("through shared memory", shared), ("over UCX", ucx)):
+        if rows:
+            told = f"of that over TCP {ratio(rows, ours[first])}, of iperf3's {ratio(rows, theirs[first])}"
+            print(f"{'':12}  {path} {medians(rows)}   {told}", flush=True)
 
 
 def main():
@@ -119,6 +124,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=2048, help="of the prompt: 128 KiB each")
     parser.add_argument("--rounds", type=int, default=3, help="transfers that are measured, of each process")
     parser.add_argument("--repeats", type=int, default=5, help="turns")
+    parser.add_argument("--ucx", action="store_true", help="over UCX as well: needs a program of preset ucx")
     parser.add_argument("--seconds", type=float, default=3, help="that iperf3 runs")
     options = parser.parse_args()
     if not shutil.which("iperf3"):

@@ -75,11 +75,13 @@ class WorkerTest(program.ProgramTest):
 class ForeignRouter(WorkerTest):
     """vLLM's protocol: prefill first, then decode with what prefill returned."""
 
-    SHARED_MEMORY = "auto"
+    FLAGS = ()
+    PATH = "shared_memory"  # what carries links then
+    NOT_A_WORKER = 502  # the answer when a port speaks another protocol
 
     @classmethod
     def setUpClass(cls):
-        flags = ("--port", 0, *SMALL, "--kv-shared-memory", cls.SHARED_MEMORY)
+        flags = ("--port", 0, *SMALL, *cls.FLAGS)
         cls.prefill = cls.class_server("prefill", GQA, *flags, "--kv-codec", "splitzip")
         cls.decode = cls.class_server("decode", GQA, *flags)
 
@@ -101,12 +103,11 @@ class ForeignRouter(WorkerTest):
     def test_links_tell_what_carries_them(self):
         params = park(self.prefill, PROMPT)
         self.assertEqual(complete(self.decode.url, PROMPT, 2, kv_transfer_params=params).status, 200)
-        path = {"auto": "shared_memory", "off": "tcp"}[self.SHARED_MEMORY]
-        expected = {"tcp": 0, "shared_memory": 0, "tcp_streams": int(path == "tcp")} | {path: 1}
+        expected = {"tcp": 0, "shared_memory": 0, "ucx": 0, "tcp_streams": int(self.PATH == "tcp")} | {self.PATH: 1}
         links = call(self.prefill.url, "/health").json()["links"]
         self.assertEqual(links, expected)
         metrics = call(self.prefill.url, "/metrics").body.decode()
-        self.assertRegex(metrics, rf'kvlane_links{{[^}}]*path="{path}"[^}}]*}} 1\b')
+        self.assertRegex(metrics, rf'kvlane_links{{[^}}]*path="{self.PATH}"[^}}]*}} 1\b')
         self.assertRegex(metrics, rf"kvlane_link_streams(?:{{[^}}]*}})? {expected['tcp_streams']}\b")
 
     def test_stream_gives_all_tokens_the_first_included(self):
@@ -142,7 +143,7 @@ class ForeignRouter(WorkerTest):
             ({"do_remote_decode": True}, 400, "kv_transfer_params.do_remote_prefill"),
             ({"surprise": 1}, 400, "kv_transfer_params.surprise"),
             # The decode worker's own HTTP port, and its own data plane.
-            ({"remote_port": self.decode.address()[1]}, 502, None),
+            ({"remote_port": self.decode.address()[1]}, self.NOT_A_WORKER, None),
             ({"remote_port": self.decode.address("data_plane")[1]}, 404, None),
         ):
             with self.subTest(changes):
@@ -169,7 +170,8 @@ class ForeignRouter(WorkerTest):
 
 
 class ForeignRouterOverTcp(ForeignRouter):
-    SHARED_MEMORY = "off"
+    FLAGS = ("--kv-shared-memory", "off")
+    PATH = "tcp"
 
 
 @program.needs_program

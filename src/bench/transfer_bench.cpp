@@ -19,6 +19,7 @@
 #include "engine/kv_receiver.h"
 #include "engine/kv_sender.h"
 #include "transfer/tcp.h"
+#include "transfer/ucx.h"
 
 namespace kvlane {
 namespace {
@@ -65,8 +66,12 @@ struct End {
     end->pool = std::make_unique<BlockPool>(std::move(pool));
     end->table = std::make_unique<BlockTable>(*end->pool);
     KVLANE_TRY(end->table->grow(options.tokens));
-    KVLANE_ASSIGN(end->network, make_tcp_network({.streams = options.streams,
-                                                  .shared_memory = options.shared_memory}));
+    if (options.ucx_devices.empty()) {
+      KVLANE_ASSIGN(end->network, make_tcp_network({.streams = options.streams,
+                                                    .shared_memory = options.shared_memory}));
+    } else {
+      KVLANE_ASSIGN(end->network, make_ucx_network({.devices = options.ucx_devices}));
+    }
     EndpointOptions door;
     door.bind = bind;
     door.codecs = codec_names();
@@ -380,6 +385,7 @@ Result<Report> bench_transfer(const TransferBenchOptions& options) {
   if (receiver) KVLANE_TRY(receiver->wait());
   const LinkCounts links = here->endpoint->links();
   if (links.shared_memory > 0) report.machine += ", through shared memory";
+  if (links.ucx > 0) report.machine += ", over UCX on " + options.ucx_devices;
   if (links.tcp_streams > 1) {
     report.machine += ", over " + std::to_string(links.tcp_streams) + " TCP connections";
   }

@@ -1,4 +1,4 @@
-// `kvlane bench transfer`: a long prompt's KV from one worker to another over TCP, with each codec:
+// `kvlane bench transfer`: a long prompt's KV from one worker to another, with each codec:
 // the real sender, endpoints and receiver of the engine, without the computation around them.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -39,6 +39,7 @@ struct TransferBenchOptions {
   // Links between processes of this host may leave TCP, if both ends say so.
   bool shared_memory = true;
   std::uint32_t streams = 1;  // TCP connections of the link, as the sender opens it
+  std::string ucx_devices;    // empty: over TCP, else over UCX on these
   std::function<void(std::string_view)> progress;
   std::function<void(const Address&)> listening;  // the receiver of another process is ready
 };

@@ -22,6 +22,7 @@ struct BenchTransferFlags {
   std::string listen, send_to;
   std::string cpu = "auto";
   std::string shared_memory = "auto";
+  TransportFlags transport;
   bool json = false;
 };
 
@@ -40,6 +41,8 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
   options.directory = flags.directory;
   options.text = flags.text;
   options.shared_memory = flags.shared_memory == "auto";
+  KVLANE_TRY(check_transport(flags.transport));
+  options.ucx_devices = flags.transport.ucx_devices;
   KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
   for (const std::string& codec : options.codecs) {
     if (codec != kAutoCodec) KVLANE_TRY(find_codec(codec, options.isa).status());
@@ -104,6 +107,7 @@ void add_bench_transfer(CLI::App& bench, Run& run) {
   command->add_option("--send-to", flags->send_to, "HOST:PORT: the other process listens there");
   add_shared_memory_flag(*command, flags->shared_memory);
   add_streams_flag(*command, options.streams);
+  add_transport_flags(*command, flags->transport);
   command->add_flag("--shaped", options.shaped, "the link is the bottleneck: goals for that");
   command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
       ->capture_default_str();

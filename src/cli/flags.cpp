@@ -11,6 +11,7 @@
 #include "quant/kv_format.h"
 #include "restore/state_forms.h"
 #include "transfer/link.h"
+#include "transfer/ucx.h"
 
 namespace kvlane {
 
@@ -244,6 +245,7 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
       ->capture_default_str();
   add_shared_memory_flag(command, flags.shared_memory);
   add_streams_flag(command, flags.streams);
+  add_transport_flags(command, flags.transport);
 }
 
 void add_shared_memory_flag(CLI::App& command, std::string& shared_memory) {
@@ -262,6 +264,39 @@ void add_streams_flag(CLI::App& command, std::uint32_t& streams) {
                   "only a part of their speed; a link in shared memory has one")
       ->check(CLI::Range(std::uint32_t{1}, kLinkStreamsMax))
       ->capture_default_str();
+}
+
+void add_transport_flags(CLI::App& command, TransportFlags& flags) {
+  command
+      .add_option(
+          "--kv-transport", flags.name,
+          "what carries KV between workers, the same for all: tcp, or ucx on a fabric whose "
+          "every member is trusted")
+      ->check(CLI::IsMember({"tcp", "ucx"}))
+      ->capture_default_str();
+  command
+      .add_option(
+          "--kv-ucx-device", flags.ucx_devices,
+          "UCX's names of the network devices it uses, with commas (ucx_info -d); it listens "
+          "on all of them, and on no others")
+      ->check(check_printable);
+}
+
+Status check_transport(const TransportFlags& flags) {
+  if (flags.name == "ucx" && !has_ucx()) {
+    return unsupported(
+        "--kv-transport ucx: this build has no UCX: configure it with -DKVLANE_UCX=ON");
+  }
+  if (flags.name == "ucx" && flags.ucx_devices.empty()) {
+    return invalid_argument(
+        "--kv-transport ucx needs --kv-ucx-device: without it UCX would listen on all devices of "
+        "this machine");
+  }
+  if (flags.name != "ucx" && !flags.ucx_devices.empty()) {
+    return invalid_argument("--kv-ucx-device '" + flags.ucx_devices +
+                            "' is for --kv-transport ucx");
+  }
+  return {};
 }
 
 void add_push_flags(CLI::App& command, PushFlags& flags) {

@@ -59,6 +59,13 @@ struct ServerFlags {
   bool json = false;
 };
 
+// What carries KV between workers: TCP, where links of one host may go through shared memory, or
+// UCX.
+struct TransportFlags {
+  std::string name = "tcp";  // or "ucx"
+  std::string ucx_devices;   // with commas
+};
+
 // The data plane of prefill and decode workers.
 struct DataPlaneFlags {
   std::string bind = "127.0.0.1";
@@ -68,6 +75,7 @@ struct DataPlaneFlags {
   double lease = 60;                   // seconds
   std::string shared_memory = "auto";  // or "off"
   std::uint32_t streams = 1;           // TCP connections of a link
+  TransportFlags transport;
 };
 
 // How a prefill worker sends KV.
@@ -88,6 +96,9 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
 void add_shared_memory_flag(CLI::App& command, std::string& shared_memory);
 // Over how many TCP connections a link goes.
 void add_streams_flag(CLI::App& command, std::uint32_t& streams);
+void add_transport_flags(CLI::App& command, TransportFlags& flags);
+// That both of them fit together and are in this build. kInvalidArgument or kUnsupported.
+Status check_transport(const TransportFlags& flags);
 void add_push_flags(CLI::App& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
 void add_parent_flag(CLI::App& command, int& parent);

@@ -13,6 +13,7 @@
 #include "cpu/isa.h"
 #include "ops/linear.h"
 #include "quant/kv_format.h"
+#include "transfer/ucx.h"
 
 namespace kvlane {
 
@@ -36,7 +37,8 @@ nlohmann::json describe_build() {
   }
   return {{"version", KVLANE_VERSION},       {"commit", build_commit()},
           {"compiler", __VERSION__},         {"codecs", codec_names()},
-          {"kv_formats", kv_format_names()}, {"kernels", std::move(kernels)}};
+          {"kv_formats", kv_format_names()}, {"ucx", has_ucx()},
+          {"kernels", std::move(kernels)}};
 }
 
 Status print_version(const VersionFlags& flags) {
@@ -50,6 +52,7 @@ Status print_version(const VersionFlags& flags) {
   for (const char* name : {"commit", "compiler", "codecs", "kv_formats"}) {
     std::cout << name << ": " << build[name].get<std::string>() << '\n';
   }
+  std::cout << "ucx: " << (build["ucx"].get<bool>() ? "yes" : "no") << '\n';
   std::cout << "kernels:\n";
   for (const nlohmann::json& tier : build["kernels"]) {
     const char* const state = tier["chosen"].get<bool>()      ? "chosen by --cpu auto"

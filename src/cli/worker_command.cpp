@@ -11,6 +11,7 @@
 #include "server/log.h"
 #include "server/service.h"
 #include "transfer/tcp.h"
+#include "transfer/ucx.h"
 
 namespace kvlane {
 
@@ -19,6 +20,14 @@ namespace {
 // A peer that cannot be reached is noticed within `timeout`, as one is that does not answer.
 Result<std::unique_ptr<Network>> start_network(const DataPlaneFlags& flags) {
   const Seconds timeout(flags.timeout);
+  KVLANE_TRY(check_transport(flags.transport));
+  if (flags.transport.name == "ucx") {
+    UcxOptions ucx;
+    ucx.devices = flags.transport.ucx_devices;
+    ucx.connect_timeout = std::min(ucx.connect_timeout, timeout);
+    ucx.silence_timeout = timeout;
+    return make_ucx_network(ucx);
+  }
   TcpOptions options;
   options.shared_memory = flags.shared_memory == "auto";
   options.streams = flags.streams;

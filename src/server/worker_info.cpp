@@ -25,6 +25,7 @@ asio::awaitable<void> Worker::health(const HttpRequest&, HttpReply& reply) {
     body["data_plane"] = to_string(*options_.data_plane);
     body["links"] = {{"tcp", load.links.tcp},
                      {"shared_memory", load.links.shared_memory},
+                     {"ucx", load.links.ucx},
                      {"tcp_streams", load.links.tcp_streams}};
   }
   const HttpResponse response = json_response(to_text(body));

@@ -134,7 +134,8 @@ std::vector<MetricFamily> of_blocks(const OfModel& of, const EngineLoad& load) {
       gauge_family(
           "kvlane_links", "Links to other workers, by what carries them.",
           {{of.with("path", "tcp"), static_cast<double>(load.links.tcp)},
-           {of.with("path", "shared_memory"), static_cast<double>(load.links.shared_memory)}}),
+           {of.with("path", "shared_memory"), static_cast<double>(load.links.shared_memory)},
+           {of.with("path", "ucx"), static_cast<double>(load.links.ucx)}}),
       of.gauge("kvlane_link_streams", "TCP connections of the links over TCP.",
                load.links.tcp_streams),
       of.total("kvlane_prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache.",

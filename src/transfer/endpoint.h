@@ -146,6 +146,7 @@ struct EndpointOptions {
 struct LinkCounts {
   int tcp = 0;
   int shared_memory = 0;
+  int ucx = 0;
   int tcp_streams = 0;  // connections of all those over TCP
 };
 

@@ -95,11 +95,13 @@ LinkCounts EndpointCore::links() const {
   LinkCounts counts;
   const auto count = [&](const SessionPtr& session) {
     if (session->state != Session::State::kReady) return;
-    if (session->link->path() == LinkPath::kSharedMemory) {
-      ++counts.shared_memory;
-    } else {
-      ++counts.tcp;
-      counts.tcp_streams += session->link->streams();
+    switch (session->link->path()) {
+      case LinkPath::kTcp:
+        ++counts.tcp;
+        counts.tcp_streams += session->link->streams();
+        break;
+      case LinkPath::kSharedMemory: ++counts.shared_memory; break;
+      case LinkPath::kUcx: ++counts.ucx; break;
     }
   };
   for (const auto& [name, session] : dialled_) count(session);

@@ -1,6 +1,6 @@
-// Endpoints over real links on loopback, with real threads, over TCP, over several connections and
-// through shared memory: the whole path, strangers at the port, deaths, and cancelling from other
-// threads.
+// Endpoints over real links on loopback, with real threads, over TCP, over several connections,
+// through shared memory and over UCX: the whole path, strangers at the port, deaths, and cancelling
+// from other threads.
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <atomic>
 #include <thread>
 
-#include "transfer/tcp.h"
 #include "transfer/test_link.h"
+#include "transfer/test_network.h"
 #include "transfer/test_support.h"
 
 namespace kvlane {
@@ -30,11 +30,8 @@ class EndpointTcp : public ::testing::TestWithParam<Carrier> {
   void start(const EndpointOptions& sender, const EndpointOptions& receiver) {
     sender_.reset();
     receiver_.reset();
-    TcpOptions options;
-    options.shared_memory = GetParam().path == LinkPath::kSharedMemory;
-    options.streams = GetParam().streams;
-    sender_network_ = std::move(*make_tcp_network(options));
-    receiver_network_ = std::move(*make_tcp_network(options));
+    sender_network_ = network_over(GetParam());
+    receiver_network_ = network_over(GetParam());
     sender_ = std::move(*Endpoint::start(*sender_network_, sender));
     receiver_ = std::move(*Endpoint::start(*receiver_network_, receiver));
   }
@@ -60,16 +57,18 @@ TEST_P(EndpointTcp, PushArrives) {
   EXPECT_EQ(delivery.durations(), (Durations{{"decode_codec", 0.25}}));
   EXPECT_EQ(sink->end()->first.at(0).token, 3);
   EXPECT_EQ(sink->slabs(), 8U * 16U);
-  const bool shared = GetParam().path == LinkPath::kSharedMemory;
-  const int streams = shared ? 0 : static_cast<int>(GetParam().streams);
+  const LinkPath path = GetParam().path;
+  const int streams = path == LinkPath::kTcp ? static_cast<int>(GetParam().streams) : 0;
   for (Endpoint* endpoint : {sender_.get(), receiver_.get()}) {
-    EXPECT_EQ(endpoint->links().tcp, shared ? 0 : 1);
-    EXPECT_EQ(endpoint->links().shared_memory, shared ? 1 : 0);
     const TimePoint start = SteadyClock::now();
     while (endpoint->links().tcp_streams < streams && seconds_since(start) < 10) {
       std::this_thread::yield();
     }
-    EXPECT_EQ(endpoint->links().tcp_streams, streams);
+    const LinkCounts links = endpoint->links();
+    EXPECT_EQ(links.tcp_streams, streams);
+    EXPECT_EQ(links.tcp, path == LinkPath::kTcp ? 1 : 0);
+    EXPECT_EQ(links.shared_memory, path == LinkPath::kSharedMemory ? 1 : 0);
+    EXPECT_EQ(links.ucx, path == LinkPath::kUcx ? 1 : 0);
   }
 }
 
@@ -138,7 +137,8 @@ TEST_P(EndpointTcp, NobodyThere) {
 
 // A listener that is no worker: it answers the greeting like an HTTP server.
 TEST_P(EndpointTcp, APeerThatIsNoWorkerFailsThePush) {
-  auto raw = std::move(*make_tcp_network());
+  auto raw =
+      GetParam().path == LinkPath::kUcx ? network_over(GetParam()) : std::move(*make_tcp_network());
   const auto events = std::make_shared<RecordingEvents>();
   std::shared_ptr<Link> link;
   const Address address = *raw->listen({"127.0.0.1", 0}, [&](std::shared_ptr<Link> accepted) {
@@ -174,7 +174,8 @@ TEST_P(EndpointTcp, GarbageAtThePortDisturbsNobody) {
   auto outgoing =
       *sender_->push(receiver_->address(), id_of(1), begin, bytes_for(begin), delivery.callback());
 
-  auto raw = std::move(*make_tcp_network());
+  auto raw =
+      GetParam().path == LinkPath::kUcx ? network_over(GetParam()) : std::move(*make_tcp_network());
   for (const std::string_view text : {"GET / HTTP/1.1\r\n\r\n", "\r\n", "SSH-2.0-OpenSSH\r\n"}) {
     const auto events = std::make_shared<RecordingEvents>();
     const auto link = *raw->connect(receiver_->address(), events);
@@ -187,7 +188,8 @@ TEST_P(EndpointTcp, GarbageAtThePortDisturbsNobody) {
   EXPECT_TRUE(delivery.ok()) << delivery.status().message();
   const std::lock_guard lock(mutex);
   ASSERT_EQ(refused.size(), 3U);
-  EXPECT_THAT(refused[0].message(), HasSubstr("HTTP"));
+  EXPECT_THAT(refused[0].message(),
+              HasSubstr(GetParam().path == LinkPath::kUcx ? "does not speak" : "HTTP"));
 }
 
 TEST_P(EndpointTcp, AWorkerThatDiesFailsItsTransfersOnTheOtherSide) {

@@ -10,7 +10,12 @@ std::string to_string(const Address& address) {
 }
 
 std::string_view path_name(LinkPath path) {
-  return path == LinkPath::kSharedMemory ? "shared memory" : "TCP";
+  switch (path) {
+    case LinkPath::kSharedMemory: return "shared memory";
+    case LinkPath::kUcx: return "UCX";
+    case LinkPath::kTcp: break;
+  }
+  return "TCP";
 }
 
 }  // namespace kvlane

@@ -3,6 +3,7 @@
 // Nothing blocks. A link may deliver messages late, out of order or not at all (links with several
 // streams change the order of SLABs; the test double all of it, on purpose), but never altered and
 // never twice; the transfer protocol above it notices and repairs. Implementations: transfer/tcp.h,
+// transfer/ucx.h,
 // transfer/test_link.h.
 //
 // One thread, "the network's thread", makes all calls out of a network: events of every link,
@@ -52,9 +53,9 @@ class LinkEvents {
 };
 
 // What carries the messages of a link.
-enum class LinkPath { kTcp, kSharedMemory };
+enum class LinkPath { kTcp, kSharedMemory, kUcx };
 
-// "TCP" or "shared memory".
+// "TCP", "shared memory" or "UCX".
 std::string_view path_name(LinkPath path);
 
 // Connections of one link: as many as may help on a fast network with several paths.
@@ -80,7 +81,7 @@ class Link {
   virtual void close() = 0;
   // Who is at the other end, for messages to people: "127.0.0.1:4711".
   virtual std::string peer() const = 0;
-  // What carries messages now. A link begins as kTcp.
+  // What carries messages now. A link begins as kTcp, unless it is kUcx for good.
   virtual LinkPath path() const { return LinkPath::kTcp; }
   // Connections that carry messages now, in this direction.
   virtual int streams() const { return 1; }

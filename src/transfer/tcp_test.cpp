@@ -10,6 +10,7 @@
 #include <atomic>
 #include <thread>
 
+#include "transfer/test_network.h"
 #include "transfer/test_stranger.h"
 #include "transfer/test_support.h"
 
@@ -38,10 +39,8 @@ class Tcp : public ::testing::TestWithParam<Carrier> {
   }
   ~Tcp() override { network_.reset(); }
 
-  static std::unique_ptr<Network> start(TcpOptions options = {}) {
-    options.shared_memory = GetParam().path == LinkPath::kSharedMemory;
-    options.streams = GetParam().streams;
-    return std::move(*make_tcp_network(options));
+  static std::unique_ptr<Network> start(const TcpOptions& options = {}) {
+    return testing::network_over(GetParam(), options);
   }
   void connect(Network* from = nullptr) {
     link_ = *(from ? from : network_.get())->connect(address_, here_);
@@ -83,6 +82,20 @@ class Tcp : public ::testing::TestWithParam<Carrier> {
 
 INSTANTIATE_TEST_SUITE_P(Over, Tcp, ::testing::ValuesIn(testing::kCarriers),
                          testing::name_of_carrier);
+
+// What a plain socket may do to a port that speaks TCP. UCX's is not for everybody, and
+// ucx_test.cpp has its own.
+class TcpStrangers : public Tcp {
+ protected:
+  using Tcp::Tcp;
+};
+
+#ifdef KVLANE_TEST_UCX
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TcpStrangers);
+#else
+INSTANTIATE_TEST_SUITE_P(Over, TcpStrangers, ::testing::ValuesIn(testing::kCarriers),
+                         testing::name_of_carrier);
+#endif
 
 TEST_P(Tcp, MessagesArriveWholeAndInOrderBothWays) {
   connect();
@@ -168,7 +181,7 @@ TEST_P(Tcp, ListeningFailsWithASentence) {
   EXPECT_EQ(network_->listen({"192.0.2.1", 0}, {}).status().code(), Code::kUnavailable);
 }
 
-TEST_P(Tcp, HttpClientsAreToldAtOnce) {
+TEST_P(TcpStrangers, HttpClientsAreToldAtOnce) {
   Stranger client(address_.port);
   client.send(as_byte_view("GET / HTTP/1.1\r\n"));  // less than a header, and no end
   const std::string answer = client.receive_all();
@@ -181,7 +194,7 @@ TEST_P(Tcp, HttpClientsAreToldAtOnce) {
   EXPECT_TRUE(there_->messages().empty());
 }
 
-TEST_P(Tcp, GarbageIsToldAtOnce) {
+TEST_P(TcpStrangers, GarbageIsToldAtOnce) {
   Stranger client(address_.port);
   client.send(as_byte_view("\x16\x03\x01"));  // TLS
   const std::string answer = client.receive_all();
@@ -201,7 +214,7 @@ Bytes header_with(std::size_t offset, std::uint32_t value, MessageType type) {
   return message;
 }
 
-TEST_P(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
+TEST_P(TcpStrangers, BadHeadersAreRefusedBeforeTheirBody) {
   struct Case {
     Bytes header;
     Code code;
@@ -234,7 +247,7 @@ TEST_P(Tcp, BadHeadersAreRefusedBeforeTheirBody) {
   }
 }
 
-TEST_P(Tcp, EveryCutMessageIsAnError) {
+TEST_P(TcpStrangers, EveryCutMessageIsAnError) {
   const Bytes message = small(1);
   for (std::size_t size = 0; size < message.size(); ++size) {
     listen_anew();
@@ -250,7 +263,7 @@ TEST_P(Tcp, EveryCutMessageIsAnError) {
   }
 }
 
-TEST_P(Tcp, MessagesMayComeByteByByte) {
+TEST_P(TcpStrangers, MessagesMayComeByteByByte) {
   const Bytes message = small(1);
   Stranger client(address_.port);
   for (const std::byte& byte : message) client.send({&byte, 1});
@@ -258,7 +271,7 @@ TEST_P(Tcp, MessagesMayComeByteByByte) {
   EXPECT_EQ(there_->messages()[0], message);
 }
 
-TEST_P(Tcp, AResetIsAnError) {
+TEST_P(TcpStrangers, AResetIsAnError) {
   {
     Stranger client(address_.port);
     client.send(small(1));
@@ -303,13 +316,17 @@ TEST_P(Tcp, TheDestructorSendsWhatIsQueuedAndThenNothingIsCalled) {
   link_->close();
 }
 
-class TcpWithLimits : public Tcp {
+class TcpWithLimits : public TcpStrangers {
  protected:
-  TcpWithLimits() : Tcp({.queue_bytes_max = 1 << 20, .accepted_max = 2}) {}
+  TcpWithLimits() : TcpStrangers({.queue_bytes_max = 1 << 20, .accepted_max = 2}) {}
 };
 
+#ifdef KVLANE_TEST_UCX
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TcpWithLimits);
+#else
 INSTANTIATE_TEST_SUITE_P(Over, TcpWithLimits, ::testing::ValuesIn(testing::kCarriers),
                          testing::name_of_carrier);
+#endif
 
 TEST_P(TcpWithLimits, TheQueueHasALimitAndTellsWhenThereIsRoom) {
   Stranger silent(address_.port);

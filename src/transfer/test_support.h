@@ -299,19 +299,6 @@ class RecordingEvents : public LinkEvents {
   std::optional<Status> closed_;
 };
 
-// What carries the messages of a test.
-struct Carrier {
-  LinkPath path = LinkPath::kTcp;
-  std::uint32_t streams = 1;
-};
-inline constexpr Carrier kCarriers[] = {
-    {LinkPath::kTcp, 1}, {LinkPath::kTcp, 3}, {LinkPath::kSharedMemory, 1}};
-
-inline std::string name_of_carrier(const ::testing::TestParamInfo<Carrier>& info) {
-  if (info.param.path == LinkPath::kSharedMemory) return "SharedMemory";
-  return info.param.streams == 1 ? "Tcp" : "TcpOverSeveral";
-}
-
 // Opens more connections of a link, as the handshake would, and waits for them.
 inline void widen(Link& connector, Link& acceptor, int streams) {
   auto key = acceptor.stream_key();

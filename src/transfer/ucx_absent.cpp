@@ -1,0 +1,13 @@
+// The network over UCX in builds without it.
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer/ucx.h"
+
+namespace kvlane {
+
+bool has_ucx() { return false; }
+
+Result<std::unique_ptr<Network>> make_ucx_network(const UcxOptions&) {
+  return unsupported("this build has no UCX: configure it with -DKVLANE_UCX=ON");
+}
+
+}  // namespace kvlane
