@@ -250,6 +250,35 @@ class Inspect(program.ProgramTest):
 
 
 @program.needs_program
+class Gguf(program.ProgramTest):
+    FILES = ROOT / "tests" / "fixtures" / "gguf"
+
+    def test_a_file_or_a_part_stands_for_its_directory(self):
+        split = self.FILES / "split"
+        parts = sorted(split.iterdir())
+        told = run("inspect", split, "--json").json()
+        self.assertEqual([shard["file"] for shard in told["shards"]], [part.name for part in parts])
+        for part in parts:
+            self.assertEqual(run("inspect", part, "--json").json()["identity"], told["identity"])
+        folder = self.folder()
+        shutil.copy(self.FILES / "phi3.gguf", folder / "model.gguf")
+        generate = ("--prompt", "t1", "--max-tokens", 4, *SMALL)
+        answers = [run("generate", model, *generate) for model in (folder, folder / "model.gguf")]
+        self.assertEqual([answer.status for answer in answers], [0, 0], answers[0].err)
+        self.assertEqual(answers[0].out, answers[1].out)
+
+    def test_what_is_not_one_model(self):
+        folder = self.folder()
+        for part in sorted((self.FILES / "split").iterdir())[1:]:
+            shutil.copy(part, folder / part.name)
+        self.assert_refused(run("inspect", folder), "model-00001-of-00003.gguf")
+        shutil.copy(self.FILES / "split" / "model-00001-of-00003.gguf", folder)
+        shutil.copy(self.FILES / "llama.gguf", folder)
+        self.assert_refused(run("inspect", folder), "llama.gguf")
+        self.assert_refused(run("generate", folder / "none.gguf", "--prompt", "a"), "none.gguf")
+
+
+@program.needs_program
 class Synth(program.ProgramTest):
     def test_synth_is_a_function_of_its_seed(self):
         folder = self.folder()

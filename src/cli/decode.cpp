@@ -13,7 +13,8 @@ namespace {
 Status decode(const WorkerFlags& flags) {
   std::error_code error;
   // Somebody who has a tensor file may well try this first.
-  if (std::filesystem::is_regular_file(flags.model.directory, error)) {
+  const std::filesystem::path model = flags.model.directory;
+  if (model.extension() != ".gguf" && std::filesystem::is_regular_file(model, error)) {
     return invalid_argument(flags.model.directory +
                             " is a file, and a decode worker needs a model directory; files are "
                             "decoded by `kvlane file decode`");

@@ -111,7 +111,9 @@ void add_rank_flags(CLI::App& command, ModelFlags& flags) {
 }  // namespace
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
-  command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
+  command
+      .add_option("DIR,--model", flags.directory, "Hugging Face model directory, or a .gguf file")
+      ->required();
   add_kv_flags(command, flags);
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")

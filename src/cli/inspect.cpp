@@ -23,7 +23,7 @@ struct InspectFlags {
 };
 
 Result<std::string> describe(const std::string& path, bool whole) {
-  if (std::filesystem::is_directory(path)) {
+  if (std::filesystem::is_directory(path) || std::filesystem::path(path).extension() == ".gguf") {
     Progress progress("reading " + path);
     KVLANE_ASSIGN(std::string text, describe_checkpoint_json(path, progress.counter()));
     KVLANE_TRY(add_zack_rates(path, whole, text));
@@ -71,7 +71,9 @@ void add_inspect(CLI::App& app, Run& run) {
       "inspect", "Tell what is in a checkpoint directory, a file of frames or a tensor file");
   command->footer("Example: kvlane inspect models/kvlane-tiny-gqa");
   const auto flags = std::make_shared<InspectFlags>();
-  command->add_option("PATH", flags->path, "model directory, file of KV frames, or FILE.kvl")
+  command
+      ->add_option("PATH", flags->path,
+                   "model directory or .gguf file, file of KV frames, or FILE.kvl")
       ->required();
   command->add_flag("--json", flags->json, "one JSON object");
   command->callback([flags, &run] { run = [flags] { return inspect(*flags); }; });

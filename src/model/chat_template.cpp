@@ -104,10 +104,10 @@ Result<Parts> parts_beside(const std::filesystem::path& directory) {
                  .bos = with_path(special_token(*config, "bos_token"), path),
                  .eos = with_path(special_token(*config, "eos_token"), path)};
   }
-  KVLANE_ASSIGN(const std::optional<std::filesystem::path> gguf, find_gguf(directory));
-  if (!gguf) return Parts();
-  Result<Parts> parts = parts_of_gguf(*gguf);
-  if (!parts.ok()) return parts.status().with_context(gguf->string());
+  KVLANE_ASSIGN(const std::vector<std::filesystem::path> gguf, find_gguf(directory));
+  if (gguf.empty()) return Parts();
+  Result<Parts> parts = parts_of_gguf(gguf.front());
+  if (!parts.ok()) return parts.status().with_context(gguf.front().string());
   return parts;
 }
 

@@ -21,8 +21,9 @@ struct ChatMessage {
 class ChatTemplate {
  public:
   // From chat_template.jinja, else from "chat_template" of tokenizer_config.json, and where that
-  // file is missing from the model's .gguf. kNotFound when the checkpoint has none; kCorrupt for
-  // what is no template; kUnsupported names the construct that kvlane does not do, with its line.
+  // file is missing from the model's .gguf, which may stand for the directory. kNotFound when the
+  // checkpoint has none; kCorrupt for what is no template; kUnsupported names the construct that
+  // kvlane does not do, with its line.
   static Result<ChatTemplate> load(const std::filesystem::path& directory);
   // `bos` and `eos` are the texts of the special tokens; empty where the model has none.
   static Result<ChatTemplate> parse(std::string_view source, std::string bos, std::string eos);

@@ -96,15 +96,17 @@ std::string module_of(const std::string& name) { return name.substr(0, name.rfin
 }  // namespace
 
 Result<Checkpoint> Checkpoint::open(const fs::path& directory) {
-  std::error_code error;
-  if (!fs::is_directory(directory, error)) {
-    return not_found("there is no directory " + directory.string());
-  }
   Checkpoint checkpoint;
   checkpoint.directory_ = directory;
-  KVLANE_ASSIGN(const std::optional<fs::path> gguf, find_gguf(directory));
-  if (gguf) {
-    KVLANE_TRY(checkpoint.open_gguf(*gguf).with_context(gguf->string()));
+  KVLANE_ASSIGN(const std::vector<fs::path> gguf, find_gguf(directory));
+  std::error_code error;
+  if (!gguf.empty()) {
+    checkpoint.directory_ = gguf[0].has_parent_path() ? gguf[0].parent_path() : fs::path(".");
+    KVLANE_TRY(checkpoint.open_gguf(gguf));
+  } else if (!fs::is_directory(directory, error)) {
+    const bool file = directory.extension() == ".gguf";
+    return not_found(std::string("there is no ") + (file ? "file " : "directory ") +
+                     directory.string());
   } else {
     KVLANE_ASSIGN(checkpoint.config_, read_config(directory));
     KVLANE_TRY(checkpoint.map_shards());
@@ -113,14 +115,24 @@ Result<Checkpoint> Checkpoint::open(const fs::path& directory) {
   return checkpoint;
 }
 
-Status Checkpoint::open_gguf(const fs::path& path) {
-  KVLANE_ASSIGN(MappedFile mapped, MappedFile::open(path));
-  KVLANE_ASSIGN(const GgufFile file, parse_gguf(mapped.bytes()));
+Status Checkpoint::open_gguf(const std::vector<fs::path>& paths) {
+  std::vector<GgufFile> parts;
+  for (const fs::path& path : paths) {
+    KVLANE_ASSIGN(MappedFile mapped, MappedFile::open(path));
+    Result<GgufFile> part = parse_gguf(mapped.bytes());
+    if (!part.ok()) return part.status().with_context(path.string());
+    parts.push_back(std::move(*part));
+    shards_.push_back({path.filename().string(), std::move(mapped)});
+  }
+  return take_gguf(std::move(parts)).with_context(paths.front().string());
+}
+
+Status Checkpoint::take_gguf(std::vector<GgufFile> parts) {
+  KVLANE_ASSIGN(const GgufFile file, join_gguf(std::move(parts)));
   KVLANE_ASSIGN(config_, gguf_config(file));
   KVLANE_ASSIGN(GgufTensors tensors, gguf_tensors(file, config_));
   tensors_ = std::move(tensors.views);
   converted_ = std::move(tensors.converted);
-  shards_.push_back({path.filename().string(), std::move(mapped)});
   return {};
 }
 

@@ -1,5 +1,5 @@
 // A checkpoint directory: config.json and memory-mapped safetensors, sharded or not, as Hugging
-// Face has it; or one GGUF file.
+// Face has it; or GGUF.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -18,6 +18,8 @@
 
 namespace kvlane {
 
+struct GgufFile;
+
 // Most files a checkpoint may be split into; the largest public ones have a few hundred.
 inline constexpr std::size_t kShardsMax = 1024;
 
@@ -32,8 +34,9 @@ class Checkpoint {
 
   // Maps every shard, checks all headers, and that every tensor of the architecture
   // (model/layout.h) is there with its shape. Does not touch the weights themselves. Each error
-  // names its file. A directory without config.json may have one .gguf file instead; its Q8_0
-  // tensors, and Q and K of Llama, are read and converted here and stay in memory.
+  // names its file. A directory without config.json may have a model in GGUF instead, in one file
+  // or in parts, and such a file may stand for its directory; Q8_0 tensors of it, and those whose
+  // rows llama.cpp has in another order, are read and converted here and stay in memory.
   static Result<Checkpoint> open(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -63,7 +66,8 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   Status map_shards();
-  Status open_gguf(const std::filesystem::path& path);
+  Status open_gguf(const std::vector<std::filesystem::path>& paths);
+  Status take_gguf(std::vector<GgufFile> parts);
   // Maps one file and keeps the tensors of `wanted` (all of them when it is null).
   Status map_shard(const std::string& name, const std::vector<std::string>* wanted);
   Status check_tensors();

@@ -9,6 +9,7 @@
 
 #include "model/config.h"
 #include "model/config_fields.h"
+#include "model/gguf_family.h"
 #include "model/layout.h"
 #include "model/plain_layout.h"
 
@@ -25,6 +26,7 @@ struct Family {
   void (*read)(FieldReader& fields, ModelConfig& config);
   LayerLayout (*layer)(const ModelConfig& config, int index);
   ModelLayout (*ends)(const ModelConfig& config);  // without layers
+  const GgufForm* gguf = nullptr;  // none: llama.cpp has no such architecture, or another has it
 };
 
 std::span<const Family* const> families();

@@ -2,6 +2,7 @@
 // of each KV head next to each other in one matrix.
 // SPDX-License-Identifier: Apache-2.0
 #include "model/family.h"
+#include "model/gguf_config_writer.h"
 
 namespace kvlane {
 namespace {
@@ -87,6 +88,51 @@ ModelLayout ends_of(const ModelConfig&) {
   return ends;
 }
 
+// llama.cpp has the Falcons whose blocks are side by side, with or without a norm of the
+// feed-forward block's own: in the words of the later ones, which say both.
+void write_gguf(GgufConfigWriter& writer) {
+  writer.dimensions();
+  writer.copy_integer("ffn_hidden_size", "feed_forward_length");
+  writer.copy_integer("num_kv_heads", "attention.head_count_kv",
+                      writer.number("attention.head_count"));
+  writer.copy_number("layer_norm_epsilon", "attention.layer_norm_epsilon");
+  writer.set_flag("new_decoder_architecture", true);
+  const bool two_norms = writer.has_tensor("blk.0.attn_norm_2.weight");
+  writer.set_integer("num_ln_in_parallel_attn", two_norms ? 2 : 1);
+  const double hidden = writer.number("embedding_length").value_or(0);
+  const double heads = writer.number("attention.head_count").value_or(1);
+  if (const int length = writer.head_length(); length != 0 && length * heads != hidden) {
+    writer.fail(unsupported("its heads are not as long as the model is wide"));
+  }
+  if (const auto layout = writer.text("tensor_data_layout"); layout && *layout != "jploski") {
+    writer.fail(unsupported(writer.quoted("tensor_data_layout") + " is " +
+                            in_quotes(std::string(*layout)) + "; kvlane reads jploski"));
+  }
+  writer.refuse("attention.sliding_window", "a sliding window");
+  writer.rope();
+}
+
+// Which of its two names a norm has depends on whether there is another.
+constexpr std::array<GgufName, 7> kGgufLayer = {{
+    {"attn_norm", "input_layernorm"},
+    {"attn_norm", "ln_mlp"},
+    {"attn_norm_2", "ln_attn"},
+    {"attn_qkv", "self_attention.query_key_value", GgufRows::kStacked},
+    {"attn_output", "self_attention.dense"},
+    {"ffn_up", "mlp.dense_h_to_4h"},
+    {"ffn_down", "mlp.dense_4h_to_h"},
+}};
+constexpr std::array<GgufName, 3> kGgufEnds = {{
+    {"token_embd", "transformer.word_embeddings"},
+    {"output_norm", "transformer.ln_f"},
+    {"output", "lm_head"},
+}};
+constexpr GgufForm kGguf{.architecture = "falcon",
+                         .write = write_gguf,
+                         .layers = "transformer.h.",
+                         .layer = kGgufLayer,
+                         .ends = kGgufEnds};
+
 }  // namespace
 
 const Family kFalconFamily{.architecture = "FalconForCausalLM",
@@ -95,6 +141,7 @@ const Family kFalconFamily{.architecture = "FalconForCausalLM",
                            .eos = 11,
                            .read = read,
                            .layer = layer_of,
-                           .ends = ends_of};
+                           .ends = ends_of,
+                           .gguf = &kGguf};
 
 }  // namespace kvlane

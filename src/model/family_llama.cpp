@@ -1,6 +1,7 @@
 // Llama, and all who publish their models as one: Llama 2 and 3, Yi, TinyLlama ...
 // SPDX-License-Identifier: Apache-2.0
 #include "model/family.h"
+#include "model/gguf_config_writer.h"
 
 namespace kvlane {
 namespace {
@@ -17,6 +18,36 @@ void read(FieldReader& fields, ModelConfig& config) {
   }
 }
 
+// Mistral has the same architecture there; what tells it is its window.
+void write_gguf(GgufConfigWriter& writer) {
+  writer.llama_like();
+  if (const int window = writer.window_of_all(); window > 0) {
+    writer.set_architecture(kMistralFamily.architecture);
+    writer.set_integer("sliding_window", window);
+    return;
+  }
+  writer.set_flag("attention_bias", writer.has_tensor("blk.0.attn_output.bias"));
+  writer.set_flag("mlp_bias", writer.has_tensor("blk.0.ffn_down.bias"));
+}
+
+// llama.cpp rotates neighbours, so the halves of heads that transformers rotates are in turns.
+constexpr std::array<GgufName, 9> kGgufLayer = {{
+    {"attn_norm", "input_layernorm"},
+    {"attn_q", "self_attn.q_proj", GgufRows::kQueryPairs},
+    {"attn_k", "self_attn.k_proj", GgufRows::kKeyPairs},
+    {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},
+    {"ffn_up", "mlp.up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+}};
+constexpr GgufForm kGguf{.architecture = "llama",
+                         .write = write_gguf,
+                         .layers = kPlainGgufLayers,
+                         .layer = kGgufLayer,
+                         .ends = kPlainGgufEnds};
+
 }  // namespace
 
 const Family kLlamaFamily{.architecture = "LlamaForCausalLM",
@@ -25,6 +56,7 @@ const Family kLlamaFamily{.architecture = "LlamaForCausalLM",
                           .eos = 2,
                           .read = read,
                           .layer = separate_layer,
-                          .ends = plain_ends};
+                          .ends = plain_ends,
+                          .gguf = &kGguf};
 
 }  // namespace kvlane

@@ -1,6 +1,7 @@
 // Phi-3 (and Phi-3.5, Phi-4): Q, K and V in one matrix, gate and up in another; LongRoPE.
 // SPDX-License-Identifier: Apache-2.0
 #include "model/family.h"
+#include "model/gguf_config_writer.h"
 
 namespace kvlane {
 namespace {
@@ -19,6 +20,30 @@ LayerLayout layer_of(const ModelConfig& config, int index) {
   return layer;
 }
 
+void write_gguf(GgufConfigWriter& writer) {
+  writer.llama_like();
+  if (const int window = writer.window_of_all(); window > 0) {
+    writer.set_integer("sliding_window", window);
+  }
+  // Of an answer and of a text: the file names one of them.
+  writer.add_end_token("<|end|>");
+  writer.add_end_token("<|endoftext|>");
+}
+
+constexpr std::array<GgufName, 6> kGgufLayer = {{
+    {"attn_norm", "input_layernorm"},
+    {"attn_qkv", "self_attn.qkv_proj"},
+    {"attn_output", "self_attn.o_proj"},
+    {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_up", "mlp.gate_up_proj"},
+    {"ffn_down", "mlp.down_proj"},
+}};
+constexpr GgufForm kGguf{.architecture = "phi3",
+                         .write = write_gguf,
+                         .layers = kPlainGgufLayers,
+                         .layer = kGgufLayer,
+                         .ends = kPlainGgufEnds};
+
 }  // namespace
 
 const Family kPhi3Family{.architecture = "Phi3ForCausalLM",
@@ -27,6 +52,7 @@ const Family kPhi3Family{.architecture = "Phi3ForCausalLM",
                          .eos = 32000,
                          .read = read,
                          .layer = layer_of,
-                         .ends = plain_ends};
+                         .ends = plain_ends,
+                         .gguf = &kGguf};
 
 }  // namespace kvlane

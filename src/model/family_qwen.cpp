@@ -1,6 +1,7 @@
 // Qwen2 (and Qwen2.5) adds biases to Q, K and V; Qwen3 norms heads of Q and K instead.
 // SPDX-License-Identifier: Apache-2.0
 #include "model/family.h"
+#include "model/gguf_config_writer.h"
 
 namespace kvlane {
 namespace {
@@ -26,6 +27,31 @@ void read_qwen3(FieldReader& fields, ModelConfig& config) {
   set_qwen_window(fields, config);
 }
 
+void write_gguf(GgufConfigWriter& writer) {
+  writer.llama_like();
+  const GgufConfigWriter::Window window = writer.window();
+  if (window.tokens == 0) return;
+  writer.set_flag("use_sliding_window", true);
+  writer.set_integer("sliding_window", window.tokens);
+  writer.set_integer("max_window_layers", window.first_layer);
+}
+
+void write_qwen3_gguf(GgufConfigWriter& writer) {
+  write_gguf(writer);
+  writer.set_flag("attention_bias", writer.has_tensor("blk.0.attn_output.bias"));
+}
+
+constexpr GgufForm kQwen2Gguf{.architecture = "qwen2",
+                              .write = write_gguf,
+                              .layers = kPlainGgufLayers,
+                              .layer = kPlainGgufLayer,
+                              .ends = kPlainGgufEnds};
+constexpr GgufForm kQwen3Gguf{.architecture = "qwen3",
+                              .write = write_qwen3_gguf,
+                              .layers = kPlainGgufLayers,
+                              .layer = kPlainGgufLayer,
+                              .ends = kPlainGgufEnds};
+
 }  // namespace
 
 const Family kQwen2Family{.architecture = "Qwen2ForCausalLM",
@@ -34,7 +60,8 @@ const Family kQwen2Family{.architecture = "Qwen2ForCausalLM",
                           .eos = -1,
                           .read = read_qwen2,
                           .layer = separate_layer,
-                          .ends = plain_ends};
+                          .ends = plain_ends,
+                          .gguf = &kQwen2Gguf};
 
 const Family kQwen3Family{.architecture = "Qwen3ForCausalLM",
                           .model_type = "qwen3",
@@ -42,6 +69,7 @@ const Family kQwen3Family{.architecture = "Qwen3ForCausalLM",
                           .eos = -1,
                           .read = read_qwen3,
                           .layer = separate_layer,
-                          .ends = plain_ends};
+                          .ends = plain_ends,
+                          .gguf = &kQwen3Gguf};
 
 }  // namespace kvlane

@@ -45,6 +45,16 @@ struct GgufFile {
   std::map<std::string, GgufTensor, std::less<>> tensors;
 };
 
+// Where the texts of tokens are.
+inline constexpr std::string_view kGgufTokens = "tokenizer.ggml.tokens";
+
+// An entry of metadata; null when it is absent or of another type.
+template <class T>
+const T* find_entry(const GgufFile& file, std::string_view name) {
+  const auto at = file.metadata.find(name);
+  return at == file.metadata.end() ? nullptr : std::get_if<T>(&at->second);
+}
+
 // Reads a whole file of version 2 or 3 (untrusted bytes) and checks every size before it is used:
 // names once each, shapes against bytes, tensors inside the file. kUnsupported names types of
 // tensors and versions that are not read and what is above a limit; everything else wrong is

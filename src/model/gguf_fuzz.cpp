@@ -8,6 +8,7 @@
 
 #include "model/gguf.h"
 #include "model/gguf_config.h"
+#include "model/gguf_file.h"
 #include "model/gguf_tensors.h"
 #include "model/gguf_tokenizer.h"
 #include "model/tokenizer.h"
@@ -23,6 +24,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::byte* const begin = tensor.bytes.data();
     if (begin < bytes.data() || begin + tensor.bytes.size() > bytes.data() + size) std::abort();
   }
+  const auto joined = kvlane::join_gguf({*file});
+  if (joined.ok() && joined->tensors.size() != file->tensors.size()) std::abort();
   if (const auto config = kvlane::gguf_config(*file); config.ok()) {
     const auto tensors = kvlane::gguf_tensors(*file, *config);
     if (tensors.ok() && tensors->views.size() > file->tensors.size()) std::abort();

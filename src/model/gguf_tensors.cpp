@@ -2,73 +2,73 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/gguf_tensors.h"
 
-#include <array>
 #include <charconv>
 #include <cstring>
 #include <optional>
+#include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "base/bf16.h"
 #include "model/gguf_config.h"
+#include "model/gguf_config_writer.h"
+#include "model/layout.h"
 
 namespace kvlane {
 namespace {
 
-using Names = std::pair<std::string_view, std::string_view>;
-constexpr std::array<Names, 3> kEnds = {{
-    {"token_embd", "model.embed_tokens"},
-    {"output_norm", "model.norm"},
-    {"output", "lm_head"},
-}};
-constexpr std::array<Names, 11> kOfLayers = {{
-    {"attn_norm", "input_layernorm"},
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},
-    {"attn_q_norm", "self_attn.q_norm"},
-    {"attn_k_norm", "self_attn.k_norm"},
-    {"attn_output", "self_attn.o_proj"},
-    {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},
-    {"ffn_up", "mlp.up_proj"},
-    {"ffn_down", "mlp.down_proj"},
-}};
+// "blk.0.attn_q.weight" in parts.
+struct Parts {
+  std::string prefix;       // of the checkpoint, with the number of a layer: "model.layers.0."
+  std::string_view module;  // "attn_q"
+  std::string_view kind;    // ".weight"
+  std::span<const GgufName> names;  // where to look for the module
+};
 
-template <std::size_t N>
-std::optional<std::string> find_name(const std::array<Names, N>& names, std::string_view name) {
-  for (const auto& [ours, theirs] : names) {
-    if (ours == name) return std::string(theirs);
-  }
-  return std::nullopt;
-}
-
-// "blk.0.attn_q.weight" as "model.layers.0.self_attn.q_proj.weight"; nullopt for an unknown name.
-std::optional<std::string> checkpoint_name(std::string_view name) {
+// nullopt: no such tensor can be.
+std::optional<Parts> parts_of(std::string_view name, const GgufForm& form) {
   const std::size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return std::nullopt;
-  const std::string_view kind = name.substr(dot);
-  if (kind != ".weight" && kind != ".bias") return std::nullopt;
-  std::string_view module = name.substr(0, dot);
-  std::string prefix;
-  std::optional<std::string> found;
-  if (module.starts_with("blk.")) {
-    module.remove_prefix(4);
-    const std::size_t end = module.find('.');
-    int layer = -1;
-    const auto digits = module.substr(0, end);
-    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), layer);
-    if (end == std::string_view::npos || error != std::errc() || layer < 0 ||
-        stop != digits.data() + digits.size()) {
-      return std::nullopt;
-    }
-    prefix = "model.layers." + std::to_string(layer) + ".";
-    found = find_name(kOfLayers, module.substr(end + 1));
-  } else {
-    found = find_name(kEnds, module);
+  Parts parts{.module = name.substr(0, dot), .kind = name.substr(dot), .names = form.ends};
+  if (parts.kind != ".weight" && parts.kind != ".bias") return std::nullopt;
+  if (!parts.module.starts_with("blk.")) return parts;
+  parts.module.remove_prefix(4);
+  const std::size_t end = parts.module.find('.');
+  const auto digits = parts.module.substr(0, end);
+  int layer = -1;
+  const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), layer);
+  if (end == std::string_view::npos || error != std::errc() || layer < 0 ||
+      stop != digits.data() + digits.size()) {
+    return std::nullopt;
   }
-  if (!found) return std::nullopt;
-  return prefix + *found + std::string(kind);
+  parts.prefix = std::string(form.layers) + std::to_string(layer) + ".";
+  parts.module.remove_prefix(end + 1);
+  parts.names = form.layer;
+  return parts;
+}
+
+struct Place {
+  std::string name;  // in the checkpoint
+  GgufRows rows = GgufRows::kSame;
+};
+
+// Of several names the one that the model has; nullopt for an unknown tensor.
+std::optional<Place> find_place(std::string_view name, const GgufForm& form,
+                                const std::set<std::string>& known) {
+  const std::optional<Parts> parts = parts_of(name, form);
+  std::optional<Place> found;
+  if (!parts) return found;
+  for (const GgufName& candidate : parts->names) {
+    if (candidate.gguf != parts->module) continue;
+    std::string ours = parts->prefix;
+    ours += candidate.checkpoint;
+    ours += parts->kind;
+    const bool is_it = known.contains(ours);
+    if (!found || is_it) found = Place{std::move(ours), candidate.rows};
+    if (is_it) break;
+  }
+  return found;
 }
 
 ElementType element_type(GgufType type) {
@@ -81,18 +81,55 @@ ElementType element_type(GgufType type) {
   return ElementType::kFp16;
 }
 
-// Of a tensor whose rows belong to `heads` heads in pairs (0: they do not), the row that is row
-// `row` of the checkpoint.
-std::size_t source_row(std::size_t row, std::size_t rows, int heads) {
-  if (heads == 0) return row;
-  const std::size_t head_rows = rows / static_cast<std::size_t>(heads);
-  const std::size_t half = head_rows / 2;
-  const std::size_t in_head = row % head_rows;
-  return row - in_head + 2 * (in_head % half) + in_head / half;
-}
+// Where the rows of a tensor are in the file.
+class RowOrder {
+ public:
+  RowOrder(GgufRows rows, const ModelConfig& config)
+      : rows_(rows),
+        head_(static_cast<std::size_t>(config.head_dim)),
+        heads_(static_cast<std::size_t>(config.heads)),
+        kv_heads_(static_cast<std::size_t>(config.kv_heads)) {}
+
+  // As in the checkpoint. One group has all Q, all K and all V as it is.
+  bool same() const {
+    return rows_ == GgufRows::kSame || (rows_ == GgufRows::kStacked && kv_heads_ == 1);
+  }
+
+  // How many there must be, unless that is for others to say.
+  std::optional<std::size_t> count() const {
+    switch (rows_) {
+      case GgufRows::kSame: break;
+      case GgufRows::kQueryPairs: return heads_ * head_;
+      case GgufRows::kKeyPairs: return kv_heads_ * head_;
+      case GgufRows::kStacked: return (heads_ + 2 * kv_heads_) * head_;
+    }
+    return std::nullopt;
+  }
+
+  // The row of the file that is row `row` of the checkpoint.
+  std::size_t source(std::size_t row) const {
+    if (same()) return row;
+    const std::size_t in_head = row % head_;
+    if (rows_ != GgufRows::kStacked) {
+      const std::size_t half = head_ / 2;
+      return row - in_head + 2 * (in_head % half) + in_head / half;
+    }
+    const std::size_t queries = heads_ / kv_heads_;  // of a group
+    const std::size_t group = row / head_ / (queries + 2);
+    const std::size_t member = row / head_ % (queries + 2);
+    const std::size_t head = member < queries    ? group * queries + member
+                             : member == queries ? heads_ + group
+                                                 : heads_ + kv_heads_ + group;
+    return head * head_ + in_head;
+  }
+
+ private:
+  GgufRows rows_;
+  std::size_t head_, heads_, kv_heads_;
+};
 
 // A copy, row by row.
-Bytes convert(const GgufTensor& tensor, int heads) {
+Bytes convert(const GgufTensor& tensor, const RowOrder& order) {
   const auto rows = static_cast<std::size_t>(tensor.shape[0]);
   const std::size_t columns =
       tensor.shape.size() == 1 ? 1 : static_cast<std::size_t>(tensor.shape[1]);
@@ -100,7 +137,7 @@ Bytes convert(const GgufTensor& tensor, int heads) {
   Bytes converted(rows * row_bytes);
   std::vector<float> wide(columns);
   for (std::size_t row = 0; row < rows; ++row) {
-    const std::size_t from = source_row(row, rows, heads);
+    const std::size_t from = order.source(row);
     std::byte* const to = converted.data() + row * row_bytes;
     if (tensor.type != GgufType::kQ8_0) {
       std::memcpy(to, tensor.bytes.data() + from * row_bytes, row_bytes);
@@ -115,36 +152,35 @@ Bytes convert(const GgufTensor& tensor, int heads) {
   return converted;
 }
 
-// How many heads the rows of this tensor are paired in; 0: they are as in the checkpoint.
-int paired_heads(std::string_view name, bool llama, const ModelConfig& config) {
-  if (!llama) return 0;
-  if (name.find(".self_attn.q_proj.") != std::string_view::npos) return config.heads;
-  return name.find(".self_attn.k_proj.") != std::string_view::npos ? config.kv_heads : 0;
+bool is_configuration(std::string_view name) {
+  return name == kRopeDivisors || name == kRopeLongFactors || name == kRopeShortFactors;
 }
 
 }  // namespace
 
 Result<GgufTensors> gguf_tensors(const GgufFile& file, const ModelConfig& config) {
-  const auto* const architecture = find_entry<std::string_view>(file, "general.architecture");
-  const bool llama = architecture != nullptr && *architecture == "llama";
+  KVLANE_ASSIGN(const Family* const family, gguf_family(file));
+  std::set<std::string> known;
+  for (TensorSpec& spec : model_tensors(config)) known.insert(std::move(spec.name));
   GgufTensors tensors;
   for (const auto& [name, tensor] : file.tensors) {
-    if (name == kRopeDivisors) continue;
-    const std::optional<std::string> ours = checkpoint_name(name);
-    if (!ours) return unsupported("it has tensor '" + name + "', which kvlane does not know");
+    if (is_configuration(name)) continue;
+    std::optional<Place> place = find_place(name, *family->gguf, known);
+    if (!place) return unsupported("it has tensor '" + name + "', which kvlane does not know");
+    const RowOrder order(place->rows, config);
     const std::size_t dimensions = tensor.shape.size();
-    const int heads = paired_heads(*ours, llama, config);
     if (dimensions < 1 || dimensions > 2 ||
-        (heads > 0 && tensor.shape[0] != std::int64_t{heads} * config.head_dim) ||
+        static_cast<std::size_t>(tensor.shape[0]) !=
+            order.count().value_or(static_cast<std::size_t>(tensor.shape[0])) ||
         (dimensions == 1 && tensor.type == GgufType::kQ8_0)) {
       return corrupt("tensor '" + name + "' has the shape " + shape_text(tensor.shape));
     }
     ByteView bytes = tensor.bytes;
-    if (heads > 0 || tensor.type == GgufType::kQ8_0) {
-      tensors.converted.push_back(convert(tensor, heads));
+    if (!order.same() || tensor.type == GgufType::kQ8_0) {
+      tensors.converted.push_back(convert(tensor, order));
       bytes = tensors.converted.back();
     }
-    tensors.views[*ours] = {element_type(tensor.type), tensor.shape, bytes};
+    tensors.views[std::move(place->name)] = {element_type(tensor.type), tensor.shape, bytes};
   }
   return tensors;
 }

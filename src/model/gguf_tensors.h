@@ -19,9 +19,10 @@ struct GgufTensors {
   std::vector<Bytes> converted;
 };
 
-// Q8_0 becomes F16, rounded once: its numbers have up to 18 bits, of which a weight coded in 8
-// needs no more than 11. The rows of Q and K of "llama", which llama.cpp stores in pairs, go back
-// to halves. All else is a view. kUnsupported names a tensor that `config` has no place for.
+// By the GgufForm of the file's architecture. Q8_0 becomes F16, rounded once: its numbers have up
+// to 18 bits, of which a weight coded in 8 needs no more than 11. Rows that llama.cpp stores in
+// another order go back to that of the checkpoint. All else is a view. kUnsupported names a tensor
+// that the architecture has no place for.
 Result<GgufTensors> gguf_tensors(const GgufFile& file, const ModelConfig& config);
 
 }  // namespace kvlane

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "model/chat_template.h"
 #include "model/checkpoint.h"
 #include "model/gguf_config.h"
+#include "model/gguf_fixture.h"
 #include "model/gguf_tensors.h"
 #include "model/gguf_tokenizer.h"
 #include "model/model.h"
@@ -25,33 +25,11 @@
 namespace kvlane {
 namespace {
 
+using gguf_fixture::GgufDirectory;
+using gguf_fixture::kFixtures;
+using gguf_fixture::read_gguf;
+using gguf_fixture::replaced;
 using ::testing::HasSubstr;
-namespace fs = std::filesystem;
-
-const fs::path kFixtures = fs::path(KVLANE_SOURCE_DIR) / "tests" / "fixtures";
-
-std::string read_gguf(const std::string& name) {
-  const Result<std::string> bytes = read_text_file(kFixtures / "gguf" / (name + ".gguf"), 1U << 20);
-  EXPECT_TRUE(bytes.ok()) << bytes.status().message();
-  return bytes.ok() ? *bytes : std::string();
-}
-
-// A directory with this file alone.
-class GgufDirectory {
- public:
-  explicit GgufDirectory(const std::string& bytes)
-      : path_(testing::TempDir() + "kvlane_gguf_" +
-              testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    fs::remove_all(path_);
-    fs::create_directory(path_);
-    EXPECT_TRUE(write_file(path_ / "model.gguf", as_byte_view(bytes)).ok());
-  }
-  ~GgufDirectory() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 std::vector<float> widened(const TensorView& tensor) {
   std::vector<float> values(tensor.bytes.size() / element_bytes(tensor.type));
@@ -75,19 +53,37 @@ double steps_between(const std::vector<float>& exact, const std::vector<float>& 
   return steps;
 }
 
-void expect_same_model(const std::string& gguf, const std::string& model, double steps_max) {
-  const GgufDirectory directory(read_gguf(gguf));
-  const Result<Checkpoint> ours = Checkpoint::open(directory.path());
-  ASSERT_TRUE(ours.ok()) << ours.status().message();
-  const Result<Checkpoint> theirs = Checkpoint::open(kFixtures / "models" / model);
-  ASSERT_TRUE(theirs.ok()) << theirs.status().message();
-  const ModelConfig& a = ours->config();
-  const ModelConfig& b = theirs->config();
+void expect_same_config(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.architecture, b.architecture);
   EXPECT_EQ(std::tuple(a.layers, a.hidden, a.heads, a.kv_heads, a.head_dim, a.ffn, a.vocab),
             std::tuple(b.layers, b.hidden, b.heads, b.kv_heads, b.head_dim, b.ffn, b.vocab));
   EXPECT_EQ(std::tuple(a.context, a.norm_eps, a.rope_theta, a.qkv_bias, a.tied_embeddings),
             std::tuple(b.context, b.norm_eps, b.rope_theta, b.qkv_bias, b.tied_embeddings));
+  EXPECT_EQ(std::tuple(a.norm, a.activation, a.parallel, a.shared_norm, a.qk_norm, a.ffn_bias),
+            std::tuple(b.norm, b.activation, b.parallel, b.shared_norm, b.qk_norm, b.ffn_bias));
+  EXPECT_EQ(std::tuple(a.window, a.windowed_first, a.attention_out_bias),
+            std::tuple(b.window, b.windowed_first, b.attention_out_bias));
+}
+
+void expect_same_rotation(const ModelConfig& a, const ModelConfig& b) {
+  for (const int context : {64, 512}) {
+    const std::vector<float> ours = rope_inverse_frequencies(a, context);
+    const std::vector<float> theirs = rope_inverse_frequencies(b, context);
+    ASSERT_EQ(ours.size(), theirs.size());
+    for (std::size_t i = 0; i < theirs.size(); ++i) EXPECT_NEAR(ours[i] / theirs[i], 1, 1e-6) << i;
+  }
+  EXPECT_NEAR(a.rope_scaling.attention_factor, b.rope_scaling.attention_factor, 1e-7);
+}
+
+void expect_same_model(const std::string& gguf, const std::string& model, double steps_max) {
+  SCOPED_TRACE(gguf);
+  const GgufDirectory directory(read_gguf(gguf));
+  const Result<Checkpoint> ours = Checkpoint::open(directory.path());
+  ASSERT_TRUE(ours.ok()) << ours.status().message();
+  const Result<Checkpoint> theirs = Checkpoint::open(kFixtures / "models" / model);
+  ASSERT_TRUE(theirs.ok()) << theirs.status().message();
+  expect_same_config(ours->config(), theirs->config());
+  expect_same_rotation(ours->config(), theirs->config());
   EXPECT_EQ(ours->tensors().size(), theirs->tensors().size());
   for (const auto& [name, tensor] : theirs->tensors()) {
     const Result<TensorView> found = ours->tensor(name, tensor.shape);
@@ -103,24 +99,32 @@ TEST(GgufTest, RowsInPairsGoBackToHalves) { expect_same_model("llama", "llama-gq
 // Half a step of the code; scales and numbers are rounded to F16, whose steps are far smaller.
 TEST(GgufTest, CodedWeightsAreThoseOfTheModel) {
   expect_same_model("qwen2", "qwen2-gqa-bf16", 0.6);
+  expect_same_model("falcon-mqa", "falcon-mqa-bf16", 0.6);
 }
 
 // Llama 3.1 says in four numbers what llama.cpp writes as a divisor of each frequency.
 TEST(GgufTest, DivisorsOfRotationAreTheModelsScaling) {
   expect_same_model("llama31", "llama-gqa-bf16-llama3-sharded", 0);
-  const GgufDirectory directory(read_gguf("llama31"));
-  const ModelConfig ours = Checkpoint::open(directory.path())->config();
-  const ModelConfig theirs =
-      Checkpoint::open(kFixtures / "models" / "llama-gqa-bf16-llama3-sharded")->config();
-  for (const int context : {64, 512}) {
-    const std::vector<float> frequencies = rope_inverse_frequencies(ours, context);
-    const std::vector<float> expected = rope_inverse_frequencies(theirs, context);
-    ASSERT_EQ(frequencies.size(), expected.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_NEAR(frequencies[i] / expected[i], 1, 1e-6) << i;
-    }
-  }
-  EXPECT_EQ(ours.rope_scaling.attention_factor, 1);
+}
+
+TEST(GgufTest, AWindowMakesMistralOfLlama) {
+  expect_same_model("mistral", "mistral-gqa-bf16-window", 0);
+}
+
+TEST(GgufTest, YarnIsThatOfTheModel) { expect_same_model("yarn", "llama-f32-yarn", 0); }
+
+// All Q, all K, all V go back to groups; which norm is which depends on how many there are.
+TEST(GgufTest, FalconHasItsGroupsAndNorms) { expect_same_model("falcon", "falcon-gqa-bf16", 0); }
+
+TEST(GgufTest, Phi3HasFactorsForShortAndLongSequences) {
+  expect_same_model("phi3", "phi3-gqa-bf16-longrope", 0);
+  const GgufDirectory directory(read_gguf("phi3"));
+  const ModelConfig config = Checkpoint::open(directory.path())->config();
+  EXPECT_EQ(config.rope_scaling.original_max_position, 32);
+  EXPECT_NE(rope_inverse_frequencies(config, 32), rope_inverse_frequencies(config, 33));
+  // The file names 2; 7 and 3 are "<|end|>" and "<|endoftext|>".
+  EXPECT_EQ(config.eos, (std::vector<std::int32_t>{2, 7, 3}));
+  EXPECT_EQ(config.bos, 1);
 }
 
 TEST(GgufTest, ChatTemplateComesWithTheModel) {
@@ -151,7 +155,9 @@ TEST(GgufTest, ChatTemplateComesWithTheModel) {
 TEST(GgufTest, TokenizersAreThoseOfTokenizerJson) {
   for (const auto& [gguf, json] :
        {std::pair("llama", "llama2"), std::pair("llama3-tokens", "llama3"),
-        std::pair("qwen2", "qwen2")}) {
+        std::pair("qwen2", "qwen2"), std::pair("phi3-tokens", "phi3"),
+        std::pair("falcon", "falcon")}) {
+    SCOPED_TRACE(gguf);
     const GgufDirectory directory(read_gguf(gguf));
     const Result<Tokenizer> ours = Tokenizer::load(directory.path());
     ASSERT_TRUE(ours.ok()) << ours.status().message();
@@ -170,10 +176,38 @@ TEST(GgufTest, TokenizersAreThoseOfTokenizerJson) {
   }
 }
 
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  const std::size_t at = text.find(from);
-  EXPECT_NE(at, std::string::npos) << from;
-  return text.replace(at, from.size(), to);
+TEST(GgufTest, TokensOfPhi3TakeSpacesBehindThemAlong) {
+  const GgufDirectory directory(read_gguf("phi3-tokens"));
+  const Result<Tokenizer> ours = Tokenizer::load(directory.path());
+  ASSERT_TRUE(ours.ok()) << ours.status().message();
+  const Result<Tokenizer> theirs = parse_tokenizer_fixture("phi3");
+  for (const std::string_view text : {"<|assistant|> \n the <|end|>\n<|endoftext|> \nthe",
+                                      "</s>  the<s> the", "[PAD1003]", "a [PAD1004] b"}) {
+    EXPECT_EQ(*ours->encode(text), *theirs->encode(text)) << text;
+  }
+}
+
+// Later files have Llama's end of a text as a token like the others.
+TEST(GgufTest, TheEndOfATextTakesSpacesAlongWhereItIsNotSpecial) {
+  const std::string bytes = read_gguf("phi3-tokens");
+  GgufFile file = *parse_gguf(as_byte_view(bytes));
+  const auto encode = [&file] {
+    return *Tokenizer::parse(*gguf_tokenizer_json(file))->encode("</s>  the");
+  };
+  const std::vector<std::int32_t> special = encode();
+  std::get<std::vector<double>>(file.metadata.at("tokenizer.ggml.token_type"))[2] = 4;
+  const std::vector<std::int32_t> own = encode();
+  EXPECT_EQ(own.front(), 2);
+  EXPECT_LT(own.size(), special.size());
+}
+
+// The same tokens in another architecture are as the file has them.
+TEST(GgufTest, TokensOfOthersLeaveSpacesAlone) {
+  const GgufDirectory directory(replaced(read_gguf("phi3-tokens"), "phi3", "phi4"));
+  const Result<Tokenizer> tokenizer = Tokenizer::load(directory.path());
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
+  EXPECT_NE(*tokenizer->encode("<|end|> the"),
+            *parse_tokenizer_fixture("phi3")->encode("<|end|> the"));
 }
 
 TEST(GgufTest, RefusesByName) {
@@ -203,9 +237,6 @@ TEST(GgufTest, RefusesByName) {
     EXPECT_EQ(status.code(), bad.code) << status.message();
     EXPECT_THAT(status.message(), HasSubstr(bad.words));
   }
-  const GgufDirectory directory(llama);
-  EXPECT_TRUE(write_file(directory.path() / "other.gguf", as_byte_view(llama)).ok());
-  EXPECT_THAT(Checkpoint::open(directory.path()).status().message(), HasSubstr("several .gguf"));
 }
 
 // Reads all that a file may be asked for.
@@ -230,13 +261,14 @@ TEST(GgufTest, EveryPrefixIsAnError) {
 }
 
 TEST(GgufTest, ChangedBytesAreAnErrorOrAFile) {
-  const std::string bytes = read_gguf("llama31");
-  for (std::uint32_t round = 0; round < 2000; ++round) {
-    std::string changed = bytes;
+  const std::string files[] = {read_gguf("llama31"), read_gguf("phi3"), read_gguf("falcon"),
+                               read_gguf("yarn")};
+  for (std::uint32_t round = 0; round < 4000; ++round) {
+    std::string changed = files[round % std::size(files)];
     for (std::uint32_t at = 0; at < 1 + round % 4; ++at) {
       const PhiloxCounter random = philox4x32(11, {round, at, 0, 0});
       // Mostly where names and sizes are.
-      changed[random[0] % (round % 2 == 0 ? 2000 : changed.size())] = static_cast<char>(random[1]);
+      changed[random[0] % (round % 8 < 4 ? 2000 : changed.size())] = static_cast<char>(random[1]);
     }
     use(changed);
   }

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "model/config_fields.h"
-#include "model/gguf_config.h"
 #include "model/utf8.h"
 #include "model/vocabulary.h"
 
@@ -32,6 +31,7 @@ constexpr const char* kEos = "tokenizer.ggml.eos_token_id";
 constexpr double kUnknown = 2;
 constexpr double kControl = 3;
 constexpr double kUserDefined = 4;
+constexpr double kUnused = 5;
 
 constexpr const char* kLlama3Rule =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
@@ -59,15 +59,31 @@ Json replace(const char* from, const char* to) {
   return {{"type", "Replace"}, {"pattern", {{"String", from}}}, {"content", to}};
 }
 
+const std::vector<double>* find_types(const GgufFile& file) {
+  return find_entry<std::vector<double>>(file, "tokenizer.ggml.token_type");
+}
+
+// Whether a token takes the spaces behind it along: Phi-3's own do, but for those that it has of
+// Llama. No entry says so; llama.cpp goes by the name of the model.
+bool strips_behind(bool phi3, std::string_view token, double type) {
+  if (!phi3 || token == "<unk>" || token == "<s>" || token == "<|endoftext|>") return false;
+  return token != "</s>" || type == kUserDefined;
+}
+
 bool flag_or(const GgufFile& file, const char* name, bool fallback) {
   const bool* const value = find_entry<bool>(file, name);
   return value != nullptr ? *value : fallback;
 }
 
-// The merges that make tokens of pairs of others, of the best score first.
-Result<Json> merges_by_score(const Texts& tokens, const std::vector<double>& scores) {
+// The merges that make tokens of pairs of others, of the best score first. Ids that nobody uses
+// ("[PAD32012]") have no part in them.
+Json merges_by_score(const Texts& tokens, const std::vector<double>& scores,
+                     const std::vector<double>* types) {
+  const auto unused = [&](std::size_t id) { return types != nullptr && (*types)[id] == kUnused; };
   std::unordered_map<std::string_view, std::size_t> ids;
-  for (std::size_t id = 0; id < tokens.size(); ++id) ids.emplace(tokens[id], id);
+  for (std::size_t id = 0; id < tokens.size(); ++id) {
+    if (!unused(id)) ids.emplace(tokens[id], id);
+  }
   struct Merge {
     double score;
     std::string_view left, right;
@@ -75,7 +91,8 @@ Result<Json> merges_by_score(const Texts& tokens, const std::vector<double>& sco
   std::vector<Merge> merges;
   for (std::size_t id = 0; id < tokens.size(); ++id) {
     const std::string_view token = tokens[id];
-    if (token.size() > kMergedBytesMax) continue;  // separators, which are user-defined
+    // Separators, which are user-defined, may be long.
+    if (token.size() > kMergedBytesMax || unused(id)) continue;
     for (std::size_t at = 1; at < token.size(); ++at) {
       const std::string_view left = token.substr(0, at);
       const std::string_view right = token.substr(at);
@@ -100,7 +117,7 @@ Status write_llama(const GgufFile& file, const Texts& tokens, Json& json) {
     return corrupt("'tokenizer.ggml.scores' has a number that is not finite");
   }
   Json& model = json["model"];
-  KVLANE_ASSIGN(model["merges"], merges_by_score(tokens, *scores));
+  model["merges"] = merges_by_score(tokens, *scores, find_types(file));
   model["byte_fallback"] = true;
   model["fuse_unk"] = true;
   const double* const unknown = find_entry<double>(file, "tokenizer.ggml.unknown_token_id");
@@ -152,8 +169,8 @@ Status write_gpt2(const GgufFile& file, std::string_view pre, Json& json) {
   return {};
 }
 
-Status write_tokens(const GgufFile& file, const Texts& tokens, Json& json) {
-  const auto* const types = find_entry<std::vector<double>>(file, "tokenizer.ggml.token_type");
+Status write_tokens(const GgufFile& file, const Texts& tokens, bool phi3, Json& json) {
+  const std::vector<double>* const types = find_types(file);
   if (types != nullptr && types->size() != tokens.size()) {
     return corrupt("'tokenizer.ggml.token_type' has another length than the tokens");
   }
@@ -170,7 +187,7 @@ Status write_tokens(const GgufFile& file, const Texts& tokens, Json& json) {
                      {"content", tokens[id]},
                      {"single_word", false},
                      {"lstrip", false},
-                     {"rstrip", false},
+                     {"rstrip", strips_behind(phi3, tokens[id], type)},
                      {"normalized", false},
                      {"special", type != kUserDefined}});
   }
@@ -211,7 +228,8 @@ Status write_template(const GgufFile& file, const Texts& tokens, bool bos, bool 
 
 Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
   const auto* const model = find_entry<std::string_view>(file, "tokenizer.ggml.model");
-  const auto* const tokens = find_entry<Texts>(file, "tokenizer.ggml.tokens");
+  const auto* const tokens = find_entry<Texts>(file, kGgufTokens);
+  const auto* const architecture = find_entry<std::string_view>(file, "general.architecture");
   const auto* const pre = find_entry<std::string_view>(file, "tokenizer.ggml.pre");
   if (model == nullptr || tokens == nullptr) return corrupt("it has no tokenizer");
   if (tokens->size() > static_cast<std::size_t>(kTokenIdsMax)) {
@@ -219,8 +237,9 @@ Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
                        std::to_string(kTokenIdsMax));
   }
   Json json = {{"version", "1.0"}, {"model", {{"type", "BPE"}}}};
-  KVLANE_TRY(write_tokens(file, *tokens, json));
   const bool llama = *model == "llama";
+  const bool phi3 = llama && architecture != nullptr && *architecture == "phi3";
+  KVLANE_TRY(write_tokens(file, *tokens, phi3, json));
   if (llama) {
     KVLANE_TRY(write_llama(file, *tokens, json));
   } else if (*model == "gpt2") {
@@ -238,7 +257,7 @@ Result<std::string> gguf_tokenizer_json(const GgufFile& file) {
 
 Result<GgufChat> gguf_chat(const GgufFile& file) {
   const auto* const source = find_entry<std::string_view>(file, "tokenizer.chat_template");
-  const auto* const tokens = find_entry<Texts>(file, "tokenizer.ggml.tokens");
+  const auto* const tokens = find_entry<Texts>(file, kGgufTokens);
   if (tokens == nullptr) return corrupt("it has no tokenizer");
   KVLANE_ASSIGN(std::optional<std::string> bos, named_token(file, *tokens, kBos));
   KVLANE_ASSIGN(std::optional<std::string> eos, named_token(file, *tokens, kEos));

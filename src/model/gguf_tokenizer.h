@@ -11,7 +11,8 @@ namespace kvlane {
 
 // "tokenizer.ggml.model" is "llama" (sentencepiece's BPE, whose merges follow from scores) or
 // "gpt2" with "tokenizer.ggml.pre" "gpt-2", "llama-bpe", "qwen2" or "falcon". What comes out is for
-// Tokenizer::parse(). kUnsupported names others; kCorrupt what is missing or contradicts.
+// Tokenizer::parse(). Tokens of Phi-3 ("phi3" with "llama") take the spaces behind them along,
+// which no entry says. kUnsupported names others; kCorrupt what is missing or contradicts.
 Result<std::string> gguf_tokenizer_json(const GgufFile& file);
 
 // What chats need; empty where the file has none.

@@ -88,8 +88,8 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
   if (!std::filesystem::exists(json, ignored) && std::filesystem::exists(model, ignored)) {
     return load_sentencepiece(model, directory / "tokenizer_config.json");
   }
-  KVLANE_ASSIGN(const std::optional<std::filesystem::path> gguf, find_gguf(directory));
-  if (gguf && !std::filesystem::exists(json, ignored)) return load_gguf(*gguf);
+  KVLANE_ASSIGN(const std::vector<std::filesystem::path> gguf, find_gguf(directory));
+  if (!gguf.empty() && !std::filesystem::exists(json, ignored)) return load_gguf(gguf.front());
   if (!std::filesystem::exists(json, ignored) &&
       std::filesystem::exists(directory / "merges.txt", ignored)) {
     return load_gpt2(directory);

@@ -24,8 +24,8 @@ inline constexpr std::size_t kTextBytesMax = 32U << 20;
 class Tokenizer {
  public:
   // Reads DIR/tokenizer.json; without one DIR/tokenizer.model, and DIR/tokenizer_config.json if
-  // there is one; without either what a GGUF file there says, or vocab.json, merges.txt and
-  // tokenizer_config.json. Constructs it does not know are kUnsupported and named.
+  // there is one; without either what a GGUF file there says, or instead of DIR, or vocab.json,
+  // merges.txt and tokenizer_config.json. Constructs it does not know are kUnsupported and named.
   static Result<Tokenizer> load(const std::filesystem::path& directory);
   // BPE over bytes or, as sentencepiece does it, over characters.
   static Result<Tokenizer> parse(std::string_view tokenizer_json);
