@@ -48,7 +48,7 @@ TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
         "qwen2-gqa-bf16", "mistral-gqa-bf16-window", "phi3-gqa-bf16-longrope", "falcon-gqa-bf16",
         "falcon-mha-f32-sequential", "opt-mha-bf16"}) {
     const Model& model = fixture_model(name);
-    for (const char* codec : {"none", "splitzip", "auto"}) {
+    for (const char* codec : {"none", "splitzip", "splitzip:channel", "auto"}) {
       const auto network = make_network();
       Worker prefill(*network, model, {.chunk_tokens = 100, .kv_codec = codec});
       Worker decode(*network, model);

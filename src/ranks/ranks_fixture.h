@@ -42,10 +42,10 @@ class RankThreads {
     EXPECT_TRUE(listening.ok()) << listening.status().message();
     group = std::move(*listening);
     for (int number = 0; number < stages * ranks; ++number) {
-      networks.push_back(make_network());
       threads.emplace_back([this, model, key, tell, head = group->address(),
-                            part = ModelPart{stages, number / ranks, ranks, number % ranks},
-                            network = networks.back().get()] {
+                            part = ModelPart{stages, number / ranks, ranks, number % ranks}] {
+        // Ends on this thread: that takes a moment, and all ranks can have it at once.
+        const auto network = make_network();
         auto own = Model::load(model, {.isa = best_isa(), .part = part});
         EXPECT_TRUE(own.ok()) << own.status().message();
         RankProcessOptions to_rank;
@@ -82,7 +82,6 @@ class RankThreads {
   }
 
   std::unique_ptr<RankGroup> group;
-  std::vector<std::unique_ptr<Network>> networks;
   std::vector<std::thread> threads;
   std::mutex mutex;
   std::vector<Status> ends;  // of ranks

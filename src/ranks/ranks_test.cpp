@@ -23,12 +23,15 @@
 #include "ranks/rank_group.h"
 #include "ranks/rank_link.h"
 #include "ranks/rank_process.h"
+#include "ranks/ranks_fixture.h"
 #include "transfer/tcp.h"
 
 namespace kvlane {
 namespace {
 
 using expected_fixture::kModels;
+using ranks_fixture::key_of;
+using ranks_fixture::RankThreads;
 using sequence_fixture::random_tokens;
 using sequence_fixture::take;
 
@@ -36,48 +39,24 @@ constexpr int kTokens = 150;
 constexpr int kBlocks = 8;
 constexpr int kArena = 2;
 
-TransferId key_of(std::uint8_t number) {
-  TransferId key;
-  key.bytes.fill(number);
-  return key;
-}
-
 // A head with ranks that have their model.
-class Group {
+class Group : public RankThreads {
  public:
   // `make_format`: of a rank's part; null for "bf16".
   using MakeFormat = std::function<std::shared_ptr<const KvFormat>(const Model& part)>;
 
   Group(const std::string& model, int stages, int ranks, TransferId key = key_of(1),
         const MakeFormat& make_format = {})
-      : whole(take(Model::load(kModels / model, {.weights = false}))) {
-    RankGroupOptions options;
-    options.stages = stages;
-    options.ranks = ranks;
-    options.key = key_of(1);
-    options.join_patience = Seconds(20);
-    group = take(RankGroup::listen(take(make_tcp_network()), std::move(options)));
-    for (int number = 0; number < stages * ranks; ++number) {
-      const ModelPart part{stages, number / ranks, ranks, number % ranks};
-      networks.push_back(take(make_tcp_network()));
-      const Address head = group->address();
-      threads.emplace_back([this, part, model, key, head, make_format,
-                            network = networks.back().get()] {
-        const auto own = take(Model::load(kModels / model, {.isa = best_isa(), .part = part}));
-        RankProcessOptions to_rank;
-        to_rank.head = head;
-        to_rank.key = key;
-        to_rank.patience = Seconds(20);
-        to_rank.make_format = [&](const std::string&) {
-          return Result<std::shared_ptr<const KvFormat>>(make_format ? make_format(*own) : nullptr);
-        };
-        const Status ended = run_rank(*network, *own, to_rank);
-        const std::lock_guard lock(mutex);
-        ends.push_back(ended);
-      });
-    }
-  }
-  ~Group() { end(); }
+      : RankThreads(
+            kModels / model, stages, ranks,
+            [make_format](const Model& part, RankProcessOptions& options) {
+              if (!make_format) return;
+              options.make_format = [&part, make_format](const std::string&) {
+                return Result(make_format(part));
+              };
+            },
+            key),
+        whole(take(Model::load(kModels / model, {.weights = false}))) {}
 
   void prepare(const KvFormat* format = nullptr) {
     Status status = group->wait_for_ranks(*whole);
@@ -94,21 +73,7 @@ class Group {
     ASSERT_TRUE(status.ok()) << status.message();
   }
 
-  void join() {
-    for (std::thread& thread : threads) thread.join();
-    threads.clear();
-  }
-  void end() {
-    group.reset();
-    join();
-  }
-
   std::unique_ptr<Model> whole;
-  std::unique_ptr<RankGroup> group;
-  std::vector<std::unique_ptr<Network>> networks;
-  std::vector<std::thread> threads;
-  std::mutex mutex;
-  std::vector<Status> ends;  // of ranks
 };
 
 // Logits behind the prompt, and a slab of one layer.
