@@ -56,9 +56,13 @@ class LinkFaults(program.ProgramTest):
 
         relay.fired = False
         relay.watch = watch
-        # The next transfer opens a link of its own, once its worker knows that this one is gone.
+
+    def end_links(self, relay, workers):
+        """The next transfer opens a link of its own, once its worker knows that this one is gone."""
         relay.drop()
-        time.sleep(0.1)
+        for worker in workers:
+            gone = lambda url=worker.url: call(url, "/health").json()["links"]["tcp"] == 0  # noqa: E731
+            wait_until(gone, "the links have ended", NOTICED)
 
     def recover(self, fault, victim):
         """The victim as it is after the fault: alive, or another process at the same addresses."""
@@ -82,6 +86,7 @@ class LinkFaults(program.ProgramTest):
             for phase in phases:
                 with self.subTest(fault=fault, victim=role, phase=NAMES[phase[0]], count=phase[1]):
                     victim = workers.get(role)
+                    self.end_links(relay, workers.values())
                     self.arm(relay, phase, fault, victim)
                     start = time.monotonic()
                     answers = self.transfer(workers["prefill"], workers["decode"], victim)

@@ -148,7 +148,7 @@ class Ranks(ProgramTest):
         flags = (GQA, "--tp", 2, "--store", self.folder() / "store", "--prompt", "x")
         self.assert_refused(run("generate", *flags, "--store-profile", "x.json"), "computed by several")
         self.assert_refused(run("generate", *flags, "--store-direct", "on"), "for models on a device")
-        self.assert_refused(run("generate", *flags, "--store-form", "hidden=99"), "hidden=99")
+        self.assert_refused(run("generate", *flags, "--store-form", "hidden=99"), "wants N from 1 to 6")
 
     def test_a_rank_that_is_killed_ends_its_worker(self):
         server = self.server("serve", GQA, *FLAGS, "--tp", 2, "--pp", 2)

@@ -122,7 +122,7 @@ class TwoHosts(program.ProgramTest):
         self.assertEqual(self.text(), body["choices"][0]["text"])
         self.wait_idle()
         _, health = in_namespace(NEAR, "call", self.url(self.prefill, "127.0.0.1"), "/health")
-        self.assertEqual(health["links"], {"tcp": 1, "shared_memory": 0, "tcp_streams": self.STREAMS})
+        self.assertEqual(health["links"], {"tcp": 1, "shared_memory": 0, "ucx": 0, "tcp_streams": self.STREAMS})
 
     def test_the_link_goes_down(self):
         expected = self.text()
