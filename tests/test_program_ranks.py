@@ -7,6 +7,7 @@ Standard library only.
 SPDX-License-Identifier: Apache-2.0
 """
 
+import json
 import os
 import secrets
 import signal
@@ -143,6 +144,18 @@ class Ranks(ProgramTest):
                 self.assertEqual(text_of(answer), expected)
                 self.assertGreater(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
                 server.stop()
+
+    def test_texts_are_computed_ahead_of_time_into_the_ranks_own_stores(self):
+        store = self.folder() / "warm"
+        text = self.folder() / "text.txt"
+        text.write_text(TEXT[:1500], encoding="utf-8")
+        layout = ("--tp", 2, "--pp", 2, "--store", store)
+        done = run("store", "warm", GQA, text, *layout, "--threads", 1, "--json")
+        self.assertEqual(done.status, 0, done.err)
+        self.assertGreater(json.loads(done.out.splitlines()[-1])["summary"]["stored"], 0)
+        server = self.server("serve", GQA, *FLAGS, *layout)
+        usage = complete(server.url, TEXT[:1500] + " And so", 1).json()["usage"]
+        self.assertGreater(usage["prompt_tokens_details"]["cached_tokens"], 0)
 
     def test_what_ranks_have_no_store_for_is_refused(self):
         flags = (GQA, "--tp", 2, "--store", self.folder() / "store", "--prompt", "x")

@@ -279,8 +279,15 @@ class Warming {
 
   Status conclude() {
     const double seconds = seconds_since(start_);
-    const std::uint64_t evicted = store_->figures().evicted;
-    if (evicted > 0) {
+    // Ranks' stores do not say what went: it is looked at what is there.
+    const std::uint64_t evicted = store_ ? store_->figures().evicted : 0;
+    if (store_ == nullptr) {
+      KVLANE_ASSIGN(const int files, look_again());
+      if (files > 0) {
+        std::cerr << "kvlane: the stores of ranks were full: blocks of " << files
+                  << " of these files had to go\n";
+      }
+    } else if (evicted > 0) {
       KVLANE_ASSIGN(const int files, look_again());
       std::cerr << "kvlane: the store was full: " << evicted
                 << " extents, the longest unused, had to go, of " << files
@@ -308,7 +315,7 @@ class Warming {
   const WarmFlags& flags_;
   const Model& model_;
   const ModelPrompter prompter_;
-  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<Store> store_;  // null: ranks have theirs
   const EngineOptions options_;
   const TimePoint start_ = SteadyClock::now();
   std::string prefix_;
