@@ -91,17 +91,7 @@ std::shared_ptr<const KvFormat> format_of(const Model& model, const std::string&
 struct Worker {
   Worker(const Layout& layout, const std::string& format, const StateForms& forms,
          const std::string& codec, const fs::path& directory)
-      : whole(load(false)) {
-    threads = std::make_unique<RankThreads>(
-        model_directory(), layout.stages, layout.ranks,
-        [&](const Model& part, RankProcessOptions& options) {
-          options.make_format = [&part](const std::string& wanted) {
-            return Result(format_of(part, wanted));
-          };
-          const ModelPart own = part.part();
-          const fs::path at = store_of(directory, own.stage * own.ranks + own.rank);
-          options.open_store = [at](int) { return Result(open_store(at)); };
-        });
+      : whole(load(false)), threads(start(layout, directory)) {
     EXPECT_TRUE(threads->group->wait_for_ranks(*whole).ok());
     EngineOptions options;
     options.kv_bytes = std::size_t{1} << 24;
@@ -111,6 +101,18 @@ struct Worker {
     options.state.forms = forms;
     options.state.codec = codec;
     engine = take(Engine::create(*whole, fixture_tokenizer(), nullptr, options));
+  }
+  static std::unique_ptr<RankThreads> start(const Layout& layout, const fs::path& directory) {
+    return std::make_unique<RankThreads>(
+        model_directory(), layout.stages, layout.ranks,
+        [directory](const Model& part, RankProcessOptions& options) {
+          options.make_format = [&part](const std::string& wanted) {
+            return Result(format_of(part, wanted));
+          };
+          const ModelPart own = part.part();
+          const fs::path at = store_of(directory, own.stage * own.ranks + own.rank);
+          options.open_store = [at](int) { return Result(open_store(at)); };
+        });
   }
   // What waits is saved first.
   ~Worker() {
