@@ -311,7 +311,8 @@ void UcxConnection::stop() {
 void UcxConnection::begin_closing(Seconds limit) {
   events_.reset();
   inbox_.drop();
-  if (endpoint_ == nullptr || !(heard_ || accepted_)) return end();
+  // A peer of which nothing was heard yet may have what it was sent all the same.
+  if (endpoint_ == nullptr) return end();
   end_after(limit, {});
   changed();
 }
