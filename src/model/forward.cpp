@@ -177,7 +177,8 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
   const bool parallel = model_.config().parallel;
   // Thread counts do not change bits, so they may follow the work.
   const double work = rows_ * work_per_row_ * computed / all;
-  const ParallelScope threads(work < kSerialWorkMax ? 1 : parallel_threads());
+  threads_ = parallel_threads();
+  const ParallelScope threads(work < kSerialWorkMax ? 1 : threads_);
   KVLANE_TRY(enter(spans));
   for (int i = 0; i < computed; ++i) {
     const int layer = first_layer_ + i;
@@ -469,6 +470,9 @@ Status Forward::project_logits() {
   const ElementType type = model_.head().input_type();
   const auto rows = static_cast<int>(logits_rows_.size());
   if (rows == 0) return {};
+  // A large vocabulary can be more work than all layers of a small model.
+  const double work = static_cast<double>(rows) * model_.head().inputs() * model_.head().outputs();
+  const ParallelScope threads(work < kSerialWorkMax ? parallel_threads() : threads_);
   parallel_ranges(rows, kRowGrain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
       float* values = residual_ + logits_rows_[row] * hidden;

@@ -100,6 +100,7 @@ class Forward final : public ForwardPass {
   const int logits_max_;
   int q_parts_ = 1;          // see PageQuery
   double work_per_row_ = 0;  // multiplications in products, of all layers
+  int threads_ = 1;          // that a pass may use
   int rows_ = 0;
   ForwardTimes times_;
 
