@@ -166,6 +166,7 @@ void EndpointCore::stop() {
       outgoing->session.reset();
     }
     for (const auto& [address, session] : dialled_) sessions.push_back(session);
+    sessions.insert(sessions.end(), replaced_.begin(), replaced_.end());
     sessions.insert(sessions.end(), accepted_.begin(), accepted_.end());
     for (const SessionPtr& session : sessions) {
       session->state = Session::State::kGone;
@@ -175,6 +176,7 @@ void EndpointCore::stop() {
     incoming_.clear();
     outgoing_.clear();
     dialled_.clear();
+    replaced_.clear();
     accepted_.clear();
   }
   for (const auto& sink : running) sink->on_failed(why);

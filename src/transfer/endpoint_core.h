@@ -172,6 +172,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   Outcomes outgoing_outcomes_;
   Outcomes incoming_outcomes_;
   std::map<std::string, SessionPtr> dialled_;
+  std::set<SessionPtr> replaced_;  // once in dialled_, whose links are over: on_closed follows
   std::set<SessionPtr> accepted_;
 };
 

@@ -54,8 +54,13 @@ std::shared_ptr<LinkEvents> EndpointCore::accept(std::shared_ptr<Link> link) {
 Result<EndpointCore::SessionPtr> EndpointCore::dial(const Address& peer) {
   const std::string name = to_string(peer);
   if (const auto at = dialled_.find(name); at != dialled_.end()) {
-    at->second->last_used = clock_;
-    return at->second;
+    if (!at->second->link->is_over()) {
+      at->second->last_used = clock_;
+      return at->second;
+    }
+    // What its peer has sent may still come on it; what is new needs another.
+    replaced_.insert(at->second);
+    dialled_.erase(at);
   }
   if (dialled_.size() >= kDialledMax) {
     return exhausted("this worker already has links to " + std::to_string(kDialledMax) + " peers");
@@ -260,6 +265,7 @@ void EndpointCore::end_session(Lock& lock, const SessionPtr& session, const Stat
   session->backlog.clear();
   session->ready.clear();
   accepted_.erase(session);
+  replaced_.erase(session);
   if (const auto at = dialled_.find(session->dialled());
       at != dialled_.end() && at->second == session) {
     dialled_.erase(at);
@@ -347,6 +353,7 @@ void EndpointCore::tick() {
   }
   std::vector<SessionPtr> sessions(accepted_.begin(), accepted_.end());
   for (const auto& [address, session] : dialled_) sessions.push_back(session);
+  sessions.insert(sessions.end(), replaced_.begin(), replaced_.end());
   for (const IncomingPtr& transfer : incoming) {
     if (!stopped_) watch_incoming(lock, transfer, now);
   }

@@ -317,6 +317,19 @@ TEST_P(AfterACut, TheNextPushDialsAnew) {
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, AfterACut, ::testing::Bool());
 
+// As one is for a while whose peer has ended one of its connections.
+TEST(Endpoint, ALinkThatIsOverIsReplacedBeforeItSaysSo) {
+  Pair pair;
+  Journey first(pair, 1, begin_of(100, 2));
+  ASSERT_TRUE(first.send().ok());
+  ASSERT_TRUE(pair.run(*first.sink, first.delivery));
+  pair.network->cut(false);
+  Journey second(pair, 2, begin_of(100, 2));
+  ASSERT_TRUE(second.send().ok());
+  ASSERT_TRUE(pair.run(*second.sink, second.delivery));
+  second.expect_success();
+}
+
 TEST(Endpoint, AWorkerThatDiesFailsItsTransfers) {
   for (const bool sender_dies : {true, false}) {
     Pair pair;

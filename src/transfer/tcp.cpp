@@ -49,6 +49,7 @@ class TcpLink : public Link {
   Status post(std::shared_ptr<const Bytes> message) override {
     return streams_->post(std::move(message));
   }
+  bool is_over() const override { return streams_->is_over(); }
   void close() override { streams_->close(); }
   std::string peer() const override { return streams_->peer(); }
   LinkPath path() const override { return streams_->path(); }

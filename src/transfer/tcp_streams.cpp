@@ -119,6 +119,11 @@ std::uint32_t TcpStreams::streams_wanted() const {
   return std::clamp<std::uint32_t>(loop_->options.streams, 1, kLinkStreamsMax);
 }
 
+bool TcpStreams::is_over() const {
+  const Lock lock(mutex_);
+  return over_;
+}
+
 // Sending.
 
 Status TcpStreams::post(std::shared_ptr<const Bytes> message) {

@@ -37,6 +37,7 @@ class TcpStreams : public std::enable_shared_from_this<TcpStreams> {
   LinkPath path() const;
   std::optional<LinkSpeed> speed() const;
   int streams() const;
+  bool is_over() const;
   std::uint32_t streams_wanted() const;
   std::optional<StreamKey> stream_key();
   void add_streams(const StreamKey& key);

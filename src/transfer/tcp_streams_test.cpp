@@ -323,6 +323,18 @@ TEST_F(Streams, AFenceThatIsNeverMetEndsTheLink) {
   EXPECT_EQ(first_.events->messages().size(), 1U);
 }
 
+TEST_F(Streams, ALinkIsOverWhenOneOfItsConnectionsHasEnded) {
+  const auto first = begin();
+  const auto second = join(1);
+  EXPECT_FALSE(first_.link->is_over());
+  second->end_sending();
+  while (!first_.link->is_over()) std::this_thread::yield();
+  EXPECT_EQ(first_.link->post(share(control(1))).code(), Code::kUnavailable);
+  first->send(control(2));
+  EXPECT_TRUE(first_.events->wait_messages(1)) << "the others may have something to say";
+  ASSERT_TRUE(first_.events->wait_closed());
+}
+
 TEST_F(Streams, AConnectionThatWaitsInVainEndsTheLink) {
   const auto first = begin();
   const auto second = join(1);

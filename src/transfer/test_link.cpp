@@ -102,6 +102,10 @@ class TestLink : public Link {
   ~TestLink() override { TestLink::close(); }
 
   Status post(std::shared_ptr<const Bytes> message) override;
+  bool is_over() const override {
+    const Lock lock(events_->mutex);
+    return !takes_messages();
+  }
   void close() override;
   std::string peer() const override { return wire_->ends[side_].peer; }
   std::optional<LinkSpeed> speed() const override {
@@ -110,6 +114,10 @@ class TestLink : public Link {
   }
 
  private:
+  // Locked.
+  bool takes_messages() const {
+    return wire_->ends[side_].open && !events_->stopped && !(wire_->dead && !wire_->silent);
+  }
   TimePoint arrival(const TestFaults& faults, std::uint32_t index, std::size_t bytes, bool* lost);
 
   const std::shared_ptr<Events> events_;
@@ -142,7 +150,7 @@ Status TestLink::post(std::shared_ptr<const Bytes> message) {
   const Lock lock(events_->mutex);
   Wire::End& here = wire_->ends[side_];
   const TestFaults& faults = events_->options.faults;
-  if (!here.open || events_->stopped || (wire_->dead && !wire_->silent)) {
+  if (!takes_messages()) {
     return unavailable("the link to " + here.peer + " is closed");
   }
   if (here.queued_bytes >= events_->options.queue_bytes_max) {

@@ -48,6 +48,7 @@ class UcxLink : public Link {
   Status post(std::shared_ptr<const Bytes> message) override {
     return connection_->post(std::move(message));
   }
+  bool is_over() const override { return connection_->is_closing(); }
   void close() override { connection_->close(); }
   std::string peer() const override { return connection_->peer(); }
   LinkPath path() const override { return LinkPath::kUcx; }

@@ -26,8 +26,8 @@ inline constexpr std::size_t kUcxControlHeaderBytes = 16;
 // Of a network's silence limit passes between two ticks of its connections.
 inline constexpr int kUcxTicksOfSilence = 4;
 
-// post(), close(), peer() and speed() from any thread, all else on the network's. The network holds
-// a connection until gone(): UCX knows it by its address.
+// post(), close(), peer(), speed() and is_closing() from any thread, all else on the network's. The
+// network holds a connection until gone(): UCX knows it by its address.
 class UcxConnection : public std::enable_shared_from_this<UcxConnection> {
  public:
   UcxConnection(std::shared_ptr<UcxLoop> loop, std::string peer, bool accepted);
@@ -37,6 +37,7 @@ class UcxConnection : public std::enable_shared_from_this<UcxConnection> {
   void close();
   const std::string& peer() const { return peer_; }
   std::optional<LinkSpeed> speed() const;
+  bool is_closing() const;  // or has ended
 
   // Takes over a peer's request, which it has to answer for in any case.
   void accept(ucp_conn_request_h request, std::shared_ptr<LinkEvents> events);
@@ -98,7 +99,6 @@ class UcxConnection : public std::enable_shared_from_this<UcxConnection> {
   void fail(Status why);
   void peer_closed();
   void end_after(Seconds limit, Status why);
-  bool is_closing() const;
 
   const std::shared_ptr<UcxLoop> loop_;
   const std::string peer_;
