@@ -52,7 +52,7 @@ class LocalRanks {
       std::size_t at = 0;
       for (const Rank& rank : stage.ranks) {
         const std::size_t bytes = rank.own.size() / rows;
-        for (int row = 0; row < rows; ++row) {
+        for (int row = 0; bytes > 0 && row < rows; ++row) {
           std::memcpy(whole + row * row_bytes + at, rank.own.data() + row * bytes, bytes);
         }
         at += bytes;

@@ -104,7 +104,7 @@ Status PeerExchange::gather(ByteView own, int rows, std::size_t row_bytes, std::
     if (bytes * rows != values.size() || bytes > row_bytes - at) {
       return corrupt("rank " + std::to_string(first + rank) + " sent values of another size");
     }
-    for (int row = 0; row < rows; ++row) {
+    for (int row = 0; bytes > 0 && row < rows; ++row) {
       std::memcpy(whole + row * row_bytes + at, values.data() + row * bytes, bytes);
     }
     at += bytes;
