@@ -3,7 +3,8 @@
 // Known of oneDNN 2.6.3 (measured; tests hold it): with AMX off, a row has the same bits for every
 // number of rows and threads in its AVX-512 matmul, in BF16 and in F32; with AMX on it has not.
 // Run-time row counts fall to slow reference code, so there is one primitive for each (rounded)
-// count, made when first needed.
+// count, made when first needed. A primitive runs on as many threads as it was made on, whatever
+// the count is when it runs: there is one for each of those as well.
 //
 // Its matmul for AVX2 has other bits for other numbers of rows and threads. A convolution of 1 x 1
 // over an image of one line is the same product, and the AVX2 kernel of that adds up the terms of a
@@ -103,7 +104,8 @@ Shape shape_for(Isa isa, int n, const LinearWeights& weights) {
           isa == Isa::kAvx512 && !weights.bias.empty()};
 }
 
-// One product shape: a primitive for each row count, shared by all layers that have the shape.
+// One product shape: a primitive for each row and thread count, shared by all layers that have the
+// shape.
 class Product {
  public:
   explicit Product(const Shape& shape)
@@ -134,11 +136,12 @@ class Product {
   };
 
   const Kernel& kernel(int rows) {
+    const Use use{rows, convolves() ? 1 : parallel_threads()};
     const std::lock_guard lock(mutex_);
-    if (const auto found = kernels_.find(rows); found != kernels_.end()) return found->second;
+    if (const auto found = kernels_.find(use); found != kernels_.end()) return found->second;
     Kernel made = convolves() ? make<dnnl::convolution_forward>(describe_convolution(rows))
                               : make<dnnl::matmul>(describe_matmul(rows, weights_));
-    return kernels_.emplace(rows, std::move(made)).first->second;  // std::map never moves entries
+    return kernels_.emplace(use, std::move(made)).first->second;  // std::map never moves entries
   }
 
  private:
@@ -189,8 +192,13 @@ class Product {
   const Shape shape_;
   const memory::desc weights_;
   const PackedPlaces places_;  // of its elements
+  // What a kernel is made for.
+  struct Use {
+    int rows, threads;
+    auto operator<=>(const Use&) const = default;
+  };
   std::mutex mutex_;
-  std::map<int, Kernel> kernels_;
+  std::map<Use, Kernel> kernels_;
 };
 
 // The shapes in use, each once. They live as long as the program: their number is bounded by the

@@ -76,8 +76,8 @@ class Link {
   // (on_writable follows), kUnavailable after the end. The bytes are shared: one frame can be
   // parked and posted at once.
   virtual Status post(std::shared_ptr<const Bytes> message) = 0;
-  // Whether post() says kUnavailable. On_closed follows, unless this side has closed it: messages
-  // that are still on their way may come before.
+  // Whether post() says kUnavailable. on_closed follows, unless this side has closed it, and before
+  // that what is still on its way.
   virtual bool is_over() const = 0;
   // Sends what is queued, then ends the link. No further event is started, one that runs may
   // finish.
