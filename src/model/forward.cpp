@@ -18,9 +18,14 @@ namespace {
 constexpr int kRowGrain = 4;
 constexpr int kTurnedGrain = 8;  // where rows of several tokens are turned into a basis together
 
-// A pass with less work than this many multiplications is faster on one thread: waking the others
-// for each of its dozens of parallel loops costs more than they save.
-constexpr double kSerialWorkMax = 32e6;
+// Less work a layer than this many multiplications is faster on one thread: waking the others for
+// each of its parallel loops costs more than they save. Logits are judged like a layer of their
+// own.
+constexpr double kSerialWorkMax = 5e6;
+
+// Rows that go through a feed-forward network together, a multiple of those that products round to:
+// what is between its two products is several times as wide as a row, and stays in the cache.
+constexpr int kFfnRows = 128;
 
 // K and V of a token in all KV heads.
 std::size_t kv_row_bytes(const ModelConfig& config) {
@@ -58,16 +63,17 @@ Status Forward::allocate() {
   const std::size_t q_width = std::size_t(config.heads) * config.head_dim;
   const std::size_t q_width_all = std::size_t(model_.whole_config().heads) * config.head_dim;
   const std::size_t qkv_width = q_width + 2 * std::size_t(config.kv_heads) * config.head_dim;
-  const std::size_t product_width =
-      std::max({qkv_width, 2 * std::size_t(config.ffn), std::size_t(config.hidden)});
+  const std::size_t ffn_rows = std::min(rows, std::size_t{kFfnRows});
+  const std::size_t product_floats =
+      std::max(rows * std::max(qkv_width, std::size_t(config.hidden)), ffn_rows * 2 * config.ffn);
   const ElementType input_type = model_.layers()[0].qkv->input_type();
   const std::size_t input_bytes = element_bytes(input_type);
   q_parts_ = input_type == ElementType::kF32 ? 2 : 1;
   // Final norms of the rows with logits go through normed_ as well.
   const std::size_t normed_rows = std::max(rows, logits_rows);
   const std::size_t kv_bytes = whole_slabs_ ? kv_row_bytes(model_.whole_config()) : 0;
-  const std::size_t wide_bytes =
-      rows * std::max({q_width_all * input_bytes, std::size_t(config.ffn) * input_bytes, kv_bytes});
+  const std::size_t wide_bytes = std::max(
+      {rows * q_width_all * input_bytes, rows * kv_bytes, ffn_rows * config.ffn * input_bytes});
   const std::size_t logits_bytes = logits_rows * config.vocab * sizeof(float);
   const std::size_t own_products = std::max(rows * config.hidden * sizeof(float), logits_bytes);
 
@@ -75,7 +81,7 @@ Status Forward::allocate() {
   const std::size_t sizes[] = {
       aligned(rows * config.hidden * sizeof(float)),
       aligned(normed_rows * config.hidden * input_bytes),
-      aligned(rows * product_width * sizeof(float)),
+      aligned(product_floats * sizeof(float)),
       aligned(rows * q_width * q_parts_ * sizeof(bf16)),
       aligned(wide_bytes),
       aligned(logits_bytes),
@@ -95,7 +101,8 @@ Status Forward::allocate() {
   logits_ = reinterpret_cast<float*>(take(sizes[5]));
   own_wide_ = ranks_ == nullptr ? wide_ : take(sizes[6]);
   own_product_ = reinterpret_cast<float*>(take(sizes[7]));
-  for (const LayerWeights& layer : model_.layers()) {
+  if (!model_.layers().empty()) {
+    const LayerWeights& layer = model_.layers().front();
     for (const Linear* product :
          {layer.qkv.get(), layer.attention_out.get(), layer.ffn_in.get(), layer.ffn_out.get()}) {
       work_per_row_ += static_cast<double>(product->inputs()) * product->outputs();
@@ -176,7 +183,7 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
   const int computed = hooks.kv_layers.value_or(all);
   const bool parallel = model_.config().parallel;
   // Thread counts do not change bits, so they may follow the work.
-  const double work = rows_ * work_per_row_ * computed / all;
+  const double work = rows_ * work_per_row_;
   threads_ = parallel_threads();
   const ParallelScope threads(work < kSerialWorkMax ? 1 : threads_);
   KVLANE_TRY(enter(spans));
@@ -251,12 +258,12 @@ void Forward::norm(const NormWeights& weights, ElementType type) {
   });
 }
 
-// What a product has left goes into the residual stream.
-void Forward::add_product() {
+// What a product has left for `rows` goes into their part of the residual stream.
+void Forward::add_product(float* residual, int rows) {
   const std::size_t hidden = model_.config().hidden;
-  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+  parallel_ranges(rows, kRowGrain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
-      add_row(residual_ + row * hidden, product_ + row * hidden, model_.config().hidden);
+      add_row(residual + row * hidden, product_ + row * hidden, model_.config().hidden);
     }
   });
 }
@@ -277,10 +284,10 @@ Status Forward::multiply_and_gather(const Linear& linear, const void* x, float* 
 }
 
 // From `own_wide_`, [rows][own] values, to `wide_`, [rows][all] of all ranks.
-Status Forward::gather_wide(int own, int all, ElementType type) {
+Status Forward::gather_wide(int rows, int own, int all, ElementType type) {
   if (ranks_ == nullptr) return {};
   const std::size_t bytes = element_bytes(type);
-  return ranks_->gather({own_wide_, std::size_t(rows_) * own * bytes}, rows_, all * bytes, wide_);
+  return ranks_->gather({own_wide_, std::size_t(rows) * own * bytes}, rows, all * bytes, wide_);
 }
 
 // Up to K and V in the cache.
@@ -308,10 +315,10 @@ Status Forward::attention_block(const LayerWeights& layer, int index) {
   const ModelConfig& config = model_.config();
   const ElementType type = layer.qkv->input_type();
   attend(index, type);
-  KVLANE_TRY(gather_wide(config.heads * config.head_dim,
+  KVLANE_TRY(gather_wide(rows_, config.heads * config.head_dim,
                          model_.whole_config().heads * config.head_dim, type));
   KVLANE_TRY(multiply_and_gather(*layer.attention_out, wide_, product_, rows_, config.hidden));
-  add_product();
+  add_product(residual_, rows_);
   return {};
 }
 
@@ -406,8 +413,8 @@ Status Forward::gather_rows(int layer) {
   if (!whole_slabs_) return {};
   const ModelConfig& whole = model_.whole_config();
   const int d = whole.head_dim;
-  KVLANE_TRY(
-      gather_wide(2 * model_.config().kv_heads * d, 2 * whole.kv_heads * d, ElementType::kBf16));
+  KVLANE_TRY(gather_wide(rows_, 2 * model_.config().kv_heads * d, 2 * whole.kv_heads * d,
+                         ElementType::kBf16));
   parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t row = first; row < last; ++row) {
       const auto* values =
@@ -439,19 +446,30 @@ void Forward::store_query(float* head, std::uint16_t* parts) const {
 Status Forward::ffn_block(const LayerWeights& layer) {
   const ElementType type = layer.ffn_in->input_type();
   norm(layer.ffn_norm, type);
-  KVLANE_TRY(multiply(*layer.ffn_in, normed_, product_, rows_));
+  for (int first = 0; first < rows_; first += kFfnRows) {
+    KVLANE_TRY(ffn_rows(layer, first, std::min(kFfnRows, rows_ - first)));
+  }
+  return {};
+}
+
+// From `normed_` to the residual stream.
+Status Forward::ffn_rows(const LayerWeights& layer, int first, int count) {
+  const std::size_t hidden = model_.config().hidden;
+  const ElementType type = layer.ffn_in->input_type();
+  const std::byte* const normed = normed_ + first * hidden * element_bytes(type);
+  KVLANE_TRY(multiply(*layer.ffn_in, normed, product_, count));
   const int width = layer.ffn_in->outputs();
   const int ffn = model_.config().activation == Activation::kSwiGlu ? width / 2 : width;
-  parallel_ranges(rows_, kRowGrain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t row = first; row < last; ++row) {
+  parallel_ranges(count, kRowGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
       float* const values = product_ + row * width;
       activate(values, ffn);
       store_row(values, ffn, type, own_wide_ + row * ffn * element_bytes(type));
     }
   });
-  KVLANE_TRY(gather_wide(ffn, model_.config().ffn, type));
-  KVLANE_TRY(multiply_and_gather(*layer.ffn_out, wide_, product_, rows_, model_.config().hidden));
-  add_product();
+  KVLANE_TRY(gather_wide(count, ffn, model_.config().ffn, type));
+  KVLANE_TRY(multiply_and_gather(*layer.ffn_out, wide_, product_, count, model_.config().hidden));
+  add_product(residual_ + first * hidden, count);
   return {};
 }
 
@@ -470,7 +488,6 @@ Status Forward::project_logits() {
   const ElementType type = model_.head().input_type();
   const auto rows = static_cast<int>(logits_rows_.size());
   if (rows == 0) return {};
-  // A large vocabulary can be more work than all layers of a small model.
   const double work = static_cast<double>(rows) * model_.head().inputs() * model_.head().outputs();
   const ParallelScope threads(work < kSerialWorkMax ? parallel_threads() : threads_);
   parallel_ranges(rows, kRowGrain, [&](std::int64_t first, std::int64_t last) {

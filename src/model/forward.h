@@ -68,8 +68,9 @@ class Forward final : public ForwardPass {
   Status project_qkv(const LayerWeights& layer, int index, const PassHooks& hooks);
   Status attention_block(const LayerWeights& layer, int index);
   Status ffn_block(const LayerWeights& layer);
+  Status ffn_rows(const LayerWeights& layer, int first, int count);
   void norm(const NormWeights& weights, ElementType type);
-  void add_product();
+  void add_product(float* residual, int rows);
   void activate(float* values, int ffn) const;
   Status project_logits();
   void write_qkv(const LayerWeights& layer, int index);
@@ -84,7 +85,7 @@ class Forward final : public ForwardPass {
   void store_query(float* head, std::uint16_t* parts) const;
   Status multiply(const Linear& linear, const void* x, float* y, int rows);
   Status multiply_and_gather(const Linear& linear, const void* x, float* y, int rows, int outputs);
-  Status gather_wide(int own, int all, ElementType type);
+  Status gather_wide(int rows, int own, int all, ElementType type);
 
   const Model& model_;
   const KvFormat* const format_;
@@ -99,7 +100,7 @@ class Forward final : public ForwardPass {
   const int rows_max_;
   const int logits_max_;
   int q_parts_ = 1;          // see PageQuery
-  double work_per_row_ = 0;  // multiplications in products, of all layers
+  double work_per_row_ = 0;  // multiplications in products of a layer
   int threads_ = 1;          // that a pass may use
   int rows_ = 0;
   ForwardTimes times_;
@@ -129,11 +130,11 @@ class Forward final : public ForwardPass {
   PageBuffer memory_;            // all that follows
   float* residual_ = nullptr;    // [rows][hidden]
   std::byte* normed_ = nullptr;  // [rows][hidden], input type of the products
-  float* product_ = nullptr;     // [rows][widest product]
+  float* product_ = nullptr;     // [rows][outputs of a product], of kFfnRows rows inside the FFN
   std::uint16_t* q_ = nullptr;   // [rows][heads][head_dim], BF16
-  std::byte* wide_ = nullptr;    // [rows][max(heads * head_dim, ffn)], input type of the products;
-                                 // K and V of all heads, like `sparse_rows_`, on their way to slabs
-  float* logits_ = nullptr;      // [logits_max][vocab]
+  std::byte* wide_ = nullptr;  // [rows][heads * head_dim] or [kFfnRows][ffn], as `normed_`; K and V
+                               // of all heads, like `sparse_rows_`, on their way to slabs
+  float* logits_ = nullptr;    // [logits_max][vocab]
   // Where ranks compute together, what this one has of `wide_`, and of products' outputs.
   std::byte* own_wide_ = nullptr;
   float* own_product_ = nullptr;
