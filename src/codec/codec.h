@@ -91,6 +91,9 @@ class Codec {
   // kPlaneGrowthBytesMax (format/frame.h).
   virtual std::size_t bound(const PlaneShape& shape) const = 0;
 
+  // Whether encode() writes just as much of any plane of a shape.
+  virtual bool writes_bound() const { return false; }
+
   // Writes the coded plane to `destination`, which has at least bound(shape) bytes and does not
   // overlap `plane`, and returns how many bytes were written; all of the bound may be overwritten.
   // Without a `book` the encoder counts the plane first. Cannot fail.

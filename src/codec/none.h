@@ -10,6 +10,7 @@ class NoneCodec final : public Codec {
  public:
   std::string_view name() const override { return "none"; }
   std::size_t bound(const PlaneShape& shape) const override { return shape.bytes(); }
+  bool writes_bound() const override { return true; }
   using Codec::decode;
   using Codec::encode;
   std::size_t encode(const PlaneShape& shape, const PlaneView& plane, const Codebook* book,

@@ -163,21 +163,22 @@ Status KvSender::send_sealed(const Run& run, int block, const std::byte* slab, S
   header.rope_applied = format_->rope_applied();
   const bool coded = sealed_planes_ && run.codec.name() != "none";
   if (coded) header.codec = run.codec.name();
-  const CodedSlab body = coded ? encode_sealed(run, slab, fetched) : pack(run, place, slab);
-  KVLANE_TRY(send_frame(run, std::move(header), body.k, body.v));
+  KVLANE_TRY(coded ? send_frame(run, std::move(header), encode_sealed(run, slab, fetched))
+                   : send_packed(run, place, slab, std::move(header)));
   if (sealed_planes_ && lane_.on_host()) try_another_on_sealed(run, place, slab);
   return {};
 }
 
-CodedSlab KvSender::pack(const Run& run, SlabPlace place, const std::byte* slab) {
+Status KvSender::send_packed(const Run& run, SlabPlace place, const std::byte* slab,
+                             FrameHeader header) {
   const TimePoint start = SteadyClock::now();
-  format_->pack(place, slab, packed_.data());
-  const CodedSlab packed{{packed_.data(), format_->used_bytes(place, slab)}, {}};
-  if (sealed_planes_) {
+  header.k_bytes = static_cast<std::uint32_t>(format_->used_bytes(place, slab));
+  return send_frame(run, std::move(header), [&](std::span<std::byte> packed, auto) {
+    format_->pack(place, slab, packed.data());
+    if (!sealed_planes_) return;
     const PlaneShape v = sealed_planes_->v_shape(run.layer);
-    choice_.learn(run.codec, v, v.bytes(), share_of(v, packed.k.size(), start));
-  }
-  return packed;
+    choice_.learn(run.codec, v, v.bytes(), share_of(v, packed.size(), start));
+  });
 }
 
 CodedSlab KvSender::encode_sealed(const Run& run, const std::byte* slab, Seconds fetched) {
@@ -186,7 +187,8 @@ CodedSlab KvSender::encode_sealed(const Run& run, const std::byte* slab, Seconds
   sealed_planes_->take(layer, slab);
   const Seconds taken = (fetched + (SteadyClock::now() - start)) / 2;
   const auto encode = [&](PlanePart part, const PlaneShape& shape, std::span<std::byte> plane) {
-    return encode_plane(run, part, shape, dense_plane(shape, plane.data()), taken);
+    return encode_plane(run, part, shape, dense_plane(shape, plane.data()), taken,
+                        coded_[static_cast<int>(part)]);
   };
   return {encode(PlanePart::kK, sealed_planes_->k_shape(layer), sealed_planes_->k(layer)),
           encode(PlanePart::kV, sealed_planes_->v_shape(layer), sealed_planes_->v(layer))};
@@ -211,12 +213,24 @@ Status KvSender::send_from_host(const Run& run) {
 Status KvSender::send_slab(const Run& run, int block, const std::byte* slab, Seconds fetched) {
   const KvShape& shape = pool_.shape();
   const PlaneShape plane = plane_shape(shape, rows(run.job, block));
-  const PlaneView k = plane_in(slab, shape, PlanePart::kK);
-  const PlaneView v = plane_in(slab, shape, PlanePart::kV);
-  const ByteView coded_k = encode_plane(run, PlanePart::kK, plane, k, fetched / 2);
-  const ByteView coded_v = encode_plane(run, PlanePart::kV, plane, v, fetched / 2);
-  if (lane_.on_host()) try_another(run.codec, plane, v);
-  return send_coded(run, block, {coded_k, coded_v});
+  const auto encode = [&](PlanePart part, std::span<std::byte> coded) {
+    return encode_plane(run, part, plane, plane_in(slab, shape, part), fetched / 2, coded);
+  };
+  if (run.codec.writes_bound()) {
+    FrameHeader header = header_of_rows(run, block);
+    header.k_bytes = header.v_bytes = static_cast<std::uint32_t>(run.codec.bound(plane));
+    const auto body = [&](std::span<std::byte> k, std::span<std::byte> v) {
+      encode(PlanePart::kK, k);
+      encode(PlanePart::kV, v);
+    };
+    KVLANE_TRY(send_frame(run, std::move(header), body));
+  } else {
+    const ByteView k = encode(PlanePart::kK, coded_[0]);
+    const ByteView v = encode(PlanePart::kV, coded_[1]);
+    KVLANE_TRY(send_coded(run, block, {k, v}));
+  }
+  if (lane_.on_host()) try_another(run.codec, plane, plane_in(slab, shape, PlanePart::kV));
+  return {};
 }
 
 // The same frames as from the host: codebooks follow the values slab by slab.
@@ -263,10 +277,14 @@ std::vector<DeviceSlab> KvSender::slabs_of(const Run& run) const {
 }
 
 Status KvSender::send_coded(const Run& run, int block, const CodedSlab& coded) {
+  return send_frame(run, header_of_rows(run, block), coded);
+}
+
+FrameHeader KvSender::header_of_rows(const Run& run, int block) const {
   FrameHeader header = header_of(run, block);
   header.format = element_name(header.type);
   header.codec = run.codec.name();
-  return send_frame(run, std::move(header), coded.k, coded.v);
+  return header;
 }
 
 // What all frames of a job say.
@@ -283,18 +301,24 @@ FrameHeader KvSender::header_of(const Run& run, int block) const {
   return header;
 }
 
-Status KvSender::send_frame(const Run& run, FrameHeader header, ByteView k, ByteView v) {
+// `body` writes as much as `header` says.
+Status KvSender::send_frame(const Run& run, FrameHeader header, const BodyWriter& body) {
   KvBytes& kv = run.job.kv_;
   kv.add_codec(header.codec);
   kv.raw += header.raw_bytes();
-  kv.shipped += kFrameHeaderBytes + k.size() + v.size();
-  return run.job.outgoing_->add_slab(std::move(header), k, v);
+  kv.shipped += kFrameHeaderBytes + header.body_bytes();
+  return run.job.outgoing_->add_slab(std::move(header), body);
+}
+
+Status KvSender::send_frame(const Run& run, FrameHeader header, const CodedSlab& coded) {
+  KVLANE_TRY(set_body_lengths(header, coded.k, coded.v));
+  return send_frame(run, std::move(header), body_of(coded.k, coded.v));
 }
 
 ByteView KvSender::encode_plane(const Run& run, PlanePart part, const PlaneShape& shape,
-                                const PlaneView& plane, Seconds fetched) {
+                                const PlaneView& plane, Seconds fetched,
+                                std::span<std::byte> coded) {
   const TimePoint start = SteadyClock::now();
-  std::vector<std::byte>& coded = coded_[static_cast<int>(part)];
   const Codebook* const book = books_of(run)[static_cast<int>(part)];
   const std::size_t bytes = run.codec.encode(shape, plane, book, coded);
   choice_.learn(run.codec, shape, bytes, SteadyClock::now() - start + fetched);

@@ -110,16 +110,18 @@ class KvSender {
   Status send_all(Job& job, int layer, int first_block, int last_block, const DeviceMark* done);
   Status send_from_coded_cache(const Run& run);
   Status send_sealed(const Run& run, int block, const std::byte* slab, Seconds fetched);
-  CodedSlab pack(const Run& run, SlabPlace place, const std::byte* slab);
+  Status send_packed(const Run& run, SlabPlace place, const std::byte* slab, FrameHeader header);
   CodedSlab encode_sealed(const Run& run, const std::byte* slab, Seconds fetched);
   Status send_from_host(const Run& run);
   Status send_slab(const Run& run, int block, const std::byte* slab, Seconds fetched);
   Status send_from_device(Run run, SlabCoder& coder);
   Status send_coded(const Run& run, int block, const CodedSlab& coded);
+  FrameHeader header_of_rows(const Run& run, int block) const;
   FrameHeader header_of(const Run& run, int block) const;
-  Status send_frame(const Run& run, FrameHeader header, ByteView k, ByteView v);
+  Status send_frame(const Run& run, FrameHeader header, const BodyWriter& body);
+  Status send_frame(const Run& run, FrameHeader header, const CodedSlab& coded);
   ByteView encode_plane(const Run& run, PlanePart part, const PlaneShape& shape,
-                        const PlaneView& plane, Seconds fetched);
+                        const PlaneView& plane, Seconds fetched, std::span<std::byte> coded);
   void learn_codebook(const Run& run, PlanePart part, const PlaneShape& shape, ByteView body,
                       bool counted);
   void try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane);
@@ -137,7 +139,7 @@ class KvSender {
   MovingCodebooks sealed_books_;
   std::array<std::vector<std::byte>, 2> coded_;  // K and V: what a plane may take coded
   std::vector<std::byte> trial_;
-  std::vector<std::byte> packed_;              // a sealed slab as it travels
+  std::vector<std::byte> packed_;              // a sealed slab as it would travel
   std::optional<SealedPlanes> sealed_planes_;  // or what goes to codecs instead, if it has planes
 
   std::atomic<std::int64_t> planes_counted_ = 0;

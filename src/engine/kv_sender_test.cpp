@@ -36,9 +36,10 @@ class Recorder final : public OutgoingTransfer {
 
   explicit Recorder(std::vector<Slab>& slabs) : slabs_(slabs) {}
   Status add_frame(Bytes) override { return {}; }
-  Status add_slab(FrameHeader header, ByteView k, ByteView v) override {
+  Status add_slab(FrameHeader header, const BodyWriter& body) override {
     slabs_.push_back({header.codec, header.layer, header.position, header.tokens,
-                      Bytes(k.begin(), k.end()), Bytes(v.begin(), v.end())});
+                      Bytes(header.k_bytes), Bytes(header.v_bytes)});
+    body(slabs_.back().k, slabs_.back().v);
     return {};
   }
   void finish(TransferEnd) override {}

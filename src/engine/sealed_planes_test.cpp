@@ -36,8 +36,9 @@ class Recorder final : public OutgoingTransfer {
  public:
   explicit Recorder(std::vector<Bytes>& frames) : frames_(frames) {}
   Status add_frame(Bytes) override { return {}; }
-  Status add_slab(FrameHeader header, ByteView k, ByteView v) override {
-    KVLANE_ASSIGN(Bytes frame, build_frame(std::move(header), k, v));
+  Status add_slab(FrameHeader header, const BodyWriter& body) override {
+    Bytes frame(kFrameHeaderBytes + header.body_bytes());
+    KVLANE_TRY(write_frame(std::move(header), body, frame));
     frames_.push_back(std::move(frame));
     return {};
   }

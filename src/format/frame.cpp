@@ -244,34 +244,43 @@ Result<RawHeader> read_raw_header(ByteView bytes) {
 
 }  // namespace
 
-Status append_frame(FrameHeader header, ByteView k, ByteView v, Bytes& to) {
-  // Before they are narrowed to the header's 32 bits.
-  KVLANE_TRY(require_range("k_bytes", static_cast<std::int64_t>(k.size()), 1, kBodyBytesMax));
-  KVLANE_TRY(require_range("v_bytes", static_cast<std::int64_t>(v.size()), 0, kBodyBytesMax));
+Status write_frame(FrameHeader header, const BodyWriter& body, std::span<std::byte> frame) {
   if (header.tables != 0 && !header.sealed) {
     return invalid_argument("only the frame of a sealed slab has tables");
   }
-  header.k_bytes = static_cast<std::uint32_t>(k.size());
-  header.v_bytes = static_cast<std::uint32_t>(v.size());
   KVLANE_TRY(check_shape(numbers_of(header)));
   KVLANE_TRY(check_lengths(numbers_of(header)));
   KVLANE_TRY(check_names(header));
 
-  const std::size_t begin = to.size();
-  to.reserve(begin + kFrameHeaderBytes + k.size() + v.size());
-  to.resize(begin + kFrameHeaderBytes);
-  to.insert(to.end(), k.begin(), k.end());
-  to.insert(to.end(), v.begin(), v.end());
-  header.body_checksum = checksum(ByteView(to).subspan(begin + kFrameHeaderBytes));
+  const std::span<std::byte> planes = frame.subspan(kFrameHeaderBytes);
+  body(planes.first(header.k_bytes), planes.subspan(header.k_bytes));
+  header.body_checksum = checksum(planes);
   const RawHeader raw = to_raw(header);
-  std::memcpy(to.data() + begin, &raw, sizeof(raw));
+  std::memcpy(frame.data(), &raw, sizeof(raw));
   return {};
 }
 
 Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v) {
-  Bytes frame;
-  KVLANE_TRY(append_frame(std::move(header), k, v, frame));
+  KVLANE_TRY(set_body_lengths(header, k, v));
+  Bytes frame(kFrameHeaderBytes + header.body_bytes());
+  KVLANE_TRY(write_frame(std::move(header), body_of(k, v), frame));
   return frame;
+}
+
+Status set_body_lengths(FrameHeader& header, ByteView k, ByteView v) {
+  // Before they are narrowed to the header's 32 bits.
+  KVLANE_TRY(require_range("k_bytes", static_cast<std::int64_t>(k.size()), 1, kBodyBytesMax));
+  KVLANE_TRY(require_range("v_bytes", static_cast<std::int64_t>(v.size()), 0, kBodyBytesMax));
+  header.k_bytes = static_cast<std::uint32_t>(k.size());
+  header.v_bytes = static_cast<std::uint32_t>(v.size());
+  return {};
+}
+
+BodyWriter body_of(ByteView k, ByteView v) {
+  return [k, v](std::span<std::byte> to_k, std::span<std::byte> to_v) {
+    std::copy(k.begin(), k.end(), to_k.begin());
+    std::copy(v.begin(), v.end(), to_v.begin());
+  };
 }
 
 Result<FrameHeader> parse_frame_header(ByteView bytes) {

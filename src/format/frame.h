@@ -10,6 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
 
 #include "base/bytes.h"
@@ -78,12 +80,20 @@ struct Frame {
   ByteView v;  // coded V plane; of a packed() slab nothing
 };
 
-// Writes the header (kFrameHeaderBytes bytes) and the two planes behind it, or the sealed slab in
-// `k`. Fills in lengths and
-// checksums itself; fails with kInvalidArgument when a field is out of the range of spec/frame.md.
+// Fills the body of a frame where it lies: the k_bytes and the v_bytes of its header.
+using BodyWriter = std::function<void(std::span<std::byte> k, std::span<std::byte> v)>;
+
+// Writes the header and lets `body` write the planes behind it, or the sealed slab as `k`. `frame`
+// has kFrameHeaderBytes + header.body_bytes() bytes. Fills in checksums itself; fails with
+// kInvalidArgument when a field is out of the range of spec/frame.md, and `body` is not called
+// then.
+Status write_frame(FrameHeader header, const BodyWriter& body, std::span<std::byte> frame);
+// The same with planes that are there already; fills in their lengths as well.
 Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v);
-// The same behind what `to` holds, where it stays without another copy if there is room.
-Status append_frame(FrameHeader header, ByteView k, ByteView v, Bytes& to);
+// Enters the lengths of such planes; kInvalidArgument when they are beyond those of any.
+Status set_body_lengths(FrameHeader& header, ByteView k, ByteView v);
+// Copies such planes.
+BodyWriter body_of(ByteView k, ByteView v);
 
 // Reads the first kFrameHeaderBytes bytes. Fails with kCorrupt (magic, checksum, range) or
 // kUnsupported (version, unknown bits): a caller may then not read the body. That the frame is the

@@ -162,17 +162,19 @@ TEST(Frame, OfASealedSlabInACodecHasTwoPlanes) {
   EXPECT_FALSE(builds(kK, kV));
 }
 
-TEST(Frame, IsAppendedToWhatIsThere) {
-  Bytes both = sample_frame();
-  const Bytes one = both;
-  ASSERT_TRUE(append_frame(sample_header(), kK, kV, both).ok());
-  ASSERT_EQ(both.size(), 2 * one.size());
-  EXPECT_TRUE(std::equal(one.begin(), one.end(), both.begin()));
-  EXPECT_TRUE(std::equal(one.begin(), one.end(), both.begin() + std::ptrdiff_t(one.size())));
-  FrameHeader bad = sample_header();
-  bad.layer = -1;
-  EXPECT_EQ(append_frame(bad, kK, kV, both).code(), Code::kInvalidArgument);
-  EXPECT_EQ(both.size(), 2 * one.size());
+TEST(Frame, IsWrittenWhereItLies) {
+  FrameHeader header = sample_header();
+  ASSERT_TRUE(set_body_lengths(header, kK, kV).ok());
+  Bytes frame(sample_frame().size(), std::byte{9});
+  ASSERT_TRUE(write_frame(header, body_of(kK, kV), frame).ok());
+  EXPECT_EQ(frame, sample_frame());
+  // Nobody is asked for the body of a frame that is refused.
+  header.layer = -1;
+  bool asked = false;
+  const auto ask = [&](auto, auto) { asked = true; };
+  EXPECT_EQ(write_frame(header, ask, frame).code(), Code::kInvalidArgument);
+  EXPECT_FALSE(asked);
+  EXPECT_EQ(frame, sample_frame());
 }
 
 TEST(Frame, StatedLengthsAndChecksumsOfTheCallerAreIgnored) {

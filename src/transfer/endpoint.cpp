@@ -24,9 +24,9 @@ class OutgoingHandle : public OutgoingTransfer {
     const auto core = core_.lock();
     return core ? core->add_frame(outgoing_, frame) : aborted("the endpoint is gone");
   }
-  Status add_slab(FrameHeader header, ByteView k, ByteView v) override {
+  Status add_slab(FrameHeader header, const BodyWriter& body) override {
     const auto core = core_.lock();
-    return core ? core->add_slab(outgoing_, std::move(header), k, v)
+    return core ? core->add_slab(outgoing_, std::move(header), body)
                 : aborted("the endpoint is gone");
   }
   void finish(TransferEnd end) override {
@@ -265,14 +265,14 @@ Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
   const Result<SlabName> slab = check_slab(*header, options_.model, outgoing->begin);
   if (!slab.ok()) return invalid_argument(slab.status().message());
   const auto message = memory_->take(kMessageHeaderBytes + frame.size());
-  *message = begin_slab(outgoing->id, frame.size(), std::move(*message));
-  message->insert(message->end(), frame.begin(), frame.end());
+  begin_slab(outgoing->id, frame.size(), std::span(*message).first<kMessageHeaderBytes>());
+  std::copy(frame.begin(), frame.end(), message->begin() + kMessageHeaderBytes);
   return keep_slab(outgoing, *slab, message);
 }
 
-Status EndpointCore::add_slab(const OutgoingPtr& outgoing, FrameHeader header, ByteView k,
-                              ByteView v) {
-  const std::size_t frame_bytes = kFrameHeaderBytes + k.size() + v.size();
+Status EndpointCore::add_slab(const OutgoingPtr& outgoing, FrameHeader header,
+                              const BodyWriter& body) {
+  const std::size_t frame_bytes = kFrameHeaderBytes + header.body_bytes();
   if (frame_bytes > kSlabBodyBytesMax) {
     return invalid_argument("a frame of " + std::to_string(frame_bytes) + " bytes, at most " +
                             std::to_string(kSlabBodyBytesMax) + " can be sent");
@@ -280,8 +280,9 @@ Status EndpointCore::add_slab(const OutgoingPtr& outgoing, FrameHeader header, B
   const Result<SlabName> slab = check_slab(header, options_.model, outgoing->begin);
   if (!slab.ok()) return invalid_argument(slab.status().message());
   const auto message = memory_->take(kMessageHeaderBytes + frame_bytes);
-  *message = begin_slab(outgoing->id, frame_bytes, std::move(*message));
-  KVLANE_TRY(append_frame(std::move(header), k, v, *message));
+  const std::span<std::byte> bytes = *message;
+  begin_slab(outgoing->id, frame_bytes, bytes.first<kMessageHeaderBytes>());
+  KVLANE_TRY(write_frame(std::move(header), body, bytes.subspan(kMessageHeaderBytes)));
   return keep_slab(outgoing, *slab, message);
 }
 

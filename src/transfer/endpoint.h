@@ -112,9 +112,9 @@ class OutgoingTransfer {
   // kInvalidArgument when it is no frame of this transfer, came before, or goes beyond what the
   // transfer set aside; it then goes on without this frame. Else the error that ended the transfer.
   virtual Status add_frame(Bytes frame) = 0;
-  // The same for the frame of that header, in which lengths and checksums are filled in, and these
-  // coded planes: they are copied once, to where they are sent from.
-  virtual Status add_slab(FrameHeader header, ByteView k, ByteView v) = 0;
+  // The same for the frame of that header, in which checksums are filled in. `body` writes the
+  // planes, of the lengths in the header, to where they are sent from.
+  virtual Status add_slab(FrameHeader header, const BodyWriter& body) = 0;
   // All frames are there, and `end` has a first token, else the transfer fails with
   // kInvalidArgument. What was set aside and not needed is free again.
   virtual void finish(TransferEnd end) = 0;

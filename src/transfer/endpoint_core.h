@@ -63,7 +63,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const;
   LinkCounts links() const;
   Status add_frame(const OutgoingPtr& outgoing, ByteView frame);
-  Status add_slab(const OutgoingPtr& outgoing, FrameHeader header, ByteView k, ByteView v);
+  Status add_slab(const OutgoingPtr& outgoing, FrameHeader header, const BodyWriter& body);
   void finish(const OutgoingPtr& outgoing, TransferEnd end);
   void fail(const OutgoingPtr& outgoing, const Status& why);
   void abandon(const OutgoingPtr& outgoing);

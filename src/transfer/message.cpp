@@ -152,10 +152,10 @@ Bytes seal_message(MessageType type, const TransferId& id, ByteView body) {
   return writer.take();
 }
 
-Bytes begin_slab(const TransferId& id, std::size_t frame_bytes, Bytes buffer) {
+void begin_slab(const TransferId& id, std::size_t frame_bytes,
+                std::span<std::byte, kMessageHeaderBytes> header) {
   const ByteWriter writer = write_header(MessageType::kSlab, id, frame_bytes, 0);
-  buffer.assign(writer.bytes().begin(), writer.bytes().end());
-  return buffer;
+  std::copy(writer.bytes().begin(), writer.bytes().end(), header.begin());
 }
 
 }  // namespace kvlane

@@ -10,6 +10,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -132,9 +133,9 @@ Bytes encode_reject(const Status& why);
 Bytes encode_error(const TransferId& id, const Status& why);  // id zero: about the link
 Bytes encode_begin(const TransferId& id, const TransferBegin& begin);
 Bytes encode_slab(const TransferId& id, ByteView frame);
-// The header of a SLAB behind which the caller puts a frame of `frame_bytes`. In the memory of
-// `buffer`, if there is any.
-Bytes begin_slab(const TransferId& id, std::size_t frame_bytes, Bytes buffer);
+// The header of a SLAB behind which the caller puts a frame of `frame_bytes`.
+void begin_slab(const TransferId& id, std::size_t frame_bytes,
+                std::span<std::byte, kMessageHeaderBytes> header);
 Bytes encode_end(const TransferId& id, const NumberedEnd& end);
 Bytes encode_missing(const TransferId& id, const Missing& missing);
 Bytes encode_done(const TransferId& id, const Durations& durations);

@@ -15,7 +15,9 @@ constexpr std::size_t kGranularity = std::size_t{16} << 10;
 // A buffer that finds its way back.
 struct MessageMemory::Loan {
   Loan(std::shared_ptr<MessageMemory> memory, std::size_t bytes)
-      : home(std::move(memory)), buffer(home->find_or_make(bytes)), taken(buffer.capacity()) {}
+      : home(std::move(memory)), buffer(home->find_or_make(bytes)), taken(buffer.capacity()) {
+    buffer.resize(bytes);
+  }
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
   ~Loan() { home->give_back(std::move(buffer), taken); }
@@ -51,7 +53,7 @@ Bytes MessageMemory::find_or_make(std::size_t bytes) {
 
 // `taken` is what it had room for when it was taken.
 void MessageMemory::give_back(Bytes buffer, std::size_t taken) {
-  buffer.clear();
+  // It keeps its length: what a vector grows by is filled with zeros.
   const std::size_t capacity = buffer.capacity();
   const std::lock_guard lock(mutex_);
   used_bytes_ -= taken;

@@ -19,8 +19,8 @@ class MessageMemory : public std::enable_shared_from_this<MessageMemory> {
   // `bytes_max`. How many are in use is for the caller to limit.
   explicit MessageMemory(std::size_t bytes_max) : bytes_max_(bytes_max) {}
 
-  // An empty buffer with room for `bytes`, which has at most twice as much if it was used before.
-  // It comes back when nobody holds it any more.
+  // A buffer of `bytes` that hold anything, with room for at most twice as much if it was used
+  // before. It comes back when nobody holds it any more.
   std::shared_ptr<Bytes> take(std::size_t bytes);
 
   // Of buffers that nobody uses.

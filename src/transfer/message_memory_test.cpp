@@ -19,7 +19,7 @@ std::shared_ptr<MessageMemory> make(std::size_t bytes_max) {
 TEST(MessageMemory, GivesWhatCameBackToTheNext) {
   const auto memory = make(1024 * kKiB);
   auto first = memory->take(200 * kKiB);
-  first->resize(200 * kKiB);
+  EXPECT_EQ(first->size(), 200 * kKiB);
   const std::byte* const place = first->data();
   auto second = memory->take(200 * kKiB);
   EXPECT_NE(second->data(), place);
@@ -32,8 +32,7 @@ TEST(MessageMemory, GivesWhatCameBackToTheNext) {
   EXPECT_EQ(memory->free_bytes(), 208 * kKiB);
   const auto third = memory->take(195 * kKiB);
   EXPECT_EQ(third->data(), place);
-  EXPECT_TRUE(third->empty());
-  EXPECT_GE(third->capacity(), 195 * kKiB);
+  EXPECT_EQ(third->size(), 195 * kKiB);
 }
 
 TEST(MessageMemory, TakesTheShortestThatFitsAndNoneTwiceAsLong) {
@@ -74,6 +73,7 @@ TEST(MessageMemory, CountsBuffersThatGrewOrWereTakenAway) {
 TEST(MessageMemory, MessagesMayOutliveIt) {
   auto memory = make(1024 * kKiB);
   const auto message = memory->take(16 * kKiB);
+  message->clear();
   memory.reset();
   message->push_back(std::byte{7});
   EXPECT_EQ(message->front(), std::byte{7});
