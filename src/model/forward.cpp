@@ -23,9 +23,9 @@ constexpr int kTurnedGrain = 8;  // where rows of several tokens are turned into
 // own.
 constexpr double kSerialWorkMax = 5e6;
 
-// Rows that go through a feed-forward network together, a multiple of those that products round to:
-// what is between its two products is several times as wide as a row, and stays in the cache.
-constexpr int kFfnRows = 128;
+// Rows that are multiplied together where that makes them much wider, for attention or between the
+// two products of an FFN: what comes out stays in the cache. A multiple of what products round to.
+constexpr int kWideRows = 256;
 
 // K and V of a token in all KV heads.
 std::size_t kv_row_bytes(const ModelConfig& config) {
@@ -63,9 +63,9 @@ Status Forward::allocate() {
   const std::size_t q_width = std::size_t(config.heads) * config.head_dim;
   const std::size_t q_width_all = std::size_t(model_.whole_config().heads) * config.head_dim;
   const std::size_t qkv_width = q_width + 2 * std::size_t(config.kv_heads) * config.head_dim;
-  const std::size_t ffn_rows = std::min(rows, std::size_t{kFfnRows});
+  const std::size_t wide_rows = std::min(rows, std::size_t{kWideRows});
   const std::size_t product_floats =
-      std::max(rows * std::max(qkv_width, std::size_t(config.hidden)), ffn_rows * 2 * config.ffn);
+      std::max(rows * config.hidden, wide_rows * std::max(qkv_width, 2 * std::size_t(config.ffn)));
   const ElementType input_type = model_.layers()[0].qkv->input_type();
   const std::size_t input_bytes = element_bytes(input_type);
   q_parts_ = input_type == ElementType::kF32 ? 2 : 1;
@@ -73,7 +73,7 @@ Status Forward::allocate() {
   const std::size_t normed_rows = std::max(rows, logits_rows);
   const std::size_t kv_bytes = whole_slabs_ ? kv_row_bytes(model_.whole_config()) : 0;
   const std::size_t wide_bytes = std::max(
-      {rows * q_width_all * input_bytes, rows * kv_bytes, ffn_rows * config.ffn * input_bytes});
+      {rows * q_width_all * input_bytes, rows * kv_bytes, wide_rows * config.ffn * input_bytes});
   const std::size_t logits_bytes = logits_rows * config.vocab * sizeof(float);
   const std::size_t own_products = std::max(rows * config.hidden * sizeof(float), logits_bytes);
 
@@ -81,10 +81,9 @@ Status Forward::allocate() {
   const std::size_t sizes[] = {
       aligned(rows * config.hidden * sizeof(float)),
       aligned(normed_rows * config.hidden * input_bytes),
-      aligned(product_floats * sizeof(float)),
+      aligned(std::max(product_floats * sizeof(float), logits_bytes)),
       aligned(rows * q_width * q_parts_ * sizeof(bf16)),
       aligned(wide_bytes),
-      aligned(logits_bytes),
       ranks_ == nullptr ? 0 : aligned(wide_bytes),
       ranks_ == nullptr ? 0 : aligned(own_products),
   };
@@ -98,9 +97,8 @@ Status Forward::allocate() {
   product_ = reinterpret_cast<float*>(take(sizes[2]));
   q_ = reinterpret_cast<std::uint16_t*>(take(sizes[3]));
   wide_ = take(sizes[4]);
-  logits_ = reinterpret_cast<float*>(take(sizes[5]));
-  own_wide_ = ranks_ == nullptr ? wide_ : take(sizes[6]);
-  own_product_ = reinterpret_cast<float*>(take(sizes[7]));
+  own_wide_ = ranks_ == nullptr ? wide_ : take(sizes[5]);
+  own_product_ = reinterpret_cast<float*>(take(sizes[6]));
   if (!model_.layers().empty()) {
     const LayerWeights& layer = model_.layers().front();
     for (const Linear* product :
@@ -296,8 +294,12 @@ Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHook
   const std::size_t hidden = config.hidden;
   const ElementType type = layer.qkv->input_type();
   norm(layer.attention_norm, type);
-  KVLANE_TRY(multiply(*layer.qkv, normed_, product_, rows_));
-  write_qkv(layer, index);
+  for (int first = 0; first < rows_; first += kWideRows) {
+    const int count = std::min(kWideRows, rows_ - first);
+    const std::byte* const normed = normed_ + first * hidden * element_bytes(type);
+    KVLANE_TRY(multiply(*layer.qkv, normed, product_, count));
+    write_qkv(layer, index, first, count);
+  }
   KVLANE_TRY(gather_rows(index));
   if (hooks.on_queries) {
     const std::size_t width = std::size_t(config.heads) * q_parts_ * config.head_dim;
@@ -355,17 +357,17 @@ void Forward::turn_queries(float* queries, int layer, int tokens, std::size_t st
   }
 }
 
-// Norms (where the model has them) and rotates Q and K, then Q goes to its buffer, K and V to the
-// blocks, or to `own_wide_` where these have heads of other ranks.
-void Forward::write_qkv(const LayerWeights& layer, int index) {
+// Norms (where the model has them) and rotates Q and K of some rows, then Q goes to its buffer, K
+// and V to the blocks, or to `own_wide_` where these have heads of other ranks.
+void Forward::write_qkv(const LayerWeights& layer, int index, int first_row, int count) {
   const ModelConfig& config = model_.config();
   const int d = config.head_dim;
   const int keys_begin = config.heads * d;
   const int width = keys_begin + 2 * config.kv_heads * d;
-  parallel_ranges(rows_, kTurnedGrain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t row = first; row < last; ++row) {
-      float* const queries = product_ + row * width;
-      const int position = row_places_[row].position;
+  parallel_ranges(count, kTurnedGrain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first; i < last; ++i) {
+      float* const queries = product_ + i * width;
+      const int position = row_places_[first_row + i].position;
       const RopeAngles angles = model_.rope().angles(position);
       for (int h = 0; h < config.heads; ++h) {
         float* const query = queries + h * d;
@@ -378,8 +380,9 @@ void Forward::write_qkv(const LayerWeights& layer, int index) {
     const int tokens = static_cast<int>(last - first);
     turn_queries(heads, index, tokens, width);
     key_rows_.turn(heads + keys_begin, index, tokens, width);
-    for (std::int64_t row = first; row < last; ++row) {
-      float* head = product_ + row * width;
+    for (std::int64_t i = first; i < last; ++i) {
+      const std::int64_t row = first_row + i;
+      float* head = product_ + i * width;
       for (int h = 0; h < config.heads; ++h, head += d) {
         store_query(head, q_ + (row * config.heads + h) * q_parts_ * d);
       }
@@ -446,8 +449,8 @@ void Forward::store_query(float* head, std::uint16_t* parts) const {
 Status Forward::ffn_block(const LayerWeights& layer) {
   const ElementType type = layer.ffn_in->input_type();
   norm(layer.ffn_norm, type);
-  for (int first = 0; first < rows_; first += kFfnRows) {
-    KVLANE_TRY(ffn_rows(layer, first, std::min(kFfnRows, rows_ - first)));
+  for (int first = 0; first < rows_; first += kWideRows) {
+    KVLANE_TRY(ffn_rows(layer, first, std::min(kWideRows, rows_ - first)));
   }
   return {};
 }
@@ -497,12 +500,12 @@ Status Forward::project_logits() {
       store_row(values, config.hidden, type, normed_ + row * hidden * element_bytes(type));
     }
   });
-  return multiply_and_gather(model_.head(), normed_, logits_, rows, config.vocab);
+  return multiply_and_gather(model_.head(), normed_, product_, rows, config.vocab);
 }
 
 std::span<float> Forward::logits(int index) const {
   const std::size_t vocab = model_.config().vocab;
-  return {logits_ + index * vocab, vocab};
+  return {product_ + index * vocab, vocab};
 }
 
 }  // namespace kvlane

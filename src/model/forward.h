@@ -73,7 +73,7 @@ class Forward final : public ForwardPass {
   void add_product(float* residual, int rows);
   void activate(float* values, int ffn) const;
   Status project_logits();
-  void write_qkv(const LayerWeights& layer, int index);
+  void write_qkv(const LayerWeights& layer, int index, int first_row, int count);
   Status gather_rows(int layer);
   void attend(int layer, ElementType out_type);
   struct RowMemory {
@@ -130,11 +130,10 @@ class Forward final : public ForwardPass {
   PageBuffer memory_;            // all that follows
   float* residual_ = nullptr;    // [rows][hidden]
   std::byte* normed_ = nullptr;  // [rows][hidden], input type of the products
-  float* product_ = nullptr;     // [rows][outputs of a product], of kFfnRows rows inside the FFN
+  float* product_ = nullptr;     // [rows][hidden], [kWideRows][widest product]; logits
   std::uint16_t* q_ = nullptr;   // [rows][heads][head_dim], BF16
-  std::byte* wide_ = nullptr;  // [rows][heads * head_dim] or [kFfnRows][ffn], as `normed_`; K and V
-                               // of all heads, like `sparse_rows_`, on their way to slabs
-  float* logits_ = nullptr;    // [logits_max][vocab]
+  std::byte* wide_ = nullptr;  // [rows][heads * head_dim] or [kWideRows][ffn], as `normed_`; K and
+                               // V of all heads, like `sparse_rows_`, on their way to slabs
   // Where ranks compute together, what this one has of `wide_`, and of products' outputs.
   std::byte* own_wide_ = nullptr;
   float* own_product_ = nullptr;
