@@ -208,7 +208,9 @@ class ModelBench {
     std::fill_n(x.as<std::uint16_t>(), x.bytes() / 2, std::uint16_t{0x3c3c});
     std::vector<double> our_seconds;
     std::vector<double> their_seconds;
-    for (int repeat = -1; repeat < options_.repeats; ++repeat) {
+    const TimePoint begin = SteadyClock::now();
+    // Those of one row take microseconds: a few of them would only tell how the threads woke up.
+    for (int repeat = -1; repeat < options_.repeats || seconds_since(begin) < 0.1; ++repeat) {
       const TimePoint start = SteadyClock::now();
       KVLANE_TRY(product.apply(x.data(), y.as<float>(), rows));
       const double seconds = seconds_since(start);
