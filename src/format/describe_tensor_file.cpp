@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "format/checksum.h"
 #include "format/describe.h"
 #include "format/tensor_file.h"
 
@@ -67,7 +68,7 @@ class Walk {
     const ByteView body = part(file_, offset_ + kTensorFileRecordBytes, padded_bytes);
     const std::string name = "plane " + std::to_string(number_);
     if (body.size() < padded_bytes) return corrupt("the file is cut off within " + name);
-    if (tensor_file_checksum(body.first(record.coded_bytes)) != record.coded_checksum) {
+    if (xxh3_64(body.first(record.coded_bytes)) != record.coded_checksum) {
       return corrupt(name + " has a wrong checksum");
     }
     const ByteView padding = body.subspan(record.coded_bytes);

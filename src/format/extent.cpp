@@ -2,13 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "format/extent.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <limits>
 #include <string_view>
 
 #include "format/cache_format.h"
+#include "format/checksum.h"
 #include "format/frame.h"
 #include "format/name_field.h"
 
@@ -74,8 +73,7 @@ constexpr std::uint32_t kFlagEncrypted = 4;
 constexpr std::uint32_t kFlags = kFlagRopeApplied | kFlagSealed | kFlagEncrypted;
 
 std::uint64_t header_checksum(const RawHeader& raw) {
-  return extent_checksum(
-      std::as_bytes(std::span(&raw, 1)).first(offsetof(RawHeader, header_checksum)));
+  return xxh3_64(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawHeader, header_checksum)));
 }
 
 template <class Container>
@@ -321,8 +319,6 @@ Result<Bytes> lengthen_extent_head(ByteView head) {
   return page;
 }
 
-std::uint64_t extent_checksum(ByteView bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
-
 int extent_directory(const BlockName& first, int layer, std::int64_t position, int directories) {
   ByteWriter writer;
   writer.write_bytes(first);
@@ -330,7 +326,7 @@ int extent_directory(const BlockName& first, int layer, std::int64_t position, i
   const auto block = static_cast<std::uint64_t>(position / kBlockTokens);
   // Reduced before they are added: the sum of a hash and a number could wrap around.
   const auto n = static_cast<std::uint64_t>(directories);
-  return static_cast<int>((extent_checksum(writer.bytes()) % n + block % n) % n);
+  return static_cast<int>((xxh3_64(writer.bytes()) % n + block % n) % n);
 }
 
 }  // namespace kvlane

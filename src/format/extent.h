@@ -124,9 +124,6 @@ Result<ExtentHead> parse_extent_head(ByteView page);
 Bytes shorten_extent_head(ByteView page);
 Result<Bytes> lengthen_extent_head(ByteView head);
 
-// XXH3-64, of a part's bytes as they lie there.
-std::uint64_t extent_checksum(ByteView bytes);
-
 // Which directory of `directories` an extent should go to: section 3. `first` is the name of its
 // sequence's block 0, `layer` the extent's first.
 int extent_directory(const BlockName& first, int layer, std::int64_t position, int directories);

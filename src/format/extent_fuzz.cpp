@@ -7,6 +7,8 @@
 #include <cstring>
 #include <memory>
 
+#include "format/checksum.h"
+
 #include "format/extent.h"
 
 namespace kvlane {
@@ -41,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
        {lengthen_extent_head(bytes), Result<Bytes>(Bytes(bytes.begin(), bytes.end()))}) {
     if (!page.ok() || page->size() < kExtentHeaderBytes) continue;
     constexpr std::size_t kEnd = kExtentHeaderBytes - sizeof(std::uint64_t);
-    const std::uint64_t checksum = extent_checksum(ByteView(*page).first(kEnd));
+    const std::uint64_t checksum = xxh3_64(ByteView(*page).first(kEnd));
     std::memcpy(page->data() + kEnd, &checksum, sizeof checksum);
     parse_and_rebuild(*page);
   }

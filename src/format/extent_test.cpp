@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/file.h"
+#include "format/checksum.h"
 
 namespace kvlane {
 namespace {
@@ -72,8 +73,7 @@ TEST(Extent, GoldenBytesAreReadAndWrittenBack) {
   EXPECT_EQ(head->extent_bytes(), bytes.size());
   EXPECT_EQ(as_text(*build_extent_head(*head)), as_text(bytes.first(kExtentHeaderBytes)));
   for (const ExtentPart& part : head->parts) {
-    EXPECT_EQ(extent_checksum(bytes.subspan(part.page * kExtentPageBytes, part.bytes())),
-              part.checksum);
+    EXPECT_EQ(xxh3_64(bytes.subspan(part.page * kExtentPageBytes, part.bytes())), part.checksum);
   }
 }
 
@@ -118,7 +118,7 @@ TEST(Extent, ShortHeadersBecomeTheSamePageAgain) {
 Result<ExtentHead> with_byte(std::size_t at, std::uint8_t value) {
   Bytes page = *build_extent_head(kv_head());
   page[at] = std::byte{value};
-  const std::uint64_t checksum = extent_checksum(ByteView(page).first(page.size() - 8));
+  const std::uint64_t checksum = xxh3_64(ByteView(page).first(page.size() - 8));
   std::memcpy(page.data() + page.size() - 8, &checksum, 8);
   return parse_extent_head(page);
 }

@@ -2,13 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "format/frame.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <limits>
 #include <string_view>
 
 #include "format/cache_format.h"
+#include "format/checksum.h"
 #include "format/name_field.h"
 
 namespace kvlane {
@@ -60,10 +59,8 @@ static_assert(std::uint64_t{kFrameKvHeadsMax} * kBlockTokens * kFrameHeadDimMax 
                   std::numeric_limits<std::uint32_t>::max(),
               "the product of fields that are in range cannot wrap around");
 
-std::uint64_t checksum(ByteView bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
-
 std::uint64_t header_checksum(const RawHeader& raw) {
-  return checksum(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawHeader, header_checksum)));
+  return xxh3_64(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawHeader, header_checksum)));
 }
 
 // The numeric fields as they were read or given, wide enough to hold any wrong value.
@@ -254,7 +251,7 @@ Status write_frame(FrameHeader header, const BodyWriter& body, std::span<std::by
 
   const std::span<std::byte> planes = frame.subspan(kFrameHeaderBytes);
   body(planes.first(header.k_bytes), planes.subspan(header.k_bytes));
-  header.body_checksum = checksum(planes);
+  header.body_checksum = xxh3_64(planes);
   const RawHeader raw = to_raw(header);
   std::memcpy(frame.data(), &raw, sizeof(raw));
   return {};
@@ -305,7 +302,7 @@ Result<Frame> parse_frame(ByteView bytes) {
     return corrupt("the frame's body has " + std::to_string(body.size()) +
                    " bytes, its header says " + std::to_string(header.body_bytes()));
   }
-  if (checksum(body) != header.body_checksum) {
+  if (xxh3_64(body) != header.body_checksum) {
     return corrupt("the frame's body has a wrong checksum");
   }
   const ByteView k = body.first(header.k_bytes);

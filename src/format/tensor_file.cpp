@@ -3,12 +3,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "format/tensor_file.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/checked.h"
+#include "format/checksum.h"
 
 namespace kvlane {
 namespace {
@@ -64,7 +63,7 @@ constexpr std::size_t kVersionEnd = offsetof(RawHeader, flags);
 // Each part ends in a checksum of all that is before it.
 template <class Raw>
 std::uint64_t checksum_of(const Raw& raw) {
-  return XXH3_64bits(&raw, sizeof(Raw) - sizeof(std::uint64_t));
+  return xxh3_64(std::as_bytes(std::span(&raw, 1)).first(sizeof(Raw) - sizeof(std::uint64_t)));
 }
 
 template <class Raw>
@@ -244,13 +243,9 @@ bool begins_tensor_file(ByteView bytes) {
          std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
 }
 
-std::uint64_t tensor_file_checksum(ByteView bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
-}
-
 std::uint64_t next_in_chain(std::uint64_t chain, std::uint64_t record_checksum) {
   const std::array<std::uint64_t, 2> link = {chain, record_checksum};
-  return XXH3_64bits(link.data(), sizeof(link));
+  return xxh3_64(std::as_bytes(std::span(link)));
 }
 
 Result<Bytes> build_tensor_file_head(TensorFileHead& head) {
@@ -273,7 +268,7 @@ Result<Bytes> build_tensor_file_head(TensorFileHead& head) {
   raw.segments = static_cast<std::uint32_t>(head.segments.size());
   raw.table_bytes = static_cast<std::uint32_t>(table.size());
   raw.kind = static_cast<std::uint8_t>(head.kind);
-  raw.table_checksum = tensor_file_checksum(table);
+  raw.table_checksum = xxh3_64(table);
   raw.header_checksum = checksum_of(raw);
   head.header_checksum = raw.header_checksum;
   const auto header = bytes_of(raw);
@@ -343,7 +338,7 @@ Result<TensorFileHeader> parse_tensor_file_header(ByteView bytes) {
 
 Result<TensorFileHead> parse_segment_table(const TensorFileHeader& header, ByteView table) {
   if (table.size() < header.table_bytes) return cut_off("its table", table.size());
-  if (tensor_file_checksum(table) != header.table_checksum) {
+  if (xxh3_64(table) != header.table_checksum) {
     return corrupt("the table of the tensor file has a wrong checksum");
   }
   if (header.segments > table.size() / kEntryBytes) {

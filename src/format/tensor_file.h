@@ -125,9 +125,6 @@ constexpr std::size_t record_padding(std::size_t coded_bytes) {
 
 // Whether a file of this kind begins so; `bytes` may be any first bytes of a file.
 bool begins_tensor_file(ByteView bytes);
-
-// The checksum of planes, coded and not.
-std::uint64_t tensor_file_checksum(ByteView bytes);
 // The next link of the chain that ties records to their file; it begins as the header's checksum.
 std::uint64_t next_in_chain(std::uint64_t chain, std::uint64_t record_checksum);
 

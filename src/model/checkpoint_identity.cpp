@@ -1,15 +1,13 @@
 // The identity of a checkpoint: SHA-256 of a short text that describes all that its KV depends on.
 // SPDX-License-Identifier: Apache-2.0
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "crypto/sha256.h"
+#include "format/checksum.h"
 #include "model/checkpoint.h"
 #include "model/layout.h"
 
@@ -75,32 +73,18 @@ std::string parameter_text(const ModelConfig& config, int context) {
   return text;
 }
 
-// Hashes tensors piece by piece with XXH3-128.
-class TensorHasher {
- public:
-  TensorHasher() : state_(XXH3_createState()) {}
-  bool ok() const { return state_ != nullptr; }
-
-  template <class OnPiece>
-  std::string hash(ByteView bytes, const OnPiece& on_piece) {
-    XXH3_128bits_reset(state_.get());
-    while (!bytes.empty()) {
-      const ByteView piece = bytes.first(std::min(bytes.size(), kPieceBytes));
-      XXH3_128bits_update(state_.get(), piece.data(), piece.size());
-      bytes = bytes.subspan(piece.size());
-      on_piece(piece);
-    }
-    XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));
-    return to_hex(std::as_bytes(std::span(canonical.digest)));
+// XXH3-128 of a tensor, in hexadecimal digits.
+template <class OnPiece>
+std::string hash_of(ByteView bytes, Xxh3Of128& hash, const OnPiece& on_piece) {
+  hash.restart();
+  while (!bytes.empty()) {
+    const ByteView piece = bytes.first(std::min(bytes.size(), kPieceBytes));
+    hash.add(piece);
+    bytes = bytes.subspan(piece.size());
+    on_piece(piece);
   }
-
- private:
-  struct Free {
-    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
-  };
-  std::unique_ptr<XXH3_state_t, Free> state_;
-};
+  return to_hex(hash.digest());
+}
 
 }  // namespace
 
@@ -112,14 +96,14 @@ Result<ModelIdentity> Checkpoint::identity(
   std::uint64_t total = 0;
   for (const TensorSpec& spec : specs) total += tensors_.at(spec.name).bytes.size();
 
-  TensorHasher hasher;
-  if (!hasher.ok()) return exhausted("there is no memory for the state of a hash");
+  Xxh3Of128 hash;
+  if (!hash.ok()) return exhausted("there is no memory for the state of a hash");
   std::string text = parameter_text(config_, context > 0 ? context : config_.context);
   std::uint64_t done = 0;
   for (const TensorSpec& spec : specs) {
     const TensorView& tensor = tensors_.at(spec.name);
     const Shard* const shard = shard_of(tensor);
-    const std::string digest = hasher.hash(tensor.bytes, [&](ByteView piece) {
+    const std::string digest = hash_of(tensor.bytes, hash, [&](ByteView piece) {
       if (shard != nullptr) shard->file.release(piece);
       done += piece.size();
       if (progress) progress(done, total);

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quant/table_lookup.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
+
+#include "format/checksum.h"
 
 namespace kvlane {
 
@@ -57,10 +57,10 @@ std::uint64_t tables_id(const KvTables& tables, std::initializer_list<std::strin
         })) {
       continue;
     }
-    checksums.push_back(XXH3_64bits(name.data(), name.size()));
-    checksums.push_back(XXH3_64bits(table.second.data(), table.second.size() * sizeof(float)));
+    checksums.push_back(xxh3_64(as_byte_view(name)));
+    checksums.push_back(xxh3_64(std::as_bytes(std::span(table.second))));
   }
-  return XXH3_64bits(checksums.data(), checksums.size() * sizeof(std::uint64_t));
+  return xxh3_64(std::as_bytes(std::span(checksums)));
 }
 
 }  // namespace kvlane

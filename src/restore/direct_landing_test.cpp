@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/temporary_directory.h"
+#include "format/checksum.h"
 #include "gpu/cufile_abi.h"
 #include "gpu/fake_cufile.h"
 #include "model/emulated_accelerator.h"
@@ -141,7 +142,7 @@ class DirectLandingTest : public DirectTest {
       const bool rows = format_ == nullptr;
       head_.parts.push_back({.k_bytes = static_cast<std::uint32_t>(rows ? plane : slab.size()),
                              .v_bytes = static_cast<std::uint32_t>(rows ? plane : 0),
-                             .checksum = extent_checksum(body_of(slab))});
+                             .checksum = xxh3_64(body_of(slab))});
     }
     ASSERT_TRUE(place_parts(head_).ok());
     std::ofstream out(path_, std::ios::binary);

@@ -10,6 +10,7 @@
 #include <future>
 #include <numeric>
 
+#include "format/checksum.h"
 #include "gpu/cufile_abi.h"
 #include "gpu/fake_cufile.h"
 #include "store/stored_fixture.h"
@@ -181,7 +182,7 @@ TEST_F(DirectFilesTest, DamageArrivesUntilItIsTold) {
   ASSERT_TRUE(read_unchecked(*store, extent, 0, 1).ok());
   EXPECT_FALSE(is_content(extent.head(), 0, pages(0, 2)));
   const auto bytes = pages(0, 2).first(extent.head().parts[0].bytes());
-  EXPECT_NE(extent_checksum(bytes), extent.head().parts[0].checksum);
+  EXPECT_NE(xxh3_64(bytes), extent.head().parts[0].checksum);
   EXPECT_EQ(store->figures().damaged, 0U);
   store->damaged(extent);
   EXPECT_EQ(store->figures().damaged, 1U);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "format/checksum.h"
 #include "store/store_impl.h"
 
 namespace kvlane {
@@ -118,7 +119,7 @@ Result<ExtentDraft> Store::import_draft(ByteView bytes) {
   for (std::size_t p = 0; p < head.parts.size(); ++p) {
     const std::size_t at = std::size_t{head.parts[p].page} * kExtentPageBytes;
     const ByteView part = bytes.subspan(at, head.parts[p].bytes());
-    if (extent_checksum(part) != head.parts[p].checksum) {
+    if (xxh3_64(part) != head.parts[p].checksum) {
       return corrupt("a part of the extent has a wrong checksum");
     }
     std::memcpy(made.part(static_cast<int>(p)).data(), part.data(), part.size());

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
+#include "format/checksum.h"
 #include "store/store_impl.h"
 
 namespace kvlane {
@@ -27,7 +28,7 @@ Status check_request(const ExtentRead& read) {
 Status check_sums(const ExtentHead& head, ByteView whole) {
   for (const ExtentPart& part : head.parts) {
     const ByteView bytes = whole.subspan(std::size_t{part.page} * kExtentPageBytes, part.bytes());
-    if (extent_checksum(bytes) != part.checksum) {
+    if (xxh3_64(bytes) != part.checksum) {
       return corrupt("a part of an extent has a wrong checksum");
     }
   }
@@ -55,7 +56,7 @@ AesNonce Store::Impl::part_nonce(const ExtentHead& head, int part) const {
 Status Store::Impl::check_part(const ExtentHead& head, int number,
                                std::span<std::byte> bytes) const {
   const ExtentPart& part = head.parts[static_cast<std::size_t>(number)];
-  if (extent_checksum(bytes) != part.checksum) {
+  if (xxh3_64(bytes) != part.checksum) {
     return corrupt("layer " + std::to_string(head.layer + number) +
                    " of an extent has a wrong checksum");
   }

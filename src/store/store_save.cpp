@@ -8,6 +8,7 @@
 #include <map>
 #include <span>
 
+#include "format/checksum.h"
 #include "store/directories.h"
 #include "store/store_impl.h"
 
@@ -147,7 +148,7 @@ Status Store::Impl::seal(ExtentDraft::Content& draft) {
         const AesNonce nonce = part_nonce(head, static_cast<int>(p));
         KVLANE_ASSIGN(head.parts[p].tag, aes_gcm_encrypt(*options.key, nonce, also.bytes(), bytes));
       }
-      head.parts[p].checksum = extent_checksum(bytes);
+      head.parts[p].checksum = xxh3_64(bytes);
     }
     draft.sealed = true;
   }

@@ -7,6 +7,7 @@
 
 #include "codec/codec.h"
 #include "cpu/memory.h"
+#include "format/checksum.h"
 #include "tensors/ordered_work.h"
 #include "tensors/plane_cursor.h"
 #include "tensors/tensor_file.h"
@@ -56,7 +57,7 @@ class Decoder {
     if (shared_->file.bytes()) KVLANE_TRY(read());
     const ByteView coded = ByteView(coded_.data(), padded_bytes_).first(record_.coded_bytes);
     const ByteView padding = ByteView(coded_.data(), padded_bytes_).subspan(coded.size());
-    if (tensor_file_checksum(coded) != record_.coded_checksum) return wrong("a wrong checksum");
+    if (xxh3_64(coded) != record_.coded_checksum) return wrong("a wrong checksum");
     if (!all_zero(padding)) return wrong("something behind its coded bytes");
     if (record_.codec == PlaneCodec::kNone) {
       values_ = coded;
@@ -68,7 +69,7 @@ class Decoder {
       if (!status.ok()) return status.with_context("plane " + std::to_string(record_.number));
       values_ = values;
     }
-    if (tensor_file_checksum(values_) != record_.plane_checksum) {
+    if (xxh3_64(values_) != record_.plane_checksum) {
       return wrong("other values than the original");
     }
     return {};

@@ -6,6 +6,7 @@
 
 #include "codec/codec.h"
 #include "cpu/memory.h"
+#include "format/checksum.h"
 #include "format/frame.h"
 #include "tensors/ordered_work.h"
 #include "tensors/plane_cursor.h"
@@ -62,7 +63,7 @@ class Encoder {
     const std::span<std::byte> values(stored_.data() + kTensorFileRecordBytes, plane_.bytes);
     KVLANE_ASSIGN(const std::size_t there, shared_->original.read_at(plane_.offset, values));
     if (there != values.size()) return corrupt("the file became shorter while it was read");
-    record_.plane_checksum = tensor_file_checksum(values);
+    record_.plane_checksum = xxh3_64(values);
     KVLANE_TRY(code(values));
     std::byte* const from = record_.codec == PlaneCodec::kNone ? stored_.data() : packed_.data();
     const auto header = build_plane_record(record_);
@@ -109,7 +110,7 @@ class Encoder {
       if (coded < values.size()) {
         record_.codec = wanted;
         record_.coded_bytes = static_cast<std::uint32_t>(coded);
-        record_.coded_checksum = tensor_file_checksum(room.first(coded));
+        record_.coded_checksum = xxh3_64(room.first(coded));
         return {};
       }
     }

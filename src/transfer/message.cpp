@@ -2,11 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/message.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <span>
 
+#include "format/checksum.h"
 #include "transfer/message_body.h"
 
 namespace kvlane {
@@ -14,8 +13,6 @@ namespace {
 
 constexpr std::size_t kChecksummedBytes = 40;
 static_assert(kChecksummedBytes + sizeof(std::uint64_t) == kMessageHeaderBytes);
-
-std::uint64_t checksum(ByteView bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 bool is_about_link(MessageType type) {
   return type == MessageType::kHello || type == MessageType::kHelloAck ||
@@ -86,7 +83,7 @@ Result<MessageHeader> parse_message_header(ByteView bytes) {
   }
   std::ranges::copy(id, std::as_writable_bytes(std::span(header.transfer.bytes)).begin());
 
-  if (header_checksum != checksum(bytes.first(kChecksummedBytes))) {
+  if (header_checksum != xxh3_64(bytes.first(kChecksummedBytes))) {
     return corrupt("a message header has a wrong checksum");
   }
   if (reserved_byte != 0 || reserved_word != 0) {
@@ -119,7 +116,7 @@ Result<Message> parse_message(ByteView bytes) {
                    std::to_string(header.body_bytes));
   }
   const bool checks_itself = header.type == MessageType::kSlab;
-  if (header.body_checksum != (checks_itself ? 0 : checksum(message.body))) {
+  if (header.body_checksum != (checks_itself ? 0 : xxh3_64(message.body))) {
     return corrupt("a " + std::string(message_name(header.type)) +
                    " has a wrong checksum of its body");
   }
@@ -139,7 +136,7 @@ ByteWriter write_header(MessageType type, const TransferId& id, std::size_t body
   writer.write(std::uint32_t{0});
   writer.write_bytes(std::as_bytes(std::span(id.bytes)));
   writer.write(body_checksum);
-  writer.write(checksum(writer.bytes()));
+  writer.write(xxh3_64(writer.bytes()));
   return writer;
 }
 
@@ -147,7 +144,7 @@ ByteWriter write_header(MessageType type, const TransferId& id, std::size_t body
 
 Bytes seal_message(MessageType type, const TransferId& id, ByteView body) {
   const bool checks_itself = type == MessageType::kSlab;
-  ByteWriter writer = write_header(type, id, body.size(), checks_itself ? 0 : checksum(body));
+  ByteWriter writer = write_header(type, id, body.size(), checks_itself ? 0 : xxh3_64(body));
   writer.write_bytes(body);
   return writer.take();
 }
