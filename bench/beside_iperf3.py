@@ -13,13 +13,15 @@ take of the processor, in seconds for every GB.
     bench/beside_iperf3.py --streams 1,2,4 models/kvlane-tiny-gqa README.md
     bench/beside_iperf3.py --rates 1000,5000 --delay 0.5ms --tokens 2048 --repeats 5 models/kvlane-tiny-gqa README.md
 
---delay makes every answer wait (netem), which lengthens the round trip by as much. KVLANE_PROGRAM is the program,
+--delay makes every answer wait (netem), which lengthens the round trip by as much. --json writes a report that
+tools/record.py takes. KVLANE_PROGRAM is the program,
 build/release/kvlane if it is not set.
 """
 
 import argparse
 import contextlib
 import json
+import pathlib
 import shutil
 import statistics
 import subprocess
@@ -30,6 +32,7 @@ from served import PROGRAM
 from shaped_workers import FAR, FAR_ADDRESS, NEAR, PATIENCE, Unavailable, network, shape, two_namespaces
 
 IPERF_PORT = 5201
+GOAL = 0.9
 
 
 def within(namespace, *command):
@@ -37,8 +40,8 @@ def within(namespace, *command):
     return [*inside, *map(str, command)]
 
 
-def figures_of(text):
-    return {figure["name"]: figure["value"] for figure in json.loads(text)["results"]}
+def figures_of(report):
+    return {figure["name"]: figure["value"] for figure in report["results"]}
 
 
 def iperf3(near, far, address, seconds, streams):
@@ -60,7 +63,7 @@ def iperf3(near, far, address, seconds, streams):
 
 
 def transfer(near, far, address, options, *transport):
-    """The same of ours."""
+    """The same of ours. Whose program on which machine it was goes to options.report."""
     flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json", *transport)
     receiver = subprocess.Popen(
         within(far, PROGRAM, "bench", "transfer", "--listen", f"{address}:0", *flags), stdout=subprocess.PIPE, text=True
@@ -71,8 +74,23 @@ def transfer(near, far, address, options, *transport):
     if done.returncode != 0:
         receiver.kill()
         sys.exit(done.stderr)
-    sent, received = figures_of(done.stdout), figures_of(receiver.communicate()[0])
+    report = json.loads(done.stdout)
+    options.report |= {key: report[key] for key in ("commit", "machine")}
+    sent, received = figures_of(report), figures_of(json.loads(receiver.communicate()[0]))
     return sent["transfer_none_speed"], sent["transfer_none_cpu"], received["transfer_none_cpu"]
+
+
+def keep(options, name, rows, ratios, goal=None):
+    """Of a path over a link: medians of its turns, and of their ratios to what stands in their names."""
+    figures = options.report["results"]
+    columns = zip(("speed", "sender_cpu", "receiver_cpu"), ("GB/s", "s/GB", "s/GB"), zip(*rows, strict=True))
+    for what, unit, column in columns:
+        figures.append({"name": f"{name}_{what}", "value": statistics.median(column), "unit": unit})
+    for other, ratio in ratios.items():
+        figure = {"name": f"{name}_of_{other}", "value": ratio, "unit": "ratio"}
+        if other == "iperf3" and goal:
+            figure |= {"goal": goal, "met": ratio >= goal}
+        figures.append(figure)
 
 
 def compare(name, options, near=None, far=None, address="127.0.0.1"):
@@ -95,18 +113,41 @@ def compare(name, options, near=None, far=None, address="127.0.0.1"):
         return f"{speed:7.3f} GB/s, {sender:.2f} + {receiver:.2f} s/GB"
 
     def ratio(rows, others):
-        return f"{statistics.median(mine[0] / its[0] for mine, its in zip(rows, others, strict=True)):.2f}"
+        return statistics.median(mine[0] / its[0] for mine, its in zip(rows, others, strict=True))
 
-    for n in counts:
-        told = f"iperf3 {medians(theirs[n])}   kvlane {medians(ours[n])}   ratio {ratio(ours[n], theirs[n])}"
-        if n != counts[0]:
-            told += f"   of that over {counts[0]}: {ratio(ours[n], ours[counts[0]])}"
-        print(f"{name:12} {n:2}  {told}", flush=True)
+    link = name.replace(" Mbit/s", "mbit")
     first = counts[0]
-    for path, rows in (("through shared memory", shared), ("over UCX", ucx)):
+    for n in counts:
+        of_iperf3, of_first = ratio(ours[n], theirs[n]), ratio(ours[n], ours[first])
+        told = f"iperf3 {medians(theirs[n])}   kvlane {medians(ours[n])}   ratio {of_iperf3:.2f}"
+        if n != first:
+            told += f"   of that over {first}: {of_first:.2f}"
+        print(f"{name:12} {n:2}  {told}", flush=True)
+        keep(options, f"{link}_iperf3_{n}", theirs[n], {})
+        keep(options, f"{link}_tcp_{n}", ours[n], {"iperf3": of_iperf3}, GOAL)
+    for path, word, rows in (("through shared memory", "shared_memory", shared), ("over UCX", "ucx", ucx)):
         if rows:
-            told = f"of that over TCP {ratio(rows, ours[first])}, of iperf3's {ratio(rows, theirs[first])}"
+            of_tcp, of_iperf3 = ratio(rows, ours[first]), ratio(rows, theirs[first])
+            told = f"of that over TCP {of_tcp:.2f}, of iperf3's {of_iperf3:.2f}"
             print(f"{'':12}  {path} {medians(rows)}   {told}", flush=True)
+            keep(options, f"{link}_{word}", rows, {"tcp": of_tcp, "iperf3": of_iperf3}, GOAL)
+
+
+def measure(options):
+    compare("loopback", options)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(two_namespaces())
+            if options.delay:
+                # The answers wait; what is shaped has its queue on the other side.
+                network("tc", "-n", FAR, "qdisc", "add", "dev", "veth0", "root", "netem", "delay", options.delay)
+            for rate in map(float, options.rates.split(",")):
+                shape(rate)
+                compare(f"{rate:.0f} Mbit/s", options, NEAR, FAR, FAR_ADDRESS)
+            shape(None)
+            compare("veth", options, NEAR, FAR, FAR_ADDRESS)
+    except Unavailable as reason:
+        print(f"SKIPPED the links between namespaces: {reason}", file=sys.stderr)
 
 
 def main():
@@ -126,23 +167,14 @@ def main():
     parser.add_argument("--repeats", type=int, default=5, help="turns")
     parser.add_argument("--ucx", action="store_true", help="over UCX as well: needs a program of preset ucx")
     parser.add_argument("--seconds", type=float, default=3, help="that iperf3 runs")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args()
+    options.report = {"command": " ".join(["bench/beside_iperf3.py", *sys.argv[1:]]), "results": []}
     if not shutil.which("iperf3"):
         sys.exit("iperf3 is not there")
-    compare("loopback", options)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(two_namespaces())
-            if options.delay:
-                # The answers wait; what is shaped has its queue on the other side.
-                network("tc", "-n", FAR, "qdisc", "add", "dev", "veth0", "root", "netem", "delay", options.delay)
-            for rate in map(float, options.rates.split(",")):
-                shape(rate)
-                compare(f"{rate:.0f} Mbit/s", options, NEAR, FAR, FAR_ADDRESS)
-            shape(None)
-            compare("veth", options, NEAR, FAR, FAR_ADDRESS)
-    except Unavailable as reason:
-        sys.exit(f"SKIPPED the links between namespaces: {reason}")
+    measure(options)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(options.report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
