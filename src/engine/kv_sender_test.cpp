@@ -35,7 +35,6 @@ class Recorder final : public OutgoingTransfer {
   };
 
   explicit Recorder(std::vector<Slab>& slabs) : slabs_(slabs) {}
-  Status add_frame(Bytes) override { return {}; }
   Status add_slab(FrameHeader header, const BodyWriter& body) override {
     slabs_.push_back({header.codec, header.layer, header.position, header.tokens,
                       Bytes(header.k_bytes), Bytes(header.v_bytes)});

@@ -35,7 +35,6 @@ std::shared_ptr<const KvFormat> format_of(const char* text, const KvShape& shape
 class Recorder final : public OutgoingTransfer {
  public:
   explicit Recorder(std::vector<Bytes>& frames) : frames_(frames) {}
-  Status add_frame(Bytes) override { return {}; }
   Status add_slab(FrameHeader header, const BodyWriter& body) override {
     Bytes frame(kFrameHeaderBytes + header.body_bytes());
     KVLANE_TRY(write_frame(std::move(header), body, frame));

@@ -20,10 +20,6 @@ class OutgoingHandle : public OutgoingTransfer {
     if (const auto core = core_.lock()) core->abandon(outgoing_);
   }
 
-  Status add_frame(Bytes frame) override {
-    const auto core = core_.lock();
-    return core ? core->add_frame(outgoing_, frame) : aborted("the endpoint is gone");
-  }
   Status add_slab(FrameHeader header, const BodyWriter& body) override {
     const auto core = core_.lock();
     return core ? core->add_slab(outgoing_, std::move(header), body)
@@ -247,27 +243,6 @@ Result<EndpointCore::OutgoingPtr> EndpointCore::park(const TransferId& id,
   OutgoingPtr outgoing = keep_outgoing(id, begin, bytes_max, std::move(on_delivered));
   outgoing->parked = true;
   return outgoing;
-}
-
-Status EndpointCore::add_frame(const OutgoingPtr& outgoing, ByteView frame) {
-  if (frame.size() < kFrameHeaderBytes || frame.size() > kSlabBodyBytesMax) {
-    return invalid_argument("a frame of " + std::to_string(frame.size()) + " bytes, " +
-                            std::to_string(kFrameHeaderBytes) + " to " +
-                            std::to_string(kSlabBodyBytesMax) + " can be sent");
-  }
-  const Result<FrameHeader> header = parse_frame_header(frame.first(kFrameHeaderBytes));
-  if (!header.ok()) return invalid_argument(header.status().message());
-  if (header->body_bytes() != frame.size() - kFrameHeaderBytes) {
-    return invalid_argument("a frame of " + std::to_string(frame.size()) +
-                            " bytes whose header announces " +
-                            std::to_string(header->body_bytes()) + " behind itself");
-  }
-  const Result<SlabName> slab = check_slab(*header, options_.model, outgoing->begin);
-  if (!slab.ok()) return invalid_argument(slab.status().message());
-  const auto message = memory_->take(kMessageHeaderBytes + frame.size());
-  begin_slab(outgoing->id, frame.size(), std::span(*message).first<kMessageHeaderBytes>());
-  std::copy(frame.begin(), frame.end(), message->begin() + kMessageHeaderBytes);
-  return keep_slab(outgoing, *slab, message);
 }
 
 Status EndpointCore::add_slab(const OutgoingPtr& outgoing, FrameHeader header,

@@ -109,11 +109,10 @@ std::size_t outgoing_bytes_needed(const TransferBegin& begin, std::size_t frame_
 class OutgoingTransfer {
  public:
   virtual ~OutgoingTransfer() = default;  // before finish(): fails the transfer with kAborted
-  // kInvalidArgument when it is no frame of this transfer, came before, or goes beyond what the
-  // transfer set aside; it then goes on without this frame. Else the error that ended the transfer.
-  virtual Status add_frame(Bytes frame) = 0;
-  // The same for the frame of that header, in which checksums are filled in. `body` writes the
-  // planes, of the lengths in the header, to where they are sent from.
+  // The frame of that header, in which checksums are filled in. `body` writes the planes, of the
+  // lengths in the header, to where they are sent from. kInvalidArgument when it is no frame of
+  // this transfer, came before, or goes beyond what the transfer set aside; it then goes on without
+  // this frame. Else the error that ended the transfer.
   virtual Status add_slab(FrameHeader header, const BodyWriter& body) = 0;
   // All frames are there, and `end` has a first token, else the transfer fails with
   // kInvalidArgument. What was set aside and not needed is free again.

@@ -62,7 +62,6 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   std::size_t outgoing_bytes_free() const;
   std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const;
   LinkCounts links() const;
-  Status add_frame(const OutgoingPtr& outgoing, ByteView frame);
   Status add_slab(const OutgoingPtr& outgoing, FrameHeader header, const BodyWriter& body);
   void finish(const OutgoingPtr& outgoing, TransferEnd end);
   void fail(const OutgoingPtr& outgoing, const Status& why);

@@ -53,13 +53,18 @@ TransferId id_of(std::uint8_t number) {
   return id;
 }
 
-Bytes frame_at(std::uint8_t layer, std::uint8_t block) {
+FrameHeader header_at(std::uint8_t layer, std::uint8_t block) {
   FrameHeader header;
   header.layer = layer;
   header.kv_heads = header.head_dim = header.tokens = 1;
   header.position = std::int64_t{block} * kBlockTokens;
+  header.k_bytes = header.v_bytes = 2;
+  return header;
+}
+
+Bytes frame_at(std::uint8_t layer, std::uint8_t block) {
   const Bytes plane(2);
-  Result<Bytes> frame = build_frame(header, plane, plane);
+  Result<Bytes> frame = build_frame(header_at(layer, block), plane, plane);
   return frame.ok() ? std::move(*frame) : Bytes();
 }
 
@@ -121,7 +126,8 @@ void run(ByteReader input) {
       *endpoint->park(id_of(4), begin, outgoing_bytes_needed(begin, frame_at(0, 0).size()), count);
   for (const auto& outgoing : {pushed, parked}) {
     for (std::uint8_t layer = 0; layer < 2; ++layer) {
-      require(outgoing->add_frame(frame_at(layer, 0)).ok());
+      const Bytes plane(2);
+      require(outgoing->add_slab(header_at(layer, 0), body_of(plane, plane)).ok());
     }
     outgoing->finish(end_of_test());
   }

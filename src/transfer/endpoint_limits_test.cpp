@@ -22,7 +22,7 @@ TEST(Endpoint, FramesOfAnotherTransferAreNotSent) {
   const auto with = [&](const std::function<void(FrameHeader&)>& change) {
     FrameHeader header = frame_header_of(journey.begin, slab);
     change(header);
-    return journey.outgoing->add_frame(frame_with(header, slab));
+    return add_frame(*journey.outgoing, frame_with(header, slab));
   };
   const std::pair<Status, const char*> wrong[] = {
       {with([](FrameHeader& h) { h.model = model_named('x'); }), "a frame of model 7878"},
@@ -30,8 +30,6 @@ TEST(Endpoint, FramesOfAnotherTransferAreNotSent) {
       {with([](FrameHeader& h) { h.layer = 2; }), "layer 2"},
       {with([](FrameHeader& h) { h.position = 128; }), "position 128"},
       {with([](FrameHeader& h) { h.tokens = 35; }), "35 tokens"},
-      {journey.outgoing->add_frame({}), "0 bytes"},
-      {journey.outgoing->add_frame(Bytes(300)), "magic"},
   };
   for (const auto& [status, sentence] : wrong) {
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -39,9 +37,13 @@ TEST(Endpoint, FramesOfAnotherTransferAreNotSent) {
   }
   ASSERT_TRUE(with([](FrameHeader&) {}).ok());
   EXPECT_THAT(with([](FrameHeader&) {}).message(), HasSubstr("twice"));
-  Bytes longer = frame_of(journey.begin, {0, 0});
-  longer.push_back(std::byte{0});
-  EXPECT_EQ(journey.outgoing->add_frame(longer).code(), Code::kInvalidArgument);
+  FrameHeader longer = frame_header_of(journey.begin, {0, 0});
+  longer.k_bytes = kSlabBodyBytesMax;
+  EXPECT_THAT(journey.outgoing->add_slab(longer, body_of({}, {})).message(), HasSubstr("at most"));
+  FrameHeader wider = frame_header_of(journey.begin, {0, 0});
+  wider.head_dim = kFrameHeadDimMax + 1;
+  wider.k_bytes = wider.v_bytes = 2;
+  EXPECT_THAT(journey.outgoing->add_slab(wider, body_of({}, {})).message(), HasSubstr("head_dim"));
 }
 
 TEST(Endpoint, ArgumentsAreChecked) {
@@ -194,7 +196,7 @@ TEST(Endpoint, TheDestructorMakesTheLastCalls) {
   EXPECT_EQ(pushed.sink->failure().code(), Code::kAborted);
   EXPECT_EQ(pushed.sink.use_count(), 1);
   pair.network->run_for(Seconds(100));
-  EXPECT_EQ(pushed.outgoing->add_frame({}).code(), Code::kAborted);
+  EXPECT_EQ(pushed.outgoing->add_slab({}, body_of({}, {})).code(), Code::kAborted);
   pushed.outgoing->finish({});
   parked.outgoing->fail(aborted("late"));
 }

@@ -350,7 +350,7 @@ TEST_P(EndpointTcp, Throughput) {
       *sender_->push(receiver_->address(), id_of(1), begin,
                      outgoing_bytes_needed(begin, frames[0].size()), delivery.callback());
   const TimePoint start = SteadyClock::now();
-  for (Bytes& frame : frames) ASSERT_TRUE(outgoing->add_frame(std::move(frame)).ok());
+  for (const Bytes& frame : frames) ASSERT_TRUE(add_frame(*outgoing, frame).ok());
   outgoing->finish(end_of(1));
   ASSERT_TRUE(delivery.wait(60));
   const double seconds = seconds_since(start);

@@ -71,7 +71,7 @@ TEST(Endpoint, LinksThatWereTheBottleneckHaveASpeed) {
     for (std::uint32_t slab = 0; slab < 12; ++slab) {
       FrameHeader header = frame_header_of(begin, {slab / 4, slab % 4});
       header.head_dim = 800;
-      ASSERT_TRUE(outgoing->add_frame(frame_with(header, {slab / 4, slab % 4})).ok());
+      ASSERT_TRUE(add_frame(*outgoing, frame_with(header, {slab / 4, slab % 4})).ok());
     }
     outgoing->finish(end_of(17));
     if (parked) {
@@ -95,7 +95,7 @@ TEST(Endpoint, SlabsLeaveWhileMoreAreComputed) {
   const TransferBegin begin = begin_of(64, 3);
   Journey journey(pair, 1, begin);
   for (std::uint32_t layer = 0; layer < 3; ++layer) {
-    ASSERT_TRUE(journey.outgoing->add_frame(frame_of(begin, {layer, 0})).ok());
+    ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(begin, {layer, 0})).ok());
     // Much longer than the idle limit: heartbeats keep the transfer alive.
     pair.network->run_for(Seconds(30));
     EXPECT_EQ(journey.sink->slabs(), layer + 1);
@@ -151,12 +151,12 @@ TEST(Endpoint, ParkedFramesAreFetched) {
 TEST(Endpoint, ParkedFramesAreFetchedBeforeTheLastIsThere) {
   Pair pair;
   Journey journey(pair, 1, begin_of(65, 2), /*parked=*/true);
-  ASSERT_TRUE(journey.outgoing->add_frame(frame_of(journey.begin, {0, 0})).ok());
+  ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(journey.begin, {0, 0})).ok());
   ASSERT_TRUE(pair.b->fetch(pair.a->address(), journey.id, journey.sink).ok());
   pair.network->run_for(Seconds(90));  // longer than the lease, which has not begun
   EXPECT_EQ(journey.sink->slabs(), 1U);
   for (const SlabName slab : {SlabName{0, 1}, SlabName{1, 0}, SlabName{1, 1}}) {
-    ASSERT_TRUE(journey.outgoing->add_frame(frame_of(journey.begin, slab)).ok());
+    ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(journey.begin, slab)).ok());
   }
   journey.outgoing->finish(end_of(17));
   ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
@@ -295,7 +295,7 @@ TEST_P(Cut, AtEveryMessageBothSidesLearnInBoundedTime) {
       EXPECT_TRUE(journey.sink->failure().code() == Code::kUnavailable ||
                   journey.sink->failure().code() == Code::kTimeout);
     }
-    EXPECT_FALSE(journey.outgoing->add_frame(frame_of(journey.begin, {0, 0})).ok());
+    EXPECT_FALSE(add_frame(*journey.outgoing, frame_of(journey.begin, {0, 0})).ok());
   }
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, Cut,
@@ -338,7 +338,7 @@ TEST(Endpoint, AWorkerThatDiesFailsItsTransfers) {
   for (const bool sender_dies : {true, false}) {
     Pair pair;
     Journey journey(pair, 1, begin_of(100, 2));
-    ASSERT_TRUE(journey.outgoing->add_frame(frame_of(journey.begin, {0, 0})).ok());
+    ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(journey.begin, {0, 0})).ok());
     pair.network->run_for(Seconds(0.1));
     EXPECT_EQ(journey.sink->slabs(), 1U);
     (sender_dies ? pair.a : pair.b).reset();
@@ -348,7 +348,7 @@ TEST(Endpoint, AWorkerThatDiesFailsItsTransfers) {
     ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
     EXPECT_EQ(journey.sink->failure().code(), sender_dies ? Code::kUnavailable : Code::kAborted);
     EXPECT_EQ(journey.delivery.status().code(), sender_dies ? Code::kAborted : Code::kUnavailable);
-    EXPECT_EQ(journey.outgoing->add_frame(frame_of(journey.begin, {0, 1})).code(),
+    EXPECT_EQ(add_frame(*journey.outgoing, frame_of(journey.begin, {0, 1})).code(),
               sender_dies ? Code::kAborted : Code::kUnavailable);
   }
 }
@@ -377,7 +377,7 @@ TEST(Endpoint, UnexpectedPushesAreRefused) {
   ASSERT_TRUE(pair.run(delivery));
   EXPECT_EQ(delivery.status().code(), Code::kNotFound);
   EXPECT_THAT(delivery.status().message(), HasSubstr("not expected here"));
-  EXPECT_EQ(outgoing->add_frame(frame_of(begin_of(1, 1), {0, 0})).code(), Code::kNotFound);
+  EXPECT_EQ(add_frame(*outgoing, frame_of(begin_of(1, 1), {0, 0})).code(), Code::kNotFound);
 }
 
 TEST(Endpoint, UnknownFetchesAreRefused) {
@@ -488,7 +488,7 @@ TEST(Endpoint, FinishedTransfersDoNotNeedTheirHandle) {
 TEST(Endpoint, EndingTooEarlyIsAnError) {
   Pair pair;
   Journey journey(pair, 1, begin_of(100, 2));
-  ASSERT_TRUE(journey.outgoing->add_frame(frame_of(journey.begin, {0, 0})).ok());
+  ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(journey.begin, {0, 0})).ok());
   pair.network->run_for(Seconds(0.1));
   journey.outgoing->finish(end_of(1));
   ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));

@@ -196,7 +196,7 @@ TEST_P(BadNetworkWithoutRoom, LossReorderAndDelayAreRepaired) {
   run(1);
   if (GetParam() % 3 == 0) journey.grant();
   for (std::uint32_t i = 0; i < 4 * 8; ++i) {
-    ASSERT_TRUE(journey.outgoing->add_frame(frame_of(journey.begin, {i / 8, i % 8})).ok());
+    ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(journey.begin, {i / 8, i % 8})).ok());
     if (i == 16) run(2);
     if (i == 16 && GetParam() % 3 == 1) journey.grant();
   }
@@ -295,9 +295,9 @@ TEST(Arena, WhatWasNotNeededIsFreeAfterTheLastFrame) {
   Delivery delivery;
   auto outgoing = *pair.a->park(id_of(1), begin, bytes_for(begin) + 1000, delivery.callback());
   EXPECT_EQ(pair.a->outgoing_bytes_free(), arena - bytes_for(begin) - 1000);
-  ASSERT_TRUE(outgoing->add_frame(frame_of(begin, {0, 0})).ok());
+  ASSERT_TRUE(add_frame(*outgoing, frame_of(begin, {0, 0})).ok());
   EXPECT_EQ(pair.a->outgoing_bytes_free(), arena - bytes_for(begin) - 1000);
-  ASSERT_TRUE(outgoing->add_frame(frame_of(begin, {1, 0})).ok());
+  ASSERT_TRUE(add_frame(*outgoing, frame_of(begin, {1, 0})).ok());
   outgoing->finish(end_of(1));
   EXPECT_EQ(pair.a->outgoing_bytes_free(), arena - bytes_for(begin));
   outgoing->fail(aborted("enough"));
@@ -320,8 +320,8 @@ TEST(Arena, NoTransferTakesMoreThanItSetAside) {
   const std::size_t one = kMessageHeaderBytes + frame_of(begin, {0, 0}).size();
   Delivery delivery;
   auto outgoing = *pair.a->park(id_of(1), begin, 2 * one - 1, delivery.callback());
-  ASSERT_TRUE(outgoing->add_frame(frame_of(begin, {0, 0})).ok());
-  const Status status = outgoing->add_frame(frame_of(begin, {1, 0}));
+  ASSERT_TRUE(add_frame(*outgoing, frame_of(begin, {0, 0})).ok());
+  const Status status = add_frame(*outgoing, frame_of(begin, {1, 0}));
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("layer 1, block 0 needs " + std::to_string(one)));
   EXPECT_THAT(status.message(), HasSubstr(std::to_string(one - 1) + " of "));
@@ -355,7 +355,7 @@ TEST(Arena, EndsWithoutAFirstTokenAreRefused) {
   Pair pair;
   const TransferBegin begin = begin_of(1, 1);
   Journey journey(pair, 1, begin);
-  ASSERT_TRUE(journey.outgoing->add_frame(frame_of(begin, {0, 0})).ok());
+  ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(begin, {0, 0})).ok());
   journey.outgoing->finish({});
   ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
   EXPECT_EQ(journey.delivery.status().code(), Code::kInvalidArgument);

@@ -426,7 +426,7 @@ TEST_F(Protocol, AReceiverThatReportsAnErrorEndsTheTransfer) {
   run();
   ASSERT_TRUE(delivery_.over());
   EXPECT_EQ(delivery_.status().code(), Code::kExhausted);
-  EXPECT_EQ(outgoing_->add_frame(frame_of(begin_of(1, 1), {0, 0})).code(), Code::kExhausted);
+  EXPECT_EQ(add_frame(*outgoing_, frame_of(begin_of(1, 1), {0, 0})).code(), Code::kExhausted);
 }
 
 }  // namespace

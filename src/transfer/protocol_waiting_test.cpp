@@ -174,12 +174,12 @@ TEST_F(Waiting, TheSinkMayRefuseOrGrantWithinItsFirstCall) {
 TEST_F(Waiting, AHeldSenderSaysBeginAndNothingElse) {
   const TransferBegin begin = begin_of(64, 3);
   receive_push(begin, /*finish=*/false);
-  ASSERT_TRUE(outgoing_->add_frame(frame_of(begin, {0, 0})).ok());
+  ASSERT_TRUE(add_frame(*outgoing_, frame_of(begin, {0, 0})).ok());
   ASSERT_EQ(answer(), MessageType::kSlab) << "there may be room";
   post(encode_wait(id_));
   run();
   for (const std::uint32_t layer : {1U, 2U}) {
-    ASSERT_TRUE(outgoing_->add_frame(frame_of(begin, {layer, 0})).ok());
+    ASSERT_TRUE(add_frame(*outgoing_, frame_of(begin, {layer, 0})).ok());
   }
   outgoing_->finish(end_of(1));
   EXPECT_TRUE(silent());

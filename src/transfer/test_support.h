@@ -113,12 +113,18 @@ inline TransferEnd end_of(std::int32_t token) {
   return end;
 }
 
+// A frame that is whole already.
+inline Status add_frame(OutgoingTransfer& outgoing, const Bytes& frame) {
+  KVLANE_ASSIGN(const Frame parsed, parse_frame(frame));
+  return outgoing.add_slab(parsed.header, body_of(parsed.k, parsed.v));
+}
+
 // All frames of a transfer, then its end. The first error of add_frame.
 inline Status send_all(OutgoingTransfer& outgoing, const TransferBegin& begin, std::int32_t token) {
   for (int layer = 0; layer < begin.layers; ++layer) {
     for (int block = 0; block < blocks_for(begin.tokens); ++block) {
       const SlabName slab{static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(block)};
-      KVLANE_TRY(outgoing.add_frame(frame_of(begin, slab)));
+      KVLANE_TRY(add_frame(outgoing, frame_of(begin, slab)));
     }
   }
   outgoing.finish(end_of(token));
