@@ -169,7 +169,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=3, help="that iperf3 runs")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args()
-    options.report = {"command": " ".join(["bench/beside_iperf3.py", *sys.argv[1:]]), "results": []}
+    words = sys.argv[1:]
+    if options.json:
+        del words[words.index("--json") : words.index("--json") + 2]  # is nothing that was measured
+    options.report = {"command": " ".join(["bench/beside_iperf3.py", *words]), "results": []}
     if not shutil.which("iperf3"):
         sys.exit("iperf3 is not there")
     measure(options)
