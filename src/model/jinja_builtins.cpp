@@ -64,6 +64,15 @@ Result<std::int64_t> Call::integer(std::size_t index, std::optional<std::int64_t
   return *number;
 }
 
+bool is_stream(const Value& value) {
+  return value.as_list() != nullptr && value.as_list()->kind == List::Kind::kStream;
+}
+
+Status stream_error() {
+  return unsupported(
+      "using what 'map', 'select' or their like give without '| list' behind it is not supported");
+}
+
 Result<std::string> to_text(const Value& value) {
   if (const std::string* text = value.as_text()) return *text;
   if (value.is_undefined()) return std::string();

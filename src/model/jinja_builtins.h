@@ -46,6 +46,11 @@ struct Values {
 // Local time, for strftime_now.
 using Clock = std::function<std::tm()>;
 
+// Whether it can be run over only once: what a variable or an operator would make of it differs
+// from what it makes of a list, and is not supported.
+bool is_stream(const Value& value);
+Status stream_error();
+
 // Each fails with kUnsupported for a name or a form that kvlane does not do, with kInvalidArgument
 // where Jinja would raise an error (raise_exception among them), and within the budget. Errors say
 // nothing about the line.

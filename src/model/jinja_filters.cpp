@@ -1,10 +1,12 @@
 // The filters of chat templates: value|name(...).
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstdlib>
 
 #include "model/jinja_arguments.h"
 #include "model/jinja_builtins.h"
 #include "model/jinja_json.h"
+#include "model/jinja_operators.h"
 #include "model/python_text.h"
 
 namespace kvlane::jinja {
@@ -123,7 +125,83 @@ Result<Value> filter_tojson(const Call& call) {
   return make_text(std::move(json), call.budget);
 }
 
-constexpr std::array<Builtin, 15> kFilters = {{
+// As Jinja finds the attribute of map and its like: parts between dots, digits are indices. What is
+// not there is the fallback, if there is one, in which it looks for the next part.
+Result<Value> attribute_of(const Value& item, std::string_view path, const Value* fallback,
+                           Budget& budget) {
+  Value value = item;
+  while (true) {
+    const std::string_view part = path.substr(0, path.find('.'));
+    const bool index = !part.empty() && part.size() < 10 &&
+                       part.find_first_not_of("0123456789") == std::string_view::npos;
+    const Value key = index ? Value::integer(std::atoll(std::string(part).c_str()))
+                            : Value::text(std::string(part));
+    KVLANE_ASSIGN(value, get_item(value, key, budget));
+    if (value.is_undefined() && fallback != nullptr && !fallback->is_none()) value = *fallback;
+    if (part.size() == path.size()) return value;
+    path.remove_prefix(part.size() + 1);
+  }
+}
+
+// The items that pass the test named by argument `test`, or are true where there is none; of each
+// its attribute is looked at where `path` is not empty.
+Result<Value> chosen(const Call& call, std::string_view path, std::size_t test, bool wanted) {
+  KVLANE_ASSIGN(const Value items, to_list(call.input, call.budget));
+  Values arguments;
+  if (call.arguments[test + 1] != nullptr) {
+    arguments.positional.push_back(*call.arguments[test + 1]);
+  }
+  std::vector<Value> kept;
+  for (const Value& item : items.as_list()->items) {
+    KVLANE_TRY(call.budget.spend(1));
+    Value looked_at = item;
+    if (!path.empty()) {
+      KVLANE_ASSIGN(looked_at, attribute_of(item, path, nullptr, call.budget));
+    }
+    bool passes = looked_at.truthy();
+    if (call.arguments[test] != nullptr) {
+      KVLANE_ASSIGN(const std::string_view name, call.text(test));
+      KVLANE_ASSIGN(passes, call_test(name, looked_at, arguments, call.budget));
+    }
+    if (passes == wanted) kept.push_back(item);
+  }
+  return make_list(std::move(kept), call.budget, List::Kind::kStream);
+}
+
+Result<Value> filter_select(const Call& call) { return chosen(call, {}, 0, true); }
+Result<Value> filter_reject(const Call& call) { return chosen(call, {}, 0, false); }
+Result<Value> filter_selectattr(const Call& call) {
+  KVLANE_ASSIGN(const std::string_view path, call.text(0));
+  return chosen(call, path, 1, true);
+}
+Result<Value> filter_rejectattr(const Call& call) {
+  KVLANE_ASSIGN(const std::string_view path, call.text(0));
+  return chosen(call, path, 1, false);
+}
+
+// Either the name of a filter without arguments, or an attribute.
+Result<Value> filter_map(const Call& call) {
+  if ((call.arguments[0] != nullptr) == (call.arguments[1] != nullptr)) {
+    return call.wrong("takes the name of a filter or an attribute");
+  }
+  KVLANE_ASSIGN(const std::string_view name, call.text(call.arguments[0] != nullptr ? 0 : 1));
+  KVLANE_ASSIGN(const Value items, to_list(call.input, call.budget));
+  std::vector<Value> mapped;
+  for (const Value& item : items.as_list()->items) {
+    KVLANE_TRY(call.budget.spend(1));
+    Value value;
+    if (call.arguments[0] != nullptr) {
+      KVLANE_ASSIGN(value, call_filter(name, item, {}, call.budget));
+      if (is_stream(value)) return stream_error();
+    } else {
+      KVLANE_ASSIGN(value, attribute_of(item, name, call.arguments[2], call.budget));
+    }
+    mapped.push_back(std::move(value));
+  }
+  return make_list(std::move(mapped), call.budget, List::Kind::kStream);
+}
+
+constexpr std::array<Builtin, 20> kFilters = {{
     {"count", {}, filter_length},
     {"d", {"default_value", "boolean"}, filter_default},
     {"default", {"default_value", "boolean"}, filter_default},
@@ -134,7 +212,12 @@ constexpr std::array<Builtin, 15> kFilters = {{
     {"length", {}, filter_length},
     {"list", {}, filter_list},
     {"lower", {}, filter_lower},
+    {"map", {"filter", "attribute", "default"}, filter_map},
+    {"reject", {"test", "value"}, filter_reject},
+    {"rejectattr", {"attribute", "test", "value"}, filter_rejectattr},
     {"replace", {"old", "new", "count"}, filter_replace},
+    {"select", {"test", "value"}, filter_select},
+    {"selectattr", {"attribute", "test", "value"}, filter_selectattr},
     {"string", {}, filter_string},
     {"tojson", {"ensure_ascii", "indent", "separators", "sort_keys"}, filter_tojson},
     {"trim", {"chars"}, filter_trim},
@@ -145,6 +228,11 @@ constexpr std::array<Builtin, 15> kFilters = {{
 
 Result<Value> call_filter(std::string_view name, const Value& input, const Values& arguments,
                           Budget& budget) {
+  constexpr std::array<std::string_view, 8> kOfStreams = {
+      "first", "join", "list", "map", "reject", "rejectattr", "select", "selectattr"};
+  if (is_stream(input) && std::ranges::find(kOfStreams, name) == kOfStreams.end()) {
+    return stream_error();
+  }
   return run_builtin(kFilters, "filter", name, input, arguments, budget);
 }
 

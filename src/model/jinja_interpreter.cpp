@@ -48,6 +48,8 @@ class Interpreter {
   Result<bool> run_turns(const For& statement, const std::shared_ptr<Loop>& loop);
 
   Result<Value> evaluate(const Expression& expression);
+  // What may be a stream.
+  Result<Value> evaluate_iterable(const Expression& expression);
   Result<Value> evaluate(const Literal& literal) { return literal.value; }
   Result<Value> evaluate(const Name& name) { return look_up(name.name); }
   Result<Value> evaluate(const ListLiteral& literal);
@@ -128,7 +130,7 @@ Result<Interpreter::Flow> Interpreter::run(const For& statement) {
 
 // What the loop runs over: the items that fulfil its condition.
 Result<std::shared_ptr<const List>> Interpreter::loop_items(const For& statement) {
-  KVLANE_ASSIGN(const Value iterable, evaluate(*statement.iterable));
+  KVLANE_ASSIGN(const Value iterable, evaluate_iterable(*statement.iterable));
   KVLANE_ASSIGN(const Value all, to_list(iterable, budget_));
   if (statement.condition == nullptr) return all.shared_list();
   std::vector<Value> chosen;
@@ -180,6 +182,12 @@ Result<Interpreter::Flow> Interpreter::run(const Set& statement) {
 // ---- expressions ----
 
 Result<Value> Interpreter::evaluate(const Expression& expression) {
+  KVLANE_ASSIGN(Value value, evaluate_iterable(expression));
+  if (is_stream(value)) return stream_error();
+  return value;
+}
+
+Result<Value> Interpreter::evaluate_iterable(const Expression& expression) {
   line_ = expression.line;
   KVLANE_TRY(budget_.spend(1));
   return std::visit([&](const auto& node) { return evaluate(node); }, expression.node);
@@ -276,9 +284,10 @@ Result<Value> Interpreter::evaluate(const Comparison& comparison) {
 }
 
 Result<Value> Interpreter::evaluate(const Postfix& postfix) {
-  KVLANE_ASSIGN(Value value, evaluate(*postfix.first));
+  KVLANE_ASSIGN(Value value, evaluate_iterable(*postfix.first));
   for (const Postfix::Step& step : postfix.steps) {
     line_ = step.line;
+    if (is_stream(value) && !std::holds_alternative<FilterCall>(step.node)) return stream_error();
     KVLANE_TRY(budget_.spend(1));
     KVLANE_ASSIGN(value,
                   std::visit([&](const auto& node) { return take_step(value, node); }, step.node));

@@ -80,25 +80,17 @@ Result<Value> test_even(const Call& call) {
   return Value::boolean(!odd);
 }
 
-constexpr std::array<Builtin, 18> kTests = {{
-    {"boolean", {}, test_boolean},
-    {"defined", {}, test_defined},
-    {"eq", {"b"}, test_equal},
-    {"equalto", {"b"}, test_equal},
-    {"even", {}, test_even},
-    {"false", {}, test_false},
-    {"in", {"seq"}, test_in},
-    {"integer", {}, test_integer},
-    {"iterable", {}, test_iterable},
-    {"mapping", {}, test_mapping},
-    {"ne", {"b"}, test_not_equal},
-    {"none", {}, test_none},
-    {"number", {}, test_number},
-    {"odd", {}, test_odd},
-    {"sequence", {}, test_sequence},
-    {"string", {}, test_string},
-    {"true", {}, test_true},
-    {"undefined", {}, test_undefined},
+constexpr std::array<Builtin, 20> kTests = {{
+    {"!=", {"b"}, test_not_equal},   {"==", {"b"}, test_equal},
+    {"boolean", {}, test_boolean},   {"defined", {}, test_defined},
+    {"eq", {"b"}, test_equal},       {"equalto", {"b"}, test_equal},
+    {"even", {}, test_even},         {"false", {}, test_false},
+    {"in", {"seq"}, test_in},        {"integer", {}, test_integer},
+    {"iterable", {}, test_iterable}, {"mapping", {}, test_mapping},
+    {"ne", {"b"}, test_not_equal},   {"none", {}, test_none},
+    {"number", {}, test_number},     {"odd", {}, test_odd},
+    {"sequence", {}, test_sequence}, {"string", {}, test_string},
+    {"true", {}, test_true},         {"undefined", {}, test_undefined},
 }};
 
 }  // namespace

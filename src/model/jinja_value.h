@@ -26,8 +26,9 @@ inline constexpr std::int64_t kValueWeightMax = std::int64_t{4} << 20;
 struct List {
   enum class Kind {
     kList,
-    kTuple,  // never equal to a list
-    kView,   // what keys(), values() and items() give: to be run over, not indexed
+    kTuple,   // never equal to a list
+    kView,    // what keys(), values() and items() give: to be run over, not indexed
+    kStream,  // what select, map and their like give, which a filter or a for takes at once
   };
   std::vector<Value> items;
   Kind kind = Kind::kList;
