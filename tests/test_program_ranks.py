@@ -92,17 +92,33 @@ class Ranks(ProgramTest):
         # Where heads are coded together, a rank has more than what it computes.
         whole = ((("--tp", 2, "--pp", 2), ("--tp", 2)), (("--tp", 2), ()), (("--pp", 2), ("--tp", 2, "--pp", 2)))
         for name, pairs in (("hack", layouts), ("kivi:bits=4,recent=1", layouts), ("int8", layouts),
-                            ("kvquant", whole), ("cachegen:level=1,sink=1", whole[:2])):  # fmt: skip
-            flags = (*FLAGS, "--kv-format", name, "--kv-tables", tables)
-            expected = self.answers(self.server("serve", GQA, *flags))
-            for prefill, decode in pairs:
-                with self.subTest(format=name, prefill=prefill, decode=decode):
-                    sender = self.server("prefill", GQA, *flags, *prefill, "--kv-codec", "splitzip")
-                    receiver = self.server("decode", GQA, *flags, *decode)
-                    gateway = self.server("gateway", "--prefill", sender.url, "--decode", receiver.url, "--port", 0)
-                    self.assertEqual(self.answers(gateway), expected)
-                    for server in (gateway, sender, receiver):
-                        server.stop()
+                            ("kvquant", whole), ("cachegen:level=1,sink=1", whole[:2]),
+                            ("fp8_e4m3", layouts[1:]), ("mxfp4", layouts[:1])):  # fmt: skip
+            self.feed_each_other(GQA, (*FLAGS, "--kv-format", name, "--kv-tables", tables), pairs, "splitzip")
+
+    def test_rotated_caches_of_other_layouts_feed_each_other(self):
+        folder = self.folder()
+        text, rotated = folder / "text.md", folder / "rotated"
+        text.write_text(TEXT + "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("spec/*.md"))))
+        done = run("calibrate", "zack", GQA, "--text", text, "--out", rotated, "--tokens", 16384, timeout=300)
+        self.assertEqual(done.status, 0, done.err)
+        for name, pair, codec in (("zack:keep=0.5", (("--tp", 2, "--pp", 2), ("--tp", 2)), "splitzip"),
+                                  ("zack:keep=0.5", (("--tp", 2), ("--pp", 2)), "none"),
+                                  ("zack:keep=0.5,sink=1+hack", (("--tp", 2, "--pp", 2), ()), "none"),
+                                  ("zack:keep=0.7+fp8_e4m3", ((), ("--tp", 2)), "splitzip:channel")):  # fmt: skip
+            self.feed_each_other(rotated, (*FLAGS, "--kv-format", name), [pair], codec)
+
+    def feed_each_other(self, model, flags, pairs, codec):
+        """Workers in each pair of layouts give the answers of one process."""
+        expected = self.answers(self.server("serve", model, *flags))
+        for prefill, decode in pairs:
+            with self.subTest(flags=flags, prefill=prefill, decode=decode):
+                sender = self.server("prefill", model, *flags, *prefill, "--kv-codec", codec)
+                receiver = self.server("decode", model, *flags, *decode)
+                gateway = self.server("gateway", "--prefill", sender.url, "--decode", receiver.url, "--port", 0)
+                self.assertEqual(self.answers(gateway), expected)
+                for server in (gateway, sender, receiver):
+                    server.stop()
 
     def test_kv_memory_is_what_all_ranks_take_together(self):
         tables = self.folder() / "tables.safetensors"

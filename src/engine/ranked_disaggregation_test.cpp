@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "model/expected_fixture.h"
 #include "ranks/ranks_fixture.h"
 #include "transfer/tcp.h"
+#include "transfer/test_support.h"
 
 namespace kvlane {
 namespace {
@@ -65,16 +67,12 @@ struct Case {
   std::string model;
   Layout prefill, decode;
   std::string codec;
-  TcpOptions links;
 };
 
-void expect_the_same(const Case& tried) {
-  SCOPED_TRACE(tried.model + " " + tried.codec + ", " + std::to_string(tried.links.streams) +
-               (tried.links.shared_memory ? " shared" : " TCP"));
-  const auto network = take(make_tcp_network(tried.links));
-  RankedWorker prefill(*network, tried.model, tried.prefill,
+void expect_the_same(Network& network, const Case& tried) {
+  RankedWorker prefill(network, tried.model, tried.prefill,
                        {.chunk_tokens = 100, .kv_codec = tried.codec});
-  RankedWorker decode(*network, tried.model, tried.decode, {});
+  RankedWorker decode(network, tried.model, tried.decode, {});
   for (const int prompt : {1, 64, 200}) {
     const GenerationRequest request = make_mixed_request(prompt, 12, prompt);
     EXPECT_EQ(answer_of(*prefill.worker, *decode.worker, request),
@@ -85,26 +83,70 @@ void expect_the_same(const Case& tried) {
   decode.worker->expect_clean();
 }
 
-TEST(RankedDisaggregation, EveryFamilyFeedsOtherLayouts) {
-  const std::vector<std::string> codecs = {"none", "splitzip", "splitzip:channel"};
-  const std::vector<TcpOptions> links = {
-      {.shared_memory = false}, {.streams = 3, .shared_memory = false}, {.shared_memory = true}};
-  const std::vector<std::pair<Layout, Layout>> layouts = {
-      {{2, 2}, {1, 2}}, {{2, 2}, {1, 1}}, {{1, 2}, {2, 1}}, {{1, 1}, {2, 2}}};
-  std::size_t number = 0;
-  const auto try_next = [&](const char* model) {
-    const auto& [prefill, decode] = layouts[number % layouts.size()];
-    expect_the_same(
-        {model, prefill, decode, codecs[number % codecs.size()], links[number / 2 % links.size()]});
-    ++number;
+// All have two KV heads or more for ranks to share.
+constexpr const char* kFamilies[] = {"llama-mha-bf16-tied",
+                                     "llama-gqa-bf16-llama3-sharded",
+                                     "llama-bf16-biases-linear",
+                                     "llama-29-bf16",
+                                     "mistral-grouped-bf16-window",
+                                     "qwen2-grouped-bf16",
+                                     "qwen3-gqa-bf16",
+                                     "phi3-gqa-bf16-longrope",
+                                     "falcon-gqa-bf16",
+                                     "falcon-mha-f32-sequential",
+                                     "opt-mha-bf16"};
+const std::vector<std::string> kCodecs = {"none", "splitzip", "splitzip:channel"};
+
+// The ways that links go, each with a network of its own.
+struct Links {
+  struct Link {
+    const char* name;
+    TcpOptions options;
   };
-  for (const char* model :
-       {"llama-mha-bf16-tied", "llama-f32-yarn", "llama-bf16-biases-linear",
-        "mistral-gqa-bf16-window", "qwen2-gqa-bf16", "qwen3-gqa-bf16", "phi3-gqa-bf16-longrope",
-        "falcon-gqa-bf16", "falcon-mha-f32-sequential", "opt-mha-bf16"}) {
-    try_next(model);
+  static constexpr int kWays = 3;
+
+  std::array<Link, kWays> ways{{{"TCP", {.shared_memory = false}},
+                                {"three connections", {.streams = 3, .shared_memory = false}},
+                                {"shared memory", {.shared_memory = true}}}};
+  std::array<std::unique_ptr<Network>, kWays> networks{take(make_tcp_network(ways[0].options)),
+                                                       take(make_tcp_network(ways[1].options)),
+                                                       take(make_tcp_network(ways[2].options))};
+};
+
+// Sanitizers get one combination of each kind: they are slow, and look for other things.
+TEST(RankedDisaggregation, EveryFamilyGoesOverEveryLinkInEveryCodec) {
+  const Links links;
+  std::size_t number = 0;
+  for (const char* const model : kFamilies) {
+    for (const std::string& codec : kCodecs) {
+      for (int way = 0; way < Links::kWays; ++way) {
+        if (testing::kSanitized && number++ % 10 != 0) continue;
+        SCOPED_TRACE(std::string(model) + " " + codec + " over " + links.ways[way].name);
+        expect_the_same(*links.networks[way], {model, {}, {}, codec});
+      }
+    }
   }
-  for (int i = 0; i < 4; ++i) try_next("llama-gqa-bf16-llama3-sharded");
+}
+
+// Each with another codec and link; over all families each layout has every pair of these.
+TEST(RankedDisaggregation, EveryFamilyFeedsOtherLayouts) {
+  const Links links;
+  const std::pair<Layout, Layout> layouts[] = {
+      {{2, 2}, {1, 2}}, {{2, 2}, {1, 1}}, {{1, 2}, {2, 1}}, {{1, 1}, {2, 2}}};
+  std::size_t family = 0;
+  for (const char* const model : kFamilies) {
+    std::size_t number = family++;
+    for (const auto& [prefill, decode] : layouts) {
+      const std::string& codec = kCodecs[number % kCodecs.size()];
+      const std::size_t way = (number / kCodecs.size() + number) % Links::kWays;
+      ++number;
+      if (testing::kSanitized && number % std::size(layouts) != 0) continue;
+      SCOPED_TRACE(std::string(model) + " " + codec + " over " + links.ways[way].name + ", " +
+                   std::to_string(prefill.stages) + " x " + std::to_string(prefill.ranks) + " to " +
+                   std::to_string(decode.stages) + " x " + std::to_string(decode.ranks));
+      expect_the_same(*links.networks[way], {model, prefill, decode, codec});
+    }
+  }
 }
 
 }  // namespace

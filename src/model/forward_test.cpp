@@ -90,7 +90,10 @@ const Fixture kModels[] = {{"llama-mha-bf16-tied", "bfloat16"},
                            {"opt-mha-bf16", "bfloat16"},
                            {"opt-mha-f32", "float32+bfloat16_kv"},
                            {"mistral-gqa-bf16-window", "bfloat16"},
-                           {"qwen2-f32-window-above", "float32+bfloat16_kv"}};
+                           {"qwen2-f32-window-above", "float32+bfloat16_kv"},
+                           {"llama-29-bf16", "bfloat16"},
+                           {"qwen2-grouped-bf16", "bfloat16"},
+                           {"mistral-grouped-bf16-window", "bfloat16"}};
 constexpr double kFactor = 1.25;
 
 TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
