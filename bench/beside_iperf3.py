@@ -21,14 +21,13 @@ build/release/kvlane if it is not set.
 import argparse
 import contextlib
 import json
-import pathlib
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 
-from served import PROGRAM
+from served import PROGRAM, write_report
 from shaped_workers import FAR, FAR_ADDRESS, NEAR, PATIENCE, Unavailable, network, shape, two_namespaces
 
 IPERF_PORT = 5201
@@ -63,7 +62,7 @@ def iperf3(near, far, address, seconds, streams):
 
 
 def transfer(near, far, address, options, *transport):
-    """The same of ours. Whose program on which machine it was goes to options.report."""
+    """The same of ours. The sender's report stays in options.report."""
     flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json", *transport)
     receiver = subprocess.Popen(
         within(far, PROGRAM, "bench", "transfer", "--listen", f"{address}:0", *flags), stdout=subprocess.PIPE, text=True
@@ -74,23 +73,21 @@ def transfer(near, far, address, options, *transport):
     if done.returncode != 0:
         receiver.kill()
         sys.exit(done.stderr)
-    report = json.loads(done.stdout)
-    options.report |= {key: report[key] for key in ("commit", "machine")}
-    sent, received = figures_of(report), figures_of(json.loads(receiver.communicate()[0]))
+    options.report = json.loads(done.stdout)
+    sent, received = figures_of(options.report), figures_of(json.loads(receiver.communicate()[0]))
     return sent["transfer_none_speed"], sent["transfer_none_cpu"], received["transfer_none_cpu"]
 
 
 def keep(options, name, rows, ratios, goal=None):
     """Of a path over a link: medians of its turns, and of their ratios to what stands in their names."""
-    figures = options.report["results"]
     columns = zip(("speed", "sender_cpu", "receiver_cpu"), ("GB/s", "s/GB", "s/GB"), zip(*rows, strict=True))
     for what, unit, column in columns:
-        figures.append({"name": f"{name}_{what}", "value": statistics.median(column), "unit": unit})
+        options.figures.append({"name": f"{name}_{what}", "value": statistics.median(column), "unit": unit})
     for other, ratio in ratios.items():
         figure = {"name": f"{name}_of_{other}", "value": ratio, "unit": "ratio"}
         if other == "iperf3" and goal:
             figure |= {"goal": goal, "met": ratio >= goal}
-        figures.append(figure)
+        options.figures.append(figure)
 
 
 def compare(name, options, near=None, far=None, address="127.0.0.1"):
@@ -169,15 +166,12 @@ def main():
     parser.add_argument("--seconds", type=float, default=3, help="that iperf3 runs")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args()
-    words = sys.argv[1:]
-    if options.json:
-        del words[words.index("--json") : words.index("--json") + 2]  # is nothing that was measured
-    options.report = {"command": " ".join(["bench/beside_iperf3.py", *words]), "results": []}
+    options.report, options.figures = None, []
     if not shutil.which("iperf3"):
         sys.exit("iperf3 is not there")
     measure(options)
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(options.report, indent=2) + "\n", encoding="utf-8")
+        write_report(options.json, options.report, options.figures)
 
 
 if __name__ == "__main__":

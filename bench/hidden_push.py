@@ -20,7 +20,11 @@ import statistics
 import sys
 
 from request_link import Variant
+from served import write_report
 from shaped_workers import FAR, FAR_ADDRESS, Unavailable, kv_bytes, server_in, shape, two_namespaces, value
+
+
+GOAL = 0.9
 
 
 def seconds(report, interval):
@@ -34,7 +38,8 @@ def measure(options):
         decode = server_in(FAR, "decode", options.model, *memory, "--host", FAR_ADDRESS, "--kv-bind", FAR_ADDRESS)
         stack.callback(decode.stop)
         variants = {push: Variant("none", push, decode, options, stack) for push in ("whole", "layer")}
-        prefill = seconds(variants["layer"].measure(options, 1, options.num_prompts), "prefill")
+        report = variants["layer"].measure(options, 1, options.num_prompts)
+        prefill = seconds(report, "prefill")
         full = prefill / options.speed
         mbit = kv_bytes(options.model, options.input_len) * 8e-6 / full
         print(f"prefill {prefill:.3f} s, link {mbit:.0f} Mbit/s: a transfer takes {full:.3f} s at least")
@@ -44,9 +49,18 @@ def measure(options):
             for number, (push, variant) in enumerate(variants.items()):
                 seed = 1000 * (repeat + 1) + number  # prompts that no worker has seen
                 exposed[push].append(seconds(variant.measure(options, seed, options.num_prompts), "transfer"))
+        figures = [{"name": "hidden_push_prefill", "value": prefill, "unit": "s"},
+                   {"name": "hidden_push_transfer", "value": full, "unit": "s"}]  # fmt: skip
         for push, values in exposed.items():
             median = statistics.median(values)
             print(f"--kv-push {push:6} {median:.4f} s stick out, {1 - median / full:.1%} of the transfer is hidden")
+            figures.append({"name": f"hidden_push_{push}_exposed", "value": median, "unit": "s"})
+            if push == "layer":
+                hidden = 1 - median / full
+                figures.append({"name": "hidden_push_layer_hidden", "value": hidden, "unit": "share", "goal": GOAL,
+                                "met": hidden >= GOAL})  # fmt: skip
+        if options.json:
+            write_report(options.json, report, figures)
 
 
 def main():
@@ -57,6 +71,7 @@ def main():
     parser.add_argument("--num-prompts", type=int, default=10, help="requests of a run")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each way")
     parser.add_argument("--speed", type=float, default=2, help="of the link, in that of the prefill")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there, as tools/record.py takes them")
     options = parser.parse_args()
     options.concurrency = 1
     try:

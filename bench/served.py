@@ -75,6 +75,16 @@ def figure_word(way):
     return re.sub("[:+=]", "_", way)
 
 
+def write_report(path, measured, figures):
+    """For tools/record.py: figures of the script that runs, with program and machine of a report of kvlane bench."""
+    script, *words = sys.argv
+    # Where the report goes is nothing that was measured.
+    told = [word for before, word in zip(["", *words], words) if "--json" not in (before, word.partition("=")[0])]
+    command = " ".join(["bench/" + pathlib.Path(script).name, *told])
+    report = {"command": command} | {key: measured[key] for key in ("commit", "machine")}
+    pathlib.Path(path).write_text(json.dumps(report | {"results": figures}, indent=2) + "\n", encoding="utf-8")
+
+
 def write_figures(path, figures):
     """In the form of `kvlane bench --json`."""
     text = json.dumps({"results": list(figures)}, indent=2)
