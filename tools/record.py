@@ -32,7 +32,9 @@ def field(value):
 def lines(report, model, note, only, date):
     words = report["command"].split()
     if model:
-        words[3] = model  # kvlane bench WHAT DIR ...
+        if words[:1] != ["kvlane"]:
+            sys.exit("--model is for reports of kvlane bench WHAT DIR")
+        words[3] = model
     if note:
         words += ["#", note]
     for result in report["results"]:

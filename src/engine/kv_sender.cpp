@@ -3,6 +3,7 @@
 #include "engine/kv_sender.h"
 
 #include <algorithm>
+#include <cassert>
 #include <utility>
 
 namespace kvlane {
@@ -163,17 +164,20 @@ Status KvSender::send_sealed(const Run& run, int block, const std::byte* slab, S
   header.rope_applied = format_->rope_applied();
   const bool coded = sealed_planes_ && run.codec.name() != "none";
   if (coded) header.codec = run.codec.name();
-  KVLANE_TRY(coded ? send_frame(run, std::move(header), encode_sealed(run, slab, fetched))
-                   : send_packed(run, place, slab, std::move(header)));
+  if (coded) {
+    KVLANE_TRY(send_frame(run, std::move(header), encode_sealed(run, slab, fetched)));
+  } else {
+    KVLANE_TRY(send_packed(run, place, slab, std::move(header)));
+  }
   if (sealed_planes_ && lane_.on_host()) try_another_on_sealed(run, place, slab);
   return {};
 }
 
 Status KvSender::send_packed(const Run& run, SlabPlace place, const std::byte* slab,
                              FrameHeader header) {
-  const TimePoint start = SteadyClock::now();
   header.k_bytes = static_cast<std::uint32_t>(format_->used_bytes(place, slab));
   return send_frame(run, std::move(header), [&](std::span<std::byte> packed, auto) {
+    const TimePoint start = SteadyClock::now();
     format_->pack(place, slab, packed.data());
     if (!sealed_planes_) return;
     const PlaneShape v = sealed_planes_->v_shape(run.layer);
@@ -321,6 +325,7 @@ ByteView KvSender::encode_plane(const Run& run, PlanePart part, const PlaneShape
   const TimePoint start = SteadyClock::now();
   const Codebook* const book = books_of(run)[static_cast<int>(part)];
   const std::size_t bytes = run.codec.encode(shape, plane, book, coded);
+  assert(!run.codec.writes_bound() || bytes == run.codec.bound(shape));
   choice_.learn(run.codec, shape, bytes, SteadyClock::now() - start + fetched);
   const ByteView body(coded.data(), bytes);
   learn_codebook(run, part, shape, body, book == nullptr);

@@ -34,10 +34,13 @@ class Recorder final : public OutgoingTransfer {
     friend bool operator==(const Slab&, const Slab&) = default;
   };
 
+  // What memory of messages holds before a body is written there.
+  static constexpr std::byte kOld{0xA5};
+
   explicit Recorder(std::vector<Slab>& slabs) : slabs_(slabs) {}
   Status add_slab(FrameHeader header, const BodyWriter& body) override {
     slabs_.push_back({header.codec, header.layer, header.position, header.tokens,
-                      Bytes(header.k_bytes), Bytes(header.v_bytes)});
+                      Bytes(header.k_bytes, kOld), Bytes(header.v_bytes, kOld)});
     body(slabs_.back().k, slabs_.back().v);
     return {};
   }

@@ -36,7 +36,7 @@ class Recorder final : public OutgoingTransfer {
  public:
   explicit Recorder(std::vector<Bytes>& frames) : frames_(frames) {}
   Status add_slab(FrameHeader header, const BodyWriter& body) override {
-    Bytes frame(kFrameHeaderBytes + header.body_bytes());
+    Bytes frame(kFrameHeaderBytes + header.body_bytes(), std::byte{0xA5});  // as messages are
     KVLANE_TRY(write_frame(std::move(header), body, frame));
     frames_.push_back(std::move(frame));
     return {};

@@ -1,5 +1,6 @@
-// XXH3, the checksum of all byte formats here, by libxxhash with the kernels for this processor: on
-// long inputs its plain functions, which are for SSE2, take 4 to 20 times as long.
+// XXH3, the checksum of all byte formats here, by libxxhash, with its kernels for this processor
+// where it has some: on long inputs its plain functions for x86, which are for SSE2, take 4 to 20
+// times as long.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

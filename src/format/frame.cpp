@@ -3,6 +3,7 @@
 #include "format/frame.h"
 
 #include <algorithm>
+#include <cassert>
 #include <limits>
 #include <string_view>
 
@@ -249,6 +250,7 @@ Status write_frame(FrameHeader header, const BodyWriter& body, std::span<std::by
   KVLANE_TRY(check_lengths(numbers_of(header)));
   KVLANE_TRY(check_names(header));
 
+  assert(frame.size() == kFrameHeaderBytes + header.body_bytes());
   const std::span<std::byte> planes = frame.subspan(kFrameHeaderBytes);
   body(planes.first(header.k_bytes), planes.subspan(header.k_bytes));
   header.body_checksum = xxh3_64(planes);
@@ -275,6 +277,7 @@ Status set_body_lengths(FrameHeader& header, ByteView k, ByteView v) {
 
 BodyWriter body_of(ByteView k, ByteView v) {
   return [k, v](std::span<std::byte> to_k, std::span<std::byte> to_v) {
+    assert(k.size() == to_k.size() && v.size() == to_v.size());
     std::copy(k.begin(), k.end(), to_k.begin());
     std::copy(v.begin(), v.end(), to_v.begin());
   };

@@ -19,8 +19,7 @@ constexpr int kRowGrain = 4;
 constexpr int kTurnedGrain = 8;  // where rows of several tokens are turned into a basis together
 
 // Less work a layer than this many multiplications is faster on one thread: waking the others for
-// each of its parallel loops costs more than they save. Logits are judged like a layer of their
-// own.
+// each of its parallel loops costs more than they save. Logits that are more get all threads, too.
 constexpr double kSerialWorkMax = 5e6;
 
 // Rows that are multiplied together where that makes them much wider, for attention or between the
@@ -63,7 +62,9 @@ Status Forward::allocate() {
   const std::size_t q_width = std::size_t(config.heads) * config.head_dim;
   const std::size_t q_width_all = std::size_t(model_.whole_config().heads) * config.head_dim;
   const std::size_t qkv_width = q_width + 2 * std::size_t(config.kv_heads) * config.head_dim;
-  const std::size_t wide_rows = std::min(rows, std::size_t{kWideRows});
+  // Other ranks expect what all rows have at once (spec/ranks.md).
+  wide_rows_ = ranks_ != nullptr ? rows_max_ : kWideRows;
+  const std::size_t wide_rows = std::min(rows, std::size_t(wide_rows_));
   const std::size_t product_floats =
       std::max(rows * config.hidden, wide_rows * std::max(qkv_width, 2 * std::size_t(config.ffn)));
   const ElementType input_type = model_.layers()[0].qkv->input_type();
@@ -99,12 +100,10 @@ Status Forward::allocate() {
   wide_ = take(sizes[4]);
   own_wide_ = ranks_ == nullptr ? wide_ : take(sizes[5]);
   own_product_ = reinterpret_cast<float*>(take(sizes[6]));
-  if (!model_.layers().empty()) {
-    const LayerWeights& layer = model_.layers().front();
-    for (const Linear* product :
-         {layer.qkv.get(), layer.attention_out.get(), layer.ffn_in.get(), layer.ffn_out.get()}) {
-      work_per_row_ += static_cast<double>(product->inputs()) * product->outputs();
-    }
+  const LayerWeights& layer = model_.layers().front();
+  for (const Linear* product :
+       {layer.qkv.get(), layer.attention_out.get(), layer.ffn_in.get(), layer.ffn_out.get()}) {
+    work_per_row_ += static_cast<double>(product->inputs()) * product->outputs();
   }
   row_places_.reserve(rows);
   attention_spans_.reserve(rows);
@@ -181,7 +180,11 @@ Status Forward::run(std::span<const ForwardSpan> spans, const PassHooks& hooks) 
   const int computed = hooks.kv_layers.value_or(all);
   const bool parallel = model_.config().parallel;
   // Thread counts do not change bits, so they may follow the work.
-  const double work = rows_ * work_per_row_;
+  double work = rows_ * work_per_row_;
+  const double work_per_pair = 2.0 * model_.config().heads * model_.config().head_dim;
+  for (const AttentionSpan& span : attention_spans_) {
+    work += work_per_pair * span.rows * (span.position + span.rows);
+  }
   threads_ = parallel_threads();
   const ParallelScope threads(work < kSerialWorkMax ? 1 : threads_);
   KVLANE_TRY(enter(spans));
@@ -294,8 +297,8 @@ Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHook
   const std::size_t hidden = config.hidden;
   const ElementType type = layer.qkv->input_type();
   norm(layer.attention_norm, type);
-  for (int first = 0; first < rows_; first += kWideRows) {
-    const int count = std::min(kWideRows, rows_ - first);
+  for (int first = 0; first < rows_; first += wide_rows_) {
+    const int count = std::min(wide_rows_, rows_ - first);
     const std::byte* const normed = normed_ + first * hidden * element_bytes(type);
     KVLANE_TRY(multiply(*layer.qkv, normed, product_, count));
     write_qkv(layer, index, first, count);
@@ -449,8 +452,8 @@ void Forward::store_query(float* head, std::uint16_t* parts) const {
 Status Forward::ffn_block(const LayerWeights& layer) {
   const ElementType type = layer.ffn_in->input_type();
   norm(layer.ffn_norm, type);
-  for (int first = 0; first < rows_; first += kWideRows) {
-    KVLANE_TRY(ffn_rows(layer, first, std::min(kWideRows, rows_ - first)));
+  for (int first = 0; first < rows_; first += wide_rows_) {
+    KVLANE_TRY(ffn_rows(layer, first, std::min(wide_rows_, rows_ - first)));
   }
   return {};
 }

@@ -100,6 +100,7 @@ class Forward final : public ForwardPass {
   const int rows_max_;
   const int logits_max_;
   int q_parts_ = 1;          // see PageQuery
+  int wide_rows_ = 0;        // that go through the widest products together
   double work_per_row_ = 0;  // multiplications in products of a layer
   int threads_ = 1;          // that a pass may use
   int rows_ = 0;
@@ -130,9 +131,9 @@ class Forward final : public ForwardPass {
   PageBuffer memory_;            // all that follows
   float* residual_ = nullptr;    // [rows][hidden]
   std::byte* normed_ = nullptr;  // [rows][hidden], input type of the products
-  float* product_ = nullptr;     // [rows][hidden], [kWideRows][widest product]; logits
+  float* product_ = nullptr;     // [rows][hidden], [wide_rows_][widest product]; logits
   std::uint16_t* q_ = nullptr;   // [rows][heads][head_dim], BF16
-  std::byte* wide_ = nullptr;  // [rows][heads * head_dim] or [kWideRows][ffn], as `normed_`; K and
+  std::byte* wide_ = nullptr;  // [rows][heads * head_dim] or [wide_rows_][ffn], as `normed_`; K and
                                // V of all heads, like `sparse_rows_`, on their way to slabs
   // Where ranks compute together, what this one has of `wide_`, and of products' outputs.
   std::byte* own_wide_ = nullptr;

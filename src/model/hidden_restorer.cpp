@@ -12,8 +12,8 @@
 namespace kvlane {
 namespace {
 
-// Rows that one thread takes at a time, and multiplications below which one is faster than several:
-// as in model/forward.cpp.
+// Rows that one thread takes at a time, and multiplications of a product below which one is faster
+// than several.
 constexpr int kRowGrain = 8;
 constexpr double kSerialWorkMax = 32e6;
 

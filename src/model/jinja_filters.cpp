@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 
 #include "model/jinja_arguments.h"
 #include "model/jinja_builtins.h"
@@ -125,27 +126,50 @@ Result<Value> filter_tojson(const Call& call) {
   return make_text(std::move(json), call.budget);
 }
 
-// As Jinja finds the attribute of map and its like: parts between dots, digits are indices. What is
-// not there is the fallback, if there is one, in which it looks for the next part.
-Result<Value> attribute_of(const Value& item, std::string_view path, const Value* fallback,
-                           Budget& budget) {
-  Value value = item;
-  while (true) {
-    const std::string_view part = path.substr(0, path.find('.'));
-    const bool index = !part.empty() && part.size() < 10 &&
-                       part.find_first_not_of("0123456789") == std::string_view::npos;
-    const Value key = index ? Value::integer(std::atoll(std::string(part).c_str()))
-                            : Value::text(std::string(part));
-    KVLANE_ASSIGN(value, get_item(value, key, budget));
-    if (value.is_undefined() && fallback != nullptr && !fallback->is_none()) value = *fallback;
-    if (part.size() == path.size()) return value;
-    path.remove_prefix(part.size() + 1);
+// An attribute of items, as map and its like name it: parts between dots, digits are indices.
+class Path {
+ public:
+  static Result<Path> parse(const Call& call, const Value& argument) {
+    const std::string* text = argument.as_text();
+    if (text == nullptr) {
+      return unsupported(std::string(call.title) + " with " + std::string(argument.kind()) +
+                         " as the attribute is not supported");
+    }
+    KVLANE_TRY(call.budget.spend_bytes(text->size()));
+    Path path;
+    for (std::size_t at = 0; at <= text->size();) {
+      const std::string part = text->substr(at, text->find('.', at) - at);
+      const bool index = !part.empty() && part.size() < 10 &&
+                         part.find_first_not_of("0123456789") == std::string::npos;
+      path.parts_.push_back(index ? Value::integer(std::atoi(part.c_str())) : Value::text(part));
+      at += part.size() + 1;
+    }
+    return path;
   }
+
+  // What is not there is the fallback, if there is one, in which the next part is looked for.
+  Result<Value> of(const Value& item, const Value* fallback, Budget& budget) const {
+    Value value = item;
+    for (const Value& part : parts_) {
+      KVLANE_TRY(budget.spend(1));
+      KVLANE_ASSIGN(value, get_item(value, part, budget));
+      if (value.is_undefined() && fallback != nullptr && !fallback->is_none()) value = *fallback;
+    }
+    return value;
+  }
+
+ private:
+  std::vector<Value> parts_;
+};
+
+Result<Value> stream(std::vector<Value> items, const Call& call) {
+  return make_list(std::move(items), call.budget, List::Kind::kStream);
 }
 
 // The items that pass the test named by argument `test`, or are true where there is none; of each
-// its attribute is looked at where `path` is not empty.
-Result<Value> chosen(const Call& call, std::string_view path, std::size_t test, bool wanted) {
+// its attribute is looked at, if there is a path.
+Result<Value> chosen(const Call& call, const std::optional<Path>& path, std::size_t test,
+                     bool wanted) {
   KVLANE_ASSIGN(const Value items, to_list(call.input, call.budget));
   Values arguments;
   if (call.arguments[test + 1] != nullptr) {
@@ -155,8 +179,8 @@ Result<Value> chosen(const Call& call, std::string_view path, std::size_t test, 
   for (const Value& item : items.as_list()->items) {
     KVLANE_TRY(call.budget.spend(1));
     Value looked_at = item;
-    if (!path.empty()) {
-      KVLANE_ASSIGN(looked_at, attribute_of(item, path, nullptr, call.budget));
+    if (path) {
+      KVLANE_ASSIGN(looked_at, path->of(item, nullptr, call.budget));
     }
     bool passes = looked_at.truthy();
     if (call.arguments[test] != nullptr) {
@@ -165,40 +189,72 @@ Result<Value> chosen(const Call& call, std::string_view path, std::size_t test, 
     }
     if (passes == wanted) kept.push_back(item);
   }
-  return make_list(std::move(kept), call.budget, List::Kind::kStream);
+  return stream(std::move(kept), call);
 }
 
-Result<Value> filter_select(const Call& call) { return chosen(call, {}, 0, true); }
-Result<Value> filter_reject(const Call& call) { return chosen(call, {}, 0, false); }
-Result<Value> filter_selectattr(const Call& call) {
-  KVLANE_ASSIGN(const std::string_view path, call.text(0));
-  return chosen(call, path, 1, true);
+Result<Value> chosen_by_attribute(const Call& call, bool wanted) {
+  if (!call.input.truthy()) return stream({}, call);
+  if (call.arguments[0] == nullptr) return call.wrong("lacks an argument");
+  KVLANE_ASSIGN(const Path path, Path::parse(call, *call.arguments[0]));
+  return chosen(call, path, 1, wanted);
 }
-Result<Value> filter_rejectattr(const Call& call) {
-  KVLANE_ASSIGN(const std::string_view path, call.text(0));
-  return chosen(call, path, 1, false);
+
+// In Jinja they take what is not true, none for instance, for nothing at all.
+Result<Value> filter_select(const Call& call) {
+  return call.input.truthy() ? chosen(call, std::nullopt, 0, true) : stream({}, call);
 }
+Result<Value> filter_reject(const Call& call) {
+  return call.input.truthy() ? chosen(call, std::nullopt, 0, false) : stream({}, call);
+}
+Result<Value> filter_selectattr(const Call& call) { return chosen_by_attribute(call, true); }
+Result<Value> filter_rejectattr(const Call& call) { return chosen_by_attribute(call, false); }
 
 // Either the name of a filter without arguments, or an attribute.
 Result<Value> filter_map(const Call& call) {
-  if ((call.arguments[0] != nullptr) == (call.arguments[1] != nullptr)) {
-    return call.wrong("takes the name of a filter or an attribute");
+  if (!call.input.truthy()) return stream({}, call);
+  std::optional<Path> path;
+  std::string_view filter;
+  if (call.arguments[0] != nullptr) {
+    KVLANE_ASSIGN(filter, call.text(0));
+  } else if (call.arguments[1] != nullptr) {
+    KVLANE_ASSIGN(path, Path::parse(call, *call.arguments[1]));
+  } else {
+    return call.wrong("lacks an argument");
   }
-  KVLANE_ASSIGN(const std::string_view name, call.text(call.arguments[0] != nullptr ? 0 : 1));
   KVLANE_ASSIGN(const Value items, to_list(call.input, call.budget));
   std::vector<Value> mapped;
   for (const Value& item : items.as_list()->items) {
     KVLANE_TRY(call.budget.spend(1));
     Value value;
-    if (call.arguments[0] != nullptr) {
-      KVLANE_ASSIGN(value, call_filter(name, item, {}, call.budget));
-      if (is_stream(value)) return stream_error();
+    if (path) {
+      KVLANE_ASSIGN(value, path->of(item, call.arguments[2], call.budget));
     } else {
-      KVLANE_ASSIGN(value, attribute_of(item, name, call.arguments[2], call.budget));
+      KVLANE_ASSIGN(value, call_filter(filter, item, {}, call.budget));
+      if (is_stream(value)) return stream_error();
     }
     mapped.push_back(std::move(value));
   }
-  return make_list(std::move(mapped), call.budget, List::Kind::kStream);
+  return stream(std::move(mapped), call);
+}
+
+// Jinja gives names in calls of these to the test or the filter that they name.
+Status check_names(std::string_view filter, const Values& arguments) {
+  const bool map = filter == "map";
+  if (!map && filter != "select" && filter != "reject" && filter != "selectattr" &&
+      filter != "rejectattr") {
+    return {};
+  }
+  const bool attribute = std::ranges::any_of(
+      arguments.named, [](const auto& named) { return named.first == "attribute"; });
+  const bool known = std::ranges::all_of(arguments.named, [&](const auto& named) {
+    return attribute && (named.first == "attribute" || named.first == "default");
+  });
+  if (map ? arguments.positional.size() + attribute <= 1 && known : arguments.named.empty()) {
+    return {};
+  }
+  return unsupported("the filter '" + std::string(filter) +
+                     "' with arguments of a test or a filter by name, or with several of a filter, "
+                     "is not supported");
 }
 
 constexpr std::array<Builtin, 20> kFilters = {{
@@ -233,6 +289,7 @@ Result<Value> call_filter(std::string_view name, const Value& input, const Value
   if (is_stream(input) && std::ranges::find(kOfStreams, name) == kOfStreams.end()) {
     return stream_error();
   }
+  KVLANE_TRY(check_names(name, arguments));
   return run_builtin(kFilters, "filter", name, input, arguments, budget);
 }
 

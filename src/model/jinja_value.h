@@ -26,9 +26,11 @@ inline constexpr std::int64_t kValueWeightMax = std::int64_t{4} << 20;
 struct List {
   enum class Kind {
     kList,
-    kTuple,   // never equal to a list
-    kView,    // what keys(), values() and items() give: to be run over, not indexed
-    kStream,  // what select, map and their like give, which a filter or a for takes at once
+    kTuple,  // never equal to a list
+    kView,   // what keys(), values() and items() give: to be run over, not indexed
+    // What select, map and their like give, which a filter or a for takes at once. In Jinja that
+    // goes item by item; here an item that nobody takes can be an error, too.
+    kStream,
   };
   std::vector<Value> items;
   Kind kind = Kind::kList;

@@ -99,15 +99,16 @@ KvShape shape_of(const Model& model, const KvFormat* format) {
 
 // A part of a model, or all of it, and what it computed.
 struct Rank {
-  Rank(const Model& its_model, const Coding& coding, RankExchange* ranks)
+  Rank(const Model& its_model, const Coding& coding, RankExchange* ranks, int rows = kChunk)
       : model(&its_model),
+        chunk(rows),
         format(make_format(*model, coding)),
         shape(shape_of(*model, format.get())),
         pool(take(BlockPool::create(shape, kBlocks * shape.block_bytes()))),
         sealed(take(
             BlockPool::create_sealed(shape, slab_sizes(*model, format.get()),
                                      kBlocks * slab_sizes(*model, format.get()).block_bytes()))),
-        forward(take(Forward::create(*model, kChunk, 2, format.get(), ranks))),
+        forward(take(Forward::create(*model, chunk, 2, format.get(), ranks))),
         table(format ? BlockTable(sealed, pool, format->window()) : BlockTable(pool)) {
     const int first = layers_of(model->whole_config(), model->part()).first;
     pool.set_first_layer(first);
@@ -120,7 +121,7 @@ struct Rank {
     const auto tokens = random_tokens(model->config().vocab);
     EXPECT_TRUE(table.grow(kTokens).ok());
     for (int at = 0; at < kTokens;) {
-      const int count = at < kTokens - kAnswer ? std::min(kChunk, kTokens - kAnswer - at) : 1;
+      const int count = at < kTokens - kAnswer ? std::min(chunk, kTokens - kAnswer - at) : 1;
       const ForwardSpan span{&table, std::span(tokens).subspan(at, count), std::min(count, 2)};
       const Status status = forward->run({&span, 1}, {});
       ASSERT_TRUE(status.ok()) << status.message();
@@ -135,6 +136,7 @@ struct Rank {
   }
 
   const Model* const model;
+  const int chunk;
   std::shared_ptr<const KvFormat> format;
   const KvShape shape;
   BlockPool pool;
@@ -198,7 +200,8 @@ void expect_equal(const Rank& whole, Parts& parts, const Coding& coding, int sta
   for (int stage = 0; stage < stages; ++stage) {
     for (int rank = 0; rank < count; ++rank) {
       const ModelPart part{stages, stage, count, rank};
-      ranks.push_back(std::make_unique<Rank>(parts.of(part), of_ranks, group.exchange(part)));
+      ranks.push_back(
+          std::make_unique<Rank>(parts.of(part), of_ranks, group.exchange(part), whole.chunk));
     }
   }
   std::vector<std::thread> threads;
@@ -231,6 +234,19 @@ TEST(RanksForward, PartsHaveTheBitsOfTheWhole) {
         }
       }
     }
+  }
+}
+
+// One process takes them through products in pieces, ranks all at once.
+TEST(RanksForward, LongPassesHaveThemToo) {
+  Parts parts(KVLANE_SOURCE_DIR "/models/kvlane-tiny-gqa");
+  const KvTables tables = tables_of(parts.whole());
+  for (const char* const format : {"bf16", "hack", "cachegen"}) {
+    const Coding coding{format, &tables};
+    Rank whole(parts.whole(), coding, nullptr, kTokens);
+    whole.compute();
+    SCOPED_TRACE(format);
+    expect_equal(whole, parts, coding, 2, 2);
   }
 }
 
