@@ -491,6 +491,7 @@ void TcpConnection::end() {
     ended_ = true;
     queue_.clear();
   }
+  connected_ = false;  // close() may be on its way here: it must not wait for a peer any more
   Error ignored;
   socket_.close(ignored);
   resolver_.cancel();

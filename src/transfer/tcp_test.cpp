@@ -7,8 +7,11 @@
 #include <gtest/gtest.h>
 #include <xxhash.h>
 
+#include <array>
 #include <atomic>
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "transfer/test_network.h"
 #include "transfer/test_stranger.h"
@@ -314,6 +317,45 @@ TEST_P(Tcp, TheDestructorSendsWhatIsQueuedAndThenNothingIsCalled) {
   EXPECT_EQ(here_.use_count(), 1) << "the listener is let go of";
   EXPECT_EQ(link_->post(share(small(0))).code(), Code::kUnavailable);
   link_->close();
+}
+
+// Both links end in one turn of the loop: the one is closed by its user when the other one's end
+// has been told, but not yet its own.
+TEST_P(Tcp, ALinkThatIsClosedWhileItEndsKeepsNobodyWaiting) {
+  struct ClosesAnother : LinkEvents {
+    void on_message(ByteView) override {}
+    void on_writable() override {}
+    void on_closed(Status) override {
+      if (!std::exchange(*told, true)) other->close();
+    }
+    std::shared_ptr<bool> told;
+    std::shared_ptr<Link> other;
+  };
+  auto second = start();
+  const auto told = std::make_shared<bool>(false);
+  const std::array ends = {std::make_shared<ClosesAnother>(), std::make_shared<ClosesAnother>()};
+  std::array<std::shared_ptr<Link>, 2> links;
+  for (int i : {0, 1}) links[i] = *second->connect(address_, ends[i]);
+  for (int i : {0, 1}) {
+    ends[i]->told = told;
+    ends[i]->other = links[1 - i];
+    ASSERT_TRUE(links[i]->post(share(small(i))).ok());
+  }
+  ASSERT_TRUE(there_->wait_messages(2));
+  std::promise<void> ended;
+  std::promise<void> begun;
+  second->call_after(Seconds(0), [&] {
+    begun.set_value();
+    ended.get_future().wait();
+  });
+  begun.get_future().wait();
+  network_.reset();
+  ended.set_value();
+  while (!links[0]->is_over() || !links[1]->is_over()) std::this_thread::yield();
+  const TimePoint over = SteadyClock::now();
+  second.reset();
+  EXPECT_LT(seconds_since(over), 0.5);
+  for (const auto& end : ends) end->other.reset();
 }
 
 class TcpWithLimits : public TcpStrangers {
