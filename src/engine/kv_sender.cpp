@@ -162,9 +162,8 @@ Status KvSender::send_sealed(const Run& run, int block, const std::byte* slab, S
   header.sealed = true;
   header.tables = format_->tables();
   header.rope_applied = format_->rope_applied();
-  const bool coded = sealed_planes_ && run.codec.name() != "none";
-  if (coded) header.codec = run.codec.name();
-  if (coded) {
+  if (sealed_planes_ && run.codec.name() != "none") {
+    header.codec = run.codec.name();
     KVLANE_TRY(send_frame(run, std::move(header), encode_sealed(run, slab, fetched)));
   } else {
     KVLANE_TRY(send_packed(run, place, slab, std::move(header)));

@@ -238,7 +238,7 @@ Result<Value> filter_map(const Call& call) {
 }
 
 // Jinja gives names in calls of these to the test or the filter that they name.
-Status check_names(std::string_view filter, const Values& arguments) {
+Status refuse_forwarded(std::string_view filter, const Values& arguments) {
   const bool map = filter == "map";
   if (!map && filter != "select" && filter != "reject" && filter != "selectattr" &&
       filter != "rejectattr") {
@@ -289,7 +289,7 @@ Result<Value> call_filter(std::string_view name, const Value& input, const Value
   if (is_stream(input) && std::ranges::find(kOfStreams, name) == kOfStreams.end()) {
     return stream_error();
   }
-  KVLANE_TRY(check_names(name, arguments));
+  KVLANE_TRY(refuse_forwarded(name, arguments));
   return run_builtin(kFilters, "filter", name, input, arguments, budget);
 }
 
