@@ -14,14 +14,12 @@ take of the processor, in seconds for every GB.
     bench/beside_iperf3.py --rates 1000,5000 --delay 0.5ms --tokens 2048 --repeats 5 models/kvlane-tiny-gqa README.md
 
 --delay makes every answer wait (netem), which lengthens the round trip by as much. --json writes a report that
-tools/record.py takes. KVLANE_PROGRAM is the program,
-build/release/kvlane if it is not set.
+tools/record.py takes. KVLANE_PROGRAM is the program, build/release/kvlane if it is not set.
 """
 
 import argparse
 import contextlib
 import json
-import re
 import shutil
 import statistics
 import subprocess
@@ -40,8 +38,8 @@ def within(namespace, *command):
     return [*inside, *map(str, command)]
 
 
-def figures_of(report):
-    return {figure["name"]: figure["value"] for figure in report["results"]}
+def figures_of(text):
+    return {figure["name"]: figure["value"] for figure in json.loads(text)["results"]}
 
 
 def iperf3(near, far, address, seconds, streams):
@@ -63,7 +61,7 @@ def iperf3(near, far, address, seconds, streams):
 
 
 def transfer(near, far, address, options, *transport):
-    """The same of ours. The sender's report stays in options.report."""
+    """The same of ours."""
     flags = ("--codecs", "none", "--tokens", options.tokens, "--rounds", options.rounds, "--json", *transport)
     receiver = subprocess.Popen(
         within(far, PROGRAM, "bench", "transfer", "--listen", f"{address}:0", *flags), stdout=subprocess.PIPE, text=True
@@ -74,26 +72,24 @@ def transfer(near, far, address, options, *transport):
     if done.returncode != 0:
         receiver.kill()
         sys.exit(done.stderr)
-    options.report = json.loads(done.stdout)
-    # How the link went belongs to the figure, not to the machine of all of them.
-    options.report["machine"] = re.split(", (?:over|through) ", options.report["machine"])[0]
-    sent, received = figures_of(options.report), figures_of(json.loads(receiver.communicate()[0]))
+    sent, received = figures_of(done.stdout), figures_of(receiver.communicate()[0])
     return sent["transfer_none_speed"], sent["transfer_none_cpu"], received["transfer_none_cpu"]
 
 
-def keep(options, name, rows, ratios, goal=None):
+def figures(name, rows, ratios):
     """Of a path over a link: medians of its turns, and of their ratios to what stands in their names."""
     columns = zip(("speed", "sender_cpu", "receiver_cpu"), ("GB/s", "s/GB", "s/GB"), zip(*rows, strict=True))
     for what, unit, column in columns:
-        options.figures.append({"name": f"{name}_{what}", "value": statistics.median(column), "unit": unit})
+        yield {"name": f"{name}_{what}", "value": statistics.median(column), "unit": unit}
     for other, ratio in ratios.items():
         figure = {"name": f"{name}_of_{other}", "value": ratio, "unit": "ratio"}
-        if other == "iperf3" and goal:
-            figure |= {"goal": goal, "met": ratio >= goal}
-        options.figures.append(figure)
+        if other == "iperf3":
+            figure |= {"goal": GOAL, "met": ratio >= GOAL}
+        yield figure
 
 
 def compare(name, options, near=None, far=None, address="127.0.0.1"):
+    """Measures, tells and returns the figures of one link."""
     counts = options.streams
     theirs, ours, shared, ucx = {n: [] for n in counts}, {n: [] for n in counts}, [], []
     for _ in range(options.repeats):
@@ -117,24 +113,26 @@ def compare(name, options, near=None, far=None, address="127.0.0.1"):
 
     link = name.replace(" Mbit/s", "mbit")
     first = counts[0]
+    found = []
     for n in counts:
         of_iperf3, of_first = ratio(ours[n], theirs[n]), ratio(ours[n], ours[first])
         told = f"iperf3 {medians(theirs[n])}   kvlane {medians(ours[n])}   ratio {of_iperf3:.2f}"
         if n != first:
             told += f"   of that over {first}: {of_first:.2f}"
         print(f"{name:12} {n:2}  {told}", flush=True)
-        keep(options, f"{link}_iperf3_{n}", theirs[n], {})
-        keep(options, f"{link}_tcp_{n}", ours[n], {"iperf3": of_iperf3}, GOAL)
+        found += figures(f"{link}_iperf3_{n}", theirs[n], {})
+        found += figures(f"{link}_tcp_{n}", ours[n], {"iperf3": of_iperf3})
     for path, word, rows in (("through shared memory", "shared_memory", shared), ("over UCX", "ucx", ucx)):
         if rows:
             of_tcp, of_iperf3 = ratio(rows, ours[first]), ratio(rows, theirs[first])
             told = f"of that over TCP {of_tcp:.2f}, of iperf3's {of_iperf3:.2f}"
             print(f"{'':12}  {path} {medians(rows)}   {told}", flush=True)
-            keep(options, f"{link}_{word}", rows, {"tcp": of_tcp, "iperf3": of_iperf3}, GOAL)
+            found += figures(f"{link}_{word}", rows, {"tcp": of_tcp, "iperf3": of_iperf3})
+    return found
 
 
 def measure(options):
-    compare("loopback", options)
+    found = compare("loopback", options)
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(two_namespaces())
@@ -143,11 +141,12 @@ def measure(options):
                 network("tc", "-n", FAR, "qdisc", "add", "dev", "veth0", "root", "netem", "delay", options.delay)
             for rate in map(float, options.rates.split(",")):
                 shape(rate)
-                compare(f"{rate:.0f} Mbit/s", options, NEAR, FAR, FAR_ADDRESS)
+                found += compare(f"{rate:.0f} Mbit/s", options, NEAR, FAR, FAR_ADDRESS)
             shape(None)
-            compare("veth", options, NEAR, FAR, FAR_ADDRESS)
+            found += compare("veth", options, NEAR, FAR, FAR_ADDRESS)
     except Unavailable as reason:
         print(f"SKIPPED the links between namespaces: {reason}", file=sys.stderr)
+    return found
 
 
 def main():
@@ -169,12 +168,11 @@ def main():
     parser.add_argument("--seconds", type=float, default=3, help="that iperf3 runs")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args()
-    options.report, options.figures = None, []
     if not shutil.which("iperf3"):
         sys.exit("iperf3 is not there")
-    measure(options)
+    found = measure(options)
     if options.json:
-        write_report(options.json, options.report, options.figures)
+        write_report(options.json, found)
 
 
 if __name__ == "__main__":

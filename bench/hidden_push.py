@@ -23,7 +23,6 @@ from request_link import Variant
 from served import write_report
 from shaped_workers import FAR, FAR_ADDRESS, Unavailable, kv_bytes, server_in, shape, two_namespaces, value
 
-
 GOAL = 0.9
 
 
@@ -38,8 +37,7 @@ def measure(options):
         decode = server_in(FAR, "decode", options.model, *memory, "--host", FAR_ADDRESS, "--kv-bind", FAR_ADDRESS)
         stack.callback(decode.stop)
         variants = {push: Variant("none", push, decode, options, stack) for push in ("whole", "layer")}
-        report = variants["layer"].measure(options, 1, options.num_prompts)
-        prefill = seconds(report, "prefill")
+        prefill = seconds(variants["layer"].measure(options, 1, options.num_prompts), "prefill")
         full = prefill / options.speed
         mbit = kv_bytes(options.model, options.input_len) * 8e-6 / full
         print(f"prefill {prefill:.3f} s, link {mbit:.0f} Mbit/s: a transfer takes {full:.3f} s at least")
@@ -53,14 +51,14 @@ def measure(options):
                    {"name": "hidden_push_transfer", "value": full, "unit": "s"}]  # fmt: skip
         for push, values in exposed.items():
             median = statistics.median(values)
-            print(f"--kv-push {push:6} {median:.4f} s stick out, {1 - median / full:.1%} of the transfer is hidden")
+            hidden = 1 - median / full
+            print(f"--kv-push {push:6} {median:.4f} s stick out, {hidden:.1%} of the transfer is hidden")
             figures.append({"name": f"hidden_push_{push}_exposed", "value": median, "unit": "s"})
             if push == "layer":
-                hidden = 1 - median / full
                 figures.append({"name": "hidden_push_layer_hidden", "value": hidden, "unit": "share", "goal": GOAL,
                                 "met": hidden >= GOAL})  # fmt: skip
         if options.json:
-            write_report(options.json, report, figures)
+            write_report(options.json, figures)
 
 
 def main():

@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 
-from served import figure_word, load, served, store_flags, write_figures
+from served import figure_word, load, served, store_flags, write_report
 
 BLOCK = 64  # tokens
 GOAL = 1.04  # of a step without saving
@@ -86,7 +86,7 @@ def main():
         figures.append({"name": f"{name}_cost", "value": ratio, "unit": "ratio", "goal": GOAL, "met": ratio <= GOAL})
         figures.append({"name": f"{name}_not_saved", "value": lost, "unit": "tokens"})
     if options.json:
-        write_figures(options.json, figures)
+        write_report(options.json, figures)
 
 
 if __name__ == "__main__":

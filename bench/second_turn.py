@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 
-from served import PATIENCE, figure_word, is_lossless, served, store_flags, write_figures
+from served import PATIENCE, figure_word, is_lossless, served, store_flags, write_report
 
 ANSWER = 16  # tokens
 
@@ -122,7 +122,7 @@ def main():
         rows.append(row)
         print(f"{row[0]:<16}{1000 * row[1]:>10.1f} ms{row[2]:>10.0f} tokens from the store", flush=True)
     if options.json:
-        write_figures(options.json, figures(rows, options))
+        write_report(options.json, figures(rows, options))
 
 
 if __name__ == "__main__":

@@ -75,17 +75,17 @@ def figure_word(way):
     return re.sub("[:+=]", "_", way)
 
 
-def write_report(path, measured, figures):
-    """For tools/record.py: figures of the script that runs, with program and machine of a report of kvlane bench."""
+def write_report(path, figures):
+    """What `kvlane bench --json` writes of itself, of the script that runs: tools/record.py takes it."""
     script, *words = sys.argv
     # Where the report goes is nothing that was measured.
     told = [word for before, word in zip(["", *words], words) if "--json" not in (before, word.partition("=")[0])]
-    command = " ".join(["bench/" + pathlib.Path(script).name, *told])
-    report = {"command": command} | {key: measured[key] for key in ("commit", "machine")}
-    pathlib.Path(path).write_text(json.dumps(report | {"results": figures}, indent=2) + "\n", encoding="utf-8")
-
-
-def write_figures(path, figures):
-    """In the form of `kvlane bench --json`."""
-    text = json.dumps({"results": list(figures)}, indent=2)
-    pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+    done = subprocess.run([PROGRAM, "version", "--json"], capture_output=True, text=True, check=True)
+    program = json.loads(done.stdout)
+    report = {
+        "machine": program["machine"],
+        "commit": program["commit"],
+        "command": " ".join(["bench/" + pathlib.Path(script).name, *told]),
+        "results": list(figures),
+    }
+    pathlib.Path(path).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

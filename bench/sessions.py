@@ -33,7 +33,7 @@ import statistics
 import sys
 import tempfile
 
-from served import figure_word, is_lossless, load, served, store_flags, write_figures
+from served import figure_word, is_lossless, load, served, store_flags, write_report
 
 WAYS = ("recompute", "memory", "kv", "kv+splitzip", "hidden", "auto")
 BLOCK = 64  # tokens; only whole blocks are kept
@@ -219,7 +219,7 @@ def main():
         rows.append(row)
         print_row(row)
     if options.json:
-        write_figures(options.json, figures(rows))
+        write_report(options.json, figures(rows))
 
 
 if __name__ == "__main__":

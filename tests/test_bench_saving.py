@@ -11,7 +11,7 @@ import subprocess
 import sys
 import unittest
 
-from program import GQA, PATIENCE, PROGRAM, ROOT, ProgramTest, environment, needs_program
+from program import GQA, PATIENCE, PROGRAM, ROOT, ProgramTest, environment, needs_program, run
 
 
 @needs_program
@@ -31,7 +31,13 @@ class SavingTest(ProgramTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         rows = [line.split() for line in done.stdout.splitlines()]
         self.assertEqual([row[0] for row in rows[1:]], ["kv", "hidden"])
-        results = json.loads((folder / "figures.json").read_text(encoding="utf-8"))["results"]
+        report = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
+        program = run("version", "--json").json()
+        self.assertEqual((report["machine"], report["commit"]), (program["machine"], program["commit"]))
+        self.assertTrue(report["command"].startswith("bench/saving.py "), report["command"])
+        self.assertIn("--input-len 100", report["command"])
+        self.assertNotIn("json", report["command"])
+        results = report["results"]
         figures = {result["name"]: result for result in results}
         for form in ("kv", "hidden"):
             step = figures[f"saving_{form}_step"]

@@ -75,7 +75,7 @@ class Help(program.ProgramTest):
         self.assertRegex(short.out, r"^kvlane \d+\.\d+\.\d+\n$")
         shown = run("version", "--verbose").out
         tiers = ("  scalar: ", "  avx2: ", "  avx512: ")
-        for line in ("commit: ", "compiler: ", "codecs: none, splitzip", "kernels:", *tiers):
+        for line in ("commit: ", "compiler: ", "machine: ", "codecs: none, splitzip", "kernels:", *tiers):
             self.assertIn("\n" + line, shown)
         self.assertEqual(shown.count("chosen by --cpu auto"), 1)
         described = run("version", "--json").json()

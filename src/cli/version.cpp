@@ -11,6 +11,7 @@
 #include "codec/codec.h"
 #include "codec/splitzip.h"
 #include "cpu/isa.h"
+#include "cpu/parallel.h"
 #include "ops/linear.h"
 #include "quant/kv_format.h"
 #include "transfer/ucx.h"
@@ -35,10 +36,12 @@ nlohmann::json describe_build() {
                        {"splitzip", splitzip_description(isa)},
                        {"chosen", chosen.ok() && *chosen == isa}});
   }
-  return {{"version", KVLANE_VERSION},       {"commit", build_commit()},
-          {"compiler", __VERSION__},         {"codecs", codec_names()},
-          {"kv_formats", kv_format_names()}, {"ucx", has_ucx()},
-          {"kernels", std::move(kernels)}};
+  std::string machine = describe_machine(parallel_threads());
+  if (chosen.ok()) machine += ", kernels " + std::string(isa_name(*chosen));
+  return {{"version", KVLANE_VERSION}, {"commit", build_commit()},
+          {"compiler", __VERSION__},   {"machine", machine},
+          {"codecs", codec_names()},   {"kv_formats", kv_format_names()},
+          {"ucx", has_ucx()},          {"kernels", std::move(kernels)}};
 }
 
 Status print_version(const VersionFlags& flags) {
@@ -49,7 +52,7 @@ Status print_version(const VersionFlags& flags) {
   }
   std::cout << "kvlane " << KVLANE_VERSION << '\n';
   if (!flags.verbose) return {};
-  for (const char* name : {"commit", "compiler", "codecs", "kv_formats"}) {
+  for (const char* name : {"commit", "compiler", "machine", "codecs", "kv_formats"}) {
     std::cout << name << ": " << build[name].get<std::string>() << '\n';
   }
   std::cout << "ucx: " << (build["ucx"].get<bool>() ? "yes" : "no") << '\n';
