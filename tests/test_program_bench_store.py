@@ -36,11 +36,11 @@ class BenchStore(program.ProgramTest):
             self.assertGreater(figures[f"store_read_{name}_bytes_ratio"]["value"], 1.2)
 
     def test_a_slow_disk_is_no_faster_than_told(self):
-        _, figures = self.measure("--read-rate", 0.02, "--codec", "splitzip")
+        _, figures = self.measure("--read-rate", 0.004, "--codec", "splitzip")
         for name in ("files", "raw"):
-            self.assertLess(figures[f"store_read_{name}"]["value"], 0.021)
-        # Fewer bytes come sooner, and 0.3 ms of decoding are nothing against 3 ms of reading.
-        self.assertGreater(figures["store_read_splitzip_ratio"]["value"], 1.1)
+            self.assertLess(figures[f"store_read_{name}"]["value"], 0.0042)
+        # Fewer bytes come 60 ms sooner, which no stolen time slice makes up for.
+        self.assertGreater(figures["store_read_splitzip_ratio"]["value"], 1.05)
 
     def test_values_of_a_file(self):
         path = self.folder() / "values"
