@@ -65,7 +65,7 @@ function(kvlane_library name)
   set(fuzzers ${sources})
   list(FILTER sources EXCLUDE REGEX "_(test|fuzz|main|plugin)\\.cpp$")
   if(NOT KVLANE_X86)
-    list(FILTER sources EXCLUDE REGEX "_(avx2|avx512)\\.cpp$")
+    list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|avx512_bf16)\\.cpp$")
   endif()
   if(KVLANE_CUDA)
     list(FILTER sources EXCLUDE REGEX "_no_cuda\\.cpp$")
@@ -131,20 +131,20 @@ function(kvlane_library name)
   endif()
 endfunction()
 
-# One translation unit per instruction-set tier: X_avx2.cpp and X_avx512.cpp of these folders are compiled
-# for it, all else for plain x86-64, or whatever the build is for. Such a file calls no inline function of a
-# library: the linker could keep the AVX-512 copy of it for everybody. g++ 12 takes the undefined operands inside
-# its own intrinsics for uninitialised variables (GCC bug 105593).
+# One translation unit per instruction-set tier: X_avx2.cpp, X_avx512.cpp and X_avx512_bf16.cpp of these folders
+# are compiled for what src/cpu/isa.h says of the tier, all else for plain x86-64, or whatever the build is for. Such
+# a file calls no inline function of a library: the linker could keep the AVX-512 copy of it for everybody. g++ 12
+# takes the undefined operands inside its own intrinsics for uninitialised variables (GCC bug 105593).
 function(kvlane_simd)
-  set(avx512_options
-    -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx512vbmi2 -mavx512vnni
-    -mavx512bf16 -mfma -mf16c -mavx2 -mprefer-vector-width=512 -Wno-uninitialized
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  set(avx2 -mavx2 -mfma -mf16c)
+  set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
+    -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  set(avx512_bf16 ${avx512} -mavx512vbmi -mavx512vbmi2 -mavx512vnni -mavx512bf16)
   foreach(name ${ARGN})
-    file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx512.cpp)
-    set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "${avx512_options}")
-    file(GLOB tier CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_avx2.cpp)
-    set_source_files_properties(${tier} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
+    foreach(tier avx2 avx512 avx512_bf16)
+      file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_${tier}.cpp)
+      set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${${tier}}")
+    endforeach()
   endforeach()
 endfunction()
 

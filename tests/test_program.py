@@ -74,12 +74,13 @@ class Help(program.ProgramTest):
         short = run("version")
         self.assertRegex(short.out, r"^kvlane \d+\.\d+\.\d+\n$")
         shown = run("version", "--verbose").out
-        tiers = ("  scalar: ", "  avx2: ", "  avx512: ")
+        tiers = ("  scalar: ", "  avx2: ", "  avx512: ", "  avx512_bf16: ")
         for line in ("commit: ", "compiler: ", "machine: ", "codecs: none, splitzip", "kernels:", *tiers):
             self.assertIn("\n" + line, shown)
         self.assertEqual(shown.count("chosen by --cpu auto"), 1)
         described = run("version", "--json").json()
-        self.assertEqual([tier["cpu"] for tier in described["kernels"]], ["scalar", "avx2", "avx512"])
+        names = [tier["cpu"] for tier in described["kernels"]]
+        self.assertEqual(names, ["scalar", "avx2", "avx512", "avx512_bf16"])
         self.assertEqual(sum(tier["chosen"] for tier in described["kernels"]), 1)
 
 

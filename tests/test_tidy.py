@@ -181,7 +181,8 @@ class LengthTest(TidyTest):
         )
 
     def test_kernels_of_one_tier_may_be_long(self):
-        self.assert_clean({"src/base/a_avx512.cpp": cpp(self.function(200))})
+        for tier in ("avx512", "avx512_bf16"):
+            self.assert_clean({f"src/base/a_{tier}.cpp": cpp(self.function(200))})
 
     def test_long_class_of_short_functions_is_fine(self):
         body = "class Many {\n public:\n" + "  int f(int x) const { return x; }\n" * 90 + "};\n"

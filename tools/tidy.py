@@ -296,7 +296,7 @@ def check_functions(source):
                 if lines > FUNCTION_LINES_MAX:
                     yield source.finding(node.lineno, long_function(node.name, lines))
     # Kernels of one instruction-set tier are unrolled on purpose.
-    if not source.is_cpp or source.path.endswith("_avx512.cpp"):
+    if not source.is_cpp or re.search(r"_avx512(_bf16)?\.cpp$", source.path):
         return
     for start, end in cpp_functions(source.code):
         first, last = source.line_at(start), source.line_at(end)

@@ -84,7 +84,7 @@ void measure(const std::vector<char>& data, const PlaneShape& shape, std::size_t
   std::vector<Job> jobs;
   jobs.push_back({"memcpy", [&] { std::memcpy(copy, plane, bytes); }, {}});
   jobs.push_back({"copy around caches", [&] { copy_around_caches(copy, plane, bytes); }, {}});
-  for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kScalar}) {
+  for (const Isa isa : {Isa::kAvx512Bf16, Isa::kAvx2, Isa::kScalar}) {
     if (!isa_supported(isa) || (isa == Isa::kScalar && bytes > 4U << 20)) continue;
     const Codec& codec = **find_codec("splitzip:channel", isa);
     const std::string tier(isa_name(isa));

@@ -1,7 +1,7 @@
 // Cycles of the stages of attention on codes: scores, weights, output. One tier's kernels are
 // included whole, since their stages are nobody else's business.
 // SPDX-License-Identifier: Apache-2.0
-#include KERNELS  // "attention/hack_page_avx512.cpp", and TIER Avx512
+#include KERNELS  // "attention/hack_page_avx512_bf16.cpp", and TIER Avx512
 
 #include <x86intrin.h>
 

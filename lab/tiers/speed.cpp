@@ -167,8 +167,8 @@ void measure(const World& world, const char* name, int rounds) {
 }
 
 int main(int argc, char** argv) {
-  if (best_isa() != Isa::kAvx512) {
-    std::printf("this processor lacks AVX-512\n");
+  if (best_isa() != Isa::kAvx512Bf16) {
+    std::printf("this processor lacks AVX-512 with BF16\n");
     return 1;
   }
   const World world;

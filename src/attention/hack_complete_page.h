@@ -31,12 +31,12 @@ inline constexpr std::size_t kHackSumsBytesMax = std::size_t{2} * kHackEntriesMa
 // they know nothing; where shape.layout has no sums they take them.
 HackKernel hack_complete_kernel_scalar();
 HackKernel hack_complete_kernel_avx2();
-HackKernel hack_complete_kernel_avx512();
+HackKernel hack_complete_kernel_avx512_bf16();
 
 inline HackKernel hack_complete_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) return hack_complete_kernel_avx2();
-    if (isa == Isa::kAvx512) return hack_complete_kernel_avx512();
+    if (isa == Isa::kAvx512Bf16) return hack_complete_kernel_avx512_bf16();
+    if (isa >= Isa::kAvx2) return hack_complete_kernel_avx2();
   }
   return hack_complete_kernel_scalar();
 }

@@ -21,6 +21,7 @@
 #include "attention/hack_float_page.h"
 #include "attention/prefetch.h"
 #include "quant/hack_avx512.h"
+#include "quant/hadamard.h"
 
 namespace kvlane {
 namespace {
@@ -545,6 +546,21 @@ void attend(const HackShape& shape, std::span<const HackItem> items) {
 }
 
 }  // namespace
+
+void load_hack_query_avx512(const HackShape& shape, const PageQuery& query, int row, float* q) {
+  const int d = shape.key_dim;
+  for (int i = 0; i < d; i += kLanes) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int part = 0; part < query.parts; ++part) {
+      const auto* at =
+          reinterpret_cast<const __m256i*>(query.q[row] + part * query.part_stride + i);
+      const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
+      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
+    }
+    _mm512_store_ps(q + i, _mm512_mul_ps(sum, _mm512_set1_ps(query.scale)));
+  }
+  if (shape.mix) mix_channels_avx512(q, 1, d);
+}
 
 HackKernel hack_float_kernel_avx512(HackOperand operand) {
   return {prepare, operand == HackOperand::kCodes ? attend<HackOperand::kCodes>

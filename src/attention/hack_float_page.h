@@ -30,8 +30,8 @@ HackKernel hack_float_kernel_avx512(HackOperand operand);
 
 inline HackKernel hack_float_kernel(HackOperand operand, Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) return hack_float_kernel_avx2(operand);
-    if (isa == Isa::kAvx512) return hack_float_kernel_avx512(operand);
+    if (isa >= Isa::kAvx512) return hack_float_kernel_avx512(operand);
+    if (isa >= Isa::kAvx2) return hack_float_kernel_avx2(operand);
   }
   return hack_float_kernel_scalar(operand);
 }

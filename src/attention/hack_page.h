@@ -93,12 +93,12 @@ void load_hack_query_avx512(const HackShape& shape, const PageQuery& query, int 
 
 HackKernel hack_kernel_scalar();
 HackKernel hack_kernel_avx2();
-HackKernel hack_kernel_avx512();
+HackKernel hack_kernel_avx512_bf16();
 
 inline HackKernel hack_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) return hack_kernel_avx512();
-    if (isa == Isa::kAvx2) return hack_kernel_avx2();
+    if (isa == Isa::kAvx512Bf16) return hack_kernel_avx512_bf16();
+    if (isa >= Isa::kAvx2) return hack_kernel_avx2();
   }
   return hack_kernel_scalar();
 }

@@ -1,10 +1,10 @@
 // Attention on codes with AVX2 and its products of unsigned and signed bytes.
 //
-// The way of hack_page_avx512.cpp in halves of its vectors: scores with tokens in lanes, output
-// with channels in lanes, no sum across lanes, 4 rows or 1 at a time; the products are those of
-// hack_products_avx2.h. Operations of a page, head_dim d and 2 or 4 bits a code: per row 32 d / 8
-// products and as many additions; per step of rows up to 4 d (8 / b) shifts and masks; per row and
-// partition 8 x 4 for m and s of 64 tokens, and 5 for m and s of 8 channels.
+// The way of hack_page_avx512_bf16.cpp in halves of its vectors: scores with tokens in lanes,
+// output with channels in lanes, no sum across lanes, 4 rows or 1 at a time; the products are those
+// of hack_products_avx2.h. Operations of a page, head_dim d and 2 or 4 bits a code: per row 32 d /
+// 8 products and as many additions; per step of rows up to 4 d (8 / b) shifts and masks; per row
+// and partition 8 x 4 for m and s of 64 tokens, and 5 for m and s of 8 channels.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0

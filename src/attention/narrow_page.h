@@ -40,8 +40,8 @@ void attend_narrow_avx512(const NarrowItem& item);
 
 inline NarrowKernel narrow_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) return attend_narrow_avx512;
-    if (isa == Isa::kAvx2) return attend_narrow_avx2;
+    if (isa >= Isa::kAvx512) return attend_narrow_avx512;
+    if (isa >= Isa::kAvx2) return attend_narrow_avx2;
   }
   return attend_narrow_scalar;
 }

@@ -41,8 +41,8 @@ void attend_page_avx512(const PageQuery& query, const std::uint16_t* page, State
 // The kernel of a tier.
 inline PageKernel page_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) return attend_page_avx512;
-    if (isa == Isa::kAvx2) return attend_page_avx2;
+    if (isa >= Isa::kAvx512) return attend_page_avx512;
+    if (isa >= Isa::kAvx2) return attend_page_avx2;
   }
   return attend_page_scalar;
 }
@@ -50,7 +50,8 @@ inline PageKernel page_kernel(Isa isa) {
 // What it uses, for people.
 inline const char* page_kernel_description(Isa isa) {
   switch (isa) {
-    case Isa::kAvx512: return "AVX-512 in FP32";
+    case Isa::kAvx512:
+    case Isa::kAvx512Bf16: return "AVX-512 in FP32";
     case Isa::kAvx2: return "AVX2 in FP32";
     default: return "scalar loop";
   }

@@ -6,8 +6,8 @@ namespace kvlane {
 
 const ScoreKernels& score_kernels(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) return kScoreKernelsAvx512;
-    if (isa == Isa::kAvx2) return kScoreKernelsAvx2;
+    if (isa >= Isa::kAvx512) return kScoreKernelsAvx512;
+    if (isa >= Isa::kAvx2) return kScoreKernelsAvx2;
   }
   return kScoreKernelsScalar;
 }

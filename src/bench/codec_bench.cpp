@@ -49,9 +49,9 @@ std::string place_name(Place place) {
 // What `coder` should reach, relative to memcpy.
 std::optional<double> speed_goal(const Coder& coder, Place place, bool encode, Isa isa) {
   double goal = 0;
-  if (place == Place::kDram && isa == Isa::kAvx512) goal = encode ? 1.3 : 1.4;
-  if (place == Place::kDram && isa == Isa::kAvx2) goal = encode ? 0.85 : 1.0;
-  if (place == Place::kL2 && isa == Isa::kAvx512) goal = encode ? 0.70 : 0.75;
+  if (place == Place::kDram && isa >= Isa::kAvx2) goal = encode ? 0.85 : 1.0;
+  if (place == Place::kDram && isa == Isa::kAvx512Bf16) goal = encode ? 1.3 : 1.4;
+  if (place == Place::kL2 && isa == Isa::kAvx512Bf16) goal = encode ? 0.70 : 0.75;
   if (goal == 0) return std::nullopt;
   if (coder.name == "splitzip") return goal;
   if (coder.name == "splitzip_channel") return goal / 2;

@@ -79,7 +79,7 @@ class ModelBench {
                               .goal = 1.15,
                               .better = Figure::Better::kLower});
     KVLANE_TRY(compare_bandwidth(report.results));
-    if (options_.isa == Isa::kAvx512) KVLANE_TRY(compare_products(report.results));
+    if (options_.isa >= Isa::kAvx512) KVLANE_TRY(compare_products(report.results));
     return report;
   }
 
@@ -198,8 +198,11 @@ class ModelBench {
   }
 
   Status compare_product(const Linear& product, int rows, double& ours, double& theirs) {
-    KVLANE_ASSIGN(auto baseline, OnednnBaseline::create(rows, product.outputs(), product.inputs(),
-                                                        product.input_type()));
+    // In the precision of our own.
+    const ElementType type =
+        options_.isa == Isa::kAvx512Bf16 ? product.input_type() : ElementType::kF32;
+    KVLANE_ASSIGN(auto baseline,
+                  OnednnBaseline::create(rows, product.outputs(), product.inputs(), type));
     const std::size_t padded = Linear::rows_rounded(rows);
     KVLANE_ASSIGN(const PageBuffer x, PageBuffer::allocate(padded * product.inputs() *
                                                            element_bytes(product.input_type())));

@@ -71,7 +71,7 @@ void add_bench_engine(CLI::App& bench, Run& run) {
       ->capture_default_str();
   engine->add_option("--threads", options.threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));
-  engine->add_option("--cpu", flags->cpu, "kernels: auto, scalar, avx2, avx512")
+  engine->add_option("--cpu", flags->cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
       ->capture_default_str();
   engine->add_flag("--json", flags->json, "one JSON object instead of a table");
   engine->callback([flags, &run] { run = [flags] { return run_bench_engine(*flags); }; });

@@ -79,7 +79,7 @@ void add_bench_model(CLI::App& bench, Run& run) {
       ->capture_default_str();
   model->add_option("--threads", flags->threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));
-  model->add_option("--cpu", flags->cpu, "kernels: auto, scalar, avx2, avx512")
+  model->add_option("--cpu", flags->cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
       ->capture_default_str();
   model->add_flag("--json", flags->json, "one JSON object instead of a table");
   model->callback([flags, &run] { run = [flags] { return run_bench_model(*flags); }; });

@@ -149,7 +149,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::Range(1, INT32_MAX));
   command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));
-  command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512")
+  command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
       ->capture_default_str();
   command
       .add_option("--device", flags.device,

@@ -75,7 +75,7 @@ void add_restore_profile_flags(CLI::App& command, RestoreProfileFlags& flags) {
       ->capture_default_str();
   command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));
-  command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512")
+  command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
       ->capture_default_str();
 }
 

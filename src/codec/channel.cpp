@@ -20,8 +20,8 @@ namespace channel {
 
 const Kernels& kernels(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) return kAvx512Kernels;
-    if (isa == Isa::kAvx2) return kAvx2Kernels;
+    if (isa == Isa::kAvx512Bf16) return kAvx512Bf16Kernels;
+    if (isa >= Isa::kAvx2) return kAvx2Kernels;
   }
   return kScalarKernels;
 }

@@ -61,7 +61,7 @@ static inline void put(std::byte* at, __m256i v) {
   }
 }
 
-// As in channel_avx512.cpp.
+// As in channel_avx512_bf16.cpp.
 [[gnu::always_inline]] static inline void fetch(const std::byte* at) {
   _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
 }

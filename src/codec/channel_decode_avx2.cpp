@@ -1,4 +1,4 @@
-// The decoder of `splitzip:channel` with AVX2: the way of channel_avx512.cpp in halves of its
+// The decoder of `splitzip:channel` with AVX2: the way of channel_avx512_bf16.cpp in halves of its
 // vectors, and with tables for what vpexpandb does there, as in channel_encode_avx2.cpp.
 //
 // No inline library function is called here (see kvlane_simd in cmake/kvlane.cmake).
@@ -172,7 +172,7 @@ inline void decode_row(Elements& escapes, const __m256i (&packed)[2], const __m2
   }
 }
 
-// How far ahead to fetch, as in channel_avx512.cpp.
+// How far ahead to fetch, as in channel_avx512_bf16.cpp.
 struct Ahead {
   std::ptrdiff_t rests, codes;
   std::size_t values;

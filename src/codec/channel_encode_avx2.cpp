@@ -1,4 +1,4 @@
-// The encoder of `splitzip:channel` with AVX2: the way of channel_avx512.cpp in halves of its
+// The encoder of `splitzip:channel` with AVX2: the way of channel_avx512_bf16.cpp in halves of its
 // vectors.
 //
 // There is no vpcompressb here: escapes are packed eight bytes at a time, by byte shuffles from a
@@ -293,7 +293,7 @@ inline std::byte* encode_tile(const Tile& tile, Exponents& exponents, std::byte*
                               std::byte* codes, EncodeScratch& scratch, std::byte* tail,
                               TileTables& tables) {
   const __m256i bases[2] = {fold(exponents, 0), fold(exponents, kHalf)};
-  // Rows before bases, as in channel_avx512.cpp.
+  // Rows before bases, as in channel_avx512_bf16.cpp.
   std::uint8_t* const from_rows = scratch.layers[0].bytes + kTileChannels;
   std::size_t count = encode_rows<kRows>(tile, bases, exponents, codes, from_rows);
   const unsigned anchor = choose_anchor(bases, tile.channels);
@@ -320,7 +320,7 @@ inline void encode_band(const EncodeBand& band, EncodeScratch& scratch, TileTabl
   std::byte* base_codes = band.base_codes;
   std::byte* codes = band.codes;
   std::byte* tail = scratch.tails;
-  // As in channel_avx512.cpp: for bands of whole rows split_rows() fetches enough.
+  // As in channel_avx512_bf16.cpp: for bands of whole rows split_rows() fetches enough.
   const bool whole = band.row_values == static_cast<std::size_t>(band.channels);
   const std::size_t row_bytes = whole ? 0 : 2 * band.row_values;
   for (int i = 0; i < tile_count(band.channels); ++i) {

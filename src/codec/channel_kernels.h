@@ -151,6 +151,6 @@ struct Kernels {
 const Kernels& kernels(Isa isa);
 extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels;
-extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512Bf16Kernels;
 
 }  // namespace kvlane::channel

@@ -47,10 +47,12 @@ Status Codec::decode(const PlaneShape& shape, ByteView coded, std::span<std::byt
 Result<const Codec*> find_codec(std::string_view name, Isa isa) {
   static const NoneCodec none;
   static const SplitZipCodec splitzip[] = {SplitZipCodec(Isa::kScalar), SplitZipCodec(Isa::kAvx2),
-                                           SplitZipCodec(Isa::kAvx512)};
-  static_assert(std::size(splitzip) == kAllIsas.size() && std::size_t(Isa::kAvx512) == 2);
+                                           SplitZipCodec(Isa::kAvx512),
+                                           SplitZipCodec(Isa::kAvx512Bf16)};
   static const ChannelCodec channel[] = {ChannelCodec(Isa::kScalar), ChannelCodec(Isa::kAvx2),
-                                         ChannelCodec(Isa::kAvx512)};
+                                         ChannelCodec(Isa::kAvx512),
+                                         ChannelCodec(Isa::kAvx512Bf16)};
+  static_assert(std::size(splitzip) == kAllIsas.size() && std::size(channel) == kAllIsas.size());
   const auto tier = static_cast<std::size_t>(isa);
   const Codec* const codecs[] = {&none, &splitzip[tier], &channel[tier]};
   for (const Codec* codec : codecs) {

@@ -363,9 +363,10 @@ const Kernels& splitzip::kernels_of(Isa isa) {
   static constexpr Kernels kScalar{encode_scalar, decode_scalar, "scalar loop"};
   if constexpr (kX86) {
     static constexpr Kernels kAvx2{encode_avx2, decode_avx2, "AVX2"};
-    static constexpr Kernels kAvx512{encode_avx512, decode_avx512, "AVX-512 with VBMI"};
-    if (isa == Isa::kAvx512) return kAvx512;
-    if (isa == Isa::kAvx2) return kAvx2;
+    static constexpr Kernels kAvx512Bf16{encode_avx512_bf16, decode_avx512_bf16,
+                                         "AVX-512 with VBMI"};
+    if (isa == Isa::kAvx512Bf16) return kAvx512Bf16;
+    if (isa >= Isa::kAvx2) return kAvx2;
   }
   return kScalar;
 }

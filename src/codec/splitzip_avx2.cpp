@@ -1,4 +1,5 @@
-// SplitZip of bfloat16 planes with AVX2: the way of splitzip_avx512.cpp in halves of its vectors.
+// SplitZip of bfloat16 planes with AVX2: the way of splitzip_avx512_bf16.cpp in halves of its
+// vectors.
 //
 // Without word rotations and three-input logic an operation there is two or three here; a codebook
 // that is not one window is searched by comparing with its 16 entries. No library function is
@@ -14,7 +15,7 @@ namespace {
 constexpr std::size_t kGroupBytes = 2 * kGroupElements;
 constexpr std::size_t kChunkBytes = 2 * kChunkElements;
 constexpr std::size_t kMasksPerChunk = kChunkElements / 32;
-// As in splitzip_avx512.cpp.
+// As in splitzip_avx512_bf16.cpp.
 constexpr std::size_t kPrefetchBytes = 2048;
 constexpr std::size_t kPrefetchTargetBytes = 1024;
 template <int kLines>
@@ -61,7 +62,7 @@ struct Halves {
   __m256i exponents, rests;
 };
 
-// Half a vector of splitzip_avx512.cpp: 16 values here and the 16 that are 32 values behind.
+// Half a vector of splitzip_avx512_bf16.cpp: 16 values here and the 16 that are 32 values behind.
 inline Halves split(const std::byte* values) {
   const __m256i low_bytes = _mm256_set1_epi16(0x00FF);
   const __m256i even = rotate_left(load(values));

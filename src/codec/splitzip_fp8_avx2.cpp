@@ -21,7 +21,7 @@ constexpr Fields kFields = fields_of(kType);
 
 constexpr std::size_t kVectors = kGroupElements / 32;  // of a group
 constexpr std::size_t kMasksPerChunk = 2 * kVectors;
-// Ahead of what is read, and of what plain stores fill, as in splitzip_avx512.cpp.
+// Ahead of what is read, and of what plain stores fill, as in splitzip_avx512_bf16.cpp.
 constexpr std::size_t kPrefetchBytes = 2048;
 constexpr std::size_t kPrefetchTargetBytes = 1024;
 

@@ -94,12 +94,12 @@ EncodeProgress encode_scalar(const EncodeTask& task);
 const std::byte* decode_scalar(const DecodeTask& task);
 EncodeProgress encode_avx2(const EncodeTask& task);
 const std::byte* decode_avx2(const DecodeTask& task);
-EncodeProgress encode_avx512(const EncodeTask& task);
-const std::byte* decode_avx512(const DecodeTask& task);
+EncodeProgress encode_avx512_bf16(const EncodeTask& task);
+const std::byte* decode_avx512_bf16(const DecodeTask& task);
 // Those of the four above for FP8.
 EncodeProgress encode_fp8_avx2(const EncodeTask& task);
 const std::byte* decode_fp8_avx2(const DecodeTask& task);
-EncodeProgress encode_fp8_avx512(const EncodeTask& task);
-const std::byte* decode_fp8_avx512(const DecodeTask& task);
+EncodeProgress encode_fp8_avx512_bf16(const EncodeTask& task);
+const std::byte* decode_fp8_avx512_bf16(const DecodeTask& task);
 
 }  // namespace kvlane::splitzip

@@ -25,14 +25,20 @@ bool supports_avx2() {
 }
 
 bool supports_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
-         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  return supports_avx2() && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+
+bool supports_avx512_bf16() {
+  return supports_avx512() && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512vnni") &&
+         __builtin_cpu_supports("avx512bf16");
 }
 #else
 bool supports_avx2() { return false; }
 bool supports_avx512() { return false; }
+bool supports_avx512_bf16() { return false; }
 #endif
 
 }  // namespace
@@ -42,6 +48,7 @@ std::string_view isa_name(Isa isa) {
     case Isa::kScalar: return "scalar";
     case Isa::kAvx2: return "avx2";
     case Isa::kAvx512: return "avx512";
+    case Isa::kAvx512Bf16: return "avx512_bf16";
   }
   return "unknown";
 }
@@ -51,13 +58,17 @@ bool isa_supported(Isa isa) {
     case Isa::kScalar: return true;
     case Isa::kAvx2: return supports_avx2();
     case Isa::kAvx512: return supports_avx512();
+    case Isa::kAvx512Bf16: return supports_avx512_bf16();
   }
   return false;
 }
 
 Isa best_isa() {
-  if (isa_supported(Isa::kAvx512)) return Isa::kAvx512;
-  return isa_supported(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar;
+  Isa best = Isa::kScalar;
+  for (const Isa isa : kAllIsas) {
+    if (isa_supported(isa)) best = isa;
+  }
+  return best;
 }
 
 Result<Isa> select_isa(std::string_view name) {
@@ -68,7 +79,7 @@ Result<Isa> select_isa(std::string_view name) {
     return unsupported("this processor cannot run the kernels of tier " + std::string(name));
   }
   return invalid_argument("unknown CPU tier \"" + std::string(name) +
-                          "\"; known are auto, scalar, avx2, avx512");
+                          "\"; known are auto, scalar, avx2, avx512, avx512_bf16");
 }
 
 }  // namespace kvlane

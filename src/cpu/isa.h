@@ -11,10 +11,13 @@
 
 namespace kvlane {
 
+// Each can run what those before it can; what has no kernels for a tier runs those of the one
+// before.
 enum class Isa {
-  kScalar,  // plain C++, the judge of all others
-  kAvx2,    // AVX2, FMA and F16C; what has no kernels for it runs its scalar ones
-  kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI, VBMI2, VNNI and BF16
+  kScalar,      // plain C++, the judge of all others
+  kAvx2,        // AVX2, FMA and F16C
+  kAvx512,      // AVX-512 F, BW, DQ and VL: floats, and products in F32
+  kAvx512Bf16,  // and VBMI, VBMI2 and VNNI for codes, BF16 for products
 };
 
 // Whether this is a build for x86-64. For others the kernels of tiers but kScalar are not compiled:
@@ -25,7 +28,7 @@ inline constexpr bool kX86 = true;
 inline constexpr bool kX86 = false;
 #endif
 
-inline constexpr std::array kAllIsas = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
+inline constexpr std::array kAllIsas = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
 
 std::string_view isa_name(Isa isa);
 

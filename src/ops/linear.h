@@ -1,10 +1,11 @@
 // Matrix products with fixed weights: y = x W^T (+ bias), the weights packed once.
 //
-// A row of y has the same bits whatever the number of rows and threads. On the tiers avx512 and
-// avx2 the product is oneDNN's, with measures that keep this promise: its AMX kernels are switched
-// off (their order of summation changes with the number of rows), and so, with AVX2, is its matmul;
-// row counts are rounded up to a few sizes, which also bounds how many kernels are generated. On
-// the scalar tier it is a plain loop. SPDX-License-Identifier: Apache-2.0
+// A row of y has the same bits whatever the number of rows and threads. On all tiers but the scalar
+// one, which is a plain loop, the product is oneDNN's, with measures that keep this promise: its
+// AMX kernels are switched off (their order of summation changes with the number of rows), and so,
+// with AVX2, is its matmul; row counts are rounded up to a few sizes, which also bounds how many
+// kernels are generated.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <memory>

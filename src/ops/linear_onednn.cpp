@@ -96,12 +96,12 @@ struct Shape {
   auto operator<=>(const Shape&) const = default;
 };
 
-// oneDNN has BF16 for AVX-512 alone. Its AVX2 kernel begins sums with the bias, which belongs
-// behind them: there it is added afterwards.
+// oneDNN has BF16 where the processor has its dot product, else F32. Its AVX2 kernel begins sums
+// with the bias, which belongs behind them: there it is added afterwards.
 Shape shape_for(Isa isa, int n, const LinearWeights& weights) {
-  const bool wide = isa == Isa::kAvx2 || weights.type != ElementType::kBf16;
+  const bool wide = isa != Isa::kAvx512Bf16 || weights.type != ElementType::kBf16;
   return {isa, n, weights.k, wide ? memory::data_type::f32 : memory::data_type::bf16,
-          isa == Isa::kAvx512 && !weights.bias.empty()};
+          isa >= Isa::kAvx512 && !weights.bias.empty()};
 }
 
 // One product shape: a primitive for each row and thread count, shared by all layers that have the
@@ -311,6 +311,13 @@ class OnednnLinear final : public Linear {
         packed_(packed) {}
 
   Status apply(const void* x, float* y, int rows) const override try {
+    thread_local PageBuffer wide;
+    if (input_type_ == ElementType::kBf16 && product_->shape().type == memory::data_type::f32) {
+      const std::size_t count = std::size_t(rows_rounded(rows)) * k_;
+      KVLANE_TRY(ensure_bytes(wide, count * sizeof(float)));
+      widen(static_cast<const bf16*>(x), wide.as<float>(), count);
+      x = wide.data();
+    }
     if (product_->shape().isa == Isa::kAvx2) return apply_slices(x, y, rows);
     const Product::Kernel& kernel = product_->kernel(rows_rounded(rows));
     return execute(*product_, kernel, x, packed_, bias_.data(), y);
@@ -357,13 +364,6 @@ class OnednnLinear final : public Linear {
   }
 
   Status apply_slices(const void* x, float* y, int rows) const {
-    thread_local PageBuffer wide;
-    if (input_type_ == ElementType::kBf16) {
-      const std::size_t count = std::size_t(rows_rounded(rows)) * k_;
-      KVLANE_TRY(ensure_bytes(wide, count * sizeof(float)));
-      widen(static_cast<const bf16*>(x), wide.as<float>(), count);
-      x = wide.data();
-    }
     const Slices slices(product_->shape(), rows);
     std::vector<Status> done(slices.count());
     parallel_for(slices.count(), [&](std::int64_t i) {
@@ -443,7 +443,9 @@ std::string onednn_description(Isa isa) {
   const dnnl_version_t* version = dnnl_version();
   return "oneDNN " + std::to_string(version->major) + "." + std::to_string(version->minor) + "." +
          std::to_string(version->patch) +
-         (isa == Isa::kAvx2 ? ", AVX2 in F32" : ", AVX-512 with BF16 dot product");
+         (isa == Isa::kAvx512Bf16 ? ", AVX-512 with BF16 dot product"
+          : isa == Isa::kAvx512   ? ", AVX-512 in F32"
+                                  : ", AVX2 in F32");
 }
 
 }  // namespace kvlane

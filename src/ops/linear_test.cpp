@@ -188,7 +188,7 @@ TEST(Linear, PartsHaveTheBitsOfTheWhole) {
         ASSERT_TRUE(whole.ok()) << whole.status().message();
         const auto part = (*whole)->part(cut.first, cut.count);
         ASSERT_TRUE(part.ok()) << part.status().message();
-        if (isa != Isa::kAvx512 || cut.in_panels) {
+        if (isa < Isa::kAvx512 || cut.in_panels) {
           ASSERT_NE(*part, nullptr) << isa_name(isa) << " n=" << cut.n << " first=" << cut.first;
         }
         if (*part == nullptr) continue;

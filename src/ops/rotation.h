@@ -23,8 +23,8 @@ void rotate_rows_avx512(const float* x, int rows, const float* rotation, int inn
 
 inline RotationKernel rotation_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) return rotate_rows_avx512;
-    if (isa == Isa::kAvx2) return rotate_rows_avx2;
+    if (isa >= Isa::kAvx512) return rotate_rows_avx512;
+    if (isa >= Isa::kAvx2) return rotate_rows_avx2;
   }
   return rotate_rows_scalar;
 }

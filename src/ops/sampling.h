@@ -1,5 +1,6 @@
 // Choosing the next token. A pure function of logits, parameters, seed and position: no state to
-// move when a sequence moves to another worker. SPDX-License-Identifier: Apache-2.0
+// move when a sequence moves to another worker.
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <cstdint>

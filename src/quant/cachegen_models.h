@@ -99,8 +99,8 @@ void decode_page_avx512(const PlaneSymbols& keys, const PlaneSymbols& values,
 
 inline DecodePage decode_page_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) return decode_page_avx2;
-    if (isa == Isa::kAvx512) return decode_page_avx512;
+    if (isa >= Isa::kAvx512) return decode_page_avx512;
+    if (isa >= Isa::kAvx2) return decode_page_avx2;
   }
   return decode_page_scalar;
 }

@@ -41,8 +41,8 @@ void open_plane_avx512(const PlaneValues& plane);
 
 inline OpenPlane open_plane_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) return open_plane_avx2;
-    if (isa == Isa::kAvx512) return open_plane_avx512;
+    if (isa >= Isa::kAvx512) return open_plane_avx512;
+    if (isa >= Isa::kAvx2) return open_plane_avx2;
   }
   return open_plane_scalar;
 }

@@ -262,8 +262,8 @@ void open_scalar(const OpenJob& job) {
 SealKernel seal_kernel(const Plane& plane, Part part, Rounding rounding, Isa isa) {
   SealKernel vectors = nullptr;
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) vectors = seal_kernel_avx512(plane, part, rounding);
-    if (isa == Isa::kAvx2) vectors = seal_kernel_avx2(plane, part, rounding);
+    if (isa >= Isa::kAvx2) vectors = seal_kernel_avx2(plane, part, rounding);
+    if (isa >= Isa::kAvx512) vectors = seal_kernel_avx512(plane, part, rounding);
   }
   return vectors != nullptr ? vectors : seal_scalar;
 }
@@ -271,8 +271,8 @@ SealKernel seal_kernel(const Plane& plane, Part part, Rounding rounding, Isa isa
 OpenKernel open_kernel(const Plane& plane, Part part, Isa isa) {
   OpenKernel vectors = nullptr;
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) vectors = open_kernel_avx512(plane, part);
-    if (isa == Isa::kAvx2) vectors = open_kernel_avx2(plane, part);
+    if (isa >= Isa::kAvx2) vectors = open_kernel_avx2(plane, part);
+    if (isa >= Isa::kAvx512) vectors = open_kernel_avx512(plane, part);
   }
   return vectors != nullptr ? vectors : open_scalar;
 }

@@ -17,12 +17,13 @@ using SumKernel = void (*)(const Plane& plane, int head_dim, const std::byte* co
 
 void sum_codes_scalar(const Plane& plane, int head_dim, const std::byte* codes, std::byte* sums);
 void sum_codes_avx2(const Plane& plane, int head_dim, const std::byte* codes, std::byte* sums);
-void sum_codes_avx512(const Plane& plane, int head_dim, const std::byte* codes, std::byte* sums);
+void sum_codes_avx512_bf16(const Plane& plane, int head_dim, const std::byte* codes,
+                           std::byte* sums);
 
 inline SumKernel sum_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) return sum_codes_avx2;
-    if (isa == Isa::kAvx512) return sum_codes_avx512;
+    if (isa == Isa::kAvx512Bf16) return sum_codes_avx512_bf16;
+    if (isa >= Isa::kAvx2) return sum_codes_avx2;
   }
   return sum_codes_scalar;
 }

@@ -1,6 +1,6 @@
 // Sums of codes with AVX2: bytes times one, added in pairs, and in 16 bits for as long as a
-// partition lasts. Lanes are tokens of K, channels of V, as in hack_sums_avx512.cpp: 2 operations
-// for the codes of a register of 8 words, 3 at its end.
+// partition lasts. Lanes are tokens of K, channels of V, as in hack_sums_avx512_bf16.cpp: 2
+// operations for the codes of a register of 8 words, 3 at its end.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0

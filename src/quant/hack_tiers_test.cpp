@@ -80,8 +80,8 @@ class HackFastTiers : public HackTiers {};
 
 const auto kTierName = [](const auto& of) { return std::string(isa_name(of.param)); };
 INSTANTIATE_TEST_SUITE_P(All, HackTiers, ::testing::ValuesIn(kAllIsas), kTierName);
-INSTANTIATE_TEST_SUITE_P(Fast, HackFastTiers, ::testing::Values(Isa::kAvx2, Isa::kAvx512),
-                         kTierName);
+INSTANTIATE_TEST_SUITE_P(Fast, HackFastTiers,
+                         ::testing::Values(Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16), kTierName);
 
 void expect_the_same(const KvFormat& format, const KvFormat& judge, Kind kind) {
   RowMaker maker(11);

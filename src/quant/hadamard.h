@@ -19,8 +19,8 @@ void mix_channels_avx512(float* rows, int count, int head_dim);
 
 inline MixKernel mix_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx512) return mix_channels_avx512;
-    if (isa == Isa::kAvx2) return mix_channels_avx2;
+    if (isa >= Isa::kAvx512) return mix_channels_avx512;
+    if (isa >= Isa::kAvx2) return mix_channels_avx2;
   }
   return mix_channels_scalar;
 }

@@ -65,16 +65,16 @@ void open_values_avx512(const Plane& plane, const float* middle, const float* re
 
 inline OpenKeys open_keys_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) return open_keys_avx2;
-    if (isa == Isa::kAvx512) return open_keys_avx512;
+    if (isa >= Isa::kAvx512) return open_keys_avx512;
+    if (isa >= Isa::kAvx2) return open_keys_avx2;
   }
   return open_keys_scalar;
 }
 
 inline OpenValues open_values_kernel(Isa isa) {
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) return open_values_avx2;
-    if (isa == Isa::kAvx512) return open_values_avx512;
+    if (isa >= Isa::kAvx512) return open_values_avx512;
+    if (isa >= Isa::kAvx2) return open_values_avx2;
   }
   return open_values_scalar;
 }

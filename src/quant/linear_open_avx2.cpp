@@ -1,12 +1,12 @@
-// Linear codes to BF16 rows with AVX2: the way of linear_open_avx512.cpp, strips of 32 channels as
-// two vectors of 16. Here are the codes that are integers; linear_open_floats_avx2.cpp has the
-// floating-point ones.
+// Linear codes to BF16 rows with AVX2: the way of linear_open_avx512_bf16.cpp, strips of 32
+// channels as two vectors of 16. Here are the codes that are integers; linear_open_floats_avx2.cpp
+// has the floating-point ones.
 //
 // A lookup is pshufb, of 32 channels at once: bytes in a table of 16, once for the low and once for
 // the high bytes of BF16. Nothing converts to BF16 but integer arithmetic, 4 operations for 8
 // values: tables pay, and where there are none even and odd channels are computed apart, as that
 // leaves both in their places. Operations for 32 values besides their two stores (those of AVX-512
-// are in linear_open_avx512.cpp):
+// are in linear_open_avx512_bf16.cpp):
 //
 //   2 bits in rows         shift, and, two lookups, two unpacks         7 + table (6)
 //   4 bits in rows         the same                                     7 + table (17)

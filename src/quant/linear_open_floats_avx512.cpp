@@ -1,7 +1,7 @@
 // Small floating-point codes to BF16 rows with AVX-512. A scale is a power of two, so it only adds
 // to the exponents of BF16 values, which tables or shifts make of the codes; groups whose values
 // would leave BF16's normal range are left to the scalar code. What it costs:
-// linear_open_avx512.cpp.
+// linear_open_avx512_bf16.cpp.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0

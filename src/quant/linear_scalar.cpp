@@ -229,8 +229,8 @@ void open_scalar(const OpenJob& job) {
 SealKernel seal_kernel(const Plane& plane, Isa isa) {
   SealKernel vectors = nullptr;
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) vectors = seal_kernel_avx2(plane);
-    if (isa == Isa::kAvx512) vectors = seal_kernel_avx512(plane);
+    if (isa >= Isa::kAvx2) vectors = seal_kernel_avx2(plane);
+    if (isa >= Isa::kAvx512) vectors = seal_kernel_avx512(plane);
   }
   return vectors != nullptr ? vectors : seal_scalar;
 }
@@ -238,8 +238,8 @@ SealKernel seal_kernel(const Plane& plane, Isa isa) {
 OpenKernel open_kernel(const Plane& plane, Isa isa) {
   OpenKernel vectors = nullptr;
   if constexpr (kX86) {
-    if (isa == Isa::kAvx2) vectors = open_kernel_avx2(plane);
-    if (isa == Isa::kAvx512) vectors = open_kernel_avx512(plane);
+    if (isa >= Isa::kAvx2) vectors = open_kernel_avx2(plane);
+    if (isa == Isa::kAvx512Bf16) vectors = open_kernel_avx512_bf16(plane);
   }
   return vectors != nullptr ? vectors : open_scalar;
 }

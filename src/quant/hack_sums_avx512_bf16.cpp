@@ -102,7 +102,8 @@ void sum_codes(const Plane& plane, int head_dim, const std::byte* codes, std::by
 
 }  // namespace
 
-void sum_codes_avx512(const Plane& plane, int head_dim, const std::byte* codes, std::byte* sums) {
+void sum_codes_avx512_bf16(const Plane& plane, int head_dim, const std::byte* codes,
+                           std::byte* sums) {
   switch (plane.bits) {
     case 2: sum_codes<2>(plane, head_dim, codes, sums); break;
     case 4: sum_codes<4>(plane, head_dim, codes, sums); break;

@@ -13,9 +13,8 @@
 #include <immintrin.h>
 
 #include "attention/exp2_avx512.h"
-#include "attention/hack_codes_avx512.h"
+#include "attention/hack_codes_avx512_bf16.h"
 #include "attention/hack_pages.h"
-#include "quant/hadamard.h"
 
 namespace kvlane {
 namespace {
@@ -388,21 +387,6 @@ struct Avx512 {
 
 }  // namespace
 
-void load_hack_query_avx512(const HackShape& shape, const PageQuery& query, int row, float* q) {
-  const int d = shape.key_dim;
-  for (int i = 0; i < d; i += kLanes) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int part = 0; part < query.parts; ++part) {
-      const auto* at =
-          reinterpret_cast<const __m256i*>(query.q[row] + part * query.part_stride + i);
-      const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at)), 16);
-      sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
-    }
-    _mm512_store_ps(q + i, _mm512_mul_ps(sum, _mm512_set1_ps(query.scale)));
-  }
-  if (shape.mix) mix_channels_avx512(q, 1, d);
-}
-
-HackKernel hack_kernel_avx512() { return {prepare, hack_pages::attend<Avx512>}; }
+HackKernel hack_kernel_avx512_bf16() { return {prepare, hack_pages::attend<Avx512>}; }
 
 }  // namespace kvlane

@@ -574,6 +574,6 @@ void finish_stream() { _mm_sfence(); }
 
 }  // namespace
 
-const Kernels kAvx512Kernels = {encode, decode, finish_stream};
+const Kernels kAvx512Bf16Kernels = {encode, decode, finish_stream};
 
 }  // namespace kvlane::channel

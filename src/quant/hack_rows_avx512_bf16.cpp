@@ -120,6 +120,6 @@ void narrow(float* values, int head_dim, bool mix, std::uint16_t* rows) {
 
 }  // namespace
 
-RowKernels row_kernels_avx512() { return {widen, narrow}; }
+RowKernels row_kernels_avx512_bf16() { return {widen, narrow}; }
 
 }  // namespace kvlane::hack

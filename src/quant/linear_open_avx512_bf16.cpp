@@ -309,7 +309,7 @@ void open_columns4(const OpenJob& job) {
 
 }  // namespace
 
-OpenKernel open_kernel_avx512(const Plane& plane) {
+OpenKernel open_kernel_avx512_bf16(const Plane& plane) {
   if (plane.code >= CodeKind::kE4m3) return open_float_kernel_avx512(plane);
   if (plane.groups == Groups::kPage) return nullptr;
   const bool rows = plane.groups == Groups::kRow;

@@ -1,4 +1,4 @@
-// SplitZip of FP8 planes with AVX-512 (VBMI): splitzip_avx512.cpp has bfloat16.
+// SplitZip of FP8 planes with AVX-512 (VBMI): splitzip_avx512_bf16.cpp has bfloat16.
 //
 // A group of 128 values is two vectors of bytes in the order of places. One byte permutation looks
 // up the codes of 64 exponents, as there are at most 32 of them. The four-bit field of the two
@@ -20,7 +20,7 @@ template <ElementType kType>
 constexpr Fields kFields = fields_of(kType);
 
 constexpr std::size_t kMasksPerChunk = kChunkElements / 64;
-// Ahead of what is read, and of what plain stores fill, as in splitzip_avx512.cpp.
+// Ahead of what is read, and of what plain stores fill, as in splitzip_avx512_bf16.cpp.
 constexpr std::size_t kPrefetchBytes = 2048;
 constexpr std::size_t kPrefetchTargetBytes = 1024;
 
@@ -313,12 +313,12 @@ const std::byte* decode(const DecodeTask& task) {
 
 }  // namespace
 
-EncodeProgress encode_fp8_avx512(const EncodeTask& task) {
+EncodeProgress encode_fp8_avx512_bf16(const EncodeTask& task) {
   return task.type == ElementType::kFp8E4m3 ? encode<ElementType::kFp8E4m3>(task)
                                             : encode<ElementType::kFp8E5m2>(task);
 }
 
-const std::byte* decode_fp8_avx512(const DecodeTask& task) {
+const std::byte* decode_fp8_avx512_bf16(const DecodeTask& task) {
   return task.type == ElementType::kFp8E4m3 ? decode<ElementType::kFp8E4m3>(task)
                                             : decode<ElementType::kFp8E5m2>(task);
 }

@@ -1,4 +1,4 @@
-// SplitZip of bfloat16 planes with AVX-512 (VBMI, VBMI2). FP8: splitzip_fp8_avx512.cpp.
+// SplitZip of bfloat16 planes with AVX-512 (VBMI, VBMI2). FP8: splitzip_fp8_avx512_bf16.cpp.
 //
 // A group of 128 values is four vectors of words. Rotated by one bit, a word is exponent and rest;
 // two vectors whose values are neighbours by place blend into one of exponents and one of rests,
@@ -302,16 +302,16 @@ const std::byte* decode(const DecodeTask& task) {
 
 }  // namespace
 
-EncodeProgress encode_avx512(const EncodeTask& task) {
-  if (task.type != ElementType::kBf16) return encode_fp8_avx512(task);
+EncodeProgress encode_avx512_bf16(const EncodeTask& task) {
+  if (task.type != ElementType::kBf16) return encode_fp8_avx512_bf16(task);
   if (task.tables->window) {
     return task.streaming ? encode<WindowCoder, true>(task) : encode<WindowCoder, false>(task);
   }
   return task.streaming ? encode<TableCoder, true>(task) : encode<TableCoder, false>(task);
 }
 
-const std::byte* decode_avx512(const DecodeTask& task) {
-  if (task.type != ElementType::kBf16) return decode_fp8_avx512(task);
+const std::byte* decode_avx512_bf16(const DecodeTask& task) {
+  if (task.type != ElementType::kBf16) return decode_fp8_avx512_bf16(task);
   return task.streaming ? decode<true>(task) : decode<false>(task);
 }
 

@@ -1,5 +1,5 @@
 // Attention on codes in the complete form of HACK's paper with AVX-512: the products of
-// hack_page_avx512.cpp, and what the form wants beside them. That is, beyond that kernel, a
+// hack_page_avx512_bf16.cpp, and what the form wants beside them. That is, beyond that kernel, a
 // multiplication for each score and partition, and one for each output; least weights; and sums of
 // codes, which are read or taken, once for all rows of a tile.
 //
@@ -8,7 +8,7 @@
 #include <immintrin.h>
 
 #include "attention/exp2_avx512.h"
-#include "attention/hack_codes_avx512.h"
+#include "attention/hack_codes_avx512_bf16.h"
 #include "attention/hack_complete_page.h"
 #include "attention/hack_pages.h"
 
@@ -86,7 +86,7 @@ void load_sums(const hack::Plane& plane, int head_dim, const std::byte* from, fl
 void find_sums(const hack::Plane& plane, int head_dim, const std::byte* codes,
                const std::byte* stored, float* to) {
   alignas(64) std::byte taken[kHackSumsBytesMax];
-  if (stored == nullptr) hack::sum_codes_avx512(plane, head_dim, codes, taken);
+  if (stored == nullptr) hack::sum_codes_avx512_bf16(plane, head_dim, codes, taken);
   load_sums(plane, head_dim, stored == nullptr ? taken : stored, to);
 }
 
@@ -420,6 +420,6 @@ void attend(const HackShape& shape, std::span<const HackItem> items) {
 
 }  // namespace
 
-HackKernel hack_complete_kernel_avx512() { return {prepare, attend}; }
+HackKernel hack_complete_kernel_avx512_bf16() { return {prepare, attend}; }
 
 }  // namespace kvlane
