@@ -79,6 +79,23 @@ TEST(ModelConfig, ReadsLlama31) {
   EXPECT_THAT(config->eos, ElementsAre(128001, 128008, 128009));
 }
 
+TEST(ModelConfig, ReadsLlama2AndYi) {
+  const auto llama = parse_model_config(fixture("llama-2-7b.json"));
+  ASSERT_TRUE(llama.ok()) << llama.status().message();
+  EXPECT_EQ(llama->kv_heads, 32);
+  EXPECT_EQ(llama->ffn, 11008);
+  EXPECT_EQ(llama->rope_theta, 10000);
+  EXPECT_EQ(llama->rope_scaling.kind, RopeScaling::Kind::kNone);
+  EXPECT_EQ(llama->type, ElementType::kFp16);
+  const auto yi = parse_model_config(fixture("yi-34b.json"));
+  ASSERT_TRUE(yi.ok()) << yi.status().message();
+  EXPECT_EQ(yi->heads, 56);
+  EXPECT_EQ(yi->kv_heads, 8);
+  EXPECT_EQ(yi->head_dim, 128);
+  EXPECT_EQ(yi->rope_theta, 5000000);
+  EXPECT_EQ(yi->type, ElementType::kBf16);
+}
+
 TEST(ModelConfig, ReadsQwen3) {
   const auto config = parse_model_config(fixture("qwen3-0.6b.json"));
   ASSERT_TRUE(config.ok()) << config.status().message();

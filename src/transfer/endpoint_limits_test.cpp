@@ -1,4 +1,4 @@
-// Limits and arguments of endpoints, who is refused, and what the destructor still does.
+// Limits and arguments of endpoints, and what the destructor still does.
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/endpoint.h"
 
@@ -139,46 +139,6 @@ TEST(Endpoint, IdleLinksAreClosedAndDialledAgain) {
   ASSERT_TRUE(pair.run(*second.sink, second.delivery));
   second.expect_success();
   EXPECT_EQ(pair.network->messages(), 2 * before) << "with a new handshake";
-}
-
-TEST(Endpoint, CodecsTheReceiverLacksAreRefused) {
-  EndpointOptions options = options_for_test();
-  options.codecs = "none";
-  Pair pair({}, options_for_test(), options);
-  Journey journey(pair, 1, {10, 1, "bf16", "splitzip"});
-  ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
-  EXPECT_EQ(journey.sink->failure().code(), Code::kUnsupported);
-  EXPECT_THAT(journey.delivery.status().message(),
-              HasSubstr("codec splitzip, the receiver knows none"));
-}
-
-TEST(Endpoint, OtherModelsAndFormatsAreRefusedInTheHandshake) {
-  for (const bool other_model : {true, false}) {
-    EndpointOptions options = options_for_test();
-    if (other_model) options.model = model_named('x');
-    if (!other_model) options.format = "fp16";
-    std::string refused;
-    options.on_refused = [&](const std::string& peer, const Status& why) {
-      refused = peer + " " + why.message();
-    };
-    Pair pair({}, options_for_test(), options);
-    Journey journey(pair, 1, begin_of(10, 1));
-    ASSERT_TRUE(pair.run(journey.delivery));
-    const Status& status = journey.delivery.status();
-    EXPECT_EQ(status.code(), Code::kInvalidArgument);
-    const std::string names[] = {other_model ? "6d6d6d6d" : "bf16",
-                                 other_model ? "78787878" : "fp16"};
-    for (const std::string& name : names) {
-      EXPECT_THAT(status.message(), HasSubstr(name));
-      EXPECT_THAT(refused, HasSubstr(name));
-    }
-    EXPECT_THAT(refused, HasSubstr("test:"));
-    pair.b->cancel(journey.id);
-    const auto sink = std::make_shared<CheckingSink>();
-    ASSERT_TRUE(pair.a->fetch(pair.b->address(), id_of(5), sink).ok());
-    ASSERT_TRUE(pair.run(*sink));
-    EXPECT_EQ(sink->failure().code(), Code::kInvalidArgument);
-  }
 }
 
 TEST(Endpoint, TheDestructorMakesTheLastCalls) {

@@ -72,18 +72,6 @@ TEST_P(EndpointTcp, PushArrives) {
   }
 }
 
-TEST_P(EndpointTcp, ParkedFramesAreFetched) {
-  const auto sink = std::make_shared<CheckingSink>();
-  Delivery delivery;
-  const TransferBegin begin = begin_of(200, 4);
-  auto outgoing = *sender_->park(id_of(1), begin, bytes_for(begin), delivery.callback());
-  ASSERT_TRUE(send_all(*outgoing, begin, 3).ok());
-  ASSERT_TRUE(receiver_->fetch(sender_->address(), id_of(1), sink).ok());
-  ASSERT_TRUE(delivery.wait());
-  EXPECT_TRUE(delivery.ok()) << delivery.status().message();
-  EXPECT_TRUE(sink->end().has_value());
-}
-
 TEST_P(EndpointTcp, ManyTransfersAtOnce) {
   constexpr std::uint32_t kTransfers = 60;
   const TransferBegin begin = begin_of(130, 3);
@@ -109,30 +97,6 @@ TEST_P(EndpointTcp, ManyTransfersAtOnce) {
     EXPECT_TRUE(deliveries[i].ok()) << deliveries[i].status().message();
     EXPECT_EQ(sinks[i]->end()->first.at(0).token, std::int32_t(i));
   }
-}
-
-TEST_P(EndpointTcp, OtherModelsAreRefused) {
-  EndpointOptions other = options_for_test();
-  other.model = model_named('x');
-  start(options_for_test(), other);
-  Delivery delivery;
-  auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin_of(1, 1),
-                                 bytes_for(begin_of(1, 1)), delivery.callback());
-  ASSERT_TRUE(delivery.wait());
-  EXPECT_EQ(delivery.status().code(), Code::kInvalidArgument);
-  EXPECT_THAT(delivery.status().message(), HasSubstr("6d6d6d6d"));
-  EXPECT_THAT(delivery.status().message(), HasSubstr("78787878"));
-}
-
-TEST_P(EndpointTcp, NobodyThere) {
-  const Address gone = receiver_->address();
-  receiver_.reset();
-  receiver_network_.reset();
-  Delivery delivery;
-  auto outgoing = *sender_->push(gone, id_of(1), begin_of(1, 1), bytes_for(begin_of(1, 1)),
-                                 delivery.callback());
-  ASSERT_TRUE(delivery.wait());
-  EXPECT_EQ(delivery.status().code(), Code::kUnavailable);
 }
 
 // A listener that is no worker: it answers the greeting like an HTTP server.
@@ -190,34 +154,6 @@ TEST_P(EndpointTcp, GarbageAtThePortDisturbsNobody) {
   ASSERT_EQ(refused.size(), 3U);
   EXPECT_THAT(refused[0].message(),
               HasSubstr(GetParam().path == LinkPath::kUcx ? "does not speak" : "HTTP"));
-}
-
-TEST_P(EndpointTcp, AWorkerThatDiesFailsItsTransfersOnTheOtherSide) {
-  for (const bool sender_dies : {true, false}) {
-    start(options_for_test(), options_for_test());
-    const auto sink = std::make_shared<CheckingSink>();
-    Delivery delivery;
-    const TransferBegin begin = begin_of(100, 2);
-    std::atomic<bool> arrived = false;
-    sink->hook = [&](const char*) {
-      arrived = true;
-      return Status();
-    };
-    ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(10), sink).ok());
-    auto outgoing = *sender_->push(receiver_->address(), id_of(1), begin, bytes_for(begin),
-                                   delivery.callback());
-    while (!arrived) std::this_thread::yield();
-    if (sender_dies) {
-      sender_.reset();
-      sender_network_.reset();
-    } else {
-      receiver_.reset();
-      receiver_network_.reset();
-    }
-    ASSERT_TRUE(sink->wait() && delivery.wait());
-    EXPECT_EQ(sink->failure().code(), sender_dies ? Code::kUnavailable : Code::kAborted);
-    EXPECT_EQ(delivery.status().code(), sender_dies ? Code::kAborted : Code::kUnavailable);
-  }
 }
 
 // From a thread of its own, at a random time: when cancel() has returned, the sink is untouched.

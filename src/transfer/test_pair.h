@@ -1,4 +1,4 @@
-// Two endpoints on one test network, and a transfer between them, for the tests of endpoints.
+// Two endpoints and a transfer between them, for the tests of endpoints.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -11,8 +11,14 @@
 
 namespace kvlane::testing {
 
-// Two workers on one network; `a` sends, `b` receives.
-struct Pair {
+// `a` sends, `b` receives.
+struct Workers {
+  std::unique_ptr<Endpoint> a;
+  std::unique_ptr<Endpoint> b;
+};
+
+// On one test network.
+struct Pair : Workers {
   explicit Pair(const TestFaults& faults = {}, EndpointOptions for_a = options_for_test(),
                 EndpointOptions for_b = options_for_test())
       : network(TestNetwork::create({.drive = TestNetwork::Drive::kManual, .faults = faults})) {
@@ -31,21 +37,24 @@ struct Pair {
     return run(sink) && run(delivery);
   }
 
+  ~Pair() {
+    a.reset();
+    b.reset();
+  }
+
   std::unique_ptr<TestNetwork> network;
-  std::unique_ptr<Endpoint> a;
-  std::unique_ptr<Endpoint> b;
 };
 
 // A transfer that was offered and is expected.
 struct Journey {
   Journey(const TransferId& transfer, const TransferBegin& what) : id(transfer), begin(what) {}
-  Journey(Pair& pair, std::uint32_t number, const TransferBegin& what, bool parked = false)
+  Journey(Workers& of, std::uint32_t number, const TransferBegin& what, bool parked = false)
       : Journey(id_of(number), what) {
     if (parked) {
-      outgoing = *pair.a->park(id, begin, bytes_for(begin), delivery.callback());
+      outgoing = *of.a->park(id, begin, bytes_for(begin), delivery.callback());
     } else {
-      EXPECT_TRUE(pair.b->expect(id, Seconds(30), sink).ok());
-      outgoing = *pair.a->push(pair.b->address(), id, begin, bytes_for(begin), delivery.callback());
+      EXPECT_TRUE(of.b->expect(id, Seconds(30), sink).ok());
+      outgoing = *of.a->push(of.b->address(), id, begin, bytes_for(begin), delivery.callback());
     }
   }
   Status send() { return send_all(*outgoing, begin, 17); }

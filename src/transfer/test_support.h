@@ -138,16 +138,22 @@ class CheckingSink : public TransferSink {
 
   Status on_begin(const TransferBegin& begin) override {
     const Call call(*this);
-    EXPECT_FALSE(begin_.has_value());
-    begin_ = begin;
+    {
+      const std::lock_guard lock(mutex_);
+      EXPECT_FALSE(begin_.has_value());
+      begin_ = begin;
+    }
     return hook ? hook("begin") : Status();
   }
   Status on_slab(const Frame& frame) override {
     const Call call(*this);
     const SlabName slab{static_cast<std::uint32_t>(frame.header.layer),
                         static_cast<std::uint32_t>(frame.header.position / kBlockTokens)};
-    EXPECT_TRUE(begin_.has_value());
-    EXPECT_TRUE(slabs_.emplace(slab, true).second) << "slab twice";
+    {
+      const std::lock_guard lock(mutex_);
+      EXPECT_TRUE(begin_.has_value());
+      EXPECT_TRUE(slabs_.emplace(slab, true).second) << "slab twice";
+    }
     for (const bool is_v : {false, true}) {
       const auto plane = plane_of(slab, frame.header.tokens, is_v, frame.header.head_dim);
       const ByteView expected = std::as_bytes(std::span(plane));
@@ -190,7 +196,14 @@ class CheckingSink : public TransferSink {
     return changed_.wait_for(lock, Seconds(seconds),
                              [this] { return end_.has_value() || !failure_.ok(); });
   }
-  std::size_t slabs() const { return slabs_.size(); }
+  bool begun() const {
+    const std::lock_guard lock(mutex_);
+    return begin_.has_value();
+  }
+  std::size_t slabs() const {
+    const std::lock_guard lock(mutex_);
+    return slabs_.size();
+  }
 
  private:
   struct Call {
