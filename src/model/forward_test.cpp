@@ -38,8 +38,8 @@ std::vector<Isa> tiers() {
 
 // A model with a pool and a forward pass of its own.
 struct Runner {
-  Runner(const fs::path& directory, Isa isa, int rows_max = 512)
-      : model(take(Model::load(directory, {.isa = isa}))),
+  Runner(const fs::path& directory, Isa isa, int rows_max = 512, int context_max = 0)
+      : model(take(Model::load(directory, {.isa = isa, .context_max = context_max}))),
         pool(take(BlockPool::create(model->config().kv_shape(),
                                     64 * model->config().kv_shape().block_bytes()))),
         forward(take(Forward::create(*model, rows_max, 8))) {}
@@ -70,6 +70,7 @@ struct Fixture {
   const char* name;
   // The plain implementation whose error is the unit: the types that kvlane computes in.
   const char* plain;
+  int context_max = 0;  // the model's own
 };
 
 // BF16 checkpoints are computed in BF16. F32 and F16 ones (widened to F32) keep BF16 K and V.
@@ -93,7 +94,8 @@ const Fixture kModels[] = {{"llama-mha-bf16-tied", "bfloat16"},
                            {"qwen2-f32-window-above", "float32+bfloat16_kv"},
                            {"llama-29-bf16", "bfloat16"},
                            {"qwen2-grouped-bf16", "bfloat16"},
-                           {"mistral-grouped-bf16-window", "bfloat16"}};
+                           {"mistral-grouped-bf16-window", "bfloat16"},
+                           {"phi3-f32-window-short", "float32+bfloat16_kv", 256}};
 constexpr double kFactor = 1.25;
 
 TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
@@ -101,7 +103,7 @@ TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
     for (const Fixture& fixture : kModels) {
       const fs::path directory = kFixtures / fixture.name;
       const Expected expected(directory);
-      Runner runner(directory, isa);
+      Runner runner(directory, isa, 512, fixture.context_max);
       const std::size_t vocab = runner.model->config().vocab;
       Errors errors;
       const auto& prompts = expected.prompts();
