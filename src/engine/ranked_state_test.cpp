@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include "base/temporary_directory.h"
 #include "engine/engine_fixture.h"
+#include "model/expected_fixture.h"
 #include "model/synth.h"
 #include "quant/heads_together.h"
 #include "quant/kv_tables.h"
@@ -44,8 +46,8 @@ const fs::path& model_directory() {
   return model;
 }
 
-std::unique_ptr<Model> load(bool weights) {
-  return take(Model::load(model_directory(), {.isa = best_isa(), .weights = weights}));
+std::unique_ptr<Model> load(bool weights, const fs::path& model = model_directory()) {
+  return take(Model::load(model, {.isa = best_isa(), .weights = weights}));
 }
 
 struct Layout {
@@ -68,11 +70,14 @@ fs::path store_of(const fs::path& directory, int rank) {
   return directory / ("rank" + std::to_string(rank));
 }
 
-// Of kvquant.
+// Of the formats that need some, for the model above.
 const KvTables& tables() {
   static const KvTables made = [] {
     KvTables tables;
-    tables_fixture::add_kvquant_tables(load(false)->config().kv_shape(), tables);
+    const KvShape shape = load(false)->config().kv_shape();
+    tables_fixture::add_kvquant_tables(shape, tables);
+    const auto rows = tables_fixture::to_bits(tables_fixture::plain_rows(shape, 1));
+    tables_fixture::add_cachegen_tables(shape, {rows}, tables);
     return tables;
   }();
   return made;
@@ -87,24 +92,37 @@ std::shared_ptr<const KvFormat> format_of(const Model& model, const std::string&
   return take(make_rank_format(name, whole, heads.first, heads.count));
 }
 
+// What is computed, and how it is saved.
+struct Saving {
+  std::string format = "bf16";
+  std::string codec = "none";
+  std::string form = "kv";
+  fs::path model = model_directory();
+};
+
+StateForms forms_of(const Saving& saving) {
+  return take(
+      make_state_forms(saving.form, load(false, saving.model)->config().layers, nullptr, 0));
+}
+
 // An engine, and the ranks that compute for it.
 struct Worker {
-  Worker(const Layout& layout, const std::string& format, const StateForms& forms,
-         const std::string& codec, const fs::path& directory)
-      : whole(load(false)), threads(start(layout, directory)) {
+  Worker(const Layout& layout, const Saving& saving, const fs::path& directory)
+      : whole(load(false, saving.model)), threads(start(layout, saving.model, directory)) {
     EXPECT_TRUE(threads->group->wait_for_ranks(*whole).ok());
     EngineOptions options;
     options.kv_bytes = std::size_t{1} << 24;
-    options.kv_format = format_of(*whole, format);
+    options.kv_format = format_of(*whole, saving.format);
     options.ranks = threads->group.get();
     options.state.on_ranks = true;
-    options.state.forms = forms;
-    options.state.codec = codec;
+    options.state.forms = forms_of(saving);
+    options.state.codec = saving.codec;
     engine = take(Engine::create(*whole, fixture_tokenizer(), nullptr, options));
   }
-  static std::unique_ptr<RankThreads> start(const Layout& layout, const fs::path& directory) {
+  static std::unique_ptr<RankThreads> start(const Layout& layout, const fs::path& model,
+                                            const fs::path& directory) {
     return std::make_unique<RankThreads>(
-        model_directory(), layout.stages, layout.ranks,
+        model, layout.stages, layout.ranks,
         [directory](const Model& part, RankProcessOptions& options) {
           options.make_format = [&part](const std::string& wanted) {
             return Result(format_of(part, wanted));
@@ -149,11 +167,12 @@ GenerationRequest next_turn(const GenerationRequest& before,
 
 // What one process that never forgets anything answers, of two turns.
 struct Expected {
-  explicit Expected(const std::string& format, int prompt_tokens = 300)
+  explicit Expected(const std::string& format, int prompt_tokens = 300,
+                    const fs::path& directory = model_directory())
       : first(make_request(prompt_tokens, 40, 1)) {
     EngineOptions options;
     options.kv_bytes = std::size_t{1} << 24;
-    const auto model = load(true);
+    const auto model = load(true, directory);
     options.kv_format = format_of(*model, format);
     const auto engine = take(Engine::create(*model, fixture_tokenizer(), nullptr, options));
     first_answer = answer_of(*engine, first);
@@ -171,19 +190,9 @@ struct Expected {
   std::vector<std::int32_t> first_answer, second_answer;
 };
 
-struct Saving {
-  std::string format = "bf16";
-  std::string codec = "none";
-  std::string form = "kv";
-};
-
-StateForms forms_of(const Saving& saving) {
-  return take(make_state_forms(saving.form, kLayers, nullptr, 0));
-}
-
 void save_first_turn(const Layout& layout, const Saving& saving, const Expected& expected,
                      const fs::path& directory) {
-  Worker worker(layout, saving.format, forms_of(saving), saving.codec, directory);
+  Worker worker(layout, saving, directory);
   Answer other;
   ASSERT_TRUE(worker.engine->submit(make_request(200, 30, 9), other.on_update()).ok());
   EXPECT_EQ(answer_of(*worker.engine, expected.first), expected.first_answer);
@@ -197,7 +206,9 @@ void expect_goes_on(const Layout& layout, const Saving& saving, const Expected& 
   SCOPED_TRACE(name_of(layout) + " " + saving.format + " " + saving.codec + " " + saving.form);
   const TemporaryDirectory directory;
   save_first_turn(layout, saving, expected, directory.path());
-  Worker worker(layout, saving.format, forms_of(saving), "none", directory.path());
+  Saving read = saving;
+  read.codec = "none";  // what is there says how it is coded
+  Worker worker(layout, read, directory.path());
   std::vector<std::int32_t> all = expected.first.prompt;
   all.insert(all.end(), expected.first_answer.begin(), expected.first_answer.end());
   EXPECT_EQ(take(worker.engine->stored_tokens(all, "")), expected.tokens_back());
@@ -220,8 +231,13 @@ TEST(RankedState, AConversationGoesOnFromSlabs) {
   expect_goes_on({2, 2}, {.codec = "splitzip"}, rows);
   expect_goes_on({2, 2}, {.format = "int4"}, Expected("int4"));
   expect_goes_on({1, 2}, {.format = "hack"}, Expected("hack"));
+  for (const char* const format : {"fp8_e4m3", "mxfp4", "kivi:bits=2"}) {
+    expect_goes_on({2, 2}, {.format = format}, Expected(format));
+  }
   // Each rank has whole slabs.
-  expect_goes_on({1, 2}, {.format = "kvquant:bits=4"}, Expected("kvquant:bits=4"));
+  for (const char* const format : {"kvquant:bits=4", "cachegen:level=2"}) {
+    expect_goes_on({1, 2}, {.format = format}, Expected(format));
+  }
 }
 
 // Which each rank has of some layers, and all project.
@@ -232,6 +248,22 @@ TEST(RankedState, AConversationGoesOnFromHiddenStates) {
   // In several pieces.
   expect_goes_on({1, 2}, {.form = "hidden"}, Expected("bf16", 700));
   expect_goes_on({2, 2}, {.format = "int4", .form = "hidden"}, codes);
+}
+
+// Biases, norms of heads, matrices in one, groups of Q, K and V, learned positions; hidden states
+// in F32 where weights are not in BF16.
+TEST(RankedState, AConversationOfEveryFamilyGoesOn) {
+  for (const char* const name :
+       {"llama-gqa-f16", "qwen2-grouped-bf16", "qwen3-gqa-bf16", "phi3-gqa-bf16-longrope",
+        "falcon-mha-f32-sequential", "opt-mha-bf16"}) {
+    const fs::path model = expected_fixture::kModels / name;
+    const ModelConfig config = load(false, model)->config();
+    const Layout layout{std::min(2, config.layers), std::min(2, config.kv_heads)};
+    const Expected expected("bf16", 300, model);
+    SCOPED_TRACE(name);
+    expect_goes_on(layout, {.codec = "splitzip", .model = model}, expected);
+    expect_goes_on(layout, {.form = "hidden", .model = model}, expected);
+  }
 }
 
 // The extents of a rank's store: of which layers there are slabs and hidden states, and their
@@ -298,7 +330,7 @@ TEST(RankedState, WhatOneRankLacksIsComputed) {
       const Saving saving{.form = form};
       save_first_turn({2, 2}, saving, expected, directory.path());
       fs::remove_all(store_of(directory.path(), lost));
-      Worker worker({2, 2}, "bf16", forms_of(saving), "none", directory.path());
+      Worker worker({2, 2}, saving, directory.path());
       Finish finish;
       EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
       EXPECT_EQ(finish.cached_tokens, 0);
@@ -326,7 +358,7 @@ TEST(RankedState, WhatIsDamagedAtOneRankIsComputed) {
       }
     }
     ASSERT_GT(damaged, 0);
-    Worker worker({1, 2}, "bf16", forms_of(saving), "none", directory.path());
+    Worker worker({1, 2}, saving, directory.path());
     Finish finish;
     EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
     EXPECT_LT(finish.cached_tokens, expected.tokens_back());

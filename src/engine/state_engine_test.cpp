@@ -19,8 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::shared_ptr<const KvFormat> make_format(const std::string& name) {
-  const Model& model = fixture_model();
+std::shared_ptr<const KvFormat> make_format(const std::string& name, const Model& model) {
   return take(make_kv_format(name, {.shape = model.config().kv_shape(), .isa = model.isa()}));
 }
 
@@ -32,14 +31,16 @@ std::shared_ptr<Store> open_store(const fs::path& directory, const DevicePace& p
   return take(Store::open(options, std::move(files)));
 }
 
-std::unique_ptr<Engine> make_engine(const EngineOptions& options) {
-  return take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options));
+std::unique_ptr<Engine> make_engine(const EngineOptions& options,
+                                    const Model& model = fixture_model()) {
+  return take(Engine::create(model, fixture_tokenizer(), nullptr, options));
 }
 
-EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16") {
+EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16",
+                           const Model& model = fixture_model()) {
   EngineOptions options;
   options.kv_bytes = std::size_t{1} << 24;
-  options.kv_format = make_format(format);
+  options.kv_format = make_format(format, model);
   options.state.store = std::move(store);
   return options;
 }
@@ -74,20 +75,21 @@ struct Saving {
 };
 
 // One turn, and the next one after a restart.
-void expect_goes_on(const std::string& format, const Saving& saving) {
+void expect_goes_on(const std::string& format, const Saving& saving,
+                    const Model& model = fixture_model()) {
   SCOPED_TRACE(format + " " + saving.codec + " " + saving.form);
   const TemporaryDirectory directory;
   const GenerationRequest first = make_request(300, 40, 1);
-  const auto whole = make_engine(options_with(nullptr, format));
+  const auto whole = make_engine(options_with(nullptr, format, model), model);
   const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
   const GenerationRequest second = next_turn(first, first_answer, 2);
   const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
   const auto make = [&](const std::string& codec) {
-    EngineOptions options = options_with(open_store(directory.path()), format);
+    EngineOptions options = options_with(open_store(directory.path()), format, model);
     options.state.codec = codec;
-    const int layers = fixture_model().config().layers;
+    const int layers = model.config().layers;
     options.state.forms = take(make_state_forms(saving.form, layers, nullptr, 0));
-    return make_engine(options);
+    return make_engine(options, model);
   };
   {
     const auto engine = make(saving.codec);
@@ -125,6 +127,20 @@ TEST(StateEngine, AConversationGoesOnFromHiddenStates) {
   for (const char* format : {"bf16", "int4"}) {
     for (const char* form : {"hidden", "hidden=1", "hidden=2"}) {
       expect_goes_on(format, {.form = form, .others = 3});
+    }
+  }
+}
+
+// Biases, norms of heads, matrices in one, groups of Q, K and V, learned positions; hidden states
+// in F32 where weights are not in BF16.
+TEST(StateEngine, AConversationOfEveryFamilyGoesOn) {
+  for (const char* const name :
+       {"llama-bf16-biases-linear", "llama-29-bf16", "llama-gqa-f16", "qwen2-grouped-bf16",
+        "qwen3-gqa-bf16", "mistral-gqa-bf16", "phi3-gqa-bf16-longrope", "falcon-gqa-bf16",
+        "falcon-mha-f32-sequential", "opt-mha-bf16", "opt-mha-f32"}) {
+    SCOPED_TRACE(name);
+    for (const char* const form : {"kv", "hidden"}) {
+      expect_goes_on("bf16", {.form = form}, fixture_model(name));
     }
   }
 }

@@ -93,7 +93,8 @@ Status check_shape(const ExtentHead& h) {
   const bool hidden = h.key.kind == ExtentKind::kHidden;
   KVLANE_TRY(require_range("kind", std::int64_t(h.key.kind), std::int64_t(ExtentKind::kKv),
                            std::int64_t(ExtentKind::kHidden)));
-  KVLANE_TRY(require_range("element type", std::int64_t(h.type), std::int64_t(ElementType::kBf16),
+  const ElementType first_type = hidden ? ElementType::kF32 : ElementType::kBf16;
+  KVLANE_TRY(require_range("element type", std::int64_t(h.type), std::int64_t(first_type),
                            std::int64_t(ElementType::kFp8E5m2)));
   KVLANE_TRY(require_range("tokens", h.tokens, h.sealed ? kBlockTokens : 1, kBlockTokens));
   KVLANE_TRY(require_range("number of layers", h.layers(), 1, kExtentLayersMax));

@@ -46,7 +46,9 @@ ExtentHead hidden_head() {
 }
 
 TEST(Extent, HeadersComeBack) {
-  for (const ExtentHead& head : {kv_head(), hidden_head()}) {
+  ExtentHead floats = hidden_head();
+  floats.type = ElementType::kF32;
+  for (const ExtentHead& head : {kv_head(), hidden_head(), floats}) {
     const auto page = build_extent_head(head);
     ASSERT_TRUE(page.ok()) << page.status().message();
     EXPECT_EQ(page->size(), kExtentHeaderBytes);
