@@ -21,8 +21,8 @@ def add(case, name):
     """A namespace for the tests of the class `case`, with its loopback up."""
     if os.geteuid() != 0:
         raise unittest.SkipTest("only root may make network namespaces")
-    case.addClassCleanup(subprocess.run, ["ip", "netns", "del", name], capture_output=True, check=False)
     ip("netns", "add", name)
+    case.addClassCleanup(subprocess.run, ["ip", "netns", "del", name], capture_output=True, check=False)
     ip("-n", name, "link", "set", "lo", "up")
 
 

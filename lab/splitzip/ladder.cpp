@@ -140,7 +140,7 @@ class Planes {
 
 void measure(const char* what, const Planes& planes) {
   std::vector<Contender> contenders = {{"memcpy", [&] { planes.copy(); }, {}}};
-  if (isa_supported(Isa::kAvx512Bf16)) {
+  if (isa_supported(Isa::kAvx512)) {
     contenders.push_back({"encode, bytes alone", [&] { planes.move_as_encoder(); }, {}});
     contenders.push_back({"decode, bytes alone", [&] { planes.move_as_decoder(); }, {}});
   }

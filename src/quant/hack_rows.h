@@ -23,11 +23,13 @@ struct RowKernels {
 
 RowKernels row_kernels_scalar();
 RowKernels row_kernels_avx2();
+RowKernels row_kernels_avx512();
 RowKernels row_kernels_avx512_bf16();
 
 inline RowKernels row_kernels(Isa isa) {
   if constexpr (kX86) {
     if (isa == Isa::kAvx512Bf16) return row_kernels_avx512_bf16();
+    if (isa >= Isa::kAvx512) return row_kernels_avx512();
     if (isa >= Isa::kAvx2) return row_kernels_avx2();
   }
   return row_kernels_scalar();

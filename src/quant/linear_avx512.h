@@ -18,15 +18,17 @@ inline constexpr int kEntriesMax = 512;
 // The first `count` lanes, all where there are more.
 static inline __mmask32 lanes(int count) { return count >= kLanes ? ~0U : (1U << count) - 1U; }
 // 32 channels of the page, or the rest of a row. Everything by value, so that stores cannot change
-// it in the compiler's eyes.
+// it in the compiler's eyes; always inline, so that no tier has the copy of another.
 struct Strip {
   const std::uint16_t* words;
   std::uint16_t* rows;
   std::ptrdiff_t d;
   __mmask32 mask;
 
-  __m512i word(int i) const { return _mm512_maskz_loadu_epi16(mask, words + i * d); }
-  void store(int token, __m512i values) const {
+  [[gnu::always_inline]] __m512i word(int i) const {
+    return _mm512_maskz_loadu_epi16(mask, words + i * d);
+  }
+  [[gnu::always_inline]] void store(int token, __m512i values) const {
     _mm512_mask_storeu_epi16(rows + token * d, mask, values);
   }
 };
@@ -35,8 +37,5 @@ static inline Strip strip_of(const OpenJob& job, int channel, int end) {
   return {reinterpret_cast<const std::uint16_t*>(job.codes) + channel, job.rows + channel,
           job.head_dim, lanes(end - channel)};
 }
-
-// Null for a plane it has no kernel for.
-OpenKernel open_float_kernel_avx512(const Plane& plane);
 
 }  // namespace kvlane::linear

@@ -42,7 +42,9 @@ void open_group_scalar(const OpenJob& job, int entry);
 SealKernel seal_kernel_avx2(const Plane& plane);
 OpenKernel open_kernel_avx2(const Plane& plane);
 SealKernel seal_kernel_avx512(const Plane& plane);
-OpenKernel open_kernel_avx512_bf16(const Plane& plane);
+// Of small floating-point codes; of integers.
+OpenKernel open_floats_avx512(const Plane& plane);
+OpenKernel open_integers_avx512_bf16(const Plane& plane);
 
 // The kernels of a tier. All give the same bytes and the same rows, for any bytes of a slab.
 SealKernel seal_kernel(const Plane& plane, Isa isa);

@@ -309,8 +309,7 @@ void open_columns4(const OpenJob& job) {
 
 }  // namespace
 
-OpenKernel open_kernel_avx512_bf16(const Plane& plane) {
-  if (plane.code >= CodeKind::kE4m3) return open_float_kernel_avx512(plane);
+OpenKernel open_integers_avx512_bf16(const Plane& plane) {
   if (plane.groups == Groups::kPage) return nullptr;
   const bool rows = plane.groups == Groups::kRow;
   switch (plane.code) {

@@ -252,7 +252,7 @@ OpenKernel float_kernel(CodeKind code, bool page) {
 
 }  // namespace
 
-OpenKernel open_float_kernel_avx512(const Plane& plane) {
+OpenKernel open_floats_avx512(const Plane& plane) {
   const bool page = plane.groups == Groups::kPage;
   const bool known = page || (plane.groups == Groups::kRow && plane.group == kLanes);
   return known ? float_kernel(plane.code, page) : nullptr;

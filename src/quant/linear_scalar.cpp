@@ -239,7 +239,9 @@ OpenKernel open_kernel(const Plane& plane, Isa isa) {
   OpenKernel vectors = nullptr;
   if constexpr (kX86) {
     if (isa >= Isa::kAvx2) vectors = open_kernel_avx2(plane);
-    if (isa == Isa::kAvx512Bf16) vectors = open_kernel_avx512_bf16(plane);
+    const bool floats = plane.code >= CodeKind::kE4m3;
+    if (isa >= Isa::kAvx512 && floats) vectors = open_floats_avx512(plane);
+    if (isa == Isa::kAvx512Bf16 && !floats) vectors = open_integers_avx512_bf16(plane);
   }
   return vectors != nullptr ? vectors : open_scalar;
 }

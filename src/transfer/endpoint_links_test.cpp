@@ -358,10 +358,9 @@ TEST_P(EndpointOver, ErrorsOfTheSenderReachTheReceiver) {
 TEST_P(EndpointOver, ErrorsOfTheSinkReachTheSender) {
   for (const std::string at : {"begin", "slab"}) {
     start();
-    Journey journey(*this, 1, begin_of(100, 2));
-    journey.sink->hook = [&](const char* call) {
+    Journey journey(*this, 1, begin_of(100, 2), /*parked=*/false, [&](const char* call) {
       return call == at ? exhausted("no blocks left") : Status();
-    };
+    });
     (void)journey.send();  // the error may come back before the last slab is there
     ASSERT_TRUE(run(journey));
     EXPECT_EQ(journey.sink->failure().message(), "no blocks left");
@@ -402,15 +401,14 @@ TEST_P(EndpointOver, EndingTooEarlyIsAnError) {
 TEST_P(EndpointOver, CancelFromWithinEveryCall) {
   for (const std::string at : {"begin", "slab", "end", "failed"}) {
     start();
-    Journey journey(*this, 1, begin_of(200, 2));
     std::atomic<bool> done = false;
-    journey.sink->hook = [&](const char* call) {
+    Journey journey(*this, 1, begin_of(200, 2), /*parked=*/false, [&](const char* call) {
       if (call == at) {
-        b->cancel(journey.id);
+        b->cancel(id_of(1));
         done = true;
       }
       return Status();
-    };
+    });
     if (at == "failed") {
       ASSERT_TRUE(begins(journey));
       journey.outgoing->fail(internal_error("on purpose"));

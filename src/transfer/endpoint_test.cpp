@@ -271,6 +271,21 @@ TEST(Endpoint, CancelFromWithinTheEndOfAWait) {
   EXPECT_EQ(sink.use_count(), 1);
 }
 
+TEST(Endpoint, AFetchWaitsForTheLastHoweverLong) {
+  Pair pair;
+  Journey journey(pair, 1, begin_of(65, 2), /*parked=*/true);
+  ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(journey.begin, {0, 0})).ok());
+  ASSERT_TRUE(pair.b->fetch(pair.a->address(), journey.id, journey.sink).ok());
+  pair.network->run_for(Seconds(90));  // longer than the lease, which has not begun
+  EXPECT_EQ(journey.sink->slabs(), 1U);
+  for (const SlabName slab : {SlabName{0, 1}, SlabName{1, 0}, SlabName{1, 1}}) {
+    ASSERT_TRUE(add_frame(*journey.outgoing, frame_of(journey.begin, slab)).ok());
+  }
+  journey.outgoing->finish(end_of(17));
+  ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
+  journey.expect_success();
+}
+
 TEST(Endpoint, ParkedFramesWaitForAFetchAndForTheLast) {
   Pair pair;
   Journey journey(pair, 1, begin_of(65, 2), /*parked=*/true);

@@ -64,8 +64,9 @@ std::string http_answer() {
 
 // What the system may hold of a link beyond what is on its way. By itself it takes megabytes, which
 // have left the caches when they are sent, and floods queues of virtual links; with this the
-// receiver finds in the caches what the sender has just copied. Between namespaces it is 1.8 times
-// as fast as without, over loopback 1.2 times; 128 KiB let the sender wait, 384 KiB lose a tenth.
+// receiver finds in the caches what the sender has just copied. Measured over virtual links
+// (docs/bench.md): between namespaces 1.6 to 1.8 times as fast as without, where 384 KiB lose a
+// tenth; over loopback, where 128 KiB let the sender wait, up to 1.2 times.
 constexpr int kUnsentBytes = 192 << 10;
 
 // Options that make a link fast and notice its death; a system that lacks one still works. With

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -48,8 +49,11 @@ struct Pair : Workers {
 // A transfer that was offered and is expected.
 struct Journey {
   Journey(const TransferId& transfer, const TransferBegin& what) : id(transfer), begin(what) {}
-  Journey(Workers& of, std::uint32_t number, const TransferBegin& what, bool parked = false)
+  // `hook`: the sink's, which may be called at once.
+  Journey(Workers& of, std::uint32_t number, const TransferBegin& what, bool parked = false,
+          std::function<Status(const char*)> hook = nullptr)
       : Journey(id_of(number), what) {
+    sink->hook = std::move(hook);
     if (parked) {
       outgoing = *of.a->park(id, begin, bytes_for(begin), delivery.callback());
     } else {
