@@ -156,7 +156,7 @@ function(kvlane_ucx_test)
   set(folder ${PROJECT_SOURCE_DIR}/src/transfer)
   file(GLOB tests CONFIGURE_DEPENDS ${folder}/ucx_*test.cpp)
   add_executable(ucx_test ${tests} ${folder}/tcp_test.cpp ${folder}/endpoint_tcp_test.cpp
-    ${folder}/endpoint_links_test.cpp)
+    ${folder}/endpoint_links_test.cpp ${folder}/flow_control_links_test.cpp)
   add_dependencies(kvlane_tests ucx_test)
   target_compile_definitions(ucx_test PRIVATE KVLANE_TEST_UCX)
   target_link_libraries(ucx_test PRIVATE kvlane_transfer PkgConfig::ucx PkgConfig::xxhash Threads::Threads

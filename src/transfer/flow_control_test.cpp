@@ -1,5 +1,6 @@
-// Two endpoints, one of them short of memory: receivers without room on good and bad networks, what
-// waiting is told as, and the sender's arena.
+// Two endpoints, one of them short of memory: receivers that have no room for long, on good and bad
+// networks, what waiting is told as, and the sender's arena. What needs no virtual time:
+// flow_control_links_test.cpp.
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,31 +64,6 @@ TEST(FlowControl, AWaitingTransferCostsTwoMessagesAHeartbeat) {
   EXPECT_LE(messages, 2U * 80U) << "eight heartbeats a second";
 }
 
-TEST(FlowControl, RoomThatIsThereBeforeThePushCostsNothing) {
-  Pair pair;
-  HeldJourney journey(pair, 1, begin_of(200, 3));
-  journey.grant();
-  ASSERT_TRUE(journey.send().ok());
-  ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
-  journey.expect_success();
-  EXPECT_FALSE(journey.sink->end()->durations.contains("wait_for_memory"));
-  EXPECT_EQ(pair.network->messages(), 2U + 3U + 12U);  // the handshake, BEGIN, END, DONE, slabs
-}
-
-TEST(FlowControl, GrantingIsIdempotentAndNamesWhatIsOver) {
-  Pair pair;
-  EXPECT_EQ(pair.b->grant(id_of(1)).code(), Code::kNotFound);
-  HeldJourney journey(pair, 1, begin_of(1, 1));
-  journey.grant();
-  journey.grant();
-  ASSERT_TRUE(journey.send().ok());
-  ASSERT_TRUE(pair.run(*journey.sink, journey.delivery));
-  EXPECT_EQ(pair.b->grant(id_of(1)).code(), Code::kNotFound);
-  Journey roomy(pair, 2, begin_of(1, 1));
-  EXPECT_TRUE(pair.b->grant(id_of(2)).ok()) << "it had room";
-  EXPECT_EQ(pair.a->grant(id_of(2)).code(), Code::kNotFound) << "it is not the receiver";
-}
-
 TEST(FlowControl, WaitingEndsInBoundedTimeOnBothSides) {
   Pair pair;
   HeldJourney journey(pair, 1, begin_of(200, 3), Seconds(5));
@@ -129,50 +105,6 @@ TEST(FlowControl, AWorkerThatDiesWhileOneWaitsIsNoticed) {
         EXPECT_EQ(journey.delivery.status().code(), code);
       }
     }
-  }
-}
-
-TEST(FlowControl, CancellingWhileOneWaitsKeepsItsPromise) {
-  for (const bool receiver_cancels : {true, false}) {
-    Pair pair;
-    HeldJourney journey(pair, 1, begin_of(100, 2));
-    ASSERT_TRUE(journey.send().ok());
-    pair.network->run_for(Seconds(5));
-    (receiver_cancels ? pair.b : pair.a)->cancel(journey.id);
-    if (receiver_cancels) {
-      EXPECT_EQ(journey.sink.use_count(), 1);
-    }
-    ASSERT_TRUE(pair.run(journey.delivery));
-    EXPECT_EQ(journey.delivery.status().code(), Code::kAborted);
-    if (!receiver_cancels) {
-      ASSERT_TRUE(pair.run(*journey.sink));
-      EXPECT_EQ(journey.sink->failure().code(), Code::kAborted);
-    }
-    EXPECT_EQ(pair.b->grant(journey.id).code(), Code::kNotFound);
-  }
-}
-
-// Room comes for one after the other, in the order they asked, while all have been computed.
-TEST(FlowControl, ManyWaitingTransfersGoInTheOrderOfTheirGrants) {
-  constexpr std::uint32_t kTransfers = 40;
-  Pair pair;
-  std::vector<std::unique_ptr<HeldJourney>> journeys;
-  std::size_t bytes = 0;
-  for (std::uint32_t i = 0; i < kTransfers; ++i) {
-    journeys.push_back(std::make_unique<HeldJourney>(pair, i, begin_of(64 * (1 + int(i) % 3), 2)));
-    ASSERT_TRUE(journeys.back()->send().ok());
-    bytes += bytes_for(journeys.back()->begin);
-  }
-  const std::size_t arena = EndpointOptions().outgoing_bytes_max;
-  pair.network->run_for(Seconds(10));
-  EXPECT_EQ(pair.a->outgoing_bytes_free(), arena - bytes) << "each slab is kept once";
-  for (const auto& journey : journeys) {
-    ASSERT_FALSE(journey->sink->over());
-    journey->grant();
-    ASSERT_TRUE(pair.run(*journey->sink, journey->delivery));
-    journey->expect_success();
-    bytes -= bytes_for(journey->begin);
-    EXPECT_EQ(pair.a->outgoing_bytes_free(), arena - bytes);
   }
 }
 
