@@ -55,7 +55,7 @@ RankGroup::~RankGroup() {
 
 std::shared_ptr<LinkEvents> RankGroup::accept(std::shared_ptr<Link> link) {
   return RankLink::accept(
-      options_.key, std::move(link),
+      *network_, options_.key, std::move(link),
       [this](RankLink& from, Bytes letter) { return on_letter(from, std::move(letter)); },
       [this](RankLink& from, const Status& why) { on_gone(from, why); });
 }

@@ -16,13 +16,22 @@ constexpr std::uint64_t kLetterBytesMax = std::uint64_t{1} << 31;
 // Far more than a network that keeps order ever holds back.
 constexpr std::size_t kEarlyMax = 64;
 constexpr Seconds kStuckMax{60};
+// Ranks say who they are as soon as they are connected.
+constexpr Seconds kSilentMax{10};
 
 }  // namespace
 
-std::shared_ptr<RankLink> RankLink::accept(const TransferId& key, std::shared_ptr<Link> link,
-                                           OnLetter on_letter, OnEnd on_end) {
+std::shared_ptr<RankLink> RankLink::accept(Network& network, const TransferId& key,
+                                           std::shared_ptr<Link> link, OnLetter on_letter,
+                                           OnEnd on_end) {
   std::shared_ptr<RankLink> made(new RankLink(key, std::move(on_letter), std::move(on_end)));
   made->link_ = std::move(link);
+  network.call_after(kSilentMax, [weak = std::weak_ptr(made)] {
+    const auto self = weak.lock();
+    if (self != nullptr && !self->heard_) {
+      self->end(timed_out("nobody has said who they are on this link"), true);
+    }
+  });
   return made;
 }
 
@@ -159,6 +168,7 @@ Status RankLink::add(ByteView piece) {
   }
   letter_.insert(letter_.end(), part.begin(), part.end());
   if (letter_.size() < letter_bytes_) return {};
+  heard_ = true;
   return on_letter_(*this, std::exchange(letter_, {}));
 }
 

@@ -27,9 +27,11 @@ class RankLink final : public LinkEvents, public std::enable_shared_from_this<Ra
   using OnLetter = std::function<Status(RankLink& link, Bytes letter)>;
   using OnEnd = std::function<void(RankLink& link, const Status& why)>;
 
-  // Accepted: `link` is what the acceptor got.
-  static std::shared_ptr<RankLink> accept(const TransferId& key, std::shared_ptr<Link> link,
-                                          OnLetter on_letter, OnEnd on_end);
+  // Accepted: `link` is what the acceptor got. It ends when no letter has come after ten seconds,
+  // so that strangers do not keep the places of ranks.
+  static std::shared_ptr<RankLink> accept(Network& network, const TransferId& key,
+                                          std::shared_ptr<Link> link, OnLetter on_letter,
+                                          OnEnd on_end);
   static Result<std::shared_ptr<RankLink>> connect(Network& network, const Address& peer,
                                                    const TransferId& key, OnLetter on_letter,
                                                    OnEnd on_end);
@@ -66,6 +68,7 @@ class RankLink final : public LinkEvents, public std::enable_shared_from_this<Ra
   std::uint64_t next_ = 0;
   std::uint64_t letter_bytes_ = 0;
   Bytes letter_;
+  bool heard_ = false;  // a letter
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -94,7 +94,7 @@ class RankProcess : public std::enable_shared_from_this<RankProcess> {
         const Address bound,
         network_.listen(options_.bind, [self](const std::shared_ptr<Link>& link) {
           return RankLink::accept(
-              self->key_, link,
+              self->network_, self->key_, link,
               [self](RankLink& from, Bytes letter) {
                 return self->on_peer(from, std::move(letter));
               },

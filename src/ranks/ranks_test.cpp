@@ -25,6 +25,8 @@
 #include "ranks/rank_process.h"
 #include "ranks/ranks_fixture.h"
 #include "transfer/tcp.h"
+#include "transfer/test_link.h"
+#include "transfer/test_support.h"
 
 namespace kvlane {
 namespace {
@@ -388,6 +390,20 @@ TEST(Ranks, ASlabThatCannotBeSealedFailsItsPassAlone) {
   EXPECT_TRUE(after.ok()) << after.message();
   group.end();
   for (const Status& end : group.ends) EXPECT_TRUE(end.ok()) << end.message();
+}
+
+TEST(Ranks, AStrangerThatSaysNothingIsTurnedAway) {
+  auto network = TestNetwork::create({});
+  TestNetwork& time = *network;
+  const auto group =
+      take(RankGroup::listen(std::move(network), {.ranks = 2, .key = random_transfer_id()}));
+  const auto stranger = std::make_shared<testing::RecordingEvents>();
+  const auto link = take(time.connect(group->address(), stranger));
+  time.run_for(Seconds(9));
+  EXPECT_FALSE(stranger->closed().has_value());
+  time.run_for(Seconds(2));
+  EXPECT_TRUE(stranger->closed().has_value());
+  EXPECT_TRUE(group->lost().ok());
 }
 
 TEST(Ranks, AnotherKeyIsAnotherGroup) {
