@@ -357,36 +357,41 @@ void expect_same(Cache& back, Cache& computed, const SlabKind& kind) {
   }
 }
 
-// Hidden states, slabs and tokens in one job: the bits of a sequence that never left.
-TEST(DeviceRestore, AnyMixtureOfSourcesGivesTheSameBits) {
-  for (const char* const name : {"bf16", "hack", "hack:p=64", "zack:keep=0.5"}) {
-    const auto format = make_format(name);
-    const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
-    const int layers = kind.shape().layers;
-    Cache computed(&device(), kind);
-    Disk disk;
-    compute(computed, "hidden", disk);
-    disk.save(computed, kind, "none");
-    const std::pair<int, int> mixtures[] = {{1, layers}, {1, 3}, {2, layers}, {3, 4}, {0, 0}};
-    for (const auto& [recomputed, slabs_from] : mixtures) {
-      SCOPED_TRACE(std::string(name) + " " + std::to_string(recomputed) +
-                   " recomputed, slabs from " + std::to_string(slabs_from));
-      Cache back(&device(), kind);
-      const auto forward = back.forward();
-      Restorer restorer(
-          back.model(), kind, *disk.store, *forward, {}, [] {}, back.lane());
-      FoundState found = restorer.find(disk.names, 0, kTokens);
-      ASSERT_EQ(found.decision.blocks, kBlocks);
-      found.decision.recomputed = recomputed;
-      for (int layer = 0; layer < layers; ++layer) {
-        found.decision.sources[layer] =
-            layer < slabs_from ? RestoreSource::kHidden : RestoreSource::kSlabs;
-      }
-      const auto job = restore(restorer, back, std::move(found));
-      ASSERT_TRUE(job->status().ok()) << job->status().message();
-      ASSERT_EQ(job->blocks(), kBlocks);
-      expect_same(back, computed, kind);
+// Hidden states, slabs and tokens in one job: the bits of a sequence that never left. The parameter
+// is the KV format.
+class DeviceRestoreOf : public ::testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Formats, DeviceRestoreOf,
+                         ::testing::Values("bf16", "hack", "hack:p=64", "zack:keep=0.5"));
+
+TEST_P(DeviceRestoreOf, AnyMixtureOfSourcesGivesTheSameBits) {
+  const char* const name = GetParam();
+  const auto format = make_format(name);
+  const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
+  const int layers = kind.shape().layers;
+  Cache computed(&device(), kind);
+  Disk disk;
+  compute(computed, "hidden", disk);
+  disk.save(computed, kind, "none");
+  const std::pair<int, int> mixtures[] = {{1, layers}, {1, 3}, {2, layers}, {3, 4}, {0, 0}};
+  for (const auto& [recomputed, slabs_from] : mixtures) {
+    SCOPED_TRACE(std::string(name) + " " + std::to_string(recomputed) + " recomputed, slabs from " +
+                 std::to_string(slabs_from));
+    Cache back(&device(), kind);
+    const auto forward = back.forward();
+    Restorer restorer(
+        back.model(), kind, *disk.store, *forward, {}, [] {}, back.lane());
+    FoundState found = restorer.find(disk.names, 0, kTokens);
+    ASSERT_EQ(found.decision.blocks, kBlocks);
+    found.decision.recomputed = recomputed;
+    for (int layer = 0; layer < layers; ++layer) {
+      found.decision.sources[layer] =
+          layer < slabs_from ? RestoreSource::kHidden : RestoreSource::kSlabs;
     }
+    const auto job = restore(restorer, back, std::move(found));
+    ASSERT_TRUE(job->status().ok()) << job->status().message();
+    ASSERT_EQ(job->blocks(), kBlocks);
+    expect_same(back, computed, kind);
   }
 }
 
