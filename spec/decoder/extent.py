@@ -63,6 +63,7 @@ def parse_head(page):
     form, codec = form.rstrip(b"\0").decode("ascii", "replace"), codec.rstrip(b"\0").decode("ascii", "replace")
     refuse_unless(is_name(form) and is_name(codec), "names")
     refuse_unless(kind in (1, 2) and (2 if kind == 1 else 1) <= element <= 5, "kind or element type")
+    refuse_unless(element > 1 or codec == "none", "codec")
     refuse_unless((64 if sealed else 1) <= tokens <= 64, "tokens")
     refuse_unless(1 <= heads <= (1 if kind == 2 else 1024), "heads")
     refuse_unless(1 <= width <= (1 << 20 if kind == 2 else 4096), "width")

@@ -126,6 +126,10 @@ Status check_names(const ExtentHead& h) {
   if (h.key.kind == ExtentKind::kHidden && (h.sealed || h.rope_applied)) {
     return invalid_argument("hidden states are neither sealed nor rotated");
   }
+  if (h.type == ElementType::kF32 && h.codec != "none") {
+    return invalid_argument("hidden states in F32 have no codec, and the extent has " +
+                            quoted_name(h.codec));
+  }
   if (!h.encrypted && (h.key_id != 0 || !all_zero(h.nonce))) {
     return invalid_argument("only an encrypted extent has a key and a nonce");
   }

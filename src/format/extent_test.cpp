@@ -168,6 +168,14 @@ TEST(Extent, WritersAreHeldToTheSameRanges) {
   expect_refused(
       "neither sealed", [](auto& h) { h.rope_applied = true; }, hidden_head());
   expect_refused(
+      "have no codec, and the extent has 'splitzip'",
+      [](auto& h) {
+        h.type = ElementType::kF32;
+        h.codec = "splitzip";
+      },
+      hidden_head());
+  expect_refused("element type is 1", [](auto& h) { h.type = ElementType::kF32; });
+  expect_refused(
       "heads is 2", [](auto& h) { h.heads = 2; }, hidden_head());
   expect_refused(
       "v_bytes is 1", [](auto& h) { h.parts[0].v_bytes = 1; }, hidden_head());
