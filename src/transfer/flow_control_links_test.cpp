@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,27 +28,6 @@ class FlowControlOver : public OverLinks {
 };
 
 INSTANTIATE_TEST_SUITE_P(Links, FlowControlOver, ::testing::ValuesIn(all_links()), name_of_links);
-
-// A push to a receiver without room. Slabs before grant() are errors.
-struct HeldJourney : Journey {
-  HeldJourney(Workers& workers, std::uint32_t number, const TransferBegin& what,
-              Seconds wait = Seconds(30))
-      : Journey(id_of(number), what), of(workers) {
-    sink->hook = [this](const char* call) {
-      EXPECT_TRUE(granted || call == std::string("begin") || call == std::string("failed")) << call;
-      return Status();
-    };
-    EXPECT_TRUE(of.b->expect_waiting(id, wait, sink).ok());
-    outgoing = *of.a->push(of.b->address(), id, begin, bytes_for(begin), delivery.callback());
-  }
-  void grant() {
-    granted = true;
-    EXPECT_TRUE(of.b->grant(id).ok());
-  }
-
-  Workers& of;
-  std::atomic<bool> granted = false;
-};
 
 TEST_P(FlowControlOver, FramesWaitWithTheirSender) {
   HeldJourney journey(*this, 1, begin_of(200, 3));

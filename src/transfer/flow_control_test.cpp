@@ -13,32 +13,6 @@ namespace {
 using ::testing::HasSubstr;
 using namespace testing;  // NOLINT: the helpers of transfers
 
-constexpr Seconds kWait{30};
-
-// A push to a receiver without room. Slabs before grant() are errors.
-struct HeldJourney : Journey {
-  HeldJourney(Pair& the_pair, std::uint32_t number, const TransferBegin& what, Seconds wait = kWait)
-      : Journey(id_of(number), what), pair(the_pair) {
-    sink->hook = [this](const char* call) {
-      EXPECT_TRUE(granted || call == std::string("begin") || call == std::string("failed")) << call;
-      if (call == std::string("begin")) begun = pair.network->now();
-      if (call == std::string("end")) ended = pair.network->now();
-      return Status();
-    };
-    EXPECT_TRUE(pair.b->expect_waiting(id, wait, sink).ok());
-    outgoing = *pair.a->push(pair.b->address(), id, begin, bytes_for(begin), delivery.callback());
-  }
-  void grant() {
-    granted = true;
-    EXPECT_TRUE(pair.b->grant(id).ok());
-  }
-
-  Pair& pair;
-  bool granted = false;
-  TimePoint begun;  // on the receiver's side
-  TimePoint ended;
-};
-
 TEST(FlowControl, FramesWaitWithTheirSender) {
   Pair pair;
   HeldJourney journey(pair, 1, begin_of(200, 3));
@@ -155,9 +129,15 @@ class WaitIsTold : public ::testing::TestWithParam<WaitCase> {};
 // A message takes a millisecond: BEGIN leaves after two, WAIT is there after four, a go takes one.
 TEST_P(WaitIsTold, AsWhatNothingElseHid) {
   const WaitCase& expected = GetParam();
+  TimePoint begun, ended;  // on the receiver's side
   Pair pair;
   const TimePoint start = pair.network->now();
   HeldJourney journey(pair, 1, begin_of(64, 2));
+  journey.sink->hook = [&, held = journey.sink->hook](const char* call) {
+    if (call == std::string("begin")) begun = pair.network->now();
+    if (call == std::string("end")) ended = pair.network->now();
+    return held(call);
+  };
   const auto at = [&](double seconds, const std::function<void()>& act) {
     pair.network->run_for(Seconds(seconds) - (pair.network->now() - start));
     act();
@@ -174,13 +154,13 @@ TEST_P(WaitIsTold, AsWhatNothingElseHid) {
   EXPECT_NEAR(found == end.durations.end() ? 0 : found->second, expected.wait_for_memory, 1e-9);
   EXPECT_NEAR(end.since_begin, expected.since_begin, 1e-9);
   // The receiver's window, by its own clock: nothing is left but the network.
-  const double window = seconds_between(journey.begun, journey.ended);
+  const double window = seconds_between(begun, ended);
   EXPECT_NEAR(window - end.since_begin, 0, 1e-9);
   // From the start to the end: computing until F, waiting, the network's millisecond.
   const auto late = end.durations.find("transfer");
   const double link = late == end.durations.end() ? 0 : late->second;
   EXPECT_NEAR(expected.complete + link + expected.wait_for_memory + 0.001,
-              seconds_between(start, journey.ended), 1e-9);
+              seconds_between(start, ended), 1e-9);
 }
 INSTANTIATE_TEST_SUITE_P(Cases, WaitIsTold,
                          ::testing::Values(WaitCase{"ComputedThenHeld", 1, 4, 3.001, 3.999},

@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "transfer/test_link.h"
@@ -80,6 +82,27 @@ struct Journey {
   std::shared_ptr<CheckingSink> sink = std::make_shared<CheckingSink>();
   Delivery delivery;
   std::shared_ptr<OutgoingTransfer> outgoing;
+};
+
+// A push to a receiver without room. Slabs before grant() are errors.
+struct HeldJourney : Journey {
+  HeldJourney(Workers& workers, std::uint32_t number, const TransferBegin& what,
+              Seconds wait = Seconds(30))
+      : Journey(id_of(number), what), of(workers) {
+    sink->hook = [this](const char* call) {
+      EXPECT_TRUE(granted || call == std::string("begin") || call == std::string("failed")) << call;
+      return Status();
+    };
+    EXPECT_TRUE(of.b->expect_waiting(id, wait, sink).ok());
+    outgoing = *of.a->push(of.b->address(), id, begin, bytes_for(begin), delivery.callback());
+  }
+  void grant() {
+    granted = true;
+    EXPECT_TRUE(of.b->grant(id).ok());
+  }
+
+  Workers& of;
+  std::atomic<bool> granted = false;
 };
 
 }  // namespace kvlane::testing
