@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/chat_template.h"
 
+#include <array>
 #include <ctime>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -27,6 +28,10 @@ using jinja::Value;
 // tokenizer_config.json lists every added token: some 100 KB for known models.
 constexpr std::size_t kConfigBytesMax = 16U << 20;
 
+// What transformers gives to templates.
+constexpr std::array kSpecialTokens = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                       "pad_token", "cls_token", "mask_token"};
+
 static_assert(jinja::kRenderedBytesMax <= kTextBytesMax, "a prompt can be encoded");
 
 std::tm local_time() {
@@ -47,9 +52,13 @@ Result<std::string> special_token(const Json& config, const char* name) {
   return corrupt(std::string("'") + name + "' is not the text of a token");
 }
 
-Result<std::string> with_path(Result<std::string> token, const std::filesystem::path& path) {
-  if (!token.ok()) return token.status().with_context(path.string());
-  return token;
+// Those that `config` has, beside what is in `tokens` already.
+Status read_special_tokens(const Json& config, SpecialTokens& tokens) {
+  for (const char* const name : kSpecialTokens) {
+    KVLANE_ASSIGN(std::string text, special_token(config, name));
+    if (!text.empty()) tokens.emplace(name, std::move(text));
+  }
+  return {};
 }
 
 // "chat_template": one template, or several with names, of which "default" is taken.
@@ -78,8 +87,7 @@ Result<Json> read_config(const std::filesystem::path& path) {
 struct Parts {
   Result<std::string> source = not_found("the model has no chat template");
   std::filesystem::path source_path;
-  Result<std::string> bos = std::string();
-  Result<std::string> eos = std::string();
+  Result<SpecialTokens> tokens = SpecialTokens();
 };
 
 Result<Parts> parts_of_gguf(const std::filesystem::path& path) {
@@ -88,9 +96,25 @@ Result<Parts> parts_of_gguf(const std::filesystem::path& path) {
   KVLANE_ASSIGN(GgufChat chat, gguf_chat(file));
   Parts parts{.source_path = path};
   if (!chat.source.empty()) parts.source = std::move(chat.source);
-  parts.bos = std::move(chat.bos);
-  parts.eos = std::move(chat.eos);
+  parts.tokens = std::move(chat.tokens);
   return parts;
+}
+
+// As transformers finds them.
+Result<SpecialTokens> tokens_of(const Json& config, const std::filesystem::path& path) {
+  SpecialTokens tokens;
+  if (!config.contains("added_tokens_decoder")) {
+    const std::filesystem::path old = path.parent_path() / "special_tokens_map.json";
+    const Result<Json> map = read_config(old);
+    if (!map.ok() && map.status().code() != Code::kNotFound) return map.status();
+    if (map.ok()) {
+      const Status status = read_special_tokens(*map, tokens);
+      if (!status.ok()) return status.with_context(old.string());
+    }
+  }
+  const Status status = read_special_tokens(config, tokens);
+  if (!status.ok()) return status.with_context(path.string());
+  return tokens;
 }
 
 // What tokenizer_config.json says, or without one the model's GGUF file.
@@ -99,10 +123,8 @@ Result<Parts> parts_beside(const std::filesystem::path& directory) {
   const Result<Json> config = read_config(path);
   if (!config.ok() && config.status().code() != Code::kNotFound) return config.status();
   if (config.ok()) {
-    return Parts{.source = template_of(*config),
-                 .source_path = path,
-                 .bos = with_path(special_token(*config, "bos_token"), path),
-                 .eos = with_path(special_token(*config, "eos_token"), path)};
+    return Parts{
+        .source = template_of(*config), .source_path = path, .tokens = tokens_of(*config, path)};
   }
   KVLANE_ASSIGN(const std::vector<std::filesystem::path> gguf, find_gguf(directory));
   if (gguf.empty()) return Parts();
@@ -125,8 +147,7 @@ Value list_of(std::span<const ChatMessage> messages) {
 
 struct ChatTemplate::Impl {
   jinja::Block block;
-  std::string bos;
-  std::string eos;
+  SpecialTokens tokens;
 };
 
 ChatTemplate::ChatTemplate(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
@@ -145,18 +166,15 @@ Result<ChatTemplate> ChatTemplate::load(const std::filesystem::path& directory) 
     return source.status();
   }
   if (!parts.source.ok()) return parts.source.status();
-  KVLANE_ASSIGN(std::string bos, std::move(parts.bos));
-  KVLANE_ASSIGN(std::string eos, std::move(parts.eos));
-  Result<ChatTemplate> parsed = parse(*parts.source, std::move(bos), std::move(eos));
+  KVLANE_ASSIGN(SpecialTokens tokens, std::move(parts.tokens));
+  Result<ChatTemplate> parsed = parse(*parts.source, std::move(tokens));
   if (!parsed.ok()) return parsed.status().with_context(parts.source_path.string());
   return parsed;
 }
 
-Result<ChatTemplate> ChatTemplate::parse(std::string_view source, std::string bos,
-                                         std::string eos) {
+Result<ChatTemplate> ChatTemplate::parse(std::string_view source, SpecialTokens tokens) {
   KVLANE_ASSIGN(jinja::Block block, jinja::parse(source));
-  return ChatTemplate(
-      std::make_unique<const Impl>(Impl{std::move(block), std::move(bos), std::move(eos)}));
+  return ChatTemplate(std::make_unique<const Impl>(Impl{std::move(block), std::move(tokens)}));
 }
 
 Result<std::string> ChatTemplate::render(std::span<const ChatMessage> messages,
@@ -181,8 +199,7 @@ Result<std::string> ChatTemplate::render(std::span<const ChatMessage> messages,
       {"tools", Value::none()},
       {"documents", Value::none()}};
   // Tokens that a model does not have are undefined.
-  if (!impl_->bos.empty()) variables.emplace_back("bos_token", Value::text(impl_->bos));
-  if (!impl_->eos.empty()) variables.emplace_back("eos_token", Value::text(impl_->eos));
+  for (const auto& [name, text] : impl_->tokens) variables.emplace_back(name, Value::text(text));
   try {
     Result<std::string> prompt = jinja::render(impl_->block, std::move(variables), local_time);
     if (!prompt.ok()) return prompt.status().with_context("chat template");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +12,10 @@
 #include "kvlane/status.h"
 
 namespace kvlane {
+
+// Texts of special tokens by the names that templates know them by, such as "bos_token", of those
+// that a model has.
+using SpecialTokens = std::map<std::string, std::string>;
 
 struct ChatMessage {
   std::string role;
@@ -21,12 +26,13 @@ struct ChatMessage {
 class ChatTemplate {
  public:
   // From chat_template.jinja, else from "chat_template" of tokenizer_config.json, and where that
-  // file is missing from the model's .gguf, which may stand for the directory. kNotFound when the
+  // file is missing from the model's .gguf, which may stand for the directory. Special tokens are
+  // those of tokenizer_config.json, of special_tokens_map.json in old checkpoints whose
+  // tokenizer_config.json lists no tokens, or of the .gguf. kNotFound when the
   // checkpoint has none; kCorrupt for what is no template; kUnsupported names the construct that
   // kvlane does not do, with its line.
   static Result<ChatTemplate> load(const std::filesystem::path& directory);
-  // `bos` and `eos` are the texts of the special tokens; empty where the model has none.
-  static Result<ChatTemplate> parse(std::string_view source, std::string bos, std::string eos);
+  static Result<ChatTemplate> parse(std::string_view source, SpecialTokens tokens);
 
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;

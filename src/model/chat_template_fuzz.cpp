@@ -11,7 +11,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view source(reinterpret_cast<const char*>(data), size);
-  const auto parsed = kvlane::ChatTemplate::parse(source, "<s>", "</s>");
+  const auto parsed =
+      kvlane::ChatTemplate::parse(source, {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
   if (!parsed.ok()) {
     if (parsed.status().code() == kvlane::Code::kInternal) std::abort();
     return 0;

@@ -41,7 +41,8 @@ std::vector<ChatMessage> messages_of(const Json& pairs) {
 
 Result<std::string> render(std::string_view source, const std::vector<ChatMessage>& messages = {},
                            bool add_generation_prompt = true) {
-  KVLANE_ASSIGN(const ChatTemplate parsed, ChatTemplate::parse(source, kBos, kEos));
+  KVLANE_ASSIGN(const ChatTemplate parsed,
+                ChatTemplate::parse(source, {{"bos_token", kBos}, {"eos_token", kEos}}));
   return parsed.render(messages, add_generation_prompt);
 }
 
@@ -172,7 +173,7 @@ TEST(ChatTemplateTest, RaisedExceptionsAreTheCallersFault) {
 
 TEST(ChatTemplateTest, TokensThatAModelLacksAreUndefined) {
   const Result<ChatTemplate> parsed =
-      ChatTemplate::parse("{{ bos_token is defined }}{{ eos_token }}", "", "E");
+      ChatTemplate::parse("{{ bos_token is defined }}{{ eos_token }}", {{"eos_token", "E"}});
   ASSERT_TRUE(parsed.ok());
   const Result<std::string> output = parsed->render({}, false);
   ASSERT_TRUE(output.ok());
@@ -309,6 +310,28 @@ TEST_F(ChatTemplateLoadTest, FromTheTokenizerConfig) {
   const Result<std::string> output = render_loaded();
   ASSERT_TRUE(output.ok()) << output.status().message();
   EXPECT_EQ(*output, "B-E");
+}
+
+// All that transformers gives to a template. Old checkpoints list theirs in another file, which
+// counts where tokenizer_config.json lists no added tokens.
+TEST_F(ChatTemplateLoadTest, SpecialTokensAreThoseOfTransformers) {
+  const auto rendered = [this](const std::string& config) {
+    write("tokenizer_config.json", config);
+    const Result<std::string> output = render_loaded();
+    return output.ok() ? *output : std::string("no template");
+  };
+  write("chat_template.jinja",
+        "{{ unk_token }}{{ sep_token }}{{ pad_token }}{{ cls_token }}{{ mask_token }}"
+        "{{ mask_token is defined }}{{ additional_special_tokens is defined }}");
+  const std::string tokens =
+      R"({"unk_token": "U", "sep_token": "S", "pad_token": {"content": "P"}, "cls_token": "C",
+          "additional_special_tokens": ["A"])";
+  EXPECT_EQ(rendered(tokens + "}"), "USPCFalseFalse");
+  write("special_tokens_map.json", R"({"pad_token": "p", "mask_token": {"content": "m"}})");
+  EXPECT_EQ(rendered(tokens + "}"), "USpCmTrueFalse");
+  EXPECT_EQ(rendered(tokens + R"(, "added_tokens_decoder": {}})"), "USPCFalseFalse");
+  write("special_tokens_map.json", R"({"pad_token": 7})");
+  EXPECT_EQ(rendered(tokens + "}"), "no template");
 }
 
 TEST_F(ChatTemplateLoadTest, AFileOfItsOwnComesFirst) {

@@ -26,22 +26,25 @@ Result<Json> parse_object(std::string_view text) {
 
 // What a configuration has that no family here computes.
 Status refuse_by_feature(const Json& json) {
-  for (const char* const experts :
-       {"num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size"}) {
-    if (json.contains(experts)) {
+  const auto has = [&](const char* name) { return !json.value(name, Json()).is_null(); };
+  for (const char* const experts : {"num_local_experts", "num_experts", "n_routed_experts",
+                                    "moe_num_experts", "moe_intermediate_size"}) {
+    if (has(experts)) {
       return unsupported(std::string("it is a mixture of experts (") + experts +
                          "); kvlane computes dense models");
     }
   }
-  if (json.contains("kv_lora_rank")) {
+  if (has("kv_lora_rank")) {
     return unsupported(
         "it has multi-head latent attention (kv_lora_rank); kvlane has caches of K "
         "and V");
   }
   if (json.value("is_encoder_decoder", Json()) == true ||
-      json.value("add_cross_attention", Json()) == true ||
-      json.contains("cross_attention_layers")) {
+      json.value("add_cross_attention", Json()) == true || has("cross_attention_layers")) {
     return unsupported("it has cross attention; kvlane computes decoders alone");
+  }
+  for (const char* const part : {"text_config", "ffn_config"}) {
+    if (json.value(part, Json()).is_object()) KVLANE_TRY(refuse_by_feature(json[part]));
   }
   return {};
 }

@@ -141,6 +141,12 @@ TEST(ModelConfig, NullMeansAbsentExceptForSpecialTokens) {
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->head_dim, 16);
   EXPECT_EQ(config->kv_heads, 4);
+  for (const char* const grouped : {"MistralForCausalLM", "Qwen2ForCausalLM"}) {
+    const auto other =
+        parse_with(small_llama(), {{"architectures", {grouped}}, {"num_key_value_heads", nullptr}});
+    ASSERT_TRUE(other.ok()) << other.status().message();
+    EXPECT_EQ(other->kv_heads, 4);
+  }
   EXPECT_EQ(config->bos, -1);
   EXPECT_TRUE(config->eos.empty());
 }
@@ -201,6 +207,13 @@ TEST(ModelConfig, FeaturesThatWouldChangeTheResultAreRefused) {
                     "mixture of experts (num_local_experts)");
   unsupported_llama({{"architectures", {"DeepseekV2ForCausalLM"}}, {"kv_lora_rank", 512}},
                     "multi-head latent attention (kv_lora_rank)");
+  unsupported_llama(
+      {{"architectures", {"DbrxForCausalLM"}}, {"ffn_config", {{"moe_num_experts", 16}}}},
+      "mixture of experts (moe_num_experts)");
+  unsupported_llama({{"architectures", {"MllamaForConditionalGeneration"}},
+                     {"text_config", {{"cross_attention_layers", {3, 8}}}}},
+                    "cross attention");
+  EXPECT_TRUE(parse_with(small_llama(), {{"num_experts", nullptr}}).ok());
   unsupported_llama({{"is_encoder_decoder", true}}, "cross attention");
   unsupported_llama({{"hidden_act", "gelu"}}, "hidden_act is \"gelu\"");
   unsupported_llama({{"quantization_config", {{"bits", 4}}}}, "quantization_config");
@@ -209,6 +222,8 @@ TEST(ModelConfig, FeaturesThatWouldChangeTheResultAreRefused) {
   unsupported_llama({{"rope_parameters", {{"partial_rotary_factor", 0.5}}}},
                     "rope_parameters.partial_rotary_factor");
   unsupported_llama({{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}}, "\"dynamic\"");
+  unsupported_llama({{"rope_parameters", {{"full_attention", {{"rope_theta", 1e6}}}}}},
+                    "one RoPE for all layers");
   unsupported_llama({{"layer_types", {"full_attention", "sliding_attention"}}},
                     "sliding_attention");
   expect_refused(small_qwen3(),
@@ -311,6 +326,49 @@ TEST(ModelConfig, RopeForLongContextsHasItsFactors) {
                  "it has no rope_scaling.factor");
 }
 
+// As transformers has it: what stands outside of the scaling wins.
+TEST(ModelConfig, TheContextBeforeScalingHasTwoPlaces) {
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  const Json inside = {{"type", "yarn"}, {"factor", 2}, {kOriginal, 256}};
+  const auto config = parse_with(small_llama(), {{"rope_scaling", inside}, {kOriginal, 512}});
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->rope_scaling.original_max_position, 512);
+}
+
+// Its positions go as far as scaling takes them, be that named or not.
+TEST(ModelConfig, ScaledPositionsWidenTheContext) {
+  const auto context_of = [](const Json& rope) {
+    const auto config =
+        parse_with(small_llama(), {{"max_position_embeddings", 1024}, {"rope_scaling", rope}});
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    return config.ok() ? config->context : -1;
+  };
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  EXPECT_EQ(context_of({{"type", "yarn"}, {"factor", 4}}), 4096);
+  EXPECT_EQ(context_of({{"type", "yarn"}, {"factor", 4}, {kOriginal, 512}}), 2048);
+  EXPECT_EQ(context_of({{"type", "yarn"}, {"factor", 4}, {kOriginal, 128}}), 1024);
+  EXPECT_EQ(context_of({{"type", "linear"}, {"factor", 2.5}}), 2560);
+  EXPECT_EQ(context_of({{"type", "linear"}, {"factor", 1e12}}), kContextMax);
+}
+
+TEST(ModelConfig, Phi3HasLongRopeAlone) {
+  Json phi = small_llama();
+  phi["architectures"] = {"Phi3ForCausalLM"};
+  phi["eos_token_id"] = 2;
+  phi["max_position_embeddings"] = 8192;
+  const std::vector<double> ones(8, 1.0), twos(8, 2.0);
+  for (const char* const type : {"longrope", "su", "yarn"}) {
+    const auto config = parse_with(
+        phi, {{"rope_scaling", {{"type", type}, {"short_factor", ones}, {"long_factor", twos}}}});
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kLongRope);
+    EXPECT_EQ(config->rope_scaling.original_max_position, 4096);
+    EXPECT_EQ(config->context, 8192);
+  }
+  expect_refused(phi, {{"rope_scaling", {{"type", "linear"}, {"factor", 2}}}}, Code::kUnsupported,
+                 "\"linear\"; this family has longrope alone");
+}
+
 TEST(ModelConfig, WindowsAreThoseOfTheFamily) {
   const auto window_of = [](Json base, const char* architecture, const Json& changes) {
     base["architectures"] = {architecture};
@@ -329,6 +387,14 @@ TEST(ModelConfig, WindowsAreThoseOfTheFamily) {
   EXPECT_EQ(window_of(small_llama(), "Phi3ForCausalLM",
                       {{"sliding_window", nullptr}, {"eos_token_id", 2}}),
             Windows(0, 0));
+  EXPECT_EQ(window_of(small_qwen3(), "Qwen3ForCausalLM",
+                      {{"use_sliding_window", true}, {"max_window_layers", 0}}),
+            Windows(4096, 4096));
+  EXPECT_EQ(
+      window_of(
+          small_qwen3(), "Qwen3ForCausalLM",
+          {{"use_sliding_window", true}, {"max_window_layers", 0}, {"sliding_window", nullptr}}),
+      Windows(0, 0));
   const Json used = {
       {"use_sliding_window", true}, {"sliding_window", 64}, {"max_window_layers", 1}};
   EXPECT_EQ(window_of(small_qwen3(), "Qwen3ForCausalLM", used), Windows(0, 64));

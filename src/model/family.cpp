@@ -29,6 +29,21 @@ void read_llama3(FieldReader& rope, RopeScaling& scaling, const std::string& nam
   }
 }
 
+// max_position_embeddings may be what the model had before its positions were scaled.
+void widen_context(ModelConfig& config, double positions) {
+  const double most = std::min(positions, static_cast<double>(kContextMax));
+  config.context = std::max(config.context, static_cast<int>(most));
+}
+
+// One RoPE a type of layers.
+void refuse_nested(FieldReader& rope, const Json& members, const std::string& name) {
+  for (const auto& [key, member] : members.items()) {
+    if (!member.is_object()) continue;
+    rope.fail(unsupported(name + "." + in_quotes(key) +
+                          " is an object; kvlane has one RoPE for all layers"));
+  }
+}
+
 double yarn_scale(double factor, double slope) {
   return factor <= 1 ? 1 : 0.1 * slope * std::log(factor) + 1;
 }
@@ -59,12 +74,34 @@ void read_longrope(FieldReader& rope, RopeScaling& scaling, const ModelConfig& c
   scaling.attention_factor = rope.positive("attention_factor", scale);
 }
 
+void read_scaling(FieldReader& rope, const std::string& type, const std::string& name,
+                  ModelConfig& config) {
+  RopeScaling& scaling = config.rope_scaling;
+  if (type == "llama3") {
+    read_llama3(rope, scaling, name);
+  } else if (type == "linear") {
+    scaling.kind = RopeScaling::Kind::kLinear;
+    scaling.factor = rope.positive("factor");
+    widen_context(config, config.context * scaling.factor);
+  } else if (type == "yarn") {
+    read_yarn(rope, scaling);
+    widen_context(config, scaling.original_max_position * scaling.factor);
+  } else if (type == "longrope") {
+    read_longrope(rope, scaling, config);
+  } else if (type != "default") {
+    rope.fail(unsupported(name + " has the type " + in_quotes(type) +
+                          "; kvlane knows default, linear, llama3, yarn and longrope"));
+  }
+}
+
 void read_dimensions(FieldReader& fields, const DimensionDefaults& defaults, ModelConfig& config) {
   config.layers = fields.integer("num_hidden_layers", 1, kLayersMax);
   config.hidden = fields.integer("hidden_size", 1, kHiddenMax);
   config.heads = fields.integer("num_attention_heads", 1, kHeadsMax);
-  config.kv_heads = fields.integer("num_key_value_heads", 1, kHeadsMax,
-                                   defaults.kv_heads != 0 ? defaults.kv_heads : config.heads);
+  // Null is as many as query heads everywhere.
+  const bool grouped = defaults.kv_heads != 0 && !fields.has("num_key_value_heads");
+  const int kv_heads_default = grouped ? defaults.kv_heads : config.heads;
+  config.kv_heads = fields.integer("num_key_value_heads", 1, kHeadsMax, kv_heads_default);
   config.head_dim =
       fields.integer("head_dim", 2, kHeadDimMax,
                      defaults.head_dim != 0 ? defaults.head_dim : config.hidden / config.heads);
@@ -93,7 +130,7 @@ const Family& family_of(const ModelConfig& config) {
 void read_llama_like(FieldReader& fields, const DimensionDefaults& defaults, ModelConfig& config) {
   read_dimensions(fields, defaults, config);
   check_dimensions(fields, config);
-  read_rope(fields, config);
+  read_rope(fields, config, defaults.longrope_context);
   read_silu(fields);
   refuse_quantised(fields);
 }
@@ -113,14 +150,13 @@ void check_dimensions(FieldReader& fields, const ModelConfig& config) {
 }
 
 // Old files have rope_theta and rope_scaling side by side, those of transformers 5 have
-// rope_parameters with both inside. As there, a rope_scaling that says something wins.
-void read_rope(FieldReader& fields, ModelConfig& config) {
+// rope_parameters with both inside. As there, a rope_scaling that says something wins, and for the
+// context before scaling what stands outside of it.
+void read_rope(FieldReader& fields, ModelConfig& config, int longrope_context) {
   config.rope_theta = fields.positive("rope_theta", 10000.0);
   if (fields.positive("partial_rotary_factor", 1.0) != 1.0) {
     fields.fail(unsupported("partial_rotary_factor is not 1"));
   }
-  const int original =
-      fields.integer("original_max_position_embeddings", 1, kContextMax, config.context);
   std::string name = "rope_scaling";
   const Json* rope = fields.find(name.c_str());
   if (rope == nullptr || rope->empty()) {
@@ -135,23 +171,19 @@ void read_rope(FieldReader& fields, ModelConfig& config) {
   if (inner.positive("partial_rotary_factor", 1.0) != 1.0) {
     inner.fail(unsupported(name + ".partial_rotary_factor is not 1"));
   }
-  RopeScaling& scaling = config.rope_scaling;
-  scaling.original_max_position =
-      inner.integer("original_max_position_embeddings", 1, kContextMax, original);
-  const std::string type = inner.text("rope_type", inner.text("type", "default").c_str());
-  if (type == "llama3") {
-    read_llama3(inner, scaling, name);
-  } else if (type == "linear") {
-    scaling.kind = RopeScaling::Kind::kLinear;
-    scaling.factor = inner.positive("factor");
-  } else if (type == "yarn") {
-    read_yarn(inner, scaling);
-  } else if (type == "longrope" || type == "su") {  // its name in Phi-3's first files
-    read_longrope(inner, scaling, config);
-  } else if (type != "default") {
+  refuse_nested(inner, *rope, name);
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  const int inside = inner.integer(kOriginal, 1, kContextMax, config.context);
+  config.rope_scaling.original_max_position =
+      fields.integer(kOriginal, 1, kContextMax, longrope_context != 0 ? longrope_context : inside);
+  // Phi-3's first files have two other names for longrope.
+  std::string type = inner.text("rope_type", inner.text("type", "default").c_str());
+  if (type == "su" || (type == "yarn" && longrope_context != 0)) type = "longrope";
+  if (longrope_context != 0 && type != "longrope" && type != "default") {
     inner.fail(unsupported(name + " has the type " + in_quotes(type) +
-                           "; kvlane knows default, linear, llama3, yarn and longrope"));
+                           "; this family has longrope alone"));
   }
+  read_scaling(inner, type, name, config);
   fields.fail(inner.status());
 }
 

@@ -40,13 +40,15 @@ struct DimensionDefaults {
   int kv_heads = 0;  // 0: as many as query heads
   int head_dim = 0;  // 0: hidden / heads
   double norm_eps = 1e-6;
+  // RoPE is LongRoPE or not scaled, of models that had so much context before; 0: as every other.
+  int longrope_context = 0;
 };
 // By the names of Llama and those who followed it: dimensions, RoPE, and that nothing else is asked
 // for.
 void read_llama_like(FieldReader& fields, const DimensionDefaults& defaults, ModelConfig& config);
 // Of dimensions that are read.
 void check_dimensions(FieldReader& fields, const ModelConfig& config);
-void read_rope(FieldReader& fields, ModelConfig& config);
+void read_rope(FieldReader& fields, ModelConfig& config, int longrope_context = 0);
 void refuse_quantised(FieldReader& fields);
 // Layers from `first_layer` on attend to the last `window` tokens; INT32_MAX: to all.
 void set_window(FieldReader& fields, int window, int first_layer, ModelConfig& config);

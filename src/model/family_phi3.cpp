@@ -7,7 +7,7 @@ namespace kvlane {
 namespace {
 
 void read(FieldReader& fields, ModelConfig& config) {
-  read_llama_like(fields, {.context = 4096, .norm_eps = 1e-5}, config);
+  read_llama_like(fields, {.context = 4096, .norm_eps = 1e-5, .longrope_context = 4096}, config);
   set_window(fields, fields.integer("sliding_window", 1, INT32_MAX, INT32_MAX), 0, config);
 }
 

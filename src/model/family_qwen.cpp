@@ -7,9 +7,11 @@ namespace kvlane {
 namespace {
 
 constexpr int kContext = 32768;
+constexpr int kWindow = 4096;  // of files that do not name it; null is none
 
 void set_qwen_window(FieldReader& fields, ModelConfig& config) {
-  const int window = fields.integer("sliding_window", 0, INT32_MAX, 4096);
+  const int otherwise = fields.has("sliding_window") ? INT32_MAX : kWindow;
+  const int window = fields.integer("sliding_window", 0, INT32_MAX, otherwise);
   const int first_windowed = fields.integer("max_window_layers", 0, INT32_MAX, 28);
   if (fields.flag("use_sliding_window", false)) set_window(fields, window, first_windowed, config);
 }

@@ -135,12 +135,17 @@ TEST(GgufTest, ChatTemplateComesWithTheModel) {
       read_text_file(kFixtures / "chat_template" / "headers.jinja", 1U << 20);
   ASSERT_TRUE(source.ok());
   const Result<ChatTemplate> expected =
-      ChatTemplate::parse(*source, "<|begin_of_text|>", "<|end_of_text|>");
+      ChatTemplate::parse(*source, {{"bos_token", "<|begin_of_text|>"}});
   const std::vector<ChatMessage> messages = {{"system", "Be brief."}, {"user", "Hello"}};
   const Result<std::string> prompt = chat->render(messages, true);
   ASSERT_TRUE(prompt.ok()) << prompt.status().message();
   EXPECT_EQ(*prompt, *expected->render(messages, true));
   EXPECT_TRUE(prompt->starts_with("<|begin_of_text|>"));
+  const std::string bytes = read_gguf("phi3-tokens");
+  const Result<GgufChat> phi3 = gguf_chat(*parse_gguf(as_byte_view(bytes)));
+  ASSERT_TRUE(phi3.ok()) << phi3.status().message();
+  EXPECT_EQ(phi3->tokens.at("bos_token"), "<s>");
+  EXPECT_EQ(phi3->tokens.at("unk_token"), "<unk>");
 
   // A file beside the model comes first.
   ASSERT_TRUE(write_file(directory.path() / "chat_template.jinja",

@@ -26,6 +26,16 @@ using Texts = std::vector<std::string_view>;
 constexpr std::size_t kMergedBytesMax = 256;
 constexpr const char* kBos = "tokenizer.ggml.bos_token_id";
 constexpr const char* kEos = "tokenizer.ggml.eos_token_id";
+constexpr const char* kUnk = "tokenizer.ggml.unknown_token_id";
+// By their names in chat templates.
+constexpr std::pair<const char*, const char*> kNamedTokens[] = {
+    {"bos_token", kBos},
+    {"eos_token", kEos},
+    {"unk_token", kUnk},
+    {"sep_token", "tokenizer.ggml.seperator_token_id"},  // as llama.cpp spells it
+    {"pad_token", "tokenizer.ggml.padding_token_id"},
+    {"cls_token", "tokenizer.ggml.cls_token_id"},
+    {"mask_token", "tokenizer.ggml.mask_token_id"}};
 
 // Types of tokens that are recognised in the text itself.
 constexpr double kUnknown = 2;
@@ -120,7 +130,7 @@ Status write_llama(const GgufFile& file, const Texts& tokens, Json& json) {
   model["merges"] = merges_by_score(tokens, *scores, find_types(file));
   model["byte_fallback"] = true;
   model["fuse_unk"] = true;
-  const double* const unknown = find_entry<double>(file, "tokenizer.ggml.unknown_token_id");
+  const double* const unknown = find_entry<double>(file, kUnk);
   if (unknown != nullptr && *unknown >= 0 && *unknown < static_cast<double>(tokens.size())) {
     model["unk_token"] = tokens[static_cast<std::size_t>(*unknown)];
   }
@@ -259,10 +269,12 @@ Result<GgufChat> gguf_chat(const GgufFile& file) {
   const auto* const source = find_entry<std::string_view>(file, "tokenizer.chat_template");
   const auto* const tokens = find_entry<Texts>(file, kGgufTokens);
   if (tokens == nullptr) return corrupt("it has no tokenizer");
-  KVLANE_ASSIGN(std::optional<std::string> bos, named_token(file, *tokens, kBos));
-  KVLANE_ASSIGN(std::optional<std::string> eos, named_token(file, *tokens, kEos));
-  return GgufChat{std::string(source != nullptr ? *source : ""), std::move(bos).value_or(""),
-                  std::move(eos).value_or("")};
+  GgufChat chat{.source = std::string(source != nullptr ? *source : ""), .tokens = {}};
+  for (const auto& [name, entry] : kNamedTokens) {
+    KVLANE_ASSIGN(std::optional<std::string> text, named_token(file, *tokens, entry));
+    if (text) chat.tokens.emplace(name, std::move(*text));
+  }
+  return chat;
 }
 
 }  // namespace kvlane

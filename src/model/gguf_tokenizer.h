@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "kvlane/status.h"
@@ -15,11 +16,10 @@ namespace kvlane {
 // which no entry says. kUnsupported names others; kCorrupt what is missing or contradicts.
 Result<std::string> gguf_tokenizer_json(const GgufFile& file);
 
-// What chats need; empty where the file has none.
+// What chats need.
 struct GgufChat {
-  std::string source;  // of the template
-  std::string bos;     // texts of these tokens
-  std::string eos;
+  std::string source;                         // of the template; empty where the file has none
+  std::map<std::string, std::string> tokens;  // texts by their names in templates: "bos_token"
 };
 
 Result<GgufChat> gguf_chat(const GgufFile& file);

@@ -13,7 +13,7 @@ namespace kvlane {
 struct SentencePieceConfig {
   bool add_bos = true;
   bool add_eos = false;
-  // Tokens that the model may not have, in the order of their ids.
+  // In the order of their ids: of tokens that the model may not have, and of some that it has.
   std::vector<AddedToken> added_tokens;
 };
 

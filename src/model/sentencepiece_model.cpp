@@ -47,6 +47,21 @@ Status add_piece(const sentencepiece::SentencePieceProcessor& processor, std::in
   return parts.vocabulary.add(id, piece, true);
 }
 
+// A token of tokenizer_config.json: one more, or one of the model's with flags of its own.
+Status add_token(const sentencepiece::SentencePieceProcessor& processor, AddedToken token,
+                 TokenizerParts& parts) {
+  token.normalized = false;  // there is no normalisation
+  if (token.id >= processor.GetPieceSize()) {
+    KVLANE_TRY(parts.vocabulary.add(token.id, token.content, false));
+  } else if (const std::string& piece = processor.IdToPiece(token.id); piece != token.content) {
+    return unsupported("tokenizer_config.json calls token " + std::to_string(token.id) + " '" +
+                       token.content + "', the model '" + piece + "'");
+  }
+  std::erase_if(parts.added_tokens, [&](const AddedToken& a) { return a.id == token.id; });
+  parts.added_tokens.push_back(std::move(token));
+  return {};
+}
+
 Result<SentencePieceSpec> load(std::string_view model, const SentencePieceFacts& facts,
                                const SentencePieceConfig& config) {
   auto processor = std::make_unique<sentencepiece::SentencePieceProcessor>();
@@ -58,10 +73,7 @@ Result<SentencePieceSpec> load(std::string_view model, const SentencePieceFacts&
     KVLANE_TRY(add_piece(*processor, id, facts, spec.parts));
   }
   for (const AddedToken& token : config.added_tokens) {
-    if (token.id < processor->GetPieceSize()) continue;
-    KVLANE_TRY(spec.parts.vocabulary.add(token.id, token.content, false));
-    spec.parts.added_tokens.push_back(token);
-    spec.parts.added_tokens.back().normalized = false;  // there is no normalisation
+    KVLANE_TRY(add_token(*processor, token, spec.parts));
   }
   spec.parts.decoder.replacements.push_back({std::string(kMark), " "});
   spec.parts.decoder.byte_fallback = true;

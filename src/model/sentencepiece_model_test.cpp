@@ -84,6 +84,7 @@ TEST(SentencePieceModelTest, TokenizerConfigAddsTokens) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   EXPECT_EQ(tokenizer->vocab_size(), 1003);
   EXPECT_THAT(*tokenizer->encode("<s><|user|>\n<|user|>"), ElementsAre(1, 1002, 1002, 2));
+  EXPECT_THAT(*tokenizer->encode("</s> \n<s>"), ElementsAre(2, 1, 2));  // its flags are the file's
   EXPECT_EQ(tokenizer->decode(Ids{1002, 3 + 'a', 1001}), "a");
   EXPECT_EQ(tokenizer->token_bytes(1002), "<|user|>");
 
