@@ -6,6 +6,7 @@ the receiving worker advertises, which is not the one that it is bound to.
 import concurrent.futures
 import secrets
 import signal
+import statistics
 import time
 import unittest
 
@@ -82,6 +83,7 @@ class LinkFaults(program.ProgramTest):
         workers = {role: self.start(role) for role in ("prefill", "decode")}
         relay = self.relay_before(workers[before])
         expected = text_of(complete(workers["decode"].url, PROMPT))
+        times = []
         for fault, role in [("cut", None), *((fault, role) for fault in ("frozen", "killed") for role in roles)]:
             for phase in phases:
                 with self.subTest(fault=fault, victim=role, phase=NAMES[phase[0]], count=phase[1]):
@@ -91,7 +93,8 @@ class LinkFaults(program.ProgramTest):
                     start = time.monotonic()
                     answers = self.transfer(workers["prefill"], workers["decode"], victim)
                     wait_until(lambda: relay.fired, "the phase is reached", NOTICED)
-                    self.assertLess(time.monotonic() - start, NOTICED)
+                    times.append(time.monotonic() - start)
+                    self.assertLess(times[-1], NOTICED)
                     for name, answer in answers.items():
                         if workers[name] is not victim:
                             self.check_answer(name, answer, expected)
@@ -108,6 +111,8 @@ class LinkFaults(program.ProgramTest):
                         # Who fetched had all it wanted, and finds out with the next fetch that the link is gone.
                         again = self.transfer(workers["prefill"], workers["decode"], None)
                     self.assertEqual(text_of(again["decode"]), expected)
+        # Most are not disturbed by what else the machine does, and keep to what the options say.
+        self.assertLess(statistics.median(times), TIMEOUT + LEASE)
 
     def check_answer(self, role, answer, expected):
         """An error in one sentence, or the right answer."""

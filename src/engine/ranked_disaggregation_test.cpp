@@ -1,10 +1,9 @@
 // Prefill on the ranks of one layout, decode on those of another, for every family of models, over
-// every way that links go: the same tokens as in one process.
+// every way that links go and in formats of every kind: the same tokens as in one process.
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,8 +11,10 @@
 
 #include "engine/engine_fixture.h"
 #include "model/expected_fixture.h"
+#include "quant/heads_together.h"
 #include "ranks/ranks_fixture.h"
 #include "transfer/tcp.h"
+#include "transfer/ucx.h"
 
 namespace kvlane {
 namespace {
@@ -21,23 +22,41 @@ namespace {
 using expected_fixture::kModels;
 using ranks_fixture::RankThreads;
 
+constexpr std::size_t kPoolBytes = std::size_t{1} << 25;
+
 struct Layout {
   int stages = 1;
   int ranks = 1;  // of each stage; 1 x 1: one process
 };
 
+// Of the heads that `model` has; of all of them where it is whole.
+std::shared_ptr<const KvFormat> format_of(const Model& model, const std::string& name) {
+  const Share heads = kv_heads_of(model.whole_config(), model.part());
+  const KvFormatContext whole{
+      .shape = model.whole_config().kv_shape(), .rope = &model.rope(), .isa = model.isa()};
+  return take(make_rank_format(name, whole, heads.first, heads.count));
+}
+
 // A worker whose model is computed by ranks, or by itself.
 struct RankedWorker {
-  RankedWorker(Network& network, const std::string& model, Layout layout, EngineOptions options) {
+  RankedWorker(Network& network, const std::string& model, Layout layout, EngineOptions options,
+               const std::string& format = "bf16") {
     // No more ranks than there are KV heads to share out.
     layout.ranks = std::min(layout.ranks, fixture_model(model).config().kv_heads);
     const bool alone = layout.stages * layout.ranks == 1;
     whole = take(Model::load(kModels / model, {.isa = best_isa(), .weights = alone}));
     if (!alone) {
-      threads = std::make_unique<RankThreads>(kModels / model, layout.stages, layout.ranks);
+      threads =
+          std::make_unique<RankThreads>(kModels / model, layout.stages, layout.ranks,
+                                        [](const Model& part, RankProcessOptions& process) {
+                                          process.make_format = [&part](const std::string& wanted) {
+                                            return Result(format_of(part, wanted));
+                                          };
+                                        });
       EXPECT_TRUE(threads->group->wait_for_ranks(*whole).ok());
       options.ranks = threads->group.get();
     }
+    options.kv_format = format_of(*whole, format);
     worker = std::make_unique<Worker>(network, *whole, options);
   }
 
@@ -66,16 +85,30 @@ struct Case {
   std::string model;
   Layout prefill, decode;
   std::string codec;
+  std::string format = "bf16";
 };
+
+std::vector<std::int32_t> alone_with(const std::string& model, const std::string& format,
+                                     const GenerationRequest& request) {
+  const Model& whole = fixture_model(model);
+  const auto engine =
+      take(Engine::create(whole, fixture_tokenizer(), nullptr,
+                          {.kv_bytes = kPoolBytes, .kv_format = format_of(whole, format)}));
+  Answer answer;
+  EXPECT_TRUE(engine->submit(request, answer.on_update()).ok());
+  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+  return answer.tokens();
+}
 
 void expect_the_same(Network& network, const Case& tried) {
   RankedWorker prefill(network, tried.model, tried.prefill,
-                       {.chunk_tokens = 100, .kv_codec = tried.codec});
-  RankedWorker decode(network, tried.model, tried.decode, {});
+                       {.kv_bytes = kPoolBytes, .chunk_tokens = 100, .kv_codec = tried.codec},
+                       tried.format);
+  RankedWorker decode(network, tried.model, tried.decode, {.kv_bytes = kPoolBytes}, tried.format);
   for (const int prompt : {1, 64, 200}) {
     const GenerationRequest request = make_mixed_request(prompt, 12, prompt);
     EXPECT_EQ(answer_of(*prefill.worker, *decode.worker, request),
-              alone(fixture_model(tried.model), request))
+              alone_with(tried.model, tried.format, request))
         << prompt;
   }
   prefill.worker->expect_clean();
@@ -96,29 +129,33 @@ constexpr const char* kFamilies[] = {"llama-mha-bf16-tied",
                                      "opt-mha-bf16"};
 const std::vector<std::string> kCodecs = {"none", "splitzip", "splitzip:channel"};
 
-// The ways that links go, each with a network of its own.
+// The ways that links go, each with a network of its own; over UCX in builds that have it.
 struct Links {
-  struct Link {
+  struct Way {
     const char* name;
-    TcpOptions options;
+    std::unique_ptr<Network> network;
   };
-  static constexpr int kWays = 3;
 
-  std::array<Link, kWays> ways{{{"TCP", {.shared_memory = false}},
-                                {"three connections", {.streams = 3, .shared_memory = false}},
-                                {"shared memory", {.shared_memory = true}}}};
-  std::array<std::unique_ptr<Network>, kWays> networks{take(make_tcp_network(ways[0].options)),
-                                                       take(make_tcp_network(ways[1].options)),
-                                                       take(make_tcp_network(ways[2].options))};
+  Links() {
+    const auto add = [this](const char* name, const TcpOptions& options) {
+      ways.push_back({name, take(make_tcp_network(options))});
+    };
+    add("TCP", {.shared_memory = false});
+    add("three connections", {.streams = 3, .shared_memory = false});
+    add("shared memory", {.shared_memory = true});
+    if (has_ucx()) ways.push_back({"UCX", take(make_ucx_network({.devices = "lo"}))});
+  }
+
+  std::vector<Way> ways;
 };
 
 TEST(RankedDisaggregation, EveryFamilyGoesOverEveryLinkInEveryCodec) {
   const Links links;
   for (const char* const model : kFamilies) {
     for (const std::string& codec : kCodecs) {
-      for (int way = 0; way < Links::kWays; ++way) {
-        SCOPED_TRACE(std::string(model) + " " + codec + " over " + links.ways[way].name);
-        expect_the_same(*links.networks[way], {model, {}, {}, codec});
+      for (const Links::Way& way : links.ways) {
+        SCOPED_TRACE(std::string(model) + " " + codec + " over " + way.name);
+        expect_the_same(*way.network, {model, {}, {}, codec});
       }
     }
   }
@@ -134,13 +171,29 @@ TEST(RankedDisaggregation, EveryFamilyFeedsOtherLayouts) {
     std::size_t number = family++;
     for (const auto& [prefill, decode] : layouts) {
       const std::string& codec = kCodecs[number % kCodecs.size()];
-      const std::size_t way = (number / kCodecs.size() + number) % Links::kWays;
+      const Links::Way& way = links.ways[(number / kCodecs.size() + number) % links.ways.size()];
       ++number;
-      SCOPED_TRACE(std::string(model) + " " + codec + " over " + links.ways[way].name + ", " +
+      SCOPED_TRACE(std::string(model) + " " + codec + " over " + way.name + ", " +
                    std::to_string(prefill.stages) + " x " + std::to_string(prefill.ranks) + " to " +
                    std::to_string(decode.stages) + " x " + std::to_string(decode.ranks));
-      expect_the_same(*links.networks[way], {model, prefill, decode, codec});
+      expect_the_same(*way.network, {model, prefill, decode, codec});
     }
+  }
+}
+
+// One of each kind that needs no tables, on heads as each family has them.
+TEST(RankedDisaggregation, EveryFamilyGoesInFormatsOfEveryKind) {
+  const Links links;
+  std::size_t number = 0;
+  for (const char* const model : kFamilies) {
+    for (const char* const format : {"int4", "fp8_e4m3", "mxfp4", "kivi:bits=2", "hack"}) {
+      const std::string& codec = kCodecs[number % kCodecs.size()];
+      const Links::Way& way = links.ways[(number / kCodecs.size() + number) % links.ways.size()];
+      ++number;
+      SCOPED_TRACE(std::string(model) + " in " + format + ", " + codec + " over " + way.name);
+      expect_the_same(*way.network, {model, {}, {}, codec, format});
+    }
+    expect_the_same(*links.ways[0].network, {model, {2, 2}, {1, 1}, "none", "hack"});
   }
 }
 
