@@ -148,21 +148,24 @@ function(kvlane_simd)
   endforeach()
 endfunction()
 
-# ucx_test: the tests of real links once more, over UCX, and those of UCX itself.
+# ucx_test: the tests of real links once more, over UCX, and those of UCX itself; whole requests too.
 function(kvlane_ucx_test)
   if(NOT (KVLANE_UCX AND KVLANE_TESTS))
     return()
   endif()
   set(folder ${PROJECT_SOURCE_DIR}/src/transfer)
+  set(engine ${PROJECT_SOURCE_DIR}/src/engine)
   file(GLOB tests CONFIGURE_DEPENDS ${folder}/ucx_*test.cpp)
   add_executable(ucx_test ${tests} ${folder}/tcp_test.cpp ${folder}/endpoint_tcp_test.cpp
-    ${folder}/endpoint_links_test.cpp ${folder}/flow_control_links_test.cpp)
+    ${folder}/endpoint_links_test.cpp ${folder}/flow_control_links_test.cpp
+    ${engine}/ranked_disaggregation_test.cpp ${engine}/engine_fixture_test.cpp)
   add_dependencies(kvlane_tests ucx_test)
-  target_compile_definitions(ucx_test PRIVATE KVLANE_TEST_UCX)
-  target_link_libraries(ucx_test PRIVATE kvlane_transfer PkgConfig::ucx PkgConfig::xxhash Threads::Threads
+  target_compile_definitions(ucx_test PRIVATE KVLANE_TEST_UCX KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(ucx_test PRIVATE kvlane_engine kvlane_transfer PkgConfig::ucx PkgConfig::xxhash Threads::Threads
                                          ${kvlane_gtest} GTest::gtest_main)
   target_compile_options(ucx_test PRIVATE -O1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
-  gtest_discover_tests(ucx_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120 NO_PRETTY_VALUES PROPERTIES TIMEOUT 300)
+  gtest_discover_tests(ucx_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120 NO_PRETTY_VALUES
+    PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endfunction()
 
 # kvlane_fake_cufile(TEST...): a library that these test programs load, in the place of NVIDIA's.

@@ -4,7 +4,9 @@ Both commands write "passed failed skipped" to PREFIX.count and what was skipped
 where it is known, to PREFIX.skipped.
 
     count_tests.py ctest REPORT.xml PREFIX
-    count_tests.py python DIRECTORY PREFIX
+    count_tests.py python DIRECTORY PREFIX [FILES]
+
+FILES is which files of tests, test_*.py where it is absent.
 """
 # SPDX-License-Identifier: Apache-2.0
 import pathlib
@@ -27,8 +29,8 @@ def count_ctest(report, prefix):
     return True
 
 
-def run_python(directory, prefix):
-    tests = unittest.defaultTestLoader.discover(directory, pattern="test_*.py")
+def run_python(directory, prefix, files="test_*.py"):
+    tests = unittest.defaultTestLoader.discover(directory, pattern=files)
     outcome = unittest.TextTestRunner(verbosity=1).run(tests)
     skipped = [f"{test.id()}: {reason}" for test, reason in outcome.skipped]
     failed = len(outcome.failures) + len(outcome.errors) + len(outcome.unexpectedSuccesses)
