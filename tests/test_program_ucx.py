@@ -61,7 +61,8 @@ class OverUcx(WorkerTest):
         gateway = self.gateway([prefill], [decode])
         alone = text_of(complete(decode.url, PROMPT, 20))
         self.assertEqual(text_of(complete(gateway.url, PROMPT, 20)), alone)
-        self.assertEqual(call(decode.url, "/health").json()["links"], {"tcp": 0, "shared_memory": 0, "ucx": 1, "tcp_streams": 0})
+        links = {"tcp": 0, "shared_memory": 0, "ucx": 1, "tcp_streams": 0}
+        self.assertEqual(call(decode.url, "/health").json()["links"], links)
 
     def test_a_worker_that_speaks_tcp_is_told(self):
         prefill = self.worker("prefill", GQA, *OVER_UCX, "--kv-timeout", 1)
