@@ -27,7 +27,7 @@ struct Saving {
 class RankedRestore final : public SequenceRestore {
  public:
   RankedRestore(RankGroup& group, RestoreOrder order, RestoreDecision decision,
-                const BlockTable& table)
+                BlockTable& table)
       : group_(group),
         order_(std::move(order)),
         decision_(std::move(decision)),
@@ -101,6 +101,8 @@ class RankedRestore final : public SequenceRestore {
 
   Progress end(const Status& why) {
     if (!why.ok()) lose(0, why);
+    const int end = (order_.first + blocks_) * kBlockTokens;
+    if (table_.tokens() < end) table_.set_tokens(end);
     over_ = true;
     times_.total = seconds_since(begun_);
     return Progress::kOver;
@@ -109,7 +111,7 @@ class RankedRestore final : public SequenceRestore {
   RankGroup& group_;
   RestoreOrder order_;
   const RestoreDecision decision_;
-  const BlockTable& table_;
+  BlockTable& table_;
   int blocks_;
   std::vector<std::uint64_t> rows_allowed_;  // of each stage
   const TimePoint begun_;
