@@ -26,8 +26,7 @@ struct Saving {
 // One sequence that all ranks bring back, each its part.
 class RankedRestore final : public SequenceRestore {
  public:
-  RankedRestore(RankGroup& group, RestoreOrder order, RestoreDecision decision,
-                BlockTable& table)
+  RankedRestore(RankGroup& group, RestoreOrder order, RestoreDecision decision, BlockTable& table)
       : group_(group),
         order_(std::move(order)),
         decision_(std::move(decision)),
