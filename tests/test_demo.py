@@ -30,7 +30,7 @@ if (here / f"{role}-dies").exists():
     sys.exit(3)
 names = ["queue", "restore", "prefill", "prefill_attention", "prefill_quantise",
          "prefill_dequantise", "encode", "wait_for_memory", "transfer", "decode_codec", "decode", "decode_attention",
-         "decode_dequantise", "decode_kv_access", "other"]
+         "decode_dequantise", "other"]
 account = {name: 0.001 for name in names} | {"total": 0.009}
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -235,9 +235,12 @@ class Ranks(ProgramTest):
             (("--tp", 2, "--kv-evict", "h2o:keep=0.5"), "evict"),
             (("--tp", 2, "--zack-online", 0.5), "axes"),
             (("--tp", 2, "--device", "cuda"), "devices"),
+            (("--ranks-bind", "127.0.0.1:0"), "--tp or --pp as well"),
         ):
             with self.subTest(flags=flags):
                 self.assert_refused(run("generate", GQA, *flags, "--prompt", "x"), words)
+        done = run("up", GQA, "--tp", 2, "--ranks-bind", "127.0.0.1:0")
+        self.assert_refused(done, "start prefill and decode workers by themselves")
 
 
 if __name__ == "__main__":

@@ -102,6 +102,10 @@ Status run_up(const UpFlags& flags) {
   KVLANE_TRY(set_log_level(flags.server.log_level));
   KVLANE_TRY(check_model(flags.model));
   KVLANE_TRY(check_travels(flags.model));
+  if (!flags.model.ranks_bind.empty()) {
+    return invalid_argument(
+        "--ranks-bind is for one worker: start prefill and decode workers by themselves");
+  }
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   Family family(flags, signals.descriptor());
   std::vector<std::string> prefill_arguments = worker_arguments(flags);

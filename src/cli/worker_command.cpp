@@ -37,7 +37,8 @@ Result<std::unique_ptr<Network>> start_network(const DataPlaneFlags& flags) {
 }
 
 Result<std::unique_ptr<Endpoint>> start_endpoint(Network& network, const WorkerFlags& flags,
-                                                 const Model& model, const KvFormat* format) {
+                                                 const Model& model, const EngineOptions& engine) {
+  const KvFormat* const format = engine.kv_format.get();
   EndpointOptions options;
   options.bind = {flags.data_plane.bind, flags.data_plane.port};
   options.advertised_host = flags.data_plane.advertise_host;
@@ -45,6 +46,7 @@ Result<std::unique_ptr<Endpoint>> start_endpoint(Network& network, const WorkerF
   options.format =
       format != nullptr ? format->name() : element_name(model.config().kv_shape().type);
   options.tables = format != nullptr ? format->tables() : 0;
+  options.mark = engine.state.lossy_mark();
   options.codecs = codec_names();
   options.idle_timeout = Seconds(flags.data_plane.timeout);
   options.lease = Seconds(flags.data_plane.lease);
@@ -71,8 +73,7 @@ Status run_worker(Role role, const WorkerFlags& flags) {
   WorkerServiceOptions options;
   if (role != Role::kBoth) {
     KVLANE_ASSIGN(network, start_network(flags.data_plane));
-    KVLANE_ASSIGN(endpoint,
-                  start_endpoint(*network, flags, *loaded.model, engine_settings.kv_format.get()));
+    KVLANE_ASSIGN(endpoint, start_endpoint(*network, flags, *loaded.model, engine_settings));
     options.data_plane = endpoint->address();
   }
   engine_settings.reservation_lease = Seconds(flags.data_plane.lease);

@@ -23,7 +23,10 @@ constexpr Seconds kStopPatience{5};
 }  // namespace
 
 Status check_ranks(const ModelFlags& flags) {
-  if (!has_ranks(flags)) return {};
+  if (!has_ranks(flags)) {
+    if (flags.ranks_bind.empty()) return {};
+    return invalid_argument("--ranks-bind is for ranks: give --tp or --pp as well");
+  }
   const auto refuse = [](const std::string& what) {
     return unsupported("--tp and --pp are not for " + what);
   };

@@ -26,7 +26,6 @@ struct TimeAccount {
   double decode_attention = 0;  // of decode
   // Of decode: opening sealed pages, 0 where attention opens none; or making rows of coefficients.
   double decode_dequantise = 0;
-  double decode_kv_access = 0;  // of decode
   double other = 0;
 
   // The exclusive intervals, without the "of it" parts.
@@ -42,7 +41,7 @@ struct AccountField {
 };
 
 // Every field by its public name, in the order of a request's life.
-inline constexpr std::array<AccountField, 15> kAccountFields = {{
+inline constexpr std::array<AccountField, 14> kAccountFields = {{
     {"queue", &TimeAccount::queue},
     {"restore", &TimeAccount::restore},
     {"prefill", &TimeAccount::prefill},
@@ -56,7 +55,6 @@ inline constexpr std::array<AccountField, 15> kAccountFields = {{
     {"decode", &TimeAccount::decode},
     {"decode_attention", &TimeAccount::decode_attention},
     {"decode_dequantise", &TimeAccount::decode_dequantise},
-    {"decode_kv_access", &TimeAccount::decode_kv_access},
     {"other", &TimeAccount::other},
 }};
 

@@ -193,6 +193,7 @@ struct Worker {
     door.model = model.identity();
     door.idle_timeout = idle_timeout;
     door.codecs = codec_names();
+    door.mark = options.state.lossy_mark();
     if (options.kv_format) {
       door.format = options.kv_format->name();
       door.tables = options.kv_format->tables();

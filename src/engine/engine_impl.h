@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "engine/state_keeper.h"
 #include "plan/admission.h"
 #include "plan/batching.h"
+#include "transfer/hex.h"
 
 namespace kvlane {
 
@@ -52,12 +54,11 @@ class EngineImpl final : public Engine {
   std::string kv_format() const {
     return options_.kv_format ? options_.kv_format->name() : element_name(pool_.shape().type);
   }
-  // What names of blocks say of it: K and V that come back from 8 bits are others.
+  // What names of blocks say of it: spec/block_name.md.
   std::string block_format() const {
-    const StateForms& forms = options_.state.forms;
-    const bool lossy = options_.state.saves() && forms.saves_hidden() &&
-                       forms.hidden == HiddenFormat::Values::kInt8;
-    return kv_format() + (lossy ? "+hidden:int8" : "");
+    const std::uint64_t tables = options_.kv_format ? options_.kv_format->tables() : 0;
+    return kv_format() + (tables != 0 ? "#" + hex_of_u64(tables) : "") +
+           options_.state.lossy_mark();
   }
   // Whoever takes over another's blocks would miss the rows of its window.
   bool shares_blocks() const {
@@ -145,6 +146,7 @@ class EngineImpl final : public Engine {
   void end_hidden(Sequence& sequence);
   bool is_being_restored(const Sequence& sequence) const;
   bool begin_restore(Sequence& sequence);
+  std::optional<FoundState> find_in_sight(const Sequence& sequence, int& first);
   FoundState find_stored(const Sequence& sequence, int& first);
   bool advance_restores();
   void end_restore(Sequence& sequence);

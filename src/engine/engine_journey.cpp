@@ -85,6 +85,7 @@ void EngineImpl::finish_sending(Request& request) {
   for (const PrefillOutcome::First& first : request.first) end.first.push_back(to_wire(first));
   end.seed = request.key.seed;
   end.durations = {{"queue", prompt.account.queue},
+                   {"restore", prompt.account.restore},
                    {"prefill", prompt.account.prefill},
                    {"prefill_attention", prompt.account.prefill_attention},
                    {"prefill_quantise", prompt.account.prefill_quantise},

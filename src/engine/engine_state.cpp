@@ -1,6 +1,7 @@
 // Blocks that go to the state store, and sequences that come back from it.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "engine/engine_impl.h"
@@ -71,8 +72,9 @@ void EngineImpl::prefetch() {
     const auto missing = std::find_if(names.begin(), names.end(), [this](const BlockName& name) {
       return !pool_.knows(name) && !arena_.knows(name);
     });
-    keeper_->prefetch(names, static_cast<int>(missing - names.begin()),
-                      static_cast<int>(sequence->tokens.size()));
+    int first = static_cast<int>(missing - names.begin());
+    (void)find_in_sight(*sequence, first);
+    keeper_->prefetch(names, first, static_cast<int>(sequence->tokens.size()));
   }
 }
 
@@ -142,24 +144,33 @@ bool EngineImpl::is_being_restored(const Sequence& sequence) const {
   });
 }
 
-// What the store has of the sequence from block `first` on; of a long one from a later block on, if
-// no token behind what is stored sees those before that.
+// What the store has of a long sequence from a later block on than `first`, if no token behind what
+// is stored sees those before that, which `first` is then.
+std::optional<FoundState> EngineImpl::find_in_sight(const Sequence& sequence, int& first) {
+  const BlockTable& table = sequence.table;
+  const std::span<const BlockName> names = sequence.names.all();
+  const int tokens = static_cast<int>(sequence.tokens.size());
+  if (table.first_seen(tokens) <= first) return std::nullopt;
+  const int end = first + keeper_->find(names, first, tokens).decision.blocks;
+  const int begin = table.first_seen(end * kBlockTokens);
+  if (begin <= first) return std::nullopt;
+  FoundState found = keeper_->find(names.first(end), begin, tokens, true);
+  if (found.decision.blocks != end - begin) return std::nullopt;
+  first = begin;
+  return found;
+}
+
+// What the store has of the sequence from block `first` on, or from a later one.
 FoundState EngineImpl::find_stored(const Sequence& sequence, int& first) {
   const BlockTable& table = sequence.table;
   const std::span<const BlockName> names = sequence.names.all();
   const int tokens = static_cast<int>(sequence.tokens.size());
-  if (table.first_seen(tokens) > first) {
-    const int end = first + keeper_->find(names, first, tokens).decision.blocks;
-    const int begin = table.first_seen(end * kBlockTokens);
-    // Those of the table that are empty go along; for the others there must be room.
-    const int room = table.blocks() - first + pool_.blocks_free();
-    if (begin > first && end - begin <= room) {
-      FoundState found = keeper_->find(names.first(end), begin, tokens, true);
-      if (found.decision.blocks == end - begin) {
-        first = begin;
-        return found;
-      }
-    }
+  int begin = first;
+  std::optional<FoundState> in_sight = find_in_sight(sequence, begin);
+  // Those of the table that are empty go along; for the others there must be room.
+  if (in_sight && in_sight->decision.blocks <= table.blocks() - first + pool_.blocks_free()) {
+    first = begin;
+    return std::move(*in_sight);
   }
   // As far as the table goes: what is behind comes next.
   return keeper_->find(names.first(std::min<std::size_t>(names.size(), table.blocks())), first,

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -59,9 +60,9 @@ std::string name_of(const Layout& layout) {
   return std::to_string(layout.stages) + " x " + std::to_string(layout.ranks);
 }
 
-std::shared_ptr<Store> open_store(const fs::path& directory) {
+std::shared_ptr<Store> open_store(const fs::path& directory, std::uint64_t memory_bytes = 0) {
   fs::create_directories(directory);
-  StoreOptions options{.create = true};
+  StoreOptions options{.create = true, .memory_bytes_max = memory_bytes};
   options.directories.push_back({directory, 0});
   return take(Store::open(options, take(open_store_files({}))));
 }
@@ -98,6 +99,14 @@ struct Saving {
   std::string codec = "none";
   std::string form = "kv";
   fs::path model = model_directory();
+  int sequences_max = 16;
+  std::uint64_t memory_bytes = 0;  // of each rank's store
+};
+
+// Of the ranks of one engine, each opened by its own thread.
+struct Stores {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Store>> all;
 };
 
 StateForms forms_of(const Saving& saving) {
@@ -111,11 +120,12 @@ constexpr int kChunk = 50;
 // An engine, and the ranks that compute for it.
 struct Worker {
   Worker(const Layout& layout, const Saving& saving, const fs::path& directory)
-      : whole(load(false, saving.model)), threads(start(layout, saving.model, directory)) {
+      : whole(load(false, saving.model)), threads(start(layout, saving, directory, *stores)) {
     EXPECT_TRUE(threads->group->wait_for_ranks(*whole).ok());
     EngineOptions options;
     options.kv_bytes = std::size_t{1} << 24;
     options.chunk_tokens = kChunk;
+    options.sequences_max = saving.sequences_max;
     options.kv_format = format_of(*whole, saving.format);
     options.ranks = threads->group.get();
     options.state.on_ranks = true;
@@ -123,17 +133,23 @@ struct Worker {
     options.state.codec = saving.codec;
     engine = take(Engine::create(*whole, fixture_tokenizer(), nullptr, options));
   }
-  static std::unique_ptr<RankThreads> start(const Layout& layout, const fs::path& model,
-                                            const fs::path& directory) {
+  static std::unique_ptr<RankThreads> start(const Layout& layout, const Saving& saving,
+                                            const fs::path& directory, Stores& stores) {
     return std::make_unique<RankThreads>(
-        model, layout.stages, layout.ranks,
-        [directory](const Model& part, RankProcessOptions& options) {
+        saving.model, layout.stages, layout.ranks,
+        [directory, memory = saving.memory_bytes, &stores](const Model& part,
+                                                           RankProcessOptions& options) {
           options.make_format = [&part](const std::string& wanted) {
             return Result(format_of(part, wanted));
           };
           const ModelPart own = part.part();
           const fs::path at = store_of(directory, own.stage * own.ranks + own.rank);
-          options.open_store = [at](int) { return Result(open_store(at)); };
+          options.open_store = [at, memory, &stores](int) {
+            const std::shared_ptr<Store> store = open_store(at, memory);
+            const std::lock_guard lock(stores.mutex);
+            stores.all.push_back(store);
+            return Result(store);
+          };
         });
   }
   // What waits is saved first.
@@ -143,6 +159,7 @@ struct Worker {
     for (const Status& end : threads->ends) EXPECT_TRUE(end.ok()) << end.message();
   }
 
+  const std::unique_ptr<Stores> stores = std::make_unique<Stores>();
   std::unique_ptr<Model> whole;
   std::unique_ptr<RankThreads> threads;
   std::unique_ptr<Engine> engine;
@@ -272,6 +289,35 @@ TEST(RankedState, AConversationOfEveryFamilyGoesOn) {
     SCOPED_TRACE(name);
     expect_goes_on(layout, {.codec = "splitzip", .model = model}, expected);
     expect_goes_on(layout, {.form = "hidden", .model = model}, expected);
+  }
+}
+
+// By all ranks: each has a part of the hidden states of a layer's stage.
+TEST(RankedState, WhoWaitsForAPlaceIsReadAhead) {
+  const Expected expected("bf16");
+  for (const char* form : {"kv", "hidden"}) {
+    SCOPED_TRACE(form);
+    const TemporaryDirectory directory;
+    Saving saving{.form = form};
+    save_first_turn({2, 2}, saving, expected, directory.path());
+    saving.sequences_max = 1;
+    saving.memory_bytes = std::uint64_t{1} << 26;
+    Worker worker({2, 2}, saving, directory.path());
+    Answer long_one, waiting;
+    ASSERT_TRUE(worker.engine->submit(make_request(20, 300, 5), long_one.on_update()).ok());
+    long_one.wait_for_tokens(1);
+    ASSERT_TRUE(worker.engine->submit(expected.second, waiting.on_update()).ok());
+    long_one.wait();
+    waiting.wait();
+    EXPECT_EQ(waiting.tokens(), expected.second_answer);
+    EXPECT_EQ(waiting.finish().cached_tokens, expected.tokens_back());
+    EXPECT_EQ(worker.stores->all.size(), 4U);
+    for (const auto& store : worker.stores->all) {
+      const StoreFigures figures = store->figures();
+      // There are no hidden states of the first layer, so one rank may have none.
+      EXPECT_EQ(figures.prefetched > 0, !store->all().empty());
+      EXPECT_EQ(figures.memory_reads, figures.prefetched);
+    }
   }
 }
 

@@ -12,6 +12,7 @@
 #include "base/temporary_directory.h"
 #include "engine/engine_fixture.h"
 #include "quant/kv_format.h"
+#include "quant/tables_fixture.h"
 #include "store/paced_files.h"
 
 namespace kvlane {
@@ -267,6 +268,70 @@ TEST(StateEngine, OthersAnswerWhileASequenceComesBack) {
   restored.wait();
   EXPECT_EQ(restored.tokens(), alone(fixture_model(), slow));
   EXPECT_GE(restored.finish().account.restore, 0.9);
+}
+
+// A decode worker would keep it, and save it, as exact.
+TEST(StateEngine, WhatMayHaveComeBackFrom8BitsIsNotPushedAsExact) {
+  const TemporaryDirectory directory;
+  const int layers = fixture_model().config().layers;
+  EngineOptions options = options_with(open_store(directory.path()));
+  options.state.forms = take(make_state_forms("hidden:int8", layers, nullptr, 0));
+  const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
+  Worker prefill(*network, fixture_model(), options);
+  const auto push_to = [&](Worker& decode) {
+    const GenerationRequest request = make_request(130, 4, 1);
+    const TransferId transfer = random_transfer_id();
+    Answer answer;
+    Prefilled prefilled;
+    const RequestId id = take(decode.engine->reserve(request, transfer));
+    EXPECT_TRUE(decode.engine->attach(id, answer.on_update()).ok());
+    EXPECT_TRUE(prefill.engine
+                    ->prefill_and_push(request, decode.endpoint->address(), transfer,
+                                       prefilled.on_prefilled())
+                    .ok());
+    const Status sent = prefilled.wait().finish.error;
+    if (!sent.ok()) decode.engine->abort(id);
+    EXPECT_EQ(answer.wait().error.ok(), sent.ok());
+    return sent;
+  };
+  Worker exact(*network, fixture_model());
+  const Status refused = push_to(exact);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("in format bf16+hidden:int8"), std::string::npos)
+      << refused.message();
+  const TemporaryDirectory others;
+  options.state.store = open_store(others.path());
+  Worker alike(*network, fixture_model(), options);
+  EXPECT_TRUE(push_to(alike).ok());
+}
+
+// What other tables have sealed is no state of these: it is neither found nor in the way.
+TEST(StateEngine, OtherTablesMakeOtherBlocks) {
+  const TemporaryDirectory directory;
+  const Model& model = fixture_model();
+  const KvShape shape = model.config().kv_shape();
+  KvTables first, second;
+  tables_fixture::add_kvquant_tables(shape, first);
+  tables_fixture::add_kvquant_tables(shape, second);
+  for (auto& [name, values] : second.values) {
+    if (!name.ends_with("high")) continue;
+    for (float& value : values) value += 1;
+  }
+  const GenerationRequest request = make_request(300, 5, 4);
+  const auto cached = [&](const KvTables& tables) {
+    EngineOptions options = options_with(open_store(directory.path()));
+    options.kv_format = take(make_kv_format(
+        "kvquant:bits=4",
+        {.shape = shape, .rope = &model.rope(), .tables = &tables, .isa = model.isa()}));
+    options.state.saves_all = true;
+    Finish finish;
+    (void)answer_of(*make_engine(options), request, &finish);
+    return finish.cached_tokens;
+  };
+  EXPECT_EQ(cached(first), 0);
+  EXPECT_EQ(cached(second), 0);
+  EXPECT_EQ(cached(second), 256);
+  EXPECT_EQ(cached(first), 256);
 }
 
 TEST(StateEngine, WhoWaitsForAPlaceIsReadAhead) {

@@ -38,6 +38,13 @@ struct StateOptions {
   bool saves_all = false;
 
   bool saves() const { return store != nullptr || on_ranks; }
+  // What names of blocks and handshakes say behind the KV format where K and V may have come back
+  // from hidden states in 8 bits, else nothing: others would take them for exact.
+  std::string lossy_mark() const {
+    const bool lossy =
+        saves() && forms.saves_hidden() && forms.hidden == HiddenFormat::Values::kInt8;
+    return lossy ? "+hidden:int8" : "";
+  }
 };
 
 // For the engine's thread.

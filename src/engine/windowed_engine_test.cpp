@@ -322,6 +322,33 @@ TEST(WindowedEngine, WhatIsInTheStateStoreComesBack) {
   }
 }
 
+// Before it has a place, and no more of it than the next token sees.
+TEST(WindowedEngine, WhatWaitingOnesSeeIsReadAhead) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(420, 5, 4);
+  EngineOptions options = with_blocks(40);
+  options.state.saves_all = true;
+  options.state.store = open_store(directory);
+  (void)answer_of(*make_engine(options), request);
+  options.state.store.reset();
+  StoreOptions store_options{.memory_bytes_max = std::size_t{1} << 26};
+  store_options.directories.push_back({directory.path(), 0});
+  const std::shared_ptr<Store> store = take(Store::open(store_options, take(open_store_files({}))));
+  options.state.store = store;
+  options.sequences_max = 1;
+  const auto engine = make_engine(options);
+  Answer long_one, waiting;
+  ASSERT_TRUE(engine->submit(make_request(20, 300, 5), long_one.on_update()).ok());
+  long_one.wait_for_tokens(1);
+  ASSERT_TRUE(engine->submit(request, waiting.on_update()).ok());
+  long_one.wait();
+  waiting.wait();
+  EXPECT_EQ(waiting.tokens(), alone(windowed_model(), request));
+  EXPECT_EQ(waiting.finish().cached_tokens, 384);
+  EXPECT_EQ(store->figures().prefetched, 2U);
+  EXPECT_EQ(store->figures().memory_reads, 2U);
+}
+
 TEST(WindowedEngine, SeveralComeBackAtOnce) {
   const TemporaryDirectory directory;
   EngineOptions options = with_blocks(4 * kBlocks);

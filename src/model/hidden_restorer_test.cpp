@@ -58,9 +58,10 @@ void expect_restored(const fs::path& directory, Isa isa, std::span<const char* c
   const auto tokens = random_tokens(model->config().vocab);
   const HiddenFormat hidden = take(HiddenFormat::parse("hidden", *model));
   for (const char* name : formats) {
+    if (std::string_view(name).starts_with("hack") && model->config().head_dim % 16 != 0) continue;
     const auto format = make_format(*model, name);
     const std::string what =
-        directory.filename().string() + " " + std::string(isa_name(isa)) + " " + name;
+        directory.filename().string() + " " + std::string(isa_name(isa)) + " " + std::string(name);
     Sequence computed(*model, format.get());
     const auto rows = computed.compute(tokens, 100);
     Sequence restored(*model, format.get());

@@ -112,7 +112,9 @@ FoundState Restorer::look(std::span<const BlockName> names, int first, int token
 }
 
 void Restorer::prefetch(std::span<const BlockName> names, int first, int tokens) {
-  FoundState found = find(names, first, tokens);
+  // Of a stage that ranks share one alone cannot tell what will come back.
+  FoundState found =
+      options_.ranks != nullptr ? look(names, first, tokens, false) : find(names, first, tokens);
   std::vector<PinnedExtent> wanted;
   for (FoundState::Block& block : found.blocks) {
     for (auto* extents : {&block.hidden, &block.slabs}) {

@@ -365,12 +365,21 @@ TEST_F(Recovery, EncryptedExtentsNeedTheirKey) {
   for (const bool none : {true, false}) {
     options_.key = none ? std::optional<AesKey>() : std::optional(AesKey{});
     ASSERT_TRUE(open().ok());
-    const auto found = store_->find(key_of(0));
+    const auto found = store_->all();
+    ASSERT_EQ(found.size(), 2U);  // it is not damaged
     const Status status = read_and_compare(*store_, found[0]);
     EXPECT_EQ(status.code(), Code::kUnsupported);
     EXPECT_THAT(status.message(), HasSubstr("another key"));
-    EXPECT_EQ(store_->find(key_of(0)).size(), 2U);  // it is not damaged
+    EXPECT_TRUE(store_->find(key_of(0)).empty());
+    EXPECT_FALSE(store_->holds(key_of(0), 0, 1));
   }
+  // The same block with this key takes their place.
+  save_and_wait_block(*store_, 0);
+  expect_block(*store_, 0);
+  EXPECT_EQ(store_->all().size(), 2U);
+  ASSERT_TRUE(open().ok());
+  expect_block(*store_, 0);
+  EXPECT_EQ(store_->all().size(), 2U);
 }
 
 TEST_F(Recovery, ExtentsMoveFromStoreToStore) {

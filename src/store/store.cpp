@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/store.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -158,6 +159,7 @@ std::vector<PinnedExtent> Store::find(const BlockKey& key) {
   const std::lock_guard guard(impl_->mutex);
   std::vector<PinnedExtent> found;
   for (auto& extent : impl_->index->find(key)) {
+    if (!impl_->opens(extent->head)) continue;
     impl_->index->touch(*extent);
     impl_->memory->touch(*extent);
     if (!std::exchange(extent->touched, true)) impl_->touched.push_back(extent);
@@ -168,7 +170,10 @@ std::vector<PinnedExtent> Store::find(const BlockKey& key) {
 
 bool Store::holds(const BlockKey& key, int layer, int layers) const {
   const std::lock_guard guard(impl_->mutex);
-  return impl_->index->holds(key, layer, layers);
+  const auto there = impl_->index->find(key);
+  const bool mine =
+      std::ranges::all_of(there, [&](const auto& e) { return impl_->opens(e->head); });
+  return mine && impl_->index->holds(key, layer, layers);
 }
 
 std::vector<PinnedExtent> Store::all() const {

@@ -38,7 +38,7 @@ struct StoreOptions {
   std::uint64_t saving_bytes_max = std::uint64_t{256} << 20;  // of drafts that are not saved yet
   std::uint64_t memory_bytes_max = 0;  // of extents that are kept in memory, too
   std::uint64_t segment_bytes = std::uint64_t{1} << 30;
-  std::optional<AesKey> key;  // extents are encrypted, and those of another key refused
+  std::optional<AesKey> key;  // extents are encrypted; those of another key are not found
 };
 
 // What opening has found and done.
@@ -159,7 +159,8 @@ class Store {
   // Returns when all that was put before has been saved or has failed.
   void flush();
 
-  // All extents of a block, in the order of their layers. They count as used now.
+  // All extents of a block that this store's key opens, in the order of their layers. They count as
+  // used now.
   std::vector<PinnedExtent> find(const BlockKey& key);
   // Whether all `layers` layers from `layer` on are there; does not count as use.
   bool holds(const BlockKey& key, int layer, int layers) const;

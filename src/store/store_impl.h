@@ -135,6 +135,7 @@ class Store::Impl {
   void keep_reserve(Room& room);
   Status commit(const CatalogueChanges& changes);
   Status give_up(Room& room);
+  void give_up_other_keys(const ExtentHead& head);
   void admit(std::vector<Save>& group);
   void write_all(const std::vector<Save*>& group);
   void sync_all(const std::vector<Save*>& group);
@@ -143,6 +144,7 @@ class Store::Impl {
   CatalogueChanges take_touched();
 
   // store_read.cpp
+  bool opens(const ExtentHead& head) const;
   Status check_part(const ExtentHead& head, int index, std::span<std::byte> bytes) const;
   Status check_parts(const ExtentRead& read) const;
   void condemn(const std::shared_ptr<StoredExtent>& extent);

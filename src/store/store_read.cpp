@@ -43,6 +43,11 @@ std::size_t extent_read_bytes(const ExtentHead& head, int first, int count) {
   return std::size_t{last.page - begin.page} * kExtentPageBytes + last.padded_bytes();
 }
 
+// Extents of another key stay for whoever has it, until the same state is saved with ours.
+bool Store::Impl::opens(const ExtentHead& head) const {
+  return !head.encrypted || (options.key && head.key_id == key_id);
+}
+
 AesNonce Store::Impl::part_nonce(const ExtentHead& head, int part) const {
   AesNonce nonce = head.nonce;
   std::uint32_t last = 0;
@@ -61,9 +66,7 @@ Status Store::Impl::check_part(const ExtentHead& head, int number,
                    " of an extent has a wrong checksum");
   }
   if (!head.encrypted) return {};
-  if (!options.key || head.key_id != key_id) {
-    return unsupported("an extent is encrypted with another key");
-  }
+  if (!opens(head)) return unsupported("an extent is encrypted with another key");
   KVLANE_ASSIGN(const Bytes page, build_extent_head(head));
   ByteWriter also;
   also.write_bytes(ByteView(page).first(kExtentFixedBytes));

@@ -84,6 +84,7 @@ void Store::Impl::save(std::vector<Save>& group) {
   Room room;
   for (Directory& directory : directories) directory.full = false;
   keep_reserve(room);
+  for (const Save& each : group) give_up_other_keys(each.draft.head());
   {
     const std::lock_guard guard(mutex);
     for (const auto& extent : std::exchange(condemned, {})) evict(extent, room);
@@ -106,6 +107,18 @@ void Store::Impl::save(std::vector<Save>& group) {
   retry_on_full_disks(group);
   commit_all(group);
   publish(group);
+}
+
+// Of the same layers of that block: nobody here can read them.
+void Store::Impl::give_up_other_keys(const ExtentHead& head) {
+  std::vector<std::shared_ptr<StoredExtent>> others;
+  {
+    const std::lock_guard guard(mutex);
+    others = index->find(head.key);
+  }
+  for (const auto& other : others) {
+    if (overlap(head, other->head) && !opens(other->head)) condemn(other);
+  }
 }
 
 // What is there already needs no work.

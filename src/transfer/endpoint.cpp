@@ -103,7 +103,7 @@ EndpointCore::EndpointCore(Network& network, EndpointOptions options)
   hello_.engine = options_.engine.empty() ? to_string(random_transfer_id()) : options_.engine;
   hello_.address.host = host.empty() ? options_.bind.host : host;
   hello_.model = options_.model;
-  hello_.format = options_.format;
+  hello_.format = options_.format + options_.mark;
   hello_.tables = options_.tables;
   hello_.codecs = codecs_;
 }

@@ -128,8 +128,9 @@ struct EndpointOptions {
   Address bind{"127.0.0.1", 0};
   std::string advertised_host;  // what peers are told; the bound host when empty
   ModelIdentity model{};
-  std::string format = "bf16";            // of the cache, its window included
-  std::uint64_t tables = 0;               // of that format: KvFormat::tables()
+  std::string format = "bf16";  // of the cache, its window included
+  std::uint64_t tables = 0;     // of that format: KvFormat::tables()
+  std::string mark;  // of K and V in it that are not those of others: told behind its name
   std::string codecs = "none, splitzip";  // told in the handshake
   Seconds idle_timeout{10};               // no message for a running transfer: it failed
   // How long all frames of a transfer wait to be fetched, or for the receiver to have room.

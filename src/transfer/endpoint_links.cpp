@@ -190,7 +190,7 @@ void EndpointCore::on_link_error(Lock& lock, const SessionPtr& session, const Me
 }
 
 std::optional<Status> EndpointCore::mismatch(const SessionPtr& session, const Hello& peer) const {
-  if (peer.model == options_.model && peer.format == options_.format &&
+  if (peer.model == options_.model && peer.format == hello_.format &&
       peer.tables == options_.tables) {
     return std::nullopt;
   }
