@@ -36,7 +36,7 @@ ACCOUNT = {
     "wait_for_memory": (),
     "transfer": (),
     "decode_codec": (),
-    "decode": ("decode_attention", "decode_dequantise", "decode_kv_access"),
+    "decode": ("decode_attention", "decode_dequantise"),
     "other": (),
 }
 

@@ -27,10 +27,8 @@ constexpr std::size_t kMergedBytesMax = 256;
 constexpr const char* kBos = "tokenizer.ggml.bos_token_id";
 constexpr const char* kEos = "tokenizer.ggml.eos_token_id";
 constexpr const char* kUnk = "tokenizer.ggml.unknown_token_id";
-// By their names in chat templates.
-constexpr std::pair<const char*, const char*> kNamedTokens[] = {
-    {"bos_token", kBos},
-    {"eos_token", kEos},
+// By their names in chat templates, where hardly one asks for them.
+constexpr std::pair<const char*, const char*> kOtherTokens[] = {
     {"unk_token", kUnk},
     {"sep_token", "tokenizer.ggml.seperator_token_id"},  // as llama.cpp spells it
     {"pad_token", "tokenizer.ggml.padding_token_id"},
@@ -270,9 +268,17 @@ Result<GgufChat> gguf_chat(const GgufFile& file) {
   const auto* const tokens = find_entry<Texts>(file, kGgufTokens);
   if (tokens == nullptr) return corrupt("it has no tokenizer");
   GgufChat chat{.source = std::string(source != nullptr ? *source : ""), .tokens = {}};
-  for (const auto& [name, entry] : kNamedTokens) {
-    KVLANE_ASSIGN(std::optional<std::string> text, named_token(file, *tokens, entry));
+  const auto add = [&](const char* name, std::optional<std::string> text) {
     if (text) chat.tokens.emplace(name, std::move(*text));
+  };
+  KVLANE_ASSIGN(std::optional<std::string> bos, named_token(file, *tokens, kBos));
+  KVLANE_ASSIGN(std::optional<std::string> eos, named_token(file, *tokens, kEos));
+  add("bos_token", std::move(bos));
+  add("eos_token", std::move(eos));
+  for (const auto& [name, entry] : kOtherTokens) {
+    // Writers say in more than one way that there is none.
+    Result<std::optional<std::string>> text = named_token(file, *tokens, entry);
+    if (text.ok()) add(name, std::move(*text));
   }
   return chat;
 }
