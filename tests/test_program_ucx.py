@@ -35,6 +35,7 @@ class Flags(program.ProgramTest):
             cases += (
                 (("--kv-transport", "ucx"), "--kv-transport ucx needs --kv-ucx-device"),
                 (("--kv-transport", "ucx", "--kv-ucx-device", "nodevice7"), "nodevice7"),
+                ((*OVER_UCX, "--kv-streams", 2), "--kv-streams is for --kv-transport tcp"),
             )
         else:
             cases += ((OVER_UCX, "this build has no UCX"),)

@@ -41,7 +41,7 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
   options.directory = flags.directory;
   options.text = flags.text;
   options.shared_memory = flags.shared_memory == "auto";
-  KVLANE_TRY(check_transport(flags.transport));
+  KVLANE_TRY(check_transport(flags.transport, flags.options.streams));
   options.ucx_devices = flags.transport.ucx_devices;
   KVLANE_ASSIGN(options.isa, select_isa(flags.cpu));
   for (const std::string& codec : options.codecs) {

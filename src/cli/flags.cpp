@@ -284,7 +284,7 @@ void add_transport_flags(CLI::App& command, TransportFlags& flags) {
       ->check(check_printable);
 }
 
-Status check_transport(const TransportFlags& flags) {
+Status check_transport(const TransportFlags& flags, std::uint32_t streams) {
   if (flags.name == "ucx" && !has_ucx()) {
     return unsupported(
         "--kv-transport ucx: this build has no UCX: configure it with -DKVLANE_UCX=ON");
@@ -297,6 +297,9 @@ Status check_transport(const TransportFlags& flags) {
   if (flags.name != "ucx" && !flags.ucx_devices.empty()) {
     return invalid_argument("--kv-ucx-device '" + flags.ucx_devices +
                             "' is for --kv-transport ucx");
+  }
+  if (flags.name == "ucx" && streams > 1) {
+    return invalid_argument("--kv-streams is for --kv-transport tcp: UCX has lanes of its own");
   }
   return {};
 }

@@ -98,7 +98,7 @@ void add_shared_memory_flag(CLI::App& command, std::string& shared_memory);
 void add_streams_flag(CLI::App& command, std::uint32_t& streams);
 void add_transport_flags(CLI::App& command, TransportFlags& flags);
 // That both of them fit together and are in this build. kInvalidArgument or kUnsupported.
-Status check_transport(const TransportFlags& flags);
+Status check_transport(const TransportFlags& flags, std::uint32_t streams);
 void add_push_flags(CLI::App& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
 void add_parent_flag(CLI::App& command, int& parent);

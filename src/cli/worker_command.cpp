@@ -20,7 +20,7 @@ namespace {
 // A peer that cannot be reached is noticed within `timeout`, as one is that does not answer.
 Result<std::unique_ptr<Network>> start_network(const DataPlaneFlags& flags) {
   const Seconds timeout(flags.timeout);
-  KVLANE_TRY(check_transport(flags.transport));
+  KVLANE_TRY(check_transport(flags.transport, flags.streams));
   if (flags.transport.name == "ucx") {
     UcxOptions ucx;
     ucx.devices = flags.transport.ucx_devices;
