@@ -97,7 +97,8 @@ void add_shared_memory_flag(CLI::App& command, std::string& shared_memory);
 // Over how many TCP connections a link goes.
 void add_streams_flag(CLI::App& command, std::uint32_t& streams);
 void add_transport_flags(CLI::App& command, TransportFlags& flags);
-// That both of them fit together and are in this build. kInvalidArgument or kUnsupported.
+// That they fit together, with so many connections of a link, and are in this build.
+// kInvalidArgument or kUnsupported.
 Status check_transport(const TransportFlags& flags, std::uint32_t streams);
 void add_push_flags(CLI::App& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.

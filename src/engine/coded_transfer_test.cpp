@@ -71,16 +71,6 @@ EngineOptions options_of(std::shared_ptr<const KvFormat> format) {
   return {.kv_bytes = std::size_t{1} << 25, .kv_format = std::move(format), .chunk_tokens = 100};
 }
 
-std::vector<std::int32_t> alone_with(const std::shared_ptr<const KvFormat>& format,
-                                     const GenerationRequest& request) {
-  const auto engine =
-      take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options_of(format)));
-  Answer answer;
-  EXPECT_TRUE(engine->submit(request, answer.on_update()).ok());
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  return answer.tokens();
-}
-
 struct Outcome {
   std::vector<std::int32_t> tokens;
   Status decoded, prefilled;
@@ -88,23 +78,15 @@ struct Outcome {
 };
 
 Outcome push(Worker& prefill, Worker& decode, const GenerationRequest& request) {
-  const TransferId transfer = random_transfer_id();
-  Answer answer;
-  Prefilled prefilled;
-  const RequestId id = take(decode.engine->reserve(request, transfer));
-  EXPECT_TRUE(decode.engine->attach(id, answer.on_update()).ok());
-  EXPECT_TRUE(prefill.engine
-                  ->prefill_and_push(request, decode.endpoint->address(), transfer,
-                                     prefilled.on_prefilled())
-                  .ok());
-  const Status sent = prefilled.wait().finish.error;
-  if (!sent.ok()) decode.engine->abort(id);
-  const Finish& finish = answer.wait();
+  Push push(prefill, decode, request);
+  const Status sent = push.prefilled.wait().finish.error;
+  if (!sent.ok()) decode.engine->abort(push.decode_id);
+  const Finish& finish = push.answer.wait();
   if (finish.error.ok()) {
-    EXPECT_EQ(finish.kv.shipped, prefilled.wait().finish.kv.shipped);
-    EXPECT_EQ(finish.kv.raw, prefilled.wait().finish.kv.raw);
+    EXPECT_EQ(finish.kv.shipped, push.prefilled.wait().finish.kv.shipped);
+    EXPECT_EQ(finish.kv.raw, push.prefilled.wait().finish.kv.raw);
   }
-  return {answer.tokens(), finish.error, sent, finish.kv};
+  return {push.answer.tokens(), finish.error, sent, finish.kv};
 }
 
 Outcome park_and_fetch(Worker& prefill, Worker& decode, const GenerationRequest& request) {
@@ -137,7 +119,8 @@ TEST(CodedTransfer, EveryFormatAnswersAsOneProcessDoes) {
       for (const int prompt : {1, 128, 290}) {
         // Long enough that what came is read as sealed blocks, and blocks of the answer are sealed.
         const GenerationRequest request = make_mixed_request(prompt, 70, prompt);
-        const std::vector<std::int32_t> expected = alone_with(format, request);
+        const std::vector<std::int32_t> expected =
+            alone(fixture_model(), request, options_of(format));
         const Outcome pushed = push(prefill, decode, request);
         ASSERT_TRUE(pushed.decoded.ok()) << pushed.decoded.message();
         EXPECT_EQ(pushed.tokens, expected) << prompt;
@@ -171,7 +154,7 @@ TEST(CodedTransfer, SealedSlabsTravelInTheirUsedBytes) {
 TEST(CodedTransfer, RowsGoThroughCodecs) {
   const auto format = make_format(with_window("int4"));
   const GenerationRequest request = make_mixed_request(290, 70, 1);
-  const std::vector<std::int32_t> expected = alone_with(format, request);
+  const std::vector<std::int32_t> expected = alone(fixture_model(), request, options_of(format));
   for (const std::string codec : {"splitzip", "splitzip:channel", "auto"}) {
     for (const bool whole : {false, true}) {
       const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
@@ -260,7 +243,7 @@ TEST(CodedTransfer, WithLittleRoomForRowsAnswersWaitForEachOther) {
   }
   for (std::uint32_t i = 0; i < answers.size(); ++i) {
     ASSERT_TRUE(answers[i].wait().error.ok()) << answers[i].wait().error.message();
-    EXPECT_EQ(answers[i].tokens(), alone_with(format, requests[i])) << i;
+    EXPECT_EQ(answers[i].tokens(), alone(fixture_model(), requests[i], options_of(format))) << i;
     prefilled[i].wait();
   }
   prefill.expect_clean();

@@ -17,31 +17,6 @@ std::unique_ptr<TestNetwork> make_network(TestFaults faults = {}) {
   return TestNetwork::create({.drive = TestNetwork::Drive::kThread, .faults = faults});
 }
 
-// One request pushed from `prefill` to `decode`.
-struct Push {
-  Push(Worker& prefill, Worker& decode, const GenerationRequest& request) {
-    const TransferId transfer = random_transfer_id();
-    const auto reserved = decode.engine->reserve(request, transfer);
-    EXPECT_TRUE(reserved.ok()) << reserved.status().message();
-    if (!reserved.ok()) return;
-    decode_id = *reserved;
-    EXPECT_TRUE(decode.engine->attach(decode_id, answer.on_update()).ok());
-    prefill_id = take(prefill.engine->prefill_and_push(request, decode.endpoint->address(),
-                                                       transfer, prefilled.on_prefilled()));
-  }
-  Push(const Push&) = delete;
-  Push& operator=(const Push&) = delete;
-  // The outcome's callback points here.
-  ~Push() {
-    if (prefill_id != 0) prefilled.wait();
-  }
-
-  RequestId decode_id = 0;
-  RequestId prefill_id = 0;
-  Answer answer;
-  Prefilled prefilled;
-};
-
 TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
   for (const char* name :
        {"llama-mha-bf16-tied", "llama-gqa-bf16-llama3-sharded", "qwen3-gqa-bf16", "llama-mqa-f32",

@@ -214,14 +214,47 @@ struct Worker {
   std::unique_ptr<Engine> engine;
 };
 
-// What one process answers, as the truth for everything else.
-inline std::vector<std::int32_t> alone(const Model& model, const GenerationRequest& request) {
-  const auto engine =
-      take(Engine::create(model, fixture_tokenizer(), nullptr, {.kv_bytes = std::size_t{1} << 24}));
+// One request pushed from `prefill` to `decode`.
+struct Push {
+  Push(Worker& prefill, Worker& decode, const GenerationRequest& request) {
+    const TransferId transfer = random_transfer_id();
+    const auto reserved = decode.engine->reserve(request, transfer);
+    EXPECT_TRUE(reserved.ok()) << reserved.status().message();
+    if (!reserved.ok()) return;
+    decode_id = *reserved;
+    EXPECT_TRUE(decode.engine->attach(decode_id, answer.on_update()).ok());
+    prefill_id = take(prefill.engine->prefill_and_push(request, decode.endpoint->address(),
+                                                       transfer, prefilled.on_prefilled()));
+  }
+  Push(const Push&) = delete;
+  Push& operator=(const Push&) = delete;
+  // The outcome's callback points here.
+  ~Push() {
+    if (prefill_id != 0) prefilled.wait();
+  }
+
+  RequestId decode_id = 0;
+  RequestId prefill_id = 0;
   Answer answer;
-  EXPECT_TRUE(engine->submit(request, answer.on_update()).ok());
+  Prefilled prefilled;
+};
+
+inline std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
+                                           Finish* finish = nullptr) {
+  Answer answer;
+  const Status submitted = engine.submit(request, answer.on_update()).status();
+  EXPECT_TRUE(submitted.ok()) << submitted.message();
+  if (!submitted.ok()) return {};
   EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+  if (finish != nullptr) *finish = answer.finish();
   return answer.tokens();
+}
+
+// What one process answers, as the truth for everything else.
+inline std::vector<std::int32_t> alone(const Model& model, const GenerationRequest& request,
+                                       const EngineOptions& options = {.kv_bytes = std::size_t{1}
+                                                                                   << 24}) {
+  return answer_of(*take(Engine::create(model, fixture_tokenizer(), nullptr, options)), request);
 }
 
 }  // namespace kvlane

@@ -267,7 +267,6 @@ Sequence* EngineImpl::least_important() const {
 void EngineImpl::preempt(Sequence& sequence) {
   detach(sequence);
   sequence.release_blocks();
-  sequence.prefetched = false;
   sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
                                                 : &TimeAccount::queue);
   if (sequence.completion_tokens == 0) waiting_.fetch_add(1);

@@ -68,13 +68,9 @@ void EngineImpl::prefetch() {
       [this](const Sequence* a, const Sequence* b) { return goes_before(rank(*a), rank(*b)); });
   for (Sequence* const sequence : next) {
     if (std::exchange(sequence->prefetched, true) || sequence->request.receives()) continue;
-    const std::span<const BlockName> names = sequence->names.all();
-    const auto missing = std::find_if(names.begin(), names.end(), [this](const BlockName& name) {
-      return !pool_.knows(name) && !arena_.knows(name);
-    });
-    int first = static_cast<int>(missing - names.begin());
+    int first = known_blocks(*sequence);
     (void)find_in_sight(*sequence, first);
-    keeper_->prefetch(names, first, static_cast<int>(sequence->tokens.size()));
+    keeper_->prefetch(sequence->names.all(), first, static_cast<int>(sequence->tokens.size()));
   }
 }
 
@@ -144,8 +140,8 @@ bool EngineImpl::is_being_restored(const Sequence& sequence) const {
   });
 }
 
-// What the store has of a long sequence from a later block on than `first`, if no token behind what
-// is stored sees those before that, which `first` is then.
+// What the store has of a long sequence from a later block than `first` on, if no token behind what
+// is stored sees those before it; `first` becomes that block.
 std::optional<FoundState> EngineImpl::find_in_sight(const Sequence& sequence, int& first) {
   const BlockTable& table = sequence.table;
   const std::span<const BlockName> names = sequence.names.all();

@@ -65,20 +65,13 @@ struct RankedWorker {
   std::unique_ptr<Worker> worker;
 };
 
-// Pushes a prompt from one to the other.
+// Of a prompt that is pushed from one to the other.
 std::vector<std::int32_t> answer_of(Worker& prefill, Worker& decode,
                                     const GenerationRequest& request) {
-  const TransferId transfer = random_transfer_id();
-  const RequestId reserved = take(decode.engine->reserve(request, transfer));
-  Answer answer;
-  EXPECT_TRUE(decode.engine->attach(reserved, answer.on_update()).ok());
-  Prefilled prefilled;
-  const auto pushed = prefill.engine->prefill_and_push(request, decode.endpoint->address(),
-                                                       transfer, prefilled.on_prefilled());
-  EXPECT_TRUE(pushed.ok()) << pushed.status().message();
-  EXPECT_TRUE(prefilled.wait().finish.error.ok()) << prefilled.wait().finish.error.message();
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  return answer.tokens();
+  Push push(prefill, decode, request);
+  EXPECT_EQ(push.prefilled.wait().finish.error.message(), "");
+  EXPECT_EQ(push.answer.wait().error.message(), "");
+  return push.answer.tokens();
 }
 
 struct Case {
@@ -88,27 +81,17 @@ struct Case {
   std::string format = "bf16";
 };
 
-std::vector<std::int32_t> alone_with(const std::string& model, const std::string& format,
-                                     const GenerationRequest& request) {
-  const Model& whole = fixture_model(model);
-  const auto engine =
-      take(Engine::create(whole, fixture_tokenizer(), nullptr,
-                          {.kv_bytes = kPoolBytes, .kv_format = format_of(whole, format)}));
-  Answer answer;
-  EXPECT_TRUE(engine->submit(request, answer.on_update()).ok());
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  return answer.tokens();
-}
-
 void expect_the_same(Network& network, const Case& tried) {
   RankedWorker prefill(network, tried.model, tried.prefill,
                        {.kv_bytes = kPoolBytes, .chunk_tokens = 100, .kv_codec = tried.codec},
                        tried.format);
   RankedWorker decode(network, tried.model, tried.decode, {.kv_bytes = kPoolBytes}, tried.format);
+  const Model& whole = fixture_model(tried.model);
   for (const int prompt : {1, 64, 200}) {
     const GenerationRequest request = make_mixed_request(prompt, 12, prompt);
     EXPECT_EQ(answer_of(*prefill.worker, *decode.worker, request),
-              alone_with(tried.model, tried.format, request))
+              alone(whole, request,
+                    {.kv_bytes = kPoolBytes, .kv_format = format_of(whole, tried.format)}))
         << prompt;
   }
   prefill.worker->expect_clean();

@@ -15,6 +15,7 @@
 
 #include "base/temporary_directory.h"
 #include "engine/engine_fixture.h"
+#include "engine/state_fixture.h"
 #include "model/expected_fixture.h"
 #include "model/synth.h"
 #include "quant/heads_together.h"
@@ -58,13 +59,6 @@ struct Layout {
 
 std::string name_of(const Layout& layout) {
   return std::to_string(layout.stages) + " x " + std::to_string(layout.ranks);
-}
-
-std::shared_ptr<Store> open_store(const fs::path& directory, std::uint64_t memory_bytes = 0) {
-  fs::create_directories(directory);
-  StoreOptions options{.create = true, .memory_bytes_max = memory_bytes};
-  options.directories.push_back({directory, 0});
-  return take(Store::open(options, take(open_store_files({}))));
 }
 
 fs::path store_of(const fs::path& directory, int rank) {
@@ -145,7 +139,7 @@ struct Worker {
           const ModelPart own = part.part();
           const fs::path at = store_of(directory, own.stage * own.ranks + own.rank);
           options.open_store = [at, memory, &stores](int) {
-            const std::shared_ptr<Store> store = open_store(at, memory);
+            const std::shared_ptr<Store> store = open_store(at, {}, memory);
             const std::lock_guard lock(stores.mutex);
             stores.all.push_back(store);
             return Result(store);
@@ -164,17 +158,6 @@ struct Worker {
   std::unique_ptr<RankThreads> threads;
   std::unique_ptr<Engine> engine;
 };
-
-std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
-                                    Finish* finish = nullptr) {
-  Answer answer;
-  const Status submitted = engine.submit(request, answer.on_update()).status();
-  EXPECT_TRUE(submitted.ok()) << submitted.message();
-  if (!submitted.ok()) return {};
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  if (finish != nullptr) *finish = answer.finish();
-  return answer.tokens();
-}
 
 GenerationRequest next_turn(const GenerationRequest& before,
                             const std::vector<std::int32_t>& answer) {

@@ -12,21 +12,13 @@
 
 #include "base/temporary_directory.h"
 #include "engine/device_fixture.h"
+#include "engine/state_fixture.h"
 #include "quant/kv_format.h"
-#include "store/paced_files.h"
 
 namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::shared_ptr<Store> open_store(const fs::path& directory, const DevicePace& pace = {}) {
-  StoreOptions options{.create = true};
-  options.directories.push_back({directory, 0});
-  auto files = take(open_store_files({}));
-  if (pace.read_bytes_per_second > 0) files = paced_files(std::move(files), pace, 1);
-  return take(Store::open(options, std::move(files)));
-}
 
 EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16",
                            const char* form = "kv") {
@@ -43,15 +35,6 @@ EngineOptions options_with(std::shared_ptr<Store> store, const std::string& form
 std::unique_ptr<Engine> make_engine(const EngineOptions& options,
                                     const Model& model = model_on_device()) {
   return take(Engine::create(model, fixture_tokenizer(), nullptr, options));
-}
-
-std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
-                                    Finish* finish = nullptr) {
-  Answer answer;
-  EXPECT_TRUE(engine.submit(request, answer.on_update()).ok());
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  if (finish != nullptr) *finish = answer.finish();
-  return answer.tokens();
 }
 
 // The conversation so far, and something new.

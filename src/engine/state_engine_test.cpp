@@ -11,9 +11,9 @@
 
 #include "base/temporary_directory.h"
 #include "engine/engine_fixture.h"
+#include "engine/state_fixture.h"
 #include "quant/kv_format.h"
 #include "quant/tables_fixture.h"
-#include "store/paced_files.h"
 
 namespace kvlane {
 namespace {
@@ -22,14 +22,6 @@ namespace fs = std::filesystem;
 
 std::shared_ptr<const KvFormat> make_format(const std::string& name, const Model& model) {
   return take(make_kv_format(name, {.shape = model.config().kv_shape(), .isa = model.isa()}));
-}
-
-std::shared_ptr<Store> open_store(const fs::path& directory, const DevicePace& pace = {}) {
-  StoreOptions options{.create = true};
-  options.directories.push_back({directory, 0});
-  auto files = take(open_store_files({}));
-  if (pace.read_bytes_per_second > 0) files = paced_files(std::move(files), pace, 1);
-  return take(Store::open(options, std::move(files)));
 }
 
 std::unique_ptr<Engine> make_engine(const EngineOptions& options,
@@ -44,17 +36,6 @@ EngineOptions options_with(std::shared_ptr<Store> store, const std::string& form
   options.kv_format = make_format(format, model);
   options.state.store = std::move(store);
   return options;
-}
-
-std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
-                                    Finish* finish = nullptr) {
-  Answer answer;
-  const Status submitted = engine.submit(request, answer.on_update()).status();
-  EXPECT_TRUE(submitted.ok()) << submitted.message();
-  if (!submitted.ok()) return {};
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  if (finish != nullptr) *finish = answer.finish();
-  return answer.tokens();
 }
 
 // The conversation so far, and something new.
@@ -279,19 +260,10 @@ TEST(StateEngine, WhatMayHaveComeBackFrom8BitsIsNotPushedAsExact) {
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
   Worker prefill(*network, fixture_model(), options);
   const auto push_to = [&](Worker& decode) {
-    const GenerationRequest request = make_request(130, 4, 1);
-    const TransferId transfer = random_transfer_id();
-    Answer answer;
-    Prefilled prefilled;
-    const RequestId id = take(decode.engine->reserve(request, transfer));
-    EXPECT_TRUE(decode.engine->attach(id, answer.on_update()).ok());
-    EXPECT_TRUE(prefill.engine
-                    ->prefill_and_push(request, decode.endpoint->address(), transfer,
-                                       prefilled.on_prefilled())
-                    .ok());
-    const Status sent = prefilled.wait().finish.error;
-    if (!sent.ok()) decode.engine->abort(id);
-    EXPECT_EQ(answer.wait().error.ok(), sent.ok());
+    Push push(prefill, decode, make_request(130, 4, 1));
+    const Status sent = push.prefilled.wait().finish.error;
+    if (!sent.ok()) decode.engine->abort(push.decode_id);
+    EXPECT_EQ(push.answer.wait().error.ok(), sent.ok());
     return sent;
   };
   Worker exact(*network, fixture_model());
@@ -303,6 +275,19 @@ TEST(StateEngine, WhatMayHaveComeBackFrom8BitsIsNotPushedAsExact) {
   options.state.store = open_store(others.path());
   Worker alike(*network, fixture_model(), options);
   EXPECT_TRUE(push_to(alike).ok());
+}
+
+TEST(StateEngine, WhoAnswersTellsWhatBringingThePromptBackTook) {
+  const TemporaryDirectory directory;
+  const GenerationRequest request = make_request(300, 5, 4);
+  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
+  Worker prefill(*network, fixture_model(), options_with(open_store(directory.path())));
+  Worker decode(*network, fixture_model());
+  Push push(prefill, decode, request);
+  EXPECT_EQ(push.answer.wait().error.message(), "");
+  EXPECT_EQ(prefill.engine->load().restores, 1);
+  EXPECT_GT(push.answer.finish().account.restore, 0);
 }
 
 // What other tables have sealed is no state of these: it is neither found nor in the way.
@@ -339,12 +324,9 @@ TEST(StateEngine, WhoWaitsForAPlaceIsReadAhead) {
   const GenerationRequest request = make_request(420, 5, 4);
   const std::vector<std::int32_t> expected = alone(fixture_model(), request);
   (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
-  StoreOptions store_options{.memory_bytes_max = std::size_t{1} << 26};
-  store_options.directories.push_back({directory.path(), 0});
-  EngineOptions options =
-      options_with(take(Store::open(store_options, take(open_store_files({})))));
+  const auto store = open_store(directory.path(), {}, std::uint64_t{1} << 26);
+  EngineOptions options = options_with(store);
   options.sequences_max = 1;
-  const auto store = options.state.store;
   const auto engine = make_engine(options);
   Answer long_one, waiting;
   ASSERT_TRUE(engine->submit(make_request(20, 400, 5), long_one.on_update()).ok());

@@ -9,6 +9,7 @@
 
 #include "base/temporary_directory.h"
 #include "engine/engine_fixture.h"
+#include "engine/state_fixture.h"
 #include "model/forward.h"
 #include "quant/kv_format.h"
 #include "store/store.h"
@@ -30,17 +31,6 @@ EngineOptions with_blocks(int blocks) {
 
 std::unique_ptr<Engine> make_engine(EngineOptions options, const Model& model = windowed_model()) {
   return take(Engine::create(model, fixture_tokenizer(), nullptr, std::move(options)));
-}
-
-std::vector<std::int32_t> answer_of(Engine& engine, const GenerationRequest& request,
-                                    Finish* finish = nullptr) {
-  Answer answer;
-  const Status submitted = engine.submit(request, answer.on_update()).status();
-  EXPECT_TRUE(submitted.ok()) << submitted.message();
-  if (!submitted.ok()) return {};
-  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
-  if (finish != nullptr) *finish = answer.finish();
-  return answer.tokens();
 }
 
 std::shared_ptr<const KvFormat> make_format(const std::string& name) {
@@ -273,12 +263,6 @@ TEST(WindowedEngine, WorkersGiveTheSingleProcessesAnswer) {
   decode.expect_clean();
 }
 
-std::shared_ptr<Store> open_store(const TemporaryDirectory& directory) {
-  StoreOptions options{.create = true};
-  options.directories.push_back({directory.path(), 0});
-  return take(Store::open(options, take(open_store_files({}))));
-}
-
 // A conversation that is longer than the memory goes on after a restart: with slabs of what it
 // still sees, or with all, where lower layers have to be computed from tokens.
 TEST(WindowedEngine, WhatIsInTheStateStoreComesBack) {
@@ -289,7 +273,7 @@ TEST(WindowedEngine, WhatIsInTheStateStoreComesBack) {
       const TemporaryDirectory directory;
       const auto make = [&] {
         EngineOptions options = with_blocks(blocks);
-        options.state.store = open_store(directory);
+        options.state.store = open_store(directory.path());
         options.state.forms = take(make_state_forms(form, layers, nullptr, 0));
         options.state.saves_all = true;
         return make_engine(options);
@@ -328,12 +312,10 @@ TEST(WindowedEngine, WhatWaitingOnesSeeIsReadAhead) {
   const GenerationRequest request = make_request(420, 5, 4);
   EngineOptions options = with_blocks(40);
   options.state.saves_all = true;
-  options.state.store = open_store(directory);
+  options.state.store = open_store(directory.path());
   (void)answer_of(*make_engine(options), request);
   options.state.store.reset();
-  StoreOptions store_options{.memory_bytes_max = std::size_t{1} << 26};
-  store_options.directories.push_back({directory.path(), 0});
-  const std::shared_ptr<Store> store = take(Store::open(store_options, take(open_store_files({}))));
+  const auto store = open_store(directory.path(), {}, std::uint64_t{1} << 26);
   options.state.store = store;
   options.sequences_max = 1;
   const auto engine = make_engine(options);
@@ -352,7 +334,7 @@ TEST(WindowedEngine, WhatWaitingOnesSeeIsReadAhead) {
 TEST(WindowedEngine, SeveralComeBackAtOnce) {
   const TemporaryDirectory directory;
   EngineOptions options = with_blocks(4 * kBlocks);
-  options.state.store = open_store(directory);
+  options.state.store = open_store(directory.path());
   options.state.saves_all = true;
   std::vector<GenerationRequest> requests;
   std::vector<std::vector<std::int32_t>> expected;
@@ -382,7 +364,7 @@ TEST(WindowedEngine, SeveralComeBackAtOnce) {
 TEST(WindowedEngine, BlocksThatGoUnsavedAreCounted) {
   const TemporaryDirectory directory;
   EngineOptions options = with_blocks(2 * kBlocks);
-  options.state.store = open_store(directory);
+  options.state.store = open_store(directory.path());
   options.state.saving_bytes = 1;  // one block at a time
   const auto store = options.state.store;
   std::int64_t failures = 0;

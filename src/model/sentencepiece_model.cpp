@@ -4,6 +4,7 @@
 
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
 #include <exception>
 #include <limits>
 #include <string>
@@ -36,18 +37,21 @@ class SentencePieceEncoder final : public TextEncoder {
   std::unique_ptr<const sentencepiece::SentencePieceProcessor> processor_;
 };
 
+// `listed`: tokenizer_config.json has it as well, with flags of its own.
 Status add_piece(const sentencepiece::SentencePieceProcessor& processor, std::int32_t id,
-                 const SentencePieceFacts& facts, TokenizerParts& parts) {
+                 const SentencePieceFacts& facts, bool listed, TokenizerParts& parts) {
   if (processor.IsUnknown(id)) return parts.vocabulary.add(id, facts.unk_surface, false);
   const std::string& piece = processor.IdToPiece(id);
   if (processor.IsControl(id)) {
-    parts.added_tokens.push_back({.id = id, .content = piece, .pattern = piece, .special = true});
+    if (!listed) {
+      parts.added_tokens.push_back({.id = id, .content = piece, .pattern = piece, .special = true});
+    }
     return parts.vocabulary.add(id, piece, false);
   }
   return parts.vocabulary.add(id, piece, true);
 }
 
-// A token of tokenizer_config.json: one more, or one of the model's with flags of its own.
+// A token of tokenizer_config.json: one more, or one of the model's.
 Status add_token(const sentencepiece::SentencePieceProcessor& processor, AddedToken token,
                  TokenizerParts& parts) {
   token.normalized = false;  // there is no normalisation
@@ -57,7 +61,6 @@ Status add_token(const sentencepiece::SentencePieceProcessor& processor, AddedTo
     return unsupported("tokenizer_config.json calls token " + std::to_string(token.id) + " '" +
                        token.content + "', the model '" + piece + "'");
   }
-  std::erase_if(parts.added_tokens, [&](const AddedToken& a) { return a.id == token.id; });
   parts.added_tokens.push_back(std::move(token));
   return {};
 }
@@ -70,7 +73,8 @@ Result<SentencePieceSpec> load(std::string_view model, const SentencePieceFacts&
   }
   SentencePieceSpec spec;
   for (std::int32_t id = 0; id < processor->GetPieceSize(); ++id) {
-    KVLANE_TRY(add_piece(*processor, id, facts, spec.parts));
+    const bool listed = std::ranges::binary_search(config.added_tokens, id, {}, &AddedToken::id);
+    KVLANE_TRY(add_piece(*processor, id, facts, listed, spec.parts));
   }
   for (const AddedToken& token : config.added_tokens) {
     KVLANE_TRY(add_token(*processor, token, spec.parts));

@@ -88,6 +88,22 @@ TEST(SentencePieceModelTest, TokenizerConfigAddsTokens) {
   EXPECT_EQ(tokenizer->decode(Ids{1002, 3 + 'a', 1001}), "a");
   EXPECT_EQ(tokenizer->token_bytes(1002), "<|user|>");
 
+  const auto listing = [&](const char* content) {
+    return parse(R"({"added_tokens_decoder":{"0":{"content":")" + std::string(content) +
+                 R"(","lstrip":false,"normalized":false,"rstrip":false,"single_word":false,
+                     "special":true}}})");
+  };
+  // As its own text, of which the model makes pieces; left out where special tokens are.
+  const Result<Tokenizer> unknown = listing("<unk>");
+  ASSERT_TRUE(unknown.ok()) << unknown.status().message();
+  EXPECT_THAT(*unknown->encode("<unk>"), ElementsAre(1, 0));
+  EXPECT_TRUE(unknown->is_special(0));
+  const Result<Tokenizer> renamed = listing("<none>");
+  ASSERT_FALSE(renamed.ok());
+  EXPECT_EQ(renamed.status().code(), Code::kUnsupported);
+  EXPECT_THAT(renamed.status().message(),
+              HasSubstr("tokenizer_config.json calls token 0 '<none>', the model '<unk>'"));
+
   for (const char* bad : {"[", R"({"add_bos_token":1})", R"({"added_tokens_decoder":[]})",
                           R"({"added_tokens_decoder":{"1002":{}}})",
                           R"({"added_tokens_decoder":{"-1":{"content":"a","lstrip":false,

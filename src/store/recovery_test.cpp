@@ -362,6 +362,7 @@ TEST_F(Recovery, EncryptedExtentsNeedTheirKey) {
   expect_block(*store_, 0);
   EXPECT_TRUE(store_->verify(store_->find(key_of(0))[0]).ok());
 
+  const Bytes exported = *store_->export_extent(store_->find(key_of(0))[0]);
   for (const bool none : {true, false}) {
     options_.key = none ? std::optional<AesKey>() : std::optional(AesKey{});
     ASSERT_TRUE(open().ok());
@@ -380,6 +381,12 @@ TEST_F(Recovery, EncryptedExtentsNeedTheirKey) {
   ASSERT_TRUE(open().ok());
   expect_block(*store_, 0);
   EXPECT_EQ(store_->all().size(), 2U);
+  // And stays there when what the other one has encrypted comes back.
+  auto draft = store_->import_draft(exported);
+  ASSERT_TRUE(draft.ok()) << draft.status().message();
+  store_->put(std::move(*draft), 0, [](const Status&) {});
+  store_->flush();
+  expect_block(*store_, 0);
 }
 
 TEST_F(Recovery, ExtentsMoveFromStoreToStore) {

@@ -109,8 +109,9 @@ void Store::Impl::save(std::vector<Save>& group) {
   publish(group);
 }
 
-// Of the same layers of that block: nobody here can read them.
+// Of the same layers of that block, for one that can be read here.
 void Store::Impl::give_up_other_keys(const ExtentHead& head) {
+  if (!opens(head)) return;
   std::vector<std::shared_ptr<StoredExtent>> others;
   {
     const std::lock_guard guard(mutex);
