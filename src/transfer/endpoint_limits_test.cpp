@@ -126,6 +126,25 @@ TEST(Endpoint, FullLinksAreWaitedFor) {
   }
 }
 
+TEST(Endpoint, ALinkThatWasFullOfWhatIsOverTakesTheNext) {
+  auto network =
+      TestNetwork::create({.faults = {.bytes_per_second = 1e6}, .queue_bytes_max = 2000});
+  Workers workers{std::move(*Endpoint::start(*network, options_for_test())),
+                  std::move(*Endpoint::start(*network, options_for_test()))};
+  const TransferBegin begin = begin_of(64 * 20, 3);
+  Journey first(workers, 1, begin);
+  ASSERT_TRUE(first.send().ok());
+  ASSERT_TRUE(network->run_until([&] { return first.sink->slabs() >= 3; }, Seconds(60)));
+  workers.b->cancel(first.id);
+  ASSERT_TRUE(network->run_until([&] { return first.delivery.over(); }, Seconds(60)));
+  EXPECT_FALSE(first.delivery.ok());
+  network->run_for(Seconds(0.1));  // what was on its way has arrived
+  Journey second(workers, 2, begin);
+  ASSERT_TRUE(second.send().ok());
+  ASSERT_TRUE(network->run_until([&] { return second.delivery.over(); }, Seconds(60)));
+  second.expect_success();
+}
+
 TEST(Endpoint, IdleLinksAreClosedAndDialledAgain) {
   Pair pair;
   Journey first(pair, 1, begin_of(10, 1));

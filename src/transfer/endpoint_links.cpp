@@ -321,6 +321,8 @@ void EndpointCore::pump(const SessionPtr& session) {
 void EndpointCore::on_writable(const SessionPtr& session) {
   const Lock lock(mutex_);
   if (stopped_ || session->state == Session::State::kGone) return;
+  // What was refused may be gone by now: then nothing is posted that would tell.
+  session->blocked = false;
   session->last_heard = clock_;
   for (const auto& [id, outgoing] : outgoing_) {
     if (outgoing->session == session) outgoing->last_heard = clock_;
