@@ -166,21 +166,21 @@ Status KvSender::send_sealed(const Run& run, int block, const std::byte* slab, S
     header.codec = run.codec.name();
     KVLANE_TRY(send_frame(run, std::move(header), encode_sealed(run, slab, fetched)));
   } else {
-    KVLANE_TRY(send_packed(run, place, slab, std::move(header)));
+    KVLANE_TRY(send_packed(run, place, slab, std::move(header), fetched));
   }
-  if (sealed_planes_ && lane_.on_host()) try_another_on_sealed(run, place, slab);
+  if (sealed_planes_) try_another_on_sealed(run, place, slab, fetched);
   return {};
 }
 
 Status KvSender::send_packed(const Run& run, SlabPlace place, const std::byte* slab,
-                             FrameHeader header) {
+                             FrameHeader header, Seconds fetched) {
   header.k_bytes = static_cast<std::uint32_t>(format_->used_bytes(place, slab));
   return send_frame(run, std::move(header), [&](std::span<std::byte> packed, auto) {
     const TimePoint start = SteadyClock::now();
     format_->pack(place, slab, packed.data());
     if (!sealed_planes_) return;
     const PlaneShape v = sealed_planes_->v_shape(run.layer);
-    choice_.learn(run.codec, v, v.bytes(), share_of(v, packed.size(), start));
+    choice_.learn(run.codec, v, v.bytes(), share_of(v, packed.size(), start) + fetched / 2);
   });
 }
 
@@ -232,7 +232,10 @@ Status KvSender::send_slab(const Run& run, int block, const std::byte* slab, Sec
     const ByteView v = encode(PlanePart::kV, coded_[1]);
     KVLANE_TRY(send_coded(run, block, {k, v}));
   }
-  if (lane_.on_host()) try_another(run.codec, plane, plane_in(slab, shape, PlanePart::kV));
+  // Rows of a cache of rows would go through a device's codecs: send_from_host() tries those.
+  if (format_ || lane_.coder() == nullptr) {
+    try_another(run.codec, plane, plane_in(slab, shape, PlanePart::kV), fetched / 2);
+  }
   return {};
 }
 
@@ -339,17 +342,20 @@ void KvSender::learn_codebook(const Run& run, PlanePart part, const PlaneShape& 
   codebooks_replaced_ = books_.replaced() + sealed_books_.replaced();
 }
 
-// Keeps what is known about codecs that are not in use up to date.
-void KvSender::try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane) {
+// Keeps what is known about codecs that are not in use up to date. `fetched`: what bringing the
+// plane here took, whatever its codec.
+void KvSender::try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane,
+                           Seconds fetched) {
   const TimePoint start = SteadyClock::now();
   const Codec* const codec = choice_.due(used, start);
   if (codec == nullptr) return;
   const TimedEncoding trial = time_encoding(*codec, shape, plane, trial_);
-  choice_.learn_trial(*codec, shape, trial.bytes, trial.time, start, SteadyClock::now());
+  choice_.learn_trial(*codec, shape, trial.bytes, trial.time + fetched, start, SteadyClock::now());
 }
 
 // The same with a sealed slab of values: its planes have to be made, or in `none` it is packed.
-void KvSender::try_another_on_sealed(const Run& used, SlabPlace place, const std::byte* slab) {
+void KvSender::try_another_on_sealed(const Run& used, SlabPlace place, const std::byte* slab,
+                                     Seconds fetched) {
   const TimePoint start = SteadyClock::now();
   const Codec* const codec = choice_.due(used.codec, start);
   if (codec == nullptr) return;
@@ -364,7 +370,7 @@ void KvSender::try_another_on_sealed(const Run& used, SlabPlace place, const std
     trial = time_encoding(*codec, v, dense_plane(v, sealed_planes_->v(used.layer).data()), trial_);
     trial.time += taken / 2;
   }
-  choice_.learn_trial(*codec, v, trial.bytes, trial.time, start, SteadyClock::now());
+  choice_.learn_trial(*codec, v, trial.bytes, trial.time + fetched / 2, start, SteadyClock::now());
 }
 
 // The same with the slabs of a run, on the way that they would take.

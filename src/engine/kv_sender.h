@@ -110,7 +110,8 @@ class KvSender {
   Status send_all(Job& job, int layer, int first_block, int last_block, const DeviceMark* done);
   Status send_from_coded_cache(const Run& run);
   Status send_sealed(const Run& run, int block, const std::byte* slab, Seconds fetched);
-  Status send_packed(const Run& run, SlabPlace place, const std::byte* slab, FrameHeader header);
+  Status send_packed(const Run& run, SlabPlace place, const std::byte* slab, FrameHeader header,
+                     Seconds fetched);
   CodedSlab encode_sealed(const Run& run, const std::byte* slab, Seconds fetched);
   Status send_from_host(const Run& run);
   Status send_slab(const Run& run, int block, const std::byte* slab, Seconds fetched);
@@ -124,8 +125,10 @@ class KvSender {
                         const PlaneView& plane, Seconds fetched, std::span<std::byte> coded);
   void learn_codebook(const Run& run, PlanePart part, const PlaneShape& shape, ByteView body,
                       bool counted);
-  void try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane);
-  void try_another_on_sealed(const Run& used, SlabPlace place, const std::byte* slab);
+  void try_another(const Codec& used, const PlaneShape& shape, const PlaneView& plane,
+                   Seconds fetched);
+  void try_another_on_sealed(const Run& used, SlabPlace place, const std::byte* slab,
+                             Seconds fetched);
   Status try_another_on_device(const Run& used, SlabCoder& coder);
 
   const BlockPool& pool_;

@@ -70,18 +70,20 @@ struct Sent {
   std::int64_t counted, replaced;
 };
 
-Sent send(BlockPool& pool, SlabLane lane, std::string_view codec,
+std::unique_ptr<CodecChoice> choice_of(std::string_view codec) {
+  return take(CodecChoice::create(codec, best_isa(), plane_shape(kShape, kBlockTokens)));
+}
+
+Sent send(BlockPool& pool, SlabLane lane, CodecChoice& choice,
           const std::shared_ptr<const DeviceMark>& done) {
   Sent sent;
   BlockTable table(pool);
   EXPECT_TRUE(table.grow(kTokens).ok());
-  const auto choice =
-      take(CodecChoice::create(codec, best_isa(), plane_shape(kShape, kBlockTokens)));
   std::promise<SentKv> over;
   {
-    KvSender sender(pool, std::move(lane), ModelIdentity{}, nullptr, *choice, {});
+    KvSender sender(pool, std::move(lane), ModelIdentity{}, nullptr, choice, {});
     const auto job = std::make_shared<KvSender::Job>(std::make_shared<Recorder>(sent.slabs), table,
-                                                     kTokens, choice->for_transfer(std::nullopt),
+                                                     kTokens, choice.for_transfer(std::nullopt),
                                                      [] { return std::optional<LinkSpeed>(); });
     for (int layer = 0; layer < kShape.layers; ++layer) {
       sender.add(job, layer, 0, 3, done);
@@ -104,7 +106,7 @@ TEST(KvSender, SendsTheSameFramesFromADeviceAsFromTheHost) {
     BlockPool host = take(BlockPool::create(kShape, kPoolBytes));
     ASSERT_EQ(host.blocks_total(), kBlocks);
     std::memcpy(host.block(0), bytes.data(), bytes.size());
-    const Sent expected = send(host, SlabLane(), codec, nullptr);
+    const Sent expected = send(host, SlabLane(), *choice_of(codec), nullptr);
 
     EmulatedAccelerator device;
     const auto memory = take(device.allocate(kPoolBytes));
@@ -112,7 +114,8 @@ TEST(KvSender, SendsTheSameFramesFromADeviceAsFromTheHost) {
         take(BlockPool::over(kShape, {memory.get(), kPoolBytes}, take(device.copies())));
     ASSERT_TRUE(device.copy(memory.get(), bytes.data(), bytes.size()).ok());
     const auto written = take(device.mark());
-    const Sent sent = send(pool, take(SlabLane::open(device, kShape, 16)), codec, written);
+    const Sent sent =
+        send(pool, take(SlabLane::open(device, kShape, 16)), *choice_of(codec), written);
     EXPECT_EQ(sent.slabs.size(), std::size_t{kBlocks} * kShape.layers);
     EXPECT_TRUE(sent.slabs == expected.slabs);
     EXPECT_EQ(sent.kv.raw, expected.kv.raw);
@@ -131,7 +134,8 @@ TEST(KvSender, AutoSendsFromADeviceWhatCanBeRead) {
   BlockPool pool = take(BlockPool::over(kShape, {memory.get(), kPoolBytes}, take(device.copies())));
   ASSERT_TRUE(device.copy(memory.get(), bytes.data(), bytes.size()).ok());
   const auto written = take(device.mark());
-  const Sent sent = send(pool, take(SlabLane::open(device, kShape, 4)), kAutoCodec, written);
+  const auto choice = choice_of(kAutoCodec);
+  const Sent sent = send(pool, take(SlabLane::open(device, kShape, 4)), *choice, written);
   ASSERT_EQ(sent.slabs.size(), std::size_t{kBlocks} * kShape.layers);
   for (const Recorder::Slab& slab : sent.slabs) {
     const Codec& codec = *take(find_codec(slab.codec));
@@ -139,6 +143,26 @@ TEST(KvSender, AutoSendsFromADeviceWhatCanBeRead) {
     Bytes values(plane.bytes());
     EXPECT_TRUE(codec.decode(plane, slab.k, values).ok());
     EXPECT_TRUE(codec.decode(plane, slab.v, values).ok());
+  }
+}
+
+// Blocks of the host, and those that are brought to it slab by slab, as from ranks.
+TEST(KvSender, AutoLearnsOfCodecsThatAreNotInUse) {
+  const Bytes bytes = contents();
+  EmulatedAccelerator device;
+  for (const bool on_host : {true, false}) {
+    SCOPED_TRACE(on_host);
+    BlockPool pool = take(BlockPool::create(kShape, kPoolBytes));
+    std::memcpy(pool.block(0), bytes.data(), bytes.size());
+    SlabLane lane;
+    if (!on_host) lane = take(SlabLane::over(take(device.lane()), kShape.slab_bytes()));
+    const auto choice = choice_of(kAutoCodec);
+    const auto speed = [&](std::string_view codec) { return choice->pace(codec)->encode; };
+    const double splitzip = speed("splitzip"), channel = speed("splitzip:channel");
+    const Sent sent = send(pool, std::move(lane), *choice, nullptr);
+    // Of a link that nothing is known of, nothing is known that would be worth coding for.
+    for (const Recorder::Slab& slab : sent.slabs) EXPECT_EQ(slab.codec, "none");
+    EXPECT_TRUE(speed("splitzip") != splitzip || speed("splitzip:channel") != channel);
   }
 }
 
