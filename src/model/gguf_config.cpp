@@ -18,6 +18,10 @@ Result<const Family*> gguf_family(const GgufFile& file) {
     if (family->gguf->architecture == *name) return family;
     known += (known.empty() ? "" : ", ") + std::string(family->gguf->architecture);
   }
+  // What no family here computes is told rather than the name of one that does.
+  GgufConfigWriter features(file, *name);
+  features.refuse_features();
+  KVLANE_TRY(features.status());
   return unsupported("'general.architecture' is " + in_quotes(std::string(*name)) +
                      "; kvlane reads " + known);
 }

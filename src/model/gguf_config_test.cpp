@@ -111,6 +111,16 @@ TEST(GgufConfigTest, ArchitecturesAndFeaturesAreRefusedByName) {
   Changed("llama")
       .set("general.architecture", std::string_view("opt"))
       .expect_error(Code::kUnsupported, "\"opt\"; kvlane reads llama, qwen2, qwen3, phi3, falcon");
+  const std::pair<const char*, const char*> features[] = {
+      {"expert_count", "'deepseek2.expert_count' says that it has experts"},
+      {"attention.kv_lora_rank", "says that it has multi-head latent attention"},
+  };
+  for (const auto& [name, words] : features) {
+    Changed("llama")
+        .set("general.architecture", std::string_view("deepseek2"))
+        .set("deepseek2." + std::string(name), 8.0)
+        .expect_error(Code::kUnsupported, words);
+  }
   Changed("llama").drop("general.architecture").expect_error(Code::kCorrupt, "architecture'");
   for (const char* const name : {"llama", "qwen2", "phi3", "falcon"}) {
     Changed file(name);

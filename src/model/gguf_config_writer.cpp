@@ -83,6 +83,11 @@ void GgufConfigWriter::refuse(const char* name, const char* what) {
   fail(unsupported(quoted(name) + " says that it has " + what));
 }
 
+void GgufConfigWriter::refuse_features() {
+  refuse("expert_count", "experts");
+  refuse("attention.kv_lora_rank", "multi-head latent attention");
+}
+
 void GgufConfigWriter::set_architecture(std::string_view name) {
   (*json_)["architectures"] = Json::array({std::string(name)});
 }
@@ -97,7 +102,7 @@ void GgufConfigWriter::dimensions() {
   copy_integer("hidden_size", "embedding_length");
   copy_integer("max_position_embeddings", "context_length");
   copy_integer("num_attention_heads", "attention.head_count");
-  refuse("expert_count", "experts");
+  refuse_features();
 }
 
 int GgufConfigWriter::head_length() {

@@ -44,6 +44,8 @@ class GgufConfigWriter {
   void copy_number(const char* to, const char* from);
   // "it has `what`", unless the number is 0 or absent.
   void refuse(const char* name, const char* what);
+  // What no family here computes.
+  void refuse_features();
 
   void set_architecture(std::string_view name);
   void set_flag(const char* to, bool value);
@@ -72,6 +74,7 @@ class GgufConfigWriter {
   void add_end_token(std::string_view token);
   void set_token(const char* to, const char* entry);
 
+  const Status& status() const { return status_; }
   Result<ModelConfig> parse() const;
 
  private:
