@@ -144,6 +144,27 @@ TEST(StateEngine, EightBitsHaveNamesOfTheirOwn) {
 }
 
 // Memory for one long sequence: every other one has to leave.
+// Slabs of the last layer are there when those of all layers are wanted, in one extent by itself.
+TEST(StateEngine, AnotherFormSavesWhatIsNotThere) {
+  const TemporaryDirectory directory;
+  const auto store = open_store(directory.path());
+  const GenerationRequest request = make_request(300, 5, 1);
+  for (const int layers : {1, 2}) {
+    EngineOptions options = options_with(store);
+    options.state.forms = take(make_state_forms(layers == 1 ? "hidden=1" : "kv", 2, nullptr, 0));
+    const auto engine = make_engine(options);
+    EXPECT_EQ(answer_of(*engine, request), alone(fixture_model(), request));
+    engine->wait_idle();
+    engine->flush_state();
+    EXPECT_EQ(engine->load().save_failures, 0);
+    int slabs = 0;
+    for (const PinnedExtent& extent : store->all()) {
+      if (extent.head().key.kind == ExtentKind::kKv) slabs += extent.head().layers();
+    }
+    EXPECT_EQ(slabs, layers * (304 / kBlockTokens));
+  }
+}
+
 TEST(StateEngine, WhatHadToLeaveMemoryIsReadAndNotComputed) {
   const TemporaryDirectory directory;
   EngineOptions options = options_with(open_store(directory.path()));

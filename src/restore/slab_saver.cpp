@@ -78,35 +78,52 @@ Status SlabSaver::save(const BlockToSave& block) {
                      .shards = options_.shards,
                      .shard = options_.shard};
   for (const LayerRun& run : runs_) {
-    if (store_.holds(key, run.first, run.count)) continue;
-    ExtentHead head;
-    head.key = key;
-    kind_.describe(head);
-    head.model = options_.model;
-    head.codec = writer_.codec_name();
-    head.layer = run.first;
-    head.position = std::int64_t{block.index} * kBlockTokens;
-    bodies_.clear();
-    KVLANE_TRY(writer_.write(pool_, block.id, block.index, run, [&](const CodedSlab& body) {
-      head.parts.push_back({.k_bytes = static_cast<std::uint32_t>(body.k.size()),
-                            .v_bytes = static_cast<std::uint32_t>(body.v.size())});
-      bodies_.insert(bodies_.end(), body.k.begin(), body.k.end());
-      bodies_.insert(bodies_.end(), body.v.begin(), body.v.end());
-    }));
-    // Others lose nothing by that.
-    KVLANE_ASSIGN(ExtentDraft extent, store_.wait_for_draft(head));
-    const std::byte* from = bodies_.data();
-    for (int part = 0; part < run.count; ++part) {
-      const std::span<std::byte> to = extent.part(part);
-      std::memcpy(to.data(), from, to.size());
-      from += to.size();
-    }
-    store_.put(std::move(extent),
-               extent_directory(block.first, run.first, block.index, store_.directories()),
-               [failed = failed_](const Status& status) {
-                 if (!status.ok()) ++*failed;
-               });
+    for (const LayerRun& missing : missing_of(run, key)) KVLANE_TRY(save(block, key, missing));
   }
+  return {};
+}
+
+// Another form may have saved some layers, cut otherwise.
+std::vector<LayerRun> SlabSaver::missing_of(const LayerRun& run, const BlockKey& key) const {
+  std::vector<LayerRun> missing;
+  for (int layer = run.first; layer < run.first + run.count; ++layer) {
+    if (store_.holds(key, layer, 1)) continue;
+    if (missing.empty() || missing.back().first + missing.back().count < layer) {
+      missing.push_back({layer, 0});
+    }
+    ++missing.back().count;
+  }
+  return missing;
+}
+
+Status SlabSaver::save(const BlockToSave& block, const BlockKey& key, const LayerRun& run) {
+  ExtentHead head;
+  head.key = key;
+  kind_.describe(head);
+  head.model = options_.model;
+  head.codec = writer_.codec_name();
+  head.layer = run.first;
+  head.position = std::int64_t{block.index} * kBlockTokens;
+  bodies_.clear();
+  KVLANE_TRY(writer_.write(pool_, block.id, block.index, run, [&](const CodedSlab& body) {
+    head.parts.push_back({.k_bytes = static_cast<std::uint32_t>(body.k.size()),
+                          .v_bytes = static_cast<std::uint32_t>(body.v.size())});
+    bodies_.insert(bodies_.end(), body.k.begin(), body.k.end());
+    bodies_.insert(bodies_.end(), body.v.begin(), body.v.end());
+  }));
+  // Others lose nothing by that.
+  KVLANE_ASSIGN(ExtentDraft extent, store_.wait_for_draft(head));
+  const std::byte* from = bodies_.data();
+  for (int part = 0; part < run.count; ++part) {
+    const std::span<std::byte> to = extent.part(part);
+    std::memcpy(to.data(), from, to.size());
+    from += to.size();
+  }
+  store_.put(std::move(extent),
+             extent_directory(block.first, run.first, block.index, store_.directories()),
+             [failed = failed_](const Status& status) {
+               if (!status.ok()) ++*failed;
+             });
   return {};
 }
 

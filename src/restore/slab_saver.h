@@ -65,6 +65,8 @@ class SlabSaver {
  private:
   void loop();
   Status save(const BlockToSave& block);
+  std::vector<LayerRun> missing_of(const LayerRun& run, const BlockKey& key) const;
+  Status save(const BlockToSave& block, const BlockKey& key, const LayerRun& run);
 
   const BlockPool& pool_;
   const SlabKind& kind_;
