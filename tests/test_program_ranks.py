@@ -228,6 +228,13 @@ class Ranks(ProgramTest):
         done = run("rank", GQA, "--tp", 2, "--rank", 2, "--head", "127.0.0.1:1", KVLANE_RANKS_KEY=key)
         self.assert_refused(done, "--rank 2 is none of the 2")
 
+    def test_what_the_worker_decides_is_no_flag_of_a_rank(self):
+        for flag, value in (("--kv-format", "int8"), ("--kv-memory", "8MiB"), ("--max-num-seqs", 4), ("--device", "cpu")):
+            with self.subTest(flag=flag):
+                done = run("rank", GQA, "--rank", 0, "--head", "127.0.0.1:1", flag, value)
+                self.assertNotEqual(done.status, 0)
+                self.assertIn(flag, done.err)
+
     def test_what_ranks_do_not_do_is_refused_before_any_starts(self):
         for flags, words in (
             (("--tp", 64), "64 tensor-parallel ranks are more than the"),

@@ -48,6 +48,18 @@ std::string check_slowdown(const std::string& value) {
                                                   : "must be above 1 and at most 1000";
 }
 
+void add_directory_flag(CLI::App& command, ModelFlags& flags) {
+  command
+      .add_option("DIR,--model", flags.directory, "Hugging Face model directory, or a .gguf file")
+      ->required();
+}
+
+void add_tables_flag(CLI::App& command, ModelFlags& flags) {
+  command.add_option("--kv-tables", flags.kv_tables,
+                     "what `kvlane calibrate tables` wrote for this model, for kvquant and "
+                     "cachegen");
+}
+
 // What K and V become, in memory and on the way.
 void add_kv_flags(CLI::App& command, ModelFlags& flags) {
   command
@@ -68,9 +80,7 @@ void add_kv_flags(CLI::App& command, ModelFlags& flags) {
           "more than it saves (lab/zack_online); 0: off")
       ->check(number_between(0, 1))
       ->capture_default_str();
-  command.add_option("--kv-tables", flags.kv_tables,
-                     "what `kvlane calibrate tables` wrote for this model, for kvquant and "
-                     "cachegen");
+  add_tables_flag(command, flags);
   command
       .add_option(
           "--kv-codec", flags.kv_codec,
@@ -82,12 +92,20 @@ void add_kv_flags(CLI::App& command, ModelFlags& flags) {
                      "what is sent)");
 }
 
-}  // namespace
+// How a process computes.
+void add_computing_flags(CLI::App& command, ModelFlags& flags) {
+  command
+      .add_option("--max-model-len", flags.max_model_len,
+                  "most tokens of prompt and answer together (default: the model's own)")
+      ->check(CLI::Range(1, INT32_MAX));
+  command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
+      ->check(CLI::Range(1, 1024));
+  command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
+      ->capture_default_str();
+}
 
-namespace {
-
-// Of a model that several processes compute.
-void add_rank_flags(CLI::App& command, ModelFlags& flags) {
+// How many processes compute a model, and the secret that they share.
+void add_layout_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--tp,--tensor-parallel-size", flags.tensor_parallel,
                   "processes that share the heads and products of each layer")
@@ -98,9 +116,6 @@ void add_rank_flags(CLI::App& command, ModelFlags& flags) {
                   "runs of layers that are computed one after another, each by --tp processes")
       ->check(CLI::Range(1, 512))
       ->capture_default_str();
-  command.add_option("--ranks-bind", flags.ranks_bind,
-                     "HOST:PORT where to wait for these processes, which are then started "
-                     "elsewhere: see `kvlane rank --help` (default: start them here)");
   command
       .add_option("--ranks-key", flags.ranks_key,
                   "32 hexadecimal digits that these processes and the worker know; the environment "
@@ -111,9 +126,7 @@ void add_rank_flags(CLI::App& command, ModelFlags& flags) {
 }  // namespace
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
-  command
-      .add_option("DIR,--model", flags.directory, "Hugging Face model directory, or a .gguf file")
-      ->required();
+  add_directory_flag(command, flags);
   add_kv_flags(command, flags);
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")
@@ -143,19 +156,22 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
                   "how many times longer a running answer's token may take while prompts arrive")
       ->check(check_slowdown)
       ->capture_default_str();
-  command
-      .add_option("--max-model-len", flags.max_model_len,
-                  "most tokens of prompt and answer together (default: the model's own)")
-      ->check(CLI::Range(1, INT32_MAX));
-  command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
-      ->check(CLI::Range(1, 1024));
-  command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
-      ->capture_default_str();
+  add_computing_flags(command, flags);
   command
       .add_option("--device", flags.device,
                   "where the model computes and its KV blocks lie: cpu, cuda, or cuda:N for GPU N")
       ->capture_default_str();
-  add_rank_flags(command, flags);
+  add_layout_flags(command, flags);
+  command.add_option("--ranks-bind", flags.ranks_bind,
+                     "HOST:PORT where to wait for the processes of --tp and --pp, which are then "
+                     "started elsewhere: see `kvlane rank --help` (default: start them here)");
+}
+
+void add_part_flags(CLI::App& command, ModelFlags& flags) {
+  add_directory_flag(command, flags);
+  add_tables_flag(command, flags);
+  add_computing_flags(command, flags);
+  add_layout_flags(command, flags);
 }
 
 void add_store_flags(CLI::App& command, StateFlags& flags) {
@@ -335,34 +351,11 @@ std::function<std::string(const std::string&)> number_between(double min, double
   };
 }
 
-std::vector<std::string> to_arguments(const ModelFlags& flags) {
-  std::vector<std::string> arguments = {
-      flags.directory,
-      "--kv-format",
-      flags.kv_format,
-      "--kv-codec",
-      flags.kv_codec,
-      "--kv-memory",
-      std::to_string(flags.kv_memory),
-      "--host-memory",
-      std::to_string(flags.host_memory),
-      "--max-num-seqs",
-      std::to_string(flags.sequences_max),
-      "--max-num-batched-tokens",
-      std::to_string(flags.batch_tokens_max),
-      "--decode-slowdown",
-      std::to_string(flags.slowdown_max),
-      flags.prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching",
-      "--cpu",
-      flags.cpu,
-      "--device",
-      flags.device};
+std::vector<std::string> to_part_arguments(const ModelFlags& flags) {
+  std::vector<std::string> arguments = {flags.directory, "--cpu", flags.cpu};
   const auto add = [&arguments](const char* name, int value) {
     if (value > 0) arguments.insert(arguments.end(), {name, std::to_string(value)});
   };
-  if (!flags.kv_codebook.empty()) {
-    arguments.insert(arguments.end(), {"--kv-codebook", flags.kv_codebook});
-  }
   if (!flags.kv_tables.empty()) {
     arguments.insert(arguments.end(), {"--kv-tables", flags.kv_tables});
   }
@@ -370,6 +363,23 @@ std::vector<std::string> to_arguments(const ModelFlags& flags) {
   add("--threads", flags.threads);
   add("--tp", flags.tensor_parallel);
   add("--pp", flags.pipeline_parallel);
+  return arguments;
+}
+
+std::vector<std::string> to_arguments(const ModelFlags& flags) {
+  std::vector<std::string> arguments = to_part_arguments(flags);
+  arguments.insert(
+      arguments.end(),
+      {"--kv-format", flags.kv_format, "--kv-codec", flags.kv_codec, "--kv-memory",
+       std::to_string(flags.kv_memory), "--host-memory", std::to_string(flags.host_memory),
+       "--max-num-seqs", std::to_string(flags.sequences_max), "--max-num-batched-tokens",
+       std::to_string(flags.batch_tokens_max), "--decode-slowdown",
+       std::to_string(flags.slowdown_max),
+       flags.prefix_caching ? "--enable-prefix-caching" : "--no-enable-prefix-caching", "--device",
+       flags.device});
+  if (!flags.kv_codebook.empty()) {
+    arguments.insert(arguments.end(), {"--kv-codebook", flags.kv_codebook});
+  }
   return arguments;
 }
 

@@ -85,6 +85,8 @@ struct PushFlags {
 };
 
 void add_model_flags(CLI::App& command, ModelFlags& flags);
+// Those of a process that computes a part of the model: the others are the worker's that it is for.
+void add_part_flags(CLI::App& command, ModelFlags& flags);
 // Where a state store is; and for workers, what it keeps.
 void add_store_flags(CLI::App& command, StateFlags& flags);
 void add_state_flags(CLI::App& command, StateFlags& flags);
@@ -109,6 +111,7 @@ std::function<std::string(const std::string&)> number_between(double min, double
 
 // What gives a child process the same model, the directory first.
 std::vector<std::string> to_arguments(const ModelFlags& flags);
+std::vector<std::string> to_part_arguments(const ModelFlags& flags);
 std::vector<std::string> to_arguments(const StateFlags& flags);
 std::vector<std::string> to_arguments(const PushFlags& flags);
 

@@ -54,12 +54,16 @@ Status check_model(const ModelFlags& flags) {
     const Status known = find_codec(flags.kv_codec).status();
     if (!known.ok()) return Status(known.code(), known.message() + ", auto");
   }
-  KVLANE_TRY(select_isa(flags.cpu).status());
   KVLANE_ASSIGN(const std::optional<int> gpu, gpu_of(flags.device));
   // That of a GPU says itself when there is not enough.
   if (!gpu) KVLANE_TRY(check_memory("--kv-memory", flags.kv_memory));
   KVLANE_TRY(check_memory("--host-memory", flags.host_memory));
   KVLANE_TRY(check_ranks(flags));
+  return check_parts(flags);
+}
+
+Status check_parts(const ModelFlags& flags) {
+  KVLANE_TRY(select_isa(flags.cpu).status());
   KVLANE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(flags.directory));
   return check_part(checkpoint.config(),
                     {.stages = flags.pipeline_parallel, .ranks = flags.tensor_parallel});

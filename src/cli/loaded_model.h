@@ -28,6 +28,8 @@ struct LoadedModel {
 // What can be found wrong without reading weights: the flags, and that the directory holds a
 // checkpoint kvlane knows.
 Status check_model(const ModelFlags& flags);
+// The same of a process that computes a part of the model.
+Status check_parts(const ModelFlags& flags);
 // Whether workers can send each other what these flags make a cache of.
 Status check_travels(const ModelFlags& flags);
 

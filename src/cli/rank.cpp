@@ -37,7 +37,7 @@ Status join(const RankFlags& flags) {
     // What reaches all processes of a group reaches the head, which ends its ranks in order.
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
-  KVLANE_TRY(check_model(flags.model));
+  KVLANE_TRY(check_parts(flags.model));
   const int ranks = flags.model.tensor_parallel;
   const int stages = flags.model.pipeline_parallel;
   if (flags.rank >= ranks * stages) {
@@ -88,7 +88,7 @@ void add_rank(CLI::App& app, Run& run) {
       "Example: KVLANE_RANKS_KEY=$KEY kvlane rank models/kvlane-small --tp 2 --rank 1 --head "
       "10.0.0.1:7000 --bind 10.0.0.2");
   const auto flags = std::make_shared<RankFlags>();
-  add_model_flags(*command, flags->model);
+  add_part_flags(*command, flags->model);
   add_store_flags(*command, flags->model.state);
   command->add_option("--rank", flags->rank, "which one: stage * tp + rank in its stage")
       ->required()

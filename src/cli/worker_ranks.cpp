@@ -77,7 +77,7 @@ Status WorkerRanks::start_processes(const ModelFlags& flags, const std::string& 
     own.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / count);
   }
   for (int rank = 0; rank < count; ++rank) {
-    std::vector<std::string> arguments = to_arguments(own);
+    std::vector<std::string> arguments = to_part_arguments(own);
     const std::vector<std::string> store = to_arguments(own.state);
     arguments.insert(arguments.end(), store.begin(), store.end());
     arguments.insert(arguments.begin(), "rank");

@@ -73,6 +73,8 @@ struct Codebook {
   // Exponents that get short codes, strictly ascending. FP8 E4M3 uses the first 8 of them, all
   // other types 16.
   std::array<std::uint8_t, kExponentsMax> exponents{};
+
+  friend bool operator==(const Codebook&, const Codebook&) = default;
 };
 
 // The plane of K (or V) of one slab of such a cache, with so many valid rows.

@@ -168,16 +168,17 @@ Result<EngineParts> parts_on_ranks(const Model& model, RankGroup& group,
   if (format != nullptr) {
     KVLANE_ASSIGN(rows, row_blocks(options, shape, copies));
   }
-  const Plan plan{
-      .format = format != nullptr ? format->name() : "bf16",
-      .blocks = fitting(options.kv_bytes / copies - rows * shape.block_bytes()),
-      .row_blocks = rows,
-      .arena_blocks = fitting(options.host_bytes / copies),
-      .rows_max = options.rows_max(),
-      .logits_max = options.sequences_max,
-      .context = model.context(),
-      .tables = format != nullptr ? format->tables() : 0,
-      .state = options.state.on_ranks ? std::optional(state_plan(options.state)) : std::nullopt};
+  const Plan plan{.format = format != nullptr ? format->name() : "bf16",
+                  .blocks = fitting(options.kv_bytes / copies - rows * shape.block_bytes()),
+                  .row_blocks = rows,
+                  .arena_blocks = fitting(options.host_bytes / copies),
+                  .rows_max = options.rows_max(),
+                  .logits_max = options.sequences_max,
+                  .context = model.context(),
+                  .tables = format != nullptr ? format->tables() : 0,
+                  .state = options.state.on_ranks
+                               ? std::optional(state_plan(options.state, options.kv_codebooks))
+                               : std::nullopt};
   KVLANE_TRY(group.prepare(shape, format, plan));
   KVLANE_ASSIGN(
       BlockPool pool,

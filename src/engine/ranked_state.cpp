@@ -284,14 +284,15 @@ class RankedState final : public StateKeeper {
 
 }  // namespace
 
-StatePlan state_plan(const StateOptions& options) {
+StatePlan state_plan(const StateOptions& options, const std::vector<Codebook>& codebooks) {
   return {
       .int8 = options.forms.saves_hidden() && options.forms.hidden == HiddenFormat::Values::kInt8,
       .hidden_first = options.forms.hidden_first,
       .hidden_last = options.forms.hidden_last,
       .slabs_first = options.forms.slabs_first,
       .codec = options.codec,
-      .waits = options.saves_all};
+      .waits = options.saves_all,
+      .codebooks = codebooks};
 }
 
 std::unique_ptr<StateKeeper> keep_state_on_ranks(RankGroup& group, const StateOptions& options,

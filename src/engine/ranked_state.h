@@ -6,14 +6,16 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "engine/state_keeper.h"
 #include "ranks/rank_group.h"
 
 namespace kvlane {
 
-// What ranks are told of `options` when they take their memory.
-StatePlan state_plan(const StateOptions& options);
+// What ranks are told of `options` when they take their memory; `codebooks` of the model's layers,
+// or none.
+StatePlan state_plan(const StateOptions& options, const std::vector<Codebook>& codebooks);
 
 // `block_bytes`: of a block in all ranks. `on_saved` and `wake` come on the network's thread, and
 // may come after the end of what is made here. The group outlives it.

@@ -64,6 +64,7 @@ Bytes encode_plan(const Plan& plan) {
     }
     writer.text(state.codec);
     writer.byte(state.waits ? 1 : 0);
+    writer.codebooks(state.codebooks);
   }
   writer.integer(static_cast<std::int32_t>(plan.ranks.size()));
   for (const Address& rank : plan.ranks) writer.address(rank);
@@ -89,6 +90,7 @@ Result<Plan> decode_plan(ByteView letter) {
     }
     state.codec = reader.text();
     state.waits = reader.flag();
+    state.codebooks = reader.codebooks();
   }
   for (int left = reader.integer(kRanksMax); left > 0; --left) {
     plan.ranks.push_back(reader.address());

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "cache/block_pool.h"
+#include "codec/codec.h"
 #include "format/shape.h"
 #include "kvlane/status.h"
 #include "model/forward_pass.h"
@@ -18,7 +19,7 @@
 
 namespace kvlane {
 
-inline constexpr std::uint32_t kRanksVersion = 2;
+inline constexpr std::uint32_t kRanksVersion = 3;
 
 enum class LetterKind : std::uint8_t {
   kJoin = 1,
@@ -65,6 +66,9 @@ struct StatePlan {
   int slabs_first = 0;
   std::string codec = "none";  // of slabs
   bool waits = false;          // for room, where saving hidden states is behind
+  // From calibration, for a codec that takes them: of K, then of V, for each layer of the model; or
+  // none.
+  std::vector<Codebook> codebooks = {};
 
   friend bool operator==(const StatePlan&, const StatePlan&) = default;
 };

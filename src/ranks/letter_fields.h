@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <span>
 #include <string>
@@ -46,6 +48,10 @@ class LetterWriter {
   void names(std::span<const BlockName> values) {
     integer(static_cast<std::int32_t>(values.size()));
     for (const BlockName& value : values) name(value);
+  }
+  void codebooks(std::span<const Codebook> values) {
+    integer(static_cast<std::int32_t>(values.size()));
+    for (const Codebook& value : values) raw(std::as_bytes(std::span(value.exponents)));
   }
   void address(const Address& value) {
     text(value.host);
@@ -108,6 +114,16 @@ class LetterReader {
     if (!in_range(size <= bytes_.remaining() / sizeof(BlockName))) return {};
     std::vector<BlockName> values(size);
     for (BlockName& value : values) value = name();
+    return values;
+  }
+  std::vector<Codebook> codebooks() {
+    const std::size_t size = integer();
+    if (!in_range(size <= bytes_.remaining() / Codebook::kExponentsMax)) return {};
+    std::vector<Codebook> values(size);
+    for (auto& [exponents] : values) {
+      for (std::uint8_t& exponent : exponents) exponent = byte();
+      in_range(std::ranges::adjacent_find(exponents, std::greater_equal()) == exponents.end());
+    }
     return values;
   }
   Address address() {

@@ -26,6 +26,16 @@ Join join() {
 
 Plan plan() { return {"bf16", 100, 10, 7, 576, 64, 4096, 77, {{"a", 1}, {"::1", 65535}}}; }
 
+// Of one layer.
+std::vector<Codebook> codebooks() {
+  std::vector<Codebook> books(2);
+  for (std::uint8_t i = 0; i < Codebook::kExponentsMax; ++i) {
+    books[0].exponents[i] = i;
+    books[1].exponents[i] = static_cast<std::uint8_t>(100 + 2 * i);
+  }
+  return books;
+}
+
 Pass pass() {
   return {3,
           {{64, 0, 0, 1, {5, 6}, {1, 2}, {}},
@@ -36,7 +46,7 @@ TEST(Letter, ComesBackAsItWent) {
   EXPECT_EQ(take(decode_join(encode_join(join()))), join());
   EXPECT_EQ(take(decode_plan(encode_plan(plan()))), plan());
   Plan saves = plan();
-  saves.state = {true, 1, 20, 30, "splitzip", true};
+  saves.state = {true, 1, 20, 30, "splitzip", true, codebooks()};
   EXPECT_EQ(take(decode_plan(encode_plan(saves))), saves);
   EXPECT_EQ(take(decode_peer(encode_peer(12))), 12);
   EXPECT_EQ(take(kind_of(encode_ready())), LetterKind::kReady);
@@ -83,7 +93,7 @@ TEST(Letter, OfAnotherLengthIsRefused) {
   refuses(encode_join(join()), [](ByteView letter) { return decode_join(letter).status(); });
   refuses(encode_plan(plan()), [](ByteView letter) { return decode_plan(letter).status(); });
   Plan saves = plan();
-  saves.state = {true, 1, 20, 30, "splitzip", true};
+  saves.state = {true, 1, 20, 30, "splitzip", true, codebooks()};
   refuses(encode_plan(saves), [](ByteView letter) { return decode_plan(letter).status(); });
   refuses(encode_peer(1), [](ByteView letter) { return decode_peer(letter).status(); });
   refuses(encode_pass(pass()), [](ByteView letter) { return decode_pass(letter).status(); });
@@ -97,6 +107,10 @@ TEST(Letter, SaysNothingThatIsOutOfRange) {
   Bytes plan_letter = encode_plan(plan());
   plan_letter[1 + 4 + 4 + 3] = std::byte{0x80};  // a negative number of blocks
   EXPECT_EQ(decode_plan(plan_letter).status().code(), Code::kCorrupt);
+  Plan saves = plan();
+  saves.state = {.codebooks = codebooks()};
+  saves.state->codebooks[1].exponents[5] = 250;  // not ascending
+  EXPECT_EQ(decode_plan(encode_plan(saves)).status().code(), Code::kCorrupt);
   Bytes copy_letter = encode_copy({});
   copy_letter[1 + 8] = std::byte{3};  // no memory
   EXPECT_EQ(decode_copy(copy_letter).status().code(), Code::kCorrupt);

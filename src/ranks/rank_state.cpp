@@ -68,6 +68,9 @@ Result<std::unique_ptr<RankState>> RankState::open(RankStateParts parts, const P
       state.slabs_first > layers) {
     return corrupt("the head saves layers that the model does not have");
   }
+  if (!state.codebooks.empty() && std::ssize(state.codebooks) != std::ptrdiff_t{2} * layers) {
+    return corrupt("the head has codebooks of other layers than the model");
+  }
   if (state.hidden_first < state.hidden_last && parts.model.part().ranks > 1 &&
       parts.format != nullptr && codes_heads_together(*parts.format)) {
     return corrupt("the head saves hidden states, which give a rank no whole slabs");
@@ -89,7 +92,8 @@ Status RankState::open_savers(const StatePlan& plan, int rows_max) {
                              .layer_last = slabs.first + slabs.count,
                              .shards = shards(),
                              .shard = shard(),
-                             .bytes_max = std::numeric_limits<std::size_t>::max()};
+                             .bytes_max = std::numeric_limits<std::size_t>::max(),
+                             .codebooks = plan.codebooks};
     slabs_ = std::make_unique<SlabSaver>(parts_.cache.blocks(), kind_, *codec, *parts_.store,
                                          std::move(options), [this](BlockId id) { on_saved(id); });
   }
