@@ -28,6 +28,7 @@ ABOUT_LINK = ("HELLO", "HELLO_ACK", "REJECT")
 CODES = ("invalid_argument not_found corrupt unsupported exhausted unavailable timeout aborted internal").split()
 BLOCK_TOKENS = 64
 SLABS_MAX = 4194304
+TOKENS_MAX = 4194304
 MISSING_MAX = 8000
 FIRST_MAX = 128
 TOP_MAX = 20
@@ -115,7 +116,7 @@ def _error(body):
 
 
 def _begin(body):
-    tokens = _integer(_member(body, "tokens"), "tokens", 1, 4194304)
+    tokens = _integer(_member(body, "tokens"), "tokens", 1, TOKENS_MAX)
     layers = _integer(_member(body, "layers"), "layers", 1, 4096)
     if layers * -(-tokens // BLOCK_TOKENS) > SLABS_MAX:
         raise corrupt(f"{tokens} tokens in {layers} layers are too many slabs")
@@ -151,6 +152,8 @@ def _end(body):
     read["first"] = [_first(first) for first in _array(body, "first", 1, FIRST_MAX)]
     for name in ("seed", "raw_bytes", "shipped_bytes"):
         read[name] = _integer(_member(body, name), name, 0, 2**64 - 1)
+    if "cached_tokens" in body:
+        read["cached_tokens"] = _integer(body["cached_tokens"], "cached_tokens", 0, TOKENS_MAX)
     read["since_begin"] = _seconds(_member(body, "since_begin"), "since_begin")
     return read | {"durations": _durations(body)}
 

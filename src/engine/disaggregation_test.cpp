@@ -59,6 +59,18 @@ TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
 
 // The first prompts find out that the link is slow, which the next one then knows. They take the
 // link so long that they wait for it together, however slowly this machine computes them.
+TEST(Disaggregation, WhatThePrefillWorkerHadAlreadyIsTold) {
+  const auto network = make_network();
+  Worker prefill(*network, fixture_model());
+  Worker decode(*network, fixture_model());
+  const GenerationRequest request = make_mixed_request(200, 3, 1);
+  for (const int cached : {0, 192}) {
+    Push pushed(prefill, decode, request);
+    EXPECT_EQ(pushed.answer.wait().cached_tokens, cached);
+    EXPECT_EQ(pushed.prefilled.wait().finish.cached_tokens, cached);
+  }
+}
+
 TEST(Disaggregation, AutoUsesACodecOnceTheLinkIsKnownToBeSlow) {
   const Model& model = fixture_model();
   TestFaults faults;

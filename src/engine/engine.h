@@ -67,7 +67,7 @@ enum class FinishReason {
 struct Finish {
   Status error;  // why it failed, unless ok
   int prompt_tokens = 0;
-  int cached_tokens = 0;      // of the prompt: found in the prefix cache
+  int cached_tokens = 0;      // of the prompt: found in the prefix cache, of who computed it
   int completion_tokens = 0;  // of all answers
   TimeAccount account;        // with several answers: of the one that ended last
   KvBytes kv;

@@ -84,6 +84,7 @@ void EngineImpl::finish_sending(Request& request) {
   TransferEnd end;
   for (const PrefillOutcome::First& first : request.first) end.first.push_back(to_wire(first));
   end.seed = request.key.seed;
+  end.cached_tokens = request.cached_tokens;
   end.durations = {{"queue", prompt.account.queue},
                    {"restore", prompt.account.restore},
                    {"prefill", prompt.account.prefill},
@@ -169,6 +170,12 @@ void EngineImpl::arrive(Request& request, const Result<ReceivedKv>& received) {
                      " answers, this request wants " + std::to_string(request.generation.n)));
     return;
   }
+  if (received->end.cached_tokens > request.prompt_tokens()) {
+    conclude(request, prompt, {},
+             corrupt("the prefill worker had " + std::to_string(received->end.cached_tokens) +
+                     " tokens of a prompt that has " + std::to_string(request.prompt_tokens())));
+    return;
+  }
   // Until now the other worker's account ran.
   TimeAccount account;
   for (const AccountField& field : kAccountFields) {
@@ -180,6 +187,7 @@ void EngineImpl::arrive(Request& request, const Result<ReceivedKv>& received) {
   prompt.account = account;
   prompt.interval_start = SteadyClock::now();
   request.kv = received->kv;
+  request.cached_tokens = received->end.cached_tokens;
   request.key.seed = received->end.seed;
 
   --receiving_;

@@ -47,7 +47,9 @@ void EngineImpl::publish_load() {
   EngineLoad load = totals_;
   load.queued = static_cast<int>(queued_.size());
   load.running = places_taken();
-  for (const Sequence* sequence : queued_) load.queued_tokens += sequence->missing();
+  for (const auto* waiting : {&queued_, &restoring_}) {
+    for (const Sequence* sequence : *waiting) load.queued_tokens += sequence->missing();
+  }
   for (const Sequence* sequence : running_) {
     if (sequence->missing() > 1) load.queued_tokens += sequence->missing();
   }

@@ -125,8 +125,7 @@ bool EngineImpl::start(Sequence& sequence) {
     if (const Status status = expect_arrival(request); !status.ok()) fail(request, status);
     return true;
   }
-  if (sequence.completion_tokens == 0 && !request.looked_up) {
-    request.looked_up = true;
+  if (request.counts_hits()) {
     request.cached_tokens = hits * kBlockTokens;
     totals_.prefix_query_tokens += request.prompt_tokens();
     totals_.prefix_hit_tokens += request.cached_tokens;
@@ -221,7 +220,7 @@ void EngineImpl::adopt_what_others_computed(Sequence& sequence) {
     if (!known) break;
     sequence.table.adopt_next(*known);
     sequence.published = static_cast<int>(next) + 1;
-    if (sequence.completion_tokens > 0) continue;
+    if (!sequence.request.counts_hits()) continue;
     sequence.request.cached_tokens += kBlockTokens;
     totals_.prefix_hit_tokens += kBlockTokens;
   }
@@ -252,7 +251,7 @@ bool EngineImpl::adopt_from_arena(Sequence& sequence, const BlockName& name) {
   pool_.set_state(*block, BlockState::kSealed);
   pool_.publish(*block, name);
   sequence.table.append_sealed(*block);
-  totals_.host_hit_tokens += kBlockTokens;
+  if (sequence.request.counts_hits()) totals_.host_hit_tokens += kBlockTokens;
   return true;
 }
 
@@ -269,7 +268,10 @@ void EngineImpl::preempt(Sequence& sequence) {
   sequence.release_blocks();
   sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
                                                 : &TimeAccount::queue);
-  if (sequence.completion_tokens == 0) waiting_.fetch_add(1);
+  if (sequence.completion_tokens == 0) {
+    waiting_.fetch_add(1);
+    sequence.request.stopped = true;
+  }
   ++totals_.preemptions;
   queue(sequence);
 }

@@ -248,21 +248,24 @@ void EngineImpl::end_restore(Sequence& sequence) {
     sequence.published = complete;
     sequence.saved = std::max(sequence.saved, first);
     const std::int64_t tokens = std::int64_t{complete - before} * kBlockTokens;
-    totals_.store_hit_tokens += tokens;
     totals_.restores += 1;
     totals_.restore_seconds += job->times().total;
     totals_.restore_seconds_expected += job->decision().seconds;
     totals_.restore_bytes += static_cast<std::int64_t>(job->times().bytes);
-    if (sequence.completion_tokens == 0) {
+    if (sequence.request.counts_hits()) {
       sequence.request.cached_tokens += static_cast<int>(tokens);
       totals_.prefix_hit_tokens += tokens;
+      totals_.store_hit_tokens += tokens;
     }
     if (!job->status().ok()) {
       // The table may say more than is true. What is whole can be found by its name.
       ++totals_.restores_failed;
       sequence.request.restore_failed = true;
       sequence.release_blocks();
-      if (sequence.completion_tokens == 0) waiting_.fetch_add(1);
+      if (sequence.completion_tokens == 0) {
+        waiting_.fetch_add(1);
+        sequence.request.stopped = true;
+      }
       sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
                                                     : &TimeAccount::queue);
       queue(sequence);

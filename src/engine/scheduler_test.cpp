@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <set>
+#include <thread>
 
 #include "engine/engine_fixture.h"
 
@@ -96,6 +97,23 @@ TEST(Scheduler, PriorityGoesFirstAndStopsOthersWhenItMust) {
   EXPECT_EQ(running.tokens(), alone(fixture_model(), low));
   EXPECT_GT(running.wait().account.wait_for_memory, 0);
   EXPECT_GT(running.wait().account.restore, 0);
+}
+
+TEST(Scheduler, WhatAStoppedPromptFindsOfItsOwnIsNotCounted) {
+  const auto engine = make_engine(
+      {.kv_bytes = 7 * block_bytes(), .host_bytes = 20 * block_bytes(), .chunk_tokens = 16});
+  GenerationRequest low = make_request(400, 45, 1);
+  low.priority = 5;
+  Answer stopped;
+  ASSERT_TRUE(engine->submit(low, stopped.on_update()).ok());
+  while (engine->load().steps < 8) std::this_thread::yield();
+  const GenerationRequest urgent = make_request(300, 5, 2);
+  EXPECT_EQ(answer_of(*engine, urgent), alone(fixture_model(), urgent));
+  EXPECT_EQ(stopped.wait().cached_tokens, 0);
+  EXPECT_EQ(stopped.tokens(), alone(fixture_model(), low));
+  EXPECT_GE(engine->load().preemptions, 1);
+  EXPECT_EQ(engine->load().prefix_hit_tokens, 0);
+  EXPECT_EQ(engine->load().host_hit_tokens, 0);
 }
 
 TEST(Scheduler, AClientWithManyRequestsDoesNotKeepAnotherWaiting) {

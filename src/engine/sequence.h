@@ -100,6 +100,8 @@ struct Request {
   Request(RequestId request_id, GenerationRequest generation_request, std::uint64_t seed)
       : id(request_id), generation(std::move(generation_request)), key{seed, 0} {}
 
+  // Whether what is found of its prompt counts as found.
+  bool counts_hits() const { return !stopped && sequences.front()->completion_tokens == 0; }
   Sequence& prompt() { return *sequences.front(); }  // the answer that computes it for all
   int prompt_tokens() const { return static_cast<int>(generation.prompt.size()); }
   bool sends() const { return journey == Journey::kPush || journey == Journey::kPark; }
@@ -112,9 +114,9 @@ struct Request {
   std::vector<std::unique_ptr<Sequence>> sequences;  // the others come when the prompt is computed
   int answers_over = 0;
   bool over = false;
-  bool looked_up = false;       // in the prefix cache, for the first time
+  bool stopped = false;         // before its answer began: what is found then may be its own
   bool restore_failed = false;  // so that it is not tried again
-  int cached_tokens = 0;
+  int cached_tokens = 0;        // of its prompt: found, until it was stopped
 
   // Who hears of it. Updates wait in `unheard` while nobody has attached yet.
   OnUpdate on_update;

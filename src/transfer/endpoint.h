@@ -74,6 +74,7 @@ struct TransferEnd {
   std::uint64_t seed = 0;           // of the sampler, so that decode draws on as one process would
   std::uint64_t raw_bytes = 0;      // valid rows x 2 bytes
   std::uint64_t shipped_bytes = 0;  // frames, headers included
+  int cached_tokens = 0;            // of the prompt: those that the prefill worker had already
   // The prefill worker's account up to here. The endpoint adds what the complete sequence waited:
   // for its link to "transfer" (if pushed), for room at the receiver to "wait_for_memory".
   Durations durations;

@@ -262,14 +262,15 @@ Bytes encode_slab(const TransferId& id, ByteView frame) {
 
 Bytes encode_end(const TransferId& id, const NumberedEnd& numbered) {
   const TransferEnd& end = numbered.end;
-  return seal_json(MessageType::kEnd, id,
-                   {{"round", numbered.round},
-                    {"first", write_first(end.first)},
-                    {"seed", end.seed},
-                    {"raw_bytes", end.raw_bytes},
-                    {"shipped_bytes", end.shipped_bytes},
-                    {"since_begin", is_duration(end.since_begin) ? end.since_begin : 0.0},
-                    {"durations", write_durations(end.durations)}});
+  Json body = {{"round", numbered.round},
+               {"first", write_first(end.first)},
+               {"seed", end.seed},
+               {"raw_bytes", end.raw_bytes},
+               {"shipped_bytes", end.shipped_bytes},
+               {"since_begin", is_duration(end.since_begin) ? end.since_begin : 0.0},
+               {"durations", write_durations(end.durations)}};
+  if (end.cached_tokens > 0) body["cached_tokens"] = end.cached_tokens;
+  return seal_json(MessageType::kEnd, id, body);
 }
 
 Bytes encode_missing(const TransferId& id, const Missing& missing) {
@@ -379,6 +380,10 @@ Result<NumberedEnd> decode_end(ByteView body) {
   KVLANE_ASSIGN(end.seed, read_unsigned(json, "seed", 0, kAny));
   KVLANE_ASSIGN(end.raw_bytes, read_unsigned(json, "raw_bytes", 0, kAny));
   KVLANE_ASSIGN(end.shipped_bytes, read_unsigned(json, "shipped_bytes", 0, kAny));
+  if (json.contains("cached_tokens")) {
+    KVLANE_ASSIGN(const auto cached, read_unsigned(json, "cached_tokens", 0, kTransferTokensMax));
+    end.cached_tokens = static_cast<int>(cached);
+  }
   KVLANE_ASSIGN(end.since_begin, read_seconds(json, "since_begin"));
   KVLANE_ASSIGN(end.durations, read_durations(json));
   return numbered;

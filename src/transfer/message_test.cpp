@@ -318,6 +318,7 @@ TEST(Message, BeginComesBackWithinItsRanges) {
 TEST(Message, EndComesBackExactly) {
   TransferEnd end = end_of(std::numeric_limits<std::int32_t>::min());
   end.seed = end.raw_bytes = std::numeric_limits<std::uint64_t>::max();
+  end.cached_tokens = kTransferTokensMax;
   end.durations["third"] = 1.0 / 3;
   const Bytes bytes = encode_end(id_of(1), {0xFFFFFFFFU, end});
   const Result<NumberedEnd> back = decode_end(body_of(bytes));
@@ -327,6 +328,7 @@ TEST(Message, EndComesBackExactly) {
   EXPECT_EQ(back->end.seed, end.seed);
   EXPECT_EQ(back->end.raw_bytes, end.raw_bytes);
   EXPECT_EQ(back->end.shipped_bytes, end.shipped_bytes);
+  EXPECT_EQ(back->end.cached_tokens, end.cached_tokens);
   EXPECT_EQ(back->end.durations, end.durations);
   EXPECT_EQ(back->end.since_begin, end.since_begin);
 }
@@ -337,6 +339,8 @@ TEST(Message, EndMembersAreChecked) {
   const std::pair<const char*, nlohmann::json> wrong[] = {
       {"round", -1},
       {"round", 4294967296},
+      {"cached_tokens", -1},
+      {"cached_tokens", kTransferTokensMax + 1},
       {"first", 7},
       {"first", nlohmann::json::array()},
       {"first", nlohmann::json::array({7})},
