@@ -5,6 +5,7 @@ import signal
 import unittest
 
 import program
+import test_program_peer_faults as faults
 from program import GQA, SMALL, call, complete, run, text_of
 from test_program_workers import PROMPT, ForeignRouter, WorkerTest, park
 
@@ -82,6 +83,21 @@ class OverUcx(WorkerTest):
         self.assertGreaterEqual(complete(decode.url, PROMPT, 2, kv_transfer_params=params).status, 400)
         other = self.worker("prefill", GQA, *OVER_UCX)
         self.assertEqual(complete(decode.url, PROMPT, 2, kv_transfer_params=park(other, PROMPT)).status, 200)
+
+
+class FaultsOverUcx:
+    PATH = "ucx"
+    FLAGS = (*faults.Pushed.FLAGS, *OVER_UCX)
+
+
+@needs_ucx
+class PushedFaults(FaultsOverUcx, faults.Pushed):
+    pass
+
+
+@needs_ucx
+class FetchedFaults(FaultsOverUcx, faults.Fetched):
+    pass
 
 
 # Not again where they belong.

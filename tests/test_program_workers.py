@@ -50,8 +50,8 @@ def park(prefill, prompt, **fields):
     return answer.json()["kv_transfer_params"]
 
 
-def reserve(decode, prompt, transfer, max_tokens=16):
-    request = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+def reserve(decode, prompt, transfer, max_tokens=16, **fields):
+    request = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0} | fields
     body = {"api": "/v1/completions", "transfer_id": transfer, "request": request}
     return call(decode.url, "/kvlane/v1/reserve", body)
 
