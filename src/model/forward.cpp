@@ -67,11 +67,13 @@ Status Forward::allocate() {
   const std::size_t wide_rows = std::min(rows, std::size_t(wide_rows_));
   const std::size_t product_floats =
       std::max(rows * config.hidden, wide_rows * std::max(qkv_width, 2 * std::size_t(config.ffn)));
-  const ElementType input_type = model_.layers()[0].qkv->input_type();
-  const std::size_t input_bytes = element_bytes(input_type);
-  q_parts_ = input_type == ElementType::kF32 ? 2 : 1;
-  // Final norms of the rows with logits go through normed_ as well.
-  const std::size_t normed_rows = std::max(rows, logits_rows);
+  const std::size_t input_bytes = element_bytes(model_.row_type());
+  q_parts_ = model_.row_type() == ElementType::kF32 ? 2 : 1;
+  // Final norms of the rows with logits go through normed_ as well, in the head's own type.
+  const std::size_t head_bytes =
+      model_.part().ends() ? element_bytes(model_.head().input_type()) : 0;
+  const std::size_t normed_bytes =
+      std::max(rows * input_bytes, logits_rows * head_bytes) * config.hidden;
   const std::size_t kv_bytes = whole_slabs_ ? kv_row_bytes(model_.whole_config()) : 0;
   const std::size_t wide_bytes = std::max(
       {rows * q_width_all * input_bytes, rows * kv_bytes, wide_rows * config.ffn * input_bytes});
@@ -81,7 +83,7 @@ Status Forward::allocate() {
   const auto aligned = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
   const std::size_t sizes[] = {
       aligned(rows * config.hidden * sizeof(float)),
-      aligned(normed_rows * config.hidden * input_bytes),
+      aligned(normed_bytes),
       aligned(std::max(product_floats * sizeof(float), logits_bytes)),
       aligned(rows * q_width * q_parts_ * sizeof(bf16)),
       aligned(wide_bytes),
@@ -295,7 +297,7 @@ Status Forward::gather_wide(int rows, int own, int all, ElementType type) {
 Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHooks& hooks) {
   const ModelConfig& config = model_.config();
   const std::size_t hidden = config.hidden;
-  const ElementType type = layer.qkv->input_type();
+  const ElementType type = model_.row_type();
   norm(layer.attention_norm, type);
   for (int first = 0; first < rows_; first += wide_rows_) {
     const int count = std::min(wide_rows_, rows_ - first);
@@ -318,7 +320,7 @@ Status Forward::project_qkv(const LayerWeights& layer, int index, const PassHook
 
 Status Forward::attention_block(const LayerWeights& layer, int index) {
   const ModelConfig& config = model_.config();
-  const ElementType type = layer.qkv->input_type();
+  const ElementType type = model_.row_type();
   attend(index, type);
   KVLANE_TRY(gather_wide(rows_, config.heads * config.head_dim,
                          model_.whole_config().heads * config.head_dim, type));
@@ -450,8 +452,7 @@ void Forward::store_query(float* head, std::uint16_t* parts) const {
 }
 
 Status Forward::ffn_block(const LayerWeights& layer) {
-  const ElementType type = layer.ffn_in->input_type();
-  norm(layer.ffn_norm, type);
+  norm(layer.ffn_norm, model_.row_type());
   for (int first = 0; first < rows_; first += wide_rows_) {
     KVLANE_TRY(ffn_rows(layer, first, std::min(wide_rows_, rows_ - first)));
   }
@@ -461,7 +462,7 @@ Status Forward::ffn_block(const LayerWeights& layer) {
 // From `normed_` to the residual stream.
 Status Forward::ffn_rows(const LayerWeights& layer, int first, int count) {
   const std::size_t hidden = model_.config().hidden;
-  const ElementType type = layer.ffn_in->input_type();
+  const ElementType type = model_.row_type();
   const std::byte* const normed = normed_ + first * hidden * element_bytes(type);
   KVLANE_TRY(multiply(*layer.ffn_in, normed, product_, count));
   const int width = layer.ffn_in->outputs();

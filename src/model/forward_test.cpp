@@ -8,11 +8,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/bf16.h"
+#include "base/file.h"
 #include "base/random.h"
+#include "base/temporary_directory.h"
 #include "cpu/parallel.h"
 #include "model/expected_fixture.h"
 #include "model/widen.h"
@@ -317,6 +322,58 @@ TEST(Forward, RefusesMoreRowsThanItHasBuffersFor) {
   const ForwardSpan span{&table, tokens, 0};
   EXPECT_EQ(runner.forward->run({&span, 1}, {}).code(), Code::kInternal);
   EXPECT_EQ(table.tokens(), 0);
+}
+
+// A copy of a checkpoint in BF16, in which some tensors have the same values in F32.
+void copy_widened(const fs::path& from, const fs::path& to,
+                  const std::function<bool(const std::string&)>& widens) {
+  fs::copy(from, to, fs::copy_options::recursive);
+  const std::string file = take(read_text_file(from / "model.safetensors", std::size_t{1} << 30));
+  std::vector<TensorSpec> specs;
+  std::string data;
+  for (const auto& [name, view] : take(parse_safetensors(as_byte_view(file)))) {
+    specs.push_back({name, widens(name) ? ElementType::kF32 : view.type, view.shape});
+    if (widens(name)) {
+      std::vector<float> values(view.bytes.size() / 2);
+      widen(view.type, view.bytes.data(), values.size(), values.data());
+      data += as_text(std::as_bytes(std::span(values)));
+    } else {
+      data += as_text(view.bytes);
+    }
+  }
+  const std::string text = std::string(as_text(build_safetensors_header(specs))) + data;
+  ASSERT_TRUE(write_file(to / "model.safetensors", as_byte_view(text)).ok());
+}
+
+// As files of llama.cpp, and checkpoints that keep some matrices more exactly, have them.
+TEST(Model, OfMixedElementTypesComputesInTheWidest) {
+  const TemporaryDirectory temporary;
+  const std::string layers = "model.layers.";
+  const auto is_product = [&](const std::string& name) {
+    return name.starts_with(layers) && name.find("_proj.weight") != std::string::npos;
+  };
+  const fs::path all = temporary.path() / "all";
+  copy_widened(kFixtures / "llama-mha-bf16-tied", all, is_product);
+  const char* const some[] = {"0.mlp.down_proj.weight", "1.self_attn.k_proj.weight",
+                              "1.self_attn.o_proj.weight", "0.mlp.up_proj.weight"};
+  const std::vector<std::int32_t> tokens = {1, 30, 7, 7, 81, 12, 5};
+  for (const Isa isa : {Isa::kScalar, best_isa()}) {
+    Runner wide(all, isa);
+    EXPECT_EQ(wide.model->row_type(), ElementType::kF32);
+    BlockTable table(wide.pool);
+    const auto expected = wide.run(table, tokens, 3);
+    for (const char* const one : some) {
+      SCOPED_TRACE(one);
+      const fs::path mixed = temporary.path() / one;
+      if (!fs::exists(mixed)) {
+        copy_widened(kFixtures / "llama-mha-bf16-tied", mixed,
+                     [&](const std::string& name) { return name == layers + one; });
+      }
+      Runner runner(mixed, isa);
+      BlockTable mine(runner.pool);
+      EXPECT_EQ(runner.run(mine, tokens, 3), expected);
+    }
+  }
 }
 
 TEST(Model, RefusesAContextBeyondItsOwn) {

@@ -19,6 +19,8 @@ using expected_fixture::take;
 
 constexpr int kRowsMax = 256;
 constexpr double kFactor = 1.25;  // as of the checkpoints themselves
+// Weights in Q8_0, but for one product that has them in BF16.
+constexpr double kRoundedFactor = 2.5;
 
 // The logits behind each of the last `positions` tokens, those before them at once.
 void add_errors(Forward& forward, BlockPool& pool, std::span<const std::int32_t> tokens,
@@ -42,12 +44,15 @@ TEST(GgufForward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
     const char* gguf;
     const char* model;
     const char* plain;
+    double factor = kFactor;
   } cases[] = {{"llama", "llama-gqa-f16", "float32+bfloat16_kv"},
                {"llama31", "llama-gqa-bf16-llama3-sharded", "bfloat16"},
                {"mistral", "mistral-gqa-bf16-window", "bfloat16"},
                {"yarn", "llama-f32-yarn", "float32+bfloat16_kv"},
                {"phi3", "phi3-gqa-bf16-longrope", "bfloat16"},
                {"falcon", "falcon-gqa-bf16", "bfloat16"},
+               {"qwen2", "qwen2-gqa-bf16", "bfloat16", kRoundedFactor},
+               {"falcon-mqa", "falcon-mqa-bf16", "bfloat16", kRoundedFactor},
                {"split/model-00001-of-00003", "llama-mha-bf16-tied", "bfloat16"}};
   for (const auto& fixture : cases) {
     SCOPED_TRACE(fixture.gguf);
@@ -62,7 +67,7 @@ TEST(GgufForward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
       add_errors(*forward, pool, expected.prompts()[prompt], expected.positions(prompt),
                  expected.logits(prompt), static_cast<std::size_t>(model->config().vocab), errors);
     }
-    expected.expect_at_most(errors, kFactor, fixture.plain);
+    expected.expect_at_most(errors, fixture.factor, fixture.plain);
   }
 }
 

@@ -65,10 +65,7 @@ bool decode_row(const std::byte* stored, int n, ElementType type, std::byte* row
 
 ElementType hidden_type(const Model& model) {
   // Products of a device read rows of 16 bits alone.
-  if (model.device() != nullptr) return ElementType::kBf16;
-  if (!model.layers().empty()) return model.layers()[0].qkv->input_type();
-  // Of a model whose weights are elsewhere, what its configuration says of them.
-  return model.config().type == ElementType::kBf16 ? ElementType::kBf16 : ElementType::kF32;
+  return model.device() != nullptr ? ElementType::kBf16 : model.row_type();
 }
 
 Result<HiddenFormat> HiddenFormat::parse(std::string_view text, const Model& model) {

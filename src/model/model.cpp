@@ -29,6 +29,7 @@ class Model::Loader {
     }
     KVLANE_TRY(set_context());
     model_.isa_ = options_.isa;
+    model_.row_type_ = row_type();
     for (const auto& [name, tensor] : model_.checkpoint_.tensors())
       bytes_total_ += tensor.bytes.size();
     bytes_total_ *= 2;  // once for the identity, once for packing
@@ -54,6 +55,20 @@ class Model::Loader {
   }
 
  private:
+  ElementType row_type() const {
+    const auto& tensors = model_.checkpoint_.tensors();
+    const auto all_bf16 = [&](const ProductLayout& product) {
+      return std::ranges::all_of(product.weights, [&](const TensorRows& part) {
+        return tensors.at(part.name).type == ElementType::kBf16;
+      });
+    };
+    const bool bf16 = std::ranges::all_of(layout_.layers, [&](const LayerLayout& layer) {
+      return all_bf16(layer.qkv) && all_bf16(layer.attention_out) && all_bf16(layer.ffn_in) &&
+             all_bf16(layer.ffn_out);
+    });
+    return bf16 ? ElementType::kBf16 : ElementType::kF32;
+  }
+
   Status set_context() {
     model_.context_ = options_.context_max > 0 ? options_.context_max : config_.context;
     if (model_.context_ > config_.context) {
@@ -103,8 +118,11 @@ class Model::Loader {
     if (!part_.ends()) return {};
     KVLANE_TRY(load_norm(layout_.final_norm, config_.hidden, model_.final_norm_));
     const Share words = share_of(config_.vocab, part_.ranks, part_.rank);
+    // The type of the other products is none of the head's business.
+    KVLANE_ASSIGN(const TensorView head,
+                  model_.checkpoint_.tensor(layout_.head, {config_.vocab, config_.hidden}));
     return pack({{{layout_.head, config_.vocab, words.first, words.count}}, {}}, config_.hidden,
-                model_.head_);
+                head.type, model_.head_);
   }
 
   Status load_positions() {
@@ -128,7 +146,7 @@ class Model::Loader {
           return load_norm(norm, n, part);
         },
         [this](const ProductLayout& product, int inputs, std::unique_ptr<Linear>& part) {
-          return pack(product, inputs, part);
+          return pack(product, inputs, model_.row_type_, part);
         });
   }
 
@@ -146,31 +164,52 @@ class Model::Loader {
     return {};
   }
 
-  // Stacks rows of matrices into one product.
-  Status pack(const ProductLayout& product, int inputs, std::unique_ptr<Linear>& out) {
+  // Stacks rows of matrices into one product whose own rows are in BF16 or, for any other
+  // `row_type`, in F32.
+  Status pack(const ProductLayout& product, int inputs, ElementType row_type,
+              std::unique_ptr<Linear>& out) {
     std::vector<TensorView> tensors;
     std::vector<ByteView> parts;
     const std::string& name = product.weights[0].name;
     for (const TensorRows& part : product.weights) {
       KVLANE_ASSIGN(TensorView tensor,
                     model_.checkpoint_.tensor(part.name, {part.rows_all, inputs}));
-      if (!tensors.empty() && tensor.type != tensors[0].type) {
-        return unsupported(part.name + " and " + name + " have different element types");
-      }
       const std::size_t row_bytes = inputs * element_bytes(tensor.type);
       parts.push_back(tensor.bytes.subspan(part.first * row_bytes, part.rows * row_bytes));
+      bytes_done_ += parts.back().size();
       tensors.push_back(std::move(tensor));
     }
     std::vector<float> bias;
     for (const TensorRows& part : product.bias) KVLANE_TRY(append_vector(part, bias));
-    auto packed = Linear::pack(model_.isa_, {tensors[0].type, inputs, parts, std::move(bias)});
+    ElementType type = tensors[0].type;
+    const bool mixed = std::ranges::any_of(tensors, [&](const TensorView& tensor) {
+      return tensor.type != type || (tensor.type == ElementType::kBf16 && row_type != tensor.type);
+    });
+    std::vector<float> widened;
+    if (mixed) {
+      widened = widen_parts(tensors, parts);
+      parts = {std::as_bytes(std::span(widened))};
+      type = ElementType::kF32;
+    }
+    auto packed = Linear::pack(model_.isa_, {type, inputs, parts, std::move(bias)});
     if (!packed.ok()) return packed.status().with_context("packing " + name);
     out = std::move(*packed);
     model_.weight_bytes_ += out->packed_bytes();
-    for (const ByteView part : parts) bytes_done_ += part.size();
     for (const TensorView& tensor : tensors) model_.checkpoint_.release(tensor);
     report();
     return {};
+  }
+
+  static std::vector<float> widen_parts(const std::vector<TensorView>& tensors,
+                                        const std::vector<ByteView>& parts) {
+    std::vector<float> values;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const std::size_t before = values.size();
+      const std::size_t count = parts[i].size() / element_bytes(tensors[i].type);
+      values.resize(before + count);
+      widen(tensors[i].type, parts[i].data(), count, values.data() + before);
+    }
+    return values;
   }
 
   void report() const {

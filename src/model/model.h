@@ -66,6 +66,9 @@ class Model {
   // Of the whole model.
   const ModelIdentity& identity() const { return identity_; }
   Isa isa() const { return isa_; }
+  // Of what enters the products of all layers, on a CPU: BF16 where all their weights are, F32
+  // else. Also of a model whose weights are elsewhere.
+  ElementType row_type() const { return row_type_; }
   // Most tokens of a sequence, prompt and completion together.
   int context() const { return context_; }
   // Bytes of packed weights, and of the embedding table where it is not one of them; or what the
@@ -104,6 +107,7 @@ class Model {
   ModelPart part_;
   ModelConfig config_;
   ModelIdentity identity_{};
+  ElementType row_type_ = ElementType::kF32;
   Isa isa_ = Isa::kScalar;
   int context_ = 0;
   std::uint64_t weight_bytes_ = 0;
