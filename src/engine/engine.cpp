@@ -147,11 +147,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const Tokeniz
   if (options.ranks != nullptr && (options.eviction || options.online_axes > 0)) {
     return unsupported("a model that ranks compute has a cache of all tokens");
   }
-  if (options.state.on_ranks && options.state.forms.saves_hidden() && options.ranks != nullptr &&
+  if (options.state.on_ranks && options.state.forms.slabs_first > 0 && options.ranks != nullptr &&
       options.ranks->ranks() > 1 && options.kv_format && codes_heads_together(*options.kv_format)) {
     return unsupported("KV format '" + options.kv_format->name() +
                        "' codes all KV heads of a layer together, so ranks that share heads out "
-                       "cannot make its slabs from hidden states: store slabs (kv)");
+                       "cannot make its slabs from hidden states or tokens: store slabs (kv)");
   }
   if (options.state.store != nullptr && options.ranks != nullptr) {
     return unsupported("a model that ranks compute has its state in stores of the ranks");
@@ -203,7 +203,7 @@ Status EngineImpl::open_state() {
   const auto wake = [inbox = inbox_] { inbox->post([] {}); };
   if (options_.ranks != nullptr) {
     keeper_ = keep_state_on_ranks(*options_.ranks, options_.state, pool_.shape().layers,
-                                  pool_.block_bytes(), on_saved, wake);
+                                  pool_.block_bytes(), options_.kv_format.get(), on_saved, wake);
     return {};
   }
   KVLANE_ASSIGN(keeper_,

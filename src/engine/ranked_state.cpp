@@ -11,6 +11,7 @@
 
 #include "format/shape.h"
 #include "model/part.h"
+#include "quant/heads_together.h"
 #include "ranks/state_letter.h"
 
 namespace kvlane {
@@ -123,10 +124,12 @@ class RankedRestore final : public SequenceRestore {
 class RankedState final : public StateKeeper {
  public:
   RankedState(RankGroup& group, const StateOptions& options, int layers, std::size_t block_bytes,
-              std::function<void(BlockId)> on_saved, std::function<void()> wake)
+              const KvFormat* format, std::function<void(BlockId)> on_saved,
+              std::function<void()> wake)
       : group_(group),
         forms_(options.forms),
         layers_(layers),
+        from_tokens_(group.ranks() == 1 || format == nullptr || !codes_heads_together(*format)),
         saving_max_(options.saves_all
                         ? SIZE_MAX
                         : std::max<std::size_t>(1, options.saving_bytes / block_bytes)),
@@ -199,7 +202,7 @@ class RankedState final : public StateKeeper {
     });
     if (!answers.ok() || !merge(*answers, found)) return {};
     found.layers.first = first;
-    found.layers.from_tokens = !alone;
+    found.layers.from_tokens = !alone && from_tokens_;
     found.decision = decide_restore(nullptr, found.layers, tokens);
     // Layers behind the first would be a pass of all ranks.
     if (found.decision.recomputed > 1) found.decision = {};
@@ -276,6 +279,7 @@ class RankedState final : public StateKeeper {
   RankGroup& group_;
   const StateForms forms_;
   const int layers_;
+  const bool from_tokens_;        // whether a rank can make its slabs of the first layer so
   const std::size_t saving_max_;  // blocks
   const std::function<void(BlockId)> on_saved_;
   const std::shared_ptr<Saving> saving_ = std::make_shared<Saving>();
@@ -297,10 +301,11 @@ StatePlan state_plan(const StateOptions& options, const std::vector<Codebook>& c
 
 std::unique_ptr<StateKeeper> keep_state_on_ranks(RankGroup& group, const StateOptions& options,
                                                  int layers, std::size_t block_bytes,
+                                                 const KvFormat* format,
                                                  std::function<void(BlockId)> on_saved,
                                                  std::function<void()> wake) {
-  return std::make_unique<RankedState>(group, options, layers, block_bytes, std::move(on_saved),
-                                       std::move(wake));
+  return std::make_unique<RankedState>(group, options, layers, block_bytes, format,
+                                       std::move(on_saved), std::move(wake));
 }
 
 }  // namespace kvlane

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/state_keeper.h"
+#include "quant/kv_format.h"
 #include "ranks/rank_group.h"
 
 namespace kvlane {
@@ -17,10 +18,12 @@ namespace kvlane {
 // or none.
 StatePlan state_plan(const StateOptions& options, const std::vector<Codebook>& codebooks);
 
-// `block_bytes`: of a block in all ranks. `on_saved` and `wake` come on the network's thread, and
-// may come after the end of what is made here. The group outlives it.
+// `block_bytes`: of a block in all ranks. `format`: of the cache, null for rows. `on_saved` and
+// `wake` come on the network's thread, and may come after the end of what is made here. The group
+// outlives it.
 std::unique_ptr<StateKeeper> keep_state_on_ranks(RankGroup& group, const StateOptions& options,
                                                  int layers, std::size_t block_bytes,
+                                                 const KvFormat* format,
                                                  std::function<void(BlockId)> on_saved,
                                                  std::function<void()> wake);
 

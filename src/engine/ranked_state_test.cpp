@@ -376,6 +376,20 @@ TEST(RankedState, WhatOneRankLacksIsComputed) {
   }
 }
 
+// Where slabs have all heads, a rank cannot make those of the first layer from tokens.
+TEST(RankedState, SlabsOfAllHeadsDoNotComeFromTokens) {
+  const Saving saving{.format = "kvquant:bits=4"};
+  const Expected expected(saving.format);
+  const TemporaryDirectory directory;
+  const Layout layout{4, 2};
+  save_first_turn(layout, saving, expected, directory.path());
+  for (const int first_stage : {0, 1}) fs::remove_all(store_of(directory.path(), first_stage));
+  Worker worker(layout, saving, directory.path());
+  Finish finish;
+  EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
+  EXPECT_EQ(finish.cached_tokens, 0);
+}
+
 // Bytes that one rank reads are wrong: that block and those behind it are computed.
 TEST(RankedState, WhatIsDamagedAtOneRankIsComputed) {
   const Expected expected("bf16");
@@ -413,11 +427,14 @@ TEST(RankedState, HiddenStatesGiveNoSlabsOfAllHeads) {
   options.kv_format = format_of(*whole, "kvquant:bits=4");
   options.ranks = threads.group.get();
   options.state.on_ranks = true;
-  options.state.forms = forms_of({.form = "hidden"});
-  const auto engine = Engine::create(*whole, fixture_tokenizer(), nullptr, options);
-  ASSERT_FALSE(engine.ok());
-  EXPECT_EQ(engine.status().code(), Code::kUnsupported);
-  EXPECT_NE(engine.status().message().find("store slabs"), std::string::npos);
+  // With hidden=1 the first layer alone is in no form.
+  for (const char* const form : {"hidden", "hidden=1", "hidden=2"}) {
+    options.state.forms = forms_of({.form = form});
+    const auto engine = Engine::create(*whole, fixture_tokenizer(), nullptr, options);
+    ASSERT_FALSE(engine.ok());
+    EXPECT_EQ(engine.status().code(), Code::kUnsupported);
+    EXPECT_NE(engine.status().message().find("store slabs"), std::string::npos);
+  }
 }
 
 // A rank without a store cannot be one of a head with one.

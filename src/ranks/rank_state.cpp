@@ -71,9 +71,9 @@ Result<std::unique_ptr<RankState>> RankState::open(RankStateParts parts, const P
   if (!state.codebooks.empty() && std::ssize(state.codebooks) != std::ptrdiff_t{2} * layers) {
     return corrupt("the head has codebooks of other layers than the model");
   }
-  if (state.hidden_first < state.hidden_last && parts.model.part().ranks > 1 &&
-      parts.format != nullptr && codes_heads_together(*parts.format)) {
-    return corrupt("the head saves hidden states, which give a rank no whole slabs");
+  if (state.slabs_first > 0 && parts.model.part().ranks > 1 && parts.format != nullptr &&
+      codes_heads_together(*parts.format)) {
+    return corrupt("the head leaves out slabs, of which a rank can make none that are whole");
   }
   std::unique_ptr<RankState> opened(new RankState(std::move(parts), plan, std::move(tell)));
   KVLANE_TRY(opened->open_savers(state, plan.rows_max));
@@ -265,6 +265,9 @@ Result<std::unique_ptr<RankState::Job>> RankState::begin(RestoreOrder order) {
       std::ssize(order.tokens) != std::ptrdiff_t{end} * kBlockTokens ||
       end * kBlockTokens > parts_.model.context()) {
     return corrupt("the head orders a restore of blocks that there cannot be");
+  }
+  if (order.embedded && shards() < parts_.model.part().ranks) {
+    return corrupt("the head orders slabs of all heads from tokens");
   }
   KVLANE_ASSIGN(BlockTable table,
                 parts_.cache.arriving_table(order.blocks, order.gone, order.first));
