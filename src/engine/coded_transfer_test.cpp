@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
+
 #include "engine/engine_fixture.h"
 #include "quant/format_fixture.h"
 #include "quant/kv_format.h"
@@ -219,35 +221,58 @@ TEST(CodedTransfer, SeveralAnswersToOnePromptAreThoseOfOneProcess) {
 }
 
 // Rows in decode worker's memory for the windows of two sequences at most.
-TEST(CodedTransfer, WithLittleRoomForRowsAnswersWaitForEachOther) {
-  const auto format = make_format(with_window("int8"));
-  const KvShape shape = fixture_model().config().kv_shape();
-  const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
-  Worker prefill(*network, fixture_model(), options_of(format));
-  EngineOptions small = options_of(format);
-  small.chunk_tokens = 16;
-  small.kv_bytes = 2 * 6 * shape.block_bytes();
-  Worker decode(*network, fixture_model(), small);
+// Prompts that are pushed at once; their answers are those of one process.
+void expect_answers_at_once(Worker& prefill, Worker& decode, int count,
+                            const std::shared_ptr<const KvFormat>& format) {
   std::vector<GenerationRequest> requests;
-  std::vector<Answer> answers(6);
-  std::vector<Prefilled> prefilled(6);
-  for (std::uint32_t i = 0; i < answers.size(); ++i) {
-    requests.push_back(make_mixed_request(100 + 30 * static_cast<int>(i), 70, i));
-    const TransferId transfer = random_transfer_id();
-    const RequestId id = take(decode.engine->reserve(requests[i], transfer));
-    ASSERT_TRUE(decode.engine->attach(id, answers[i].on_update()).ok());
-    ASSERT_TRUE(prefill.engine
-                    ->prefill_and_push(requests[i], decode.endpoint->address(), transfer,
-                                       prefilled[i].on_prefilled())
-                    .ok());
+  std::deque<Push> pushes;
+  for (int i = 0; i < count; ++i) {
+    requests.push_back(make_mixed_request(100 + 30 * i, 70, static_cast<std::uint32_t>(i)));
+    pushes.emplace_back(prefill, decode, requests.back());
   }
-  for (std::uint32_t i = 0; i < answers.size(); ++i) {
-    ASSERT_TRUE(answers[i].wait().error.ok()) << answers[i].wait().error.message();
-    EXPECT_EQ(answers[i].tokens(), alone(fixture_model(), requests[i], options_of(format))) << i;
-    prefilled[i].wait();
+  for (int i = 0; i < count; ++i) {
+    ASSERT_TRUE(pushes[i].answer.wait().error.ok()) << pushes[i].answer.wait().error.message();
+    EXPECT_EQ(pushes[i].answer.tokens(), alone(fixture_model(), requests[i], options_of(format)))
+        << i;
   }
+  pushes.clear();
   prefill.expect_clean();
   decode.expect_clean();
+}
+
+EngineOptions with_little_room(const std::shared_ptr<const KvFormat>& format) {
+  EngineOptions small = options_of(format);
+  small.chunk_tokens = 16;
+  small.kv_bytes = 2 * 6 * fixture_model().config().kv_shape().block_bytes();
+  return small;
+}
+
+TEST(CodedTransfer, WithLittleRoomForRowsAnswersWaitForEachOther) {
+  const auto format = make_format(with_window("int8"));
+  const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
+  Worker prefill(*network, fixture_model(), options_of(format));
+  Worker decode(*network, fixture_model(), with_little_room(format));
+  expect_answers_at_once(prefill, decode, 6, format);
+}
+
+// Who stops while it is sent goes on behind what was sent.
+TEST(CodedTransfer, WithLittleRoomForRowsPromptsThatLeaveStopAndGoOn) {
+  for (const char* const name : {"kivi:bits=2,group=32", "kivi:recent=1", "hack"}) {
+    for (const bool whole : {false, true}) {
+      for (const bool shared : {false, true}) {
+        SCOPED_TRACE(std::string(name) + (whole ? " whole" : "") + (shared ? " shared" : ""));
+        const auto format = make_format(name);
+        const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
+        EngineOptions small = with_little_room(format);
+        small.push_whole = whole;
+        small.prefix_caching = shared;
+        Worker prefill(*network, fixture_model(), small);
+        Worker decode(*network, fixture_model(), options_of(format));
+        expect_answers_at_once(prefill, decode, 12, format);
+        EXPECT_GT(prefill.engine->load().preemptions, 0);
+      }
+    }
+  }
 }
 
 // Every format's slab has a name that frames hold; that of a test does not.

@@ -63,9 +63,11 @@ Status EngineImpl::depart(Request& request) {
   return {};
 }
 
-// Blocks up to `last_block` of this layer are final, on a device once it reaches `done`.
+// Blocks up to `last_block` of this layer are final, on a device once it reaches `done`. Of who was
+// stopped and computes them again they may have been sent.
 void EngineImpl::hand_over(Request& request, int layer, int last_block,
                            const std::shared_ptr<const DeviceMark>& done) {
+  if (last_block <= request.blocks_sent) return;
   sender_->add(request.job, layer, request.blocks_sent, last_block, done);
 }
 

@@ -9,9 +9,6 @@ namespace {
 
 using State = Sequence::State;
 
-// One whose blocks nobody else reads or writes just now can stop and go on later.
-bool can_give_way(const Sequence& sequence) { return sequence.request.job == nullptr; }
-
 }  // namespace
 
 Rank EngineImpl::rank(const Sequence& sequence) const {
@@ -159,8 +156,9 @@ int EngineImpl::blocks_to_start(const Sequence& sequence) const {
 }
 
 bool EngineImpl::may_have(const Sequence& sequence, int blocks) const {
+  // Who leaves when its prompt is computed has the blocks of that.
   const auto growing = std::count_if(running_.begin(), running_.end(), [](const Sequence* running) {
-    return can_give_way(*running);
+    return running->request.job == nullptr;
   });
   // Who goes before all that run may take the blocks they would like to grow into.
   const bool first = std::none_of(running_.begin(), running_.end(), [&](const Sequence* running) {
@@ -256,15 +254,14 @@ bool EngineImpl::adopt_from_arena(Sequence& sequence, const BlockName& name) {
 }
 
 Sequence* EngineImpl::least_important() const {
-  const auto found = std::find_if(running_.rbegin(), running_.rend(),
-                                  [](const Sequence* sequence) { return can_give_way(*sequence); });
-  return found == running_.rend() ? nullptr : *found;
+  return running_.empty() ? nullptr : running_.back();
 }
 
 // Its sealed blocks stay as long as nobody needs their memory, then in the arena; what is gone when
-// it goes on is computed again.
+// it goes on is computed again, but what was sent of it stays sent.
 void EngineImpl::preempt(Sequence& sequence) {
   detach(sequence);
+  if (sequence.request.job != nullptr) sender_->wait();  // it may read them still
   sequence.release_blocks();
   sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
                                                 : &TimeAccount::queue);
@@ -289,8 +286,7 @@ void EngineImpl::make_room() {
     }
     // Those before it in rank have their blocks for this step already, and keep them.
     const std::ptrdiff_t place = next - running_.begin();
-    const auto victim = std::find(next, running_.end(), least_important());
-    preempt(victim == running_.end() ? sequence : **victim);
+    preempt(*least_important());
     next = running_.begin() + place;
   }
 }

@@ -168,7 +168,8 @@ void EngineImpl::after_pass() {
     publish_blocks(sequence);
     give_back_unseen(sequence);
     if (sequence.request.job != nullptr && !options_.push_whole) {
-      sequence.request.blocks_sent = sequence.table.tokens() / kBlockTokens;
+      int& sent = sequence.request.blocks_sent;
+      sent = std::max(sent, sequence.table.tokens() / kBlockTokens);
     }
     if (!slot.wants_logits) continue;  // more of the prompt is to come
     if (sequence.completion_tokens == 0) {

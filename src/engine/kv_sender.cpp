@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <future>
 #include <utility>
 
 namespace kvlane {
@@ -63,6 +64,12 @@ void KvSender::add(const std::shared_ptr<Job>& job, int layer, int first_block, 
       job->status_ = send_all(*job, layer, first_block, last_block, done.get());
     }
   });
+}
+
+void KvSender::wait() {
+  std::promise<void> encoded;
+  post([&encoded] { encoded.set_value(); });
+  encoded.get_future().wait();
 }
 
 void KvSender::finish(const std::shared_ptr<Job>& job, TransferEnd end,

@@ -35,7 +35,7 @@ struct SentKv {
   double encode = 0;  // seconds after the end of the computation that encoding still took
 };
 
-// Thread-safe. The engine keeps a job's blocks until `on_encoded` came.
+// Thread-safe. The engine keeps a job's blocks until `on_encoded` came, or wait() returned.
 class KvSender {
  public:
   // One sequence on its way out.
@@ -77,6 +77,8 @@ class KvSender {
   // `done`, if that is not null.
   void add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block,
            const std::shared_ptr<const DeviceMark>& done);
+  // Returns when all that was added is encoded.
+  void wait();
   // Everything was added. `end` is completed with bytes and the duration "encode" and sent.
   void finish(const std::shared_ptr<Job>& job, TransferEnd end,
               std::function<void(SentKv)> on_encoded);
