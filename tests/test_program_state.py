@@ -97,6 +97,8 @@ class StateTest(ProgramTest):
             self.assert_refused(done, sentence)
         done = run("generate", GQA, "--store", self.store, "--prompt", "x", "--store-direct", "maybe")
         self.assert_refused(done, "--store-direct: maybe not in", status=2)
+        done = run("generate", GQA, "--store", self.store, "--prompt", "x", "--store-max", 100)
+        self.assert_refused(done, "--store-max: must be 0 or at least 1MiB", status=2)
 
 
 if __name__ == "__main__":

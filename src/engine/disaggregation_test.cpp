@@ -71,6 +71,24 @@ TEST(Disaggregation, WhatThePrefillWorkerHadAlreadyIsTold) {
   }
 }
 
+TEST(Disaggregation, PromptsThatNeverFitOnTheirWayAreRefusedAtOnce) {
+  const auto network = make_network();
+  const auto endpoint = take(Endpoint::start(
+      *network, {.model = fixture_model().identity(), .outgoing_bytes_max = 65536}));
+  const auto engine = take(Engine::create(fixture_model(), fixture_tokenizer(), endpoint.get(),
+                                          {.kv_bytes = std::size_t{1} << 24}));
+  Prefilled fits;
+  ASSERT_TRUE(
+      engine->prefill_and_park(make_request(10, 1, 1), random_transfer_id(), fits.on_prefilled())
+          .ok());
+  EXPECT_TRUE(fits.wait().finish.error.ok());
+  const Status refused =
+      engine->prefill_and_park(make_request(400, 1, 1), random_transfer_id(), nullptr).status();
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("this worker has 65536"), std::string::npos)
+      << refused.message();
+}
+
 TEST(Disaggregation, AutoUsesACodecOnceTheLinkIsKnownToBeSlow) {
   const Model& model = fixture_model();
   TestFaults faults;

@@ -282,6 +282,7 @@ Result<EngineImpl::RequestPtr> EngineImpl::new_request(GenerationRequest generat
   request->sequences.push_back(new_sequence(*request, 0, root));
   // Here, on the caller's thread: a long prompt has thousands of blocks to be hashed.
   KVLANE_TRY(request->prompt().names.extend(request->generation.prompt));
+  if (request->sends()) KVLANE_TRY(check_departure(*request));
   return request;
 }
 

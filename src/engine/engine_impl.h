@@ -170,6 +170,8 @@ class EngineImpl final : public Engine {
   // Journeys (engine_journey.cpp).
   std::size_t messages_bytes_max(const TransferBegin& begin, const BlockTable& table,
                                  const Codec& codec) const;
+  TransferBegin begin_of(const Request& request, const Codec& codec) const;
+  Status check_departure(Request& request) const;
   Status depart(Request& request);
   void hand_over(Request& request, int layer, int last_block,
                  const std::shared_ptr<const DeviceMark>& done);

@@ -41,6 +41,23 @@ std::size_t EngineImpl::messages_bytes_max(const TransferBegin& begin, const Blo
          outgoing_bytes_needed(sealed, kFrameHeaderBytes + sealed_bytes);
 }
 
+TransferBegin EngineImpl::begin_of(const Request& request, const Codec& codec) const {
+  return {request.prompt_tokens(), pool_.shape().layers, kv_format(), std::string(codec.name())};
+}
+
+// What waiting would not change is told at once.
+Status EngineImpl::check_departure(Request& request) const {
+  const Codec& codec = codecs_->for_transfer(std::nullopt);
+  const std::size_t bytes =
+      messages_bytes_max(begin_of(request, codec), request.prompt().table, codec);
+  const std::size_t arena = endpoint_->outgoing_bytes_max();
+  if (bytes <= arena) return {};
+  return invalid_argument("K and V of a prompt of " + std::to_string(request.prompt_tokens()) +
+                          " tokens may take " + std::to_string(bytes) +
+                          " bytes on their way, this worker has " + std::to_string(arena) +
+                          " for all that it sends");
+}
+
 Status EngineImpl::depart(Request& request) {
   const bool push = request.journey == Request::Journey::kPush;
   const auto link = [endpoint = endpoint_,
@@ -48,8 +65,7 @@ Status EngineImpl::depart(Request& request) {
     return endpoint->link_speed(peer);
   };
   const Codec& codec = codecs_->for_transfer(link());
-  const TransferBegin begin{request.prompt_tokens(), pool_.shape().layers, kv_format(),
-                            std::string(codec.name())};
+  const TransferBegin begin = begin_of(request, codec);
   const std::size_t bytes_max = messages_bytes_max(begin, request.prompt().table, codec);
   const OnDelivered on_delivered = later(
       request.id,

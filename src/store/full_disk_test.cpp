@@ -156,6 +156,13 @@ TEST_F(FullDisk, FilesThatCannotBeMadeAreARefusalThatPasses) {
   expect_the_same_next_time();
 }
 
+TEST_F(FullDisk, ALimitBelowAPageIsOne) {
+  options_.directories[0].bytes_max = 1;
+  open();
+  EXPECT_FALSE(save(0).ok());
+  EXPECT_EQ(disk_->bytes_kept(), 0U);
+}
+
 TEST_F(FullDisk, TheCatalogueHasAReserve) {
   options_.directories[0].bytes_max = 4 * head_bytes(3);
   open();

@@ -93,8 +93,9 @@ Status Store::Impl::claim_directories(std::string& identity) {
     }
     marks.push_back(mark);
     options.directories.push_back(directory);
-    directories.push_back(
-        {.path = directory.path, .pages_max = directory.bytes_max / kExtentPageBytes});
+    // A limit below a page is none the less one.
+    const std::uint64_t pages = (directory.bytes_max + kExtentPageBytes - 1) / kExtentPageBytes;
+    directories.push_back({.path = directory.path, .pages_max = pages});
   }
   if (identity.empty()) {
     opening.created = true;

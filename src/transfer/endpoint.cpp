@@ -55,6 +55,7 @@ class EndpointImpl : public Endpoint {
     KVLANE_ASSIGN(auto outgoing, core_->park(id, begin, bytes_max, std::move(on_delivered)));
     return handle(std::move(outgoing));
   }
+  std::size_t outgoing_bytes_max() const override { return core_->outgoing_bytes_max(); }
   std::size_t outgoing_bytes_free() const override { return core_->outgoing_bytes_free(); }
   std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const override {
     return core_->link_speed(peer);

@@ -174,7 +174,9 @@ class Endpoint {
                                                          const TransferBegin& begin,
                                                          std::size_t bytes_max,
                                                          OnDelivered on_delivered) = 0;
-  // Bytes of the arena that are not set aside. More before `on_delivered` is called, never less.
+  // Bytes of the arena: no transfer may set more aside.
+  virtual std::size_t outgoing_bytes_max() const = 0;
+  // Those of them that are not set aside. More before `on_delivered` is called, never less.
   virtual std::size_t outgoing_bytes_free() const = 0;
   // How fast the link to `peer` takes what is pushed; without a peer, the slowest of the links that
   // fetch from here. Empty while no such link stands that has ever been the bottleneck.

@@ -59,6 +59,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
                            std::size_t bytes_max, OnDelivered on_delivered);
   Result<OutgoingPtr> park(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max,
                            OnDelivered on_delivered);
+  std::size_t outgoing_bytes_max() const { return options_.outgoing_bytes_max; }
   std::size_t outgoing_bytes_free() const;
   std::optional<LinkSpeed> link_speed(const std::optional<Address>& peer) const;
   LinkCounts links() const;
