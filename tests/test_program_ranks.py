@@ -229,7 +229,8 @@ class Ranks(ProgramTest):
         self.assert_refused(done, "--rank 2 is none of the 2")
 
     def test_what_the_worker_decides_is_no_flag_of_a_rank(self):
-        for flag, value in (("--kv-format", "int8"), ("--kv-memory", "8MiB"), ("--max-num-seqs", 4), ("--device", "cpu")):
+        given = (("--kv-format", "int8"), ("--kv-memory", "8MiB"), ("--max-num-seqs", 4), ("--device", "cpu"))
+        for flag, value in given:
             with self.subTest(flag=flag):
                 done = run("rank", GQA, "--rank", 0, "--head", "127.0.0.1:1", flag, value)
                 self.assertNotEqual(done.status, 0)
