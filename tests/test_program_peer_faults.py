@@ -38,6 +38,7 @@ class PeerFaults(FaultTest):
         """Has the fault happen so many seconds after the next transfer began."""
         self.fired = False
         self.timer = threading.Timer(moment, self.hit, (fault, victim))
+        self.addCleanup(self.timer.cancel)
 
     def begins(self):
         self.began = time.monotonic()

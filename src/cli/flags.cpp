@@ -40,16 +40,6 @@ std::string check_lease(const std::string& value) {
                                                              : "must be from 1 to 3600 seconds";
 }
 
-// A number whose unit was forgotten would keep nothing.
-std::string check_store_max(const std::string& value) {
-  constexpr std::uint64_t kLeast = std::uint64_t{1} << 20;
-  std::uint64_t bytes = 0;
-  const bool is_number = CLI::detail::lexical_cast(value, bytes);
-  return is_number && (bytes == 0 || bytes >= kLeast)
-             ? std::string()
-             : "must be 0 or at least 1MiB, for example 100GiB";
-}
-
 std::string check_slowdown(const std::string& value) {
   constexpr double kMost = 1000;
   double times = 0;
@@ -192,7 +182,7 @@ void add_store_flags(CLI::App& command, StateFlags& flags) {
       .add_option("--store-max", flags.bytes_max,
                   "most bytes on disk in each directory, for example 100GiB; 0: what the disk has")
       ->transform(CLI::AsSizeValue(false))
-      ->check(check_store_max)
+      ->check(store_limit())
       ->default_str("0");
   command
       .add_option("--store-memory", flags.memory, "memory for what was read from the store last")
@@ -359,6 +349,17 @@ std::function<std::string(const std::string&)> number_between(double min, double
     std::ostringstream sentence;
     sentence << "must be a number from " << min << " to " << max << ", not '" << text << "'";
     return sentence.str();
+  };
+}
+
+std::function<std::string(const std::string&)> store_limit() {
+  return [](const std::string& text) {
+    constexpr std::uint64_t kLeast = std::uint64_t{1} << 20;
+    std::uint64_t bytes = 0;
+    const bool is_number = CLI::detail::lexical_cast(text, bytes);
+    return is_number && (bytes == 0 || bytes >= kLeast)
+               ? std::string()
+               : "must be 0 or at least 1MiB, for example 100GiB";
   };
 }
 

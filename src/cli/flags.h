@@ -109,6 +109,10 @@ void add_parent_flag(CLI::App& command, int& parent);
 // A check for numbers from `min` to `max`. CLI11's own lets "nan" through.
 std::function<std::string(const std::string&)> number_between(double min, double max);
 
+// A check for limits of a store's directories, in bytes. A number whose unit was forgotten would
+// keep nothing.
+std::function<std::string(const std::string&)> store_limit();
+
 // What gives a child process the same model, the directory first.
 std::vector<std::string> to_arguments(const ModelFlags& flags);
 std::vector<std::string> to_part_arguments(const ModelFlags& flags);

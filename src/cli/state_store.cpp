@@ -111,7 +111,7 @@ Result<std::shared_ptr<Store>> open_rank_store(const StateFlags& flags, const Mo
   const int layers = stored_hidden_of(model.whole_config(), part).count;
   const HiddenRoom room = HiddenRoom::of(model, rows_max, layers);
   KVLANE_ASSIGN(std::shared_ptr<Store> store,
-                open_store({directories, (flags.bytes_max + count - 1) / count, flags.key_file},
+                open_store({directories, flags.bytes_max / count, flags.key_file},
                            {.create = true,
                             .saving_bytes_max = room.draft_bytes,
                             .memory_bytes_max = flags.memory / count}));

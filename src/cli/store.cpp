@@ -242,7 +242,8 @@ void add_store(CLI::App& app, Run& run) {
   import
       ->add_option("--directory-bytes", flags->bytes_max,
                    "limit of each directory; the longest unused extents go (no limit)")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(CLI::AsSizeValue(false))
+      ->check(store_limit());
   import->add_option("--segment-bytes", flags->segment_bytes, "where a segment ends (1 GiB)")
       ->transform(CLI::AsSizeValue(false));
   import

@@ -220,7 +220,6 @@ TEST(CodedTransfer, SeveralAnswersToOnePromptAreThoseOfOneProcess) {
   }
 }
 
-// Rows in decode worker's memory for the windows of two sequences at most.
 // Prompts that are pushed at once; their answers are those of one process.
 void expect_answers_at_once(Worker& prefill, Worker& decode, int count,
                             const std::shared_ptr<const KvFormat>& format) {
@@ -228,6 +227,8 @@ void expect_answers_at_once(Worker& prefill, Worker& decode, int count,
   std::deque<Push> pushes;
   for (int i = 0; i < count; ++i) {
     requests.push_back(make_mixed_request(100 + 30 * i, 70, static_cast<std::uint32_t>(i)));
+    requests.back().priority = -(i % 3);
+    requests.back().client = std::to_string(i % 2);
     pushes.emplace_back(prefill, decode, requests.back());
   }
   for (int i = 0; i < count; ++i) {
@@ -240,6 +241,7 @@ void expect_answers_at_once(Worker& prefill, Worker& decode, int count,
   decode.expect_clean();
 }
 
+// Rows for the windows of two sequences at most.
 EngineOptions with_little_room(const std::shared_ptr<const KvFormat>& format) {
   EngineOptions small = options_of(format);
   small.chunk_tokens = 16;
@@ -255,7 +257,8 @@ TEST(CodedTransfer, WithLittleRoomForRowsAnswersWaitForEachOther) {
   expect_answers_at_once(prefill, decode, 6, format);
 }
 
-// Who stops while it is sent goes on behind what was sent.
+// Who stops while it is sent goes on behind what was sent, before others who wait for memory for
+// frames that it has.
 TEST(CodedTransfer, WithLittleRoomForRowsPromptsThatLeaveStopAndGoOn) {
   for (const char* const name : {"kivi:bits=2,group=32", "kivi:recent=1", "hack"}) {
     for (const bool whole : {false, true}) {
@@ -266,7 +269,8 @@ TEST(CodedTransfer, WithLittleRoomForRowsPromptsThatLeaveStopAndGoOn) {
         EngineOptions small = with_little_room(format);
         small.push_whole = whole;
         small.prefix_caching = shared;
-        Worker prefill(*network, fixture_model(), small);
+        const std::size_t frames = 24 * fixture_model().config().kv_shape().block_bytes();
+        Worker prefill(*network, fixture_model(), small, Seconds(5), frames);
         Worker decode(*network, fixture_model(), options_of(format));
         expect_answers_at_once(prefill, decode, 12, format);
         EXPECT_GT(prefill.engine->load().preemptions, 0);

@@ -57,8 +57,6 @@ TEST(Disaggregation, PushedAnswersEqualOneProcessForEveryCodecAndModel) {
   }
 }
 
-// The first prompts find out that the link is slow, which the next one then knows. They take the
-// link so long that they wait for it together, however slowly this machine computes them.
 TEST(Disaggregation, WhatThePrefillWorkerHadAlreadyIsTold) {
   const auto network = make_network();
   Worker prefill(*network, fixture_model());
@@ -89,6 +87,8 @@ TEST(Disaggregation, PromptsThatNeverFitOnTheirWayAreRefusedAtOnce) {
       << refused.message();
 }
 
+// The first prompts find out that the link is slow, which the next one then knows. They take the
+// link so long that they wait for it together, however slowly this machine computes them.
 TEST(Disaggregation, AutoUsesACodecOnceTheLinkIsKnownToBeSlow) {
   const Model& model = fixture_model();
   TestFaults faults;
@@ -126,6 +126,26 @@ TEST(Disaggregation, AutoLeavesAFastLinkAlone) {
     EXPECT_EQ(push.answer.wait().kv.codec, "none");
   }
   EXPECT_EQ(prefill.engine->load().codebooks_counted, 0);
+}
+
+// Room for one of them on its way, that the first has when the second takes its blocks.
+TEST(Disaggregation, WhoIsUrgentWaitsForFramesThatOthersHave) {
+  const auto network = make_network();
+  const std::size_t block_bytes = fixture_model().config().kv_shape().block_bytes();
+  const EngineOptions small{.kv_bytes = 8 * block_bytes, .chunk_tokens = 16};
+  Worker prefill(*network, fixture_model(), small, Seconds(5), 11 * block_bytes);
+  Worker decode(*network, fixture_model());
+  GenerationRequest patient = make_request(440, 3, 1);
+  GenerationRequest urgent = make_request(430, 3, 2);
+  urgent.priority = -1;
+  Push first(prefill, decode, patient);
+  while (prefill.engine->load().steps < 3) std::this_thread::yield();
+  Push second(prefill, decode, urgent);
+  for (Push* const push : {&first, &second}) {
+    EXPECT_TRUE(push->answer.wait().error.ok()) << push->answer.wait().error.message();
+  }
+  EXPECT_EQ(first.answer.tokens(), alone(fixture_model(), patient));
+  EXPECT_EQ(second.answer.tokens(), alone(fixture_model(), urgent));
 }
 
 TEST(Disaggregation, ParkedAnswersEqualOneProcess) {

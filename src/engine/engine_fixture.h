@@ -188,8 +188,10 @@ inline void expect_all_blocks_free(Engine& engine) {
 // An engine with its door to a network.
 struct Worker {
   Worker(Network& network, const Model& model, EngineOptions options = {},
-         Seconds idle_timeout = Seconds(5)) {
+         Seconds idle_timeout = Seconds(5),
+         std::size_t outgoing_bytes_max = EndpointOptions().outgoing_bytes_max) {
     EndpointOptions door;
+    door.outgoing_bytes_max = outgoing_bytes_max;
     door.model = model.identity();
     door.idle_timeout = idle_timeout;
     door.codecs = codec_names();

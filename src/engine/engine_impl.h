@@ -122,7 +122,14 @@ class EngineImpl final : public Engine {
   int places_taken() const {
     return static_cast<int>(running_.size() + restoring_.size()) + receiving_;
   }
-  bool start(Sequence& sequence);
+  enum class Started {
+    kStarted,
+    kLacksRoom,    // blocks, or a place
+    kLacksFrames,  // memory for what it sends
+    kFailed,       // the request is over
+  };
+  Started start(Sequence& sequence);
+  Sequence* first_queued(bool without_frames) const;
   void go_on(Sequence& sequence);
   int blocks_to_start(const Sequence& sequence) const;
   bool may_have(const Sequence& sequence, int blocks) const;
@@ -171,6 +178,7 @@ class EngineImpl final : public Engine {
   std::size_t messages_bytes_max(const TransferBegin& begin, const BlockTable& table,
                                  const Codec& codec) const;
   TransferBegin begin_of(const Request& request, const Codec& codec) const;
+  std::size_t frames_bytes_max(Request& request) const;
   Status check_departure(Request& request) const;
   Status depart(Request& request);
   void hand_over(Request& request, int layer, int last_block,

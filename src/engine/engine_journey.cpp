@@ -45,11 +45,15 @@ TransferBegin EngineImpl::begin_of(const Request& request, const Codec& codec) c
   return {request.prompt_tokens(), pool_.shape().layers, kv_format(), std::string(codec.name())};
 }
 
+// Before its codec is chosen: those of the others differ by little.
+std::size_t EngineImpl::frames_bytes_max(Request& request) const {
+  const Codec& codec = codecs_->for_transfer(std::nullopt);
+  return messages_bytes_max(begin_of(request, codec), request.prompt().table, codec);
+}
+
 // What waiting would not change is told at once.
 Status EngineImpl::check_departure(Request& request) const {
-  const Codec& codec = codecs_->for_transfer(std::nullopt);
-  const std::size_t bytes =
-      messages_bytes_max(begin_of(request, codec), request.prompt().table, codec);
+  const std::size_t bytes = frames_bytes_max(request);
   const std::size_t arena = endpoint_->outgoing_bytes_max();
   if (bytes <= arena) return {};
   return invalid_argument("K and V of a prompt of " + std::to_string(request.prompt_tokens()) +

@@ -13,8 +13,9 @@ using State = Sequence::State;
 
 Rank EngineImpl::rank(const Sequence& sequence) const {
   const GenerationRequest& generation = sequence.request.generation;
-  // Who has begun to answer goes on before others begin, whatever its client has had.
-  const bool begun = sequence.completion_tokens > 0;
+  // Who has begun to answer, or to be sent, goes on before others begin, whatever its client has
+  // had.
+  const bool begun = sequence.completion_tokens > 0 || sequence.request.job != nullptr;
   return {generation.priority, begun ? -1 : sequence.request.share->served, sequence.request.id};
 }
 
@@ -64,31 +65,45 @@ void EngineImpl::leave(Sequence& sequence) {
 }
 
 // The first in rank starts, or nobody: who needs much is not overtaken for ever by those who need
-// little.
+// little. But memory for frames is what others have who were stopped, so they go on meanwhile.
 void EngineImpl::admit() {
-  while (!queued_.empty()) {
-    Sequence* const next = *std::min_element(
-        queued_.begin(), queued_.end(),
-        [this](const Sequence* a, const Sequence* b) { return goes_before(rank(*a), rank(*b)); });
-    if (start(*next)) continue;
-    if (next->state != State::kQueued) continue;  // it failed
+  bool frames_lack = false;
+  while (Sequence* const next = first_queued(frames_lack)) {
+    const Started started = start(*next);
+    if (started == Started::kLacksFrames) frames_lack = true;
+    if (started != Started::kLacksRoom) continue;
     Sequence* const victim = least_important();
     if (victim == nullptr ||
         victim->request.generation.priority <= next->request.generation.priority) {
-      prefetch();
-      return;
+      break;
     }
     preempt(*victim);
   }
+  if (!queued_.empty()) prefetch();
 }
 
-// False when there is no room now, or the request has failed.
-bool EngineImpl::start(Sequence& sequence) {
+// In rank; of all, or of those that need no memory for frames that they do not have. Null: nobody.
+Sequence* EngineImpl::first_queued(bool without_frames) const {
+  Sequence* first = nullptr;
+  for (Sequence* const sequence : queued_) {
+    const Request& request = sequence->request;
+    if (without_frames && request.sends() && request.job == nullptr) continue;
+    if (first == nullptr || goes_before(rank(*sequence), rank(*first))) first = sequence;
+  }
+  return first;
+}
+
+EngineImpl::Started EngineImpl::start(Sequence& sequence) {
   Request& request = sequence.request;
-  if (places_taken() >= options_.sequences_max) return false;
+  if (places_taken() >= options_.sequences_max) return Started::kLacksRoom;
+  // Before others give blocks up for it.
+  const bool departs = request.sends() && request.job == nullptr;
+  if (departs && frames_bytes_max(request) > endpoint_->outgoing_bytes_free()) {
+    return Started::kLacksFrames;
+  }
   const bool receives = request.receives() && sequence.completion_tokens == 0;
   const int tokens = static_cast<int>(sequence.tokens.size());
-  const int host_hits_before = static_cast<int>(totals_.host_hit_tokens);
+  const std::int64_t host_hits_before = totals_.host_hit_tokens;
   const int hits = receives ? 0 : adopt_prefix(sequence);
   const auto open_rows = [&] {
     return receives ? sequence.table.open_arriving_rows(tokens)
@@ -102,14 +117,16 @@ bool EngineImpl::start(Sequence& sequence) {
       !open_rows().ok()) {
     sequence.release_blocks();
     totals_.host_hit_tokens = host_hits_before;  // nobody had anything of it
-    return false;
+    return Started::kLacksRoom;
   }
-  if (request.sends() && request.job == nullptr) {
+  if (departs) {
     if (const Status status = depart(request); !status.ok()) {
       sequence.table.clear();
-      // With the memory for frames full it waits: every transfer that ends wakes the engine.
-      if (status.code() != Code::kExhausted) conclude(request, sequence, {}, status);
-      return false;
+      totals_.host_hit_tokens = host_hits_before;
+      // It waits: every transfer that ends wakes the engine.
+      if (status.code() == Code::kExhausted) return Started::kLacksFrames;
+      conclude(request, sequence, {}, status);
+      return Started::kFailed;
     }
   }
   std::erase(queued_, &sequence);
@@ -120,7 +137,7 @@ bool EngineImpl::start(Sequence& sequence) {
     sequence.state = State::kReceiving;
     ++receiving_;
     if (const Status status = expect_arrival(request); !status.ok()) fail(request, status);
-    return true;
+    return Started::kStarted;
   }
   if (request.counts_hits()) {
     request.cached_tokens = hits * kBlockTokens;
@@ -134,7 +151,7 @@ bool EngineImpl::start(Sequence& sequence) {
   } else {
     go_on(sequence);
   }
-  return true;
+  return Started::kStarted;
 }
 
 // All that could be found is in its table: computes the rest.
@@ -261,7 +278,8 @@ Sequence* EngineImpl::least_important() const {
 // it goes on is computed again, but what was sent of it stays sent.
 void EngineImpl::preempt(Sequence& sequence) {
   detach(sequence);
-  if (sequence.request.job != nullptr) sender_->wait();  // it may read them still
+  // Those that are being sent are read until then.
+  if (sequence.request.job != nullptr) sender_->wait(*sequence.request.job);
   sequence.release_blocks();
   sequence.enter(sequence.completion_tokens > 0 ? &TimeAccount::wait_for_memory
                                                 : &TimeAccount::queue);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <future>
 #include <utility>
 
 namespace kvlane {
@@ -59,17 +58,25 @@ KvSender::~KvSender() {
 void KvSender::add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block,
                    const std::shared_ptr<const DeviceMark>& done) {
   if (first_block == last_block) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ++job->added_;
+  }
   post([this, job, layer, first_block, last_block, done] {
     if (job->status_.ok()) {
       job->status_ = send_all(*job, layer, first_block, last_block, done.get());
     }
+    {
+      const std::lock_guard lock(mutex_);
+      --job->added_;
+    }
+    encoded_.notify_all();
   });
 }
 
-void KvSender::wait() {
-  std::promise<void> encoded;
-  post([&encoded] { encoded.set_value(); });
-  encoded.get_future().wait();
+void KvSender::wait(const Job& job) {
+  std::unique_lock lock(mutex_);
+  encoded_.wait(lock, [&job] { return job.added_ == 0; });
 }
 
 void KvSender::finish(const std::shared_ptr<Job>& job, TransferEnd end,

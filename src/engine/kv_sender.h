@@ -60,6 +60,7 @@ class KvSender {
     const Codec& codec_;
     const std::function<std::optional<LinkSpeed>()> link_;
     std::atomic<bool> cancelled_ = false;
+    int added_ = 0;  // that are not encoded yet; guarded by the sender's mutex
     // Touched by the sender's thread only.
     Status status_;
     KvBytes kv_;
@@ -77,8 +78,8 @@ class KvSender {
   // `done`, if that is not null.
   void add(const std::shared_ptr<Job>& job, int layer, int first_block, int last_block,
            const std::shared_ptr<const DeviceMark>& done);
-  // Returns when all that was added is encoded.
-  void wait();
+  // Returns when all that was added for this job is encoded.
+  void wait(const Job& job);
   // Everything was added. `end` is completed with bytes and the duration "encode" and sent.
   void finish(const std::shared_ptr<Job>& job, TransferEnd end,
               std::function<void(SentKv)> on_encoded);
@@ -152,6 +153,7 @@ class KvSender {
 
   std::mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable encoded_;  // something of a job
   std::deque<Work> queue_;
   bool stop_ = false;
   std::thread thread_;

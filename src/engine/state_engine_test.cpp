@@ -143,7 +143,6 @@ TEST(StateEngine, EightBitsHaveNamesOfTheirOwn) {
   EXPECT_EQ(cached_with("hidden"), 256) << "what is there is read, whatever is saved";
 }
 
-// Memory for one long sequence: every other one has to leave.
 // Slabs of the last layer are there when those of all layers are wanted, in one extent by itself.
 TEST(StateEngine, AnotherFormSavesWhatIsNotThere) {
   const TemporaryDirectory directory;
@@ -165,6 +164,7 @@ TEST(StateEngine, AnotherFormSavesWhatIsNotThere) {
   }
 }
 
+// Memory for one long sequence: every other one has to leave.
 TEST(StateEngine, WhatHadToLeaveMemoryIsReadAndNotComputed) {
   const TemporaryDirectory directory;
   EngineOptions options = options_with(open_store(directory.path()));

@@ -94,8 +94,9 @@ Status Store::Impl::claim_directories(std::string& identity) {
     marks.push_back(mark);
     options.directories.push_back(directory);
     // A limit below a page is none the less one.
-    const std::uint64_t pages = (directory.bytes_max + kExtentPageBytes - 1) / kExtentPageBytes;
-    directories.push_back({.path = directory.path, .pages_max = pages});
+    const std::uint64_t least = directory.bytes_max > 0 ? 1 : 0;
+    directories.push_back({.path = directory.path,
+                           .pages_max = std::max(least, directory.bytes_max / kExtentPageBytes)});
   }
   if (identity.empty()) {
     opening.created = true;
