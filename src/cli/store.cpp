@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/streams.h"
 #include "cli/command.h"
+#include "cli/flags.h"
 #include "cli/opened_store.h"
 #include "cli/store_listing.h"
 #include "cli/store_warm.h"

@@ -97,8 +97,11 @@ Status UcxWorker::open_context(const std::string& devices) {
   status = ucp_config_modify(config, "NET_DEVICES", devices.c_str());
   if (status == UCS_OK) status = ucp_config_modify(config, "TLS", kTransports);
   // Over TCP UCX aborts the process when a peer that closed has an acknowledgement of written
-  // memory on its way still (tcp_ep.c, 1.13 and later). Active messages need none.
-  if (status == UCS_OK) status = ucp_config_modify(config, "TCP_PUT_ENABLE", "n");
+  // memory on its way still (tcp_ep.c, 1.13 and later). Active messages need none. The first name
+  // is that of later versions; one that means nothing is passed over.
+  for (const char* const name : {"TCP_PUT_ENABLE", "PUT_ENABLE"}) {
+    if (status == UCS_OK) status = ucp_config_modify(config, name, "n");
+  }
   std::string heard;
   if (status == UCS_OK) {
     ucp_params_t params{};
