@@ -175,10 +175,7 @@ class EngineImpl final : public Engine {
   void publish_blocks(Sequence& sequence);
 
   // Journeys (engine_journey.cpp).
-  std::size_t messages_bytes_max(const TransferBegin& begin, const BlockTable& table,
-                                 const Codec& codec) const;
-  TransferBegin begin_of(const Request& request, const Codec& codec) const;
-  std::size_t frames_bytes_max(Request& request) const;
+  std::size_t messages_bytes_max(Request& request) const;
   Status check_departure(Request& request) const;
   Status depart(Request& request);
   void hand_over(Request& request, int layer, int last_block,

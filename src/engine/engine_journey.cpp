@@ -26,34 +26,26 @@ PrefillOutcome::First from_wire(const FirstToken& wire) {
 
 }  // namespace
 
-// What the messages of a transfer take at most: rows of a coded cache and its sealed slabs apart.
-std::size_t EngineImpl::messages_bytes_max(const TransferBegin& begin, const BlockTable& table,
-                                           const Codec& codec) const {
-  TransferBegin rows = begin, sealed = begin;
-  rows.tokens = sealed.tokens = 0;
-  for (int block = 0; block < blocks_for(begin.tokens); ++block) {
-    (table.arrives_as_rows(block, begin.tokens) ? rows : sealed).tokens += kBlockTokens;
+// What the messages of a prompt take at most, whatever codec it gets: rows of a coded cache and its
+// sealed slabs apart.
+std::size_t EngineImpl::messages_bytes_max(Request& request) const {
+  const BlockTable& table = request.prompt().table;
+  const int tokens = request.prompt_tokens();
+  TransferBegin rows, sealed;
+  rows.layers = sealed.layers = pool_.shape().layers;
+  for (int block = 0; block < blocks_for(tokens); ++block) {
+    (table.arrives_as_rows(block, tokens) ? rows : sealed).tokens += kBlockTokens;
   }
-  const std::size_t plane_bytes = codec.bound(plane_shape(pool_.shape(), kBlockTokens));
+  const std::size_t plane_bytes = codecs_->bound(plane_shape(pool_.shape(), kBlockTokens));
   // Two planes of its values, or packed, which never takes more than the slab.
   const std::size_t sealed_bytes = pool_.slab_sizes().largest() + 2 * kPlaneGrowthBytesMax;
   return outgoing_bytes_needed(rows, kFrameHeaderBytes + 2 * plane_bytes) +
          outgoing_bytes_needed(sealed, kFrameHeaderBytes + sealed_bytes);
 }
 
-TransferBegin EngineImpl::begin_of(const Request& request, const Codec& codec) const {
-  return {request.prompt_tokens(), pool_.shape().layers, kv_format(), std::string(codec.name())};
-}
-
-// Before its codec is chosen: those of the others differ by little.
-std::size_t EngineImpl::frames_bytes_max(Request& request) const {
-  const Codec& codec = codecs_->for_transfer(std::nullopt);
-  return messages_bytes_max(begin_of(request, codec), request.prompt().table, codec);
-}
-
 // What waiting would not change is told at once.
 Status EngineImpl::check_departure(Request& request) const {
-  const std::size_t bytes = frames_bytes_max(request);
+  const std::size_t bytes = messages_bytes_max(request);
   const std::size_t arena = endpoint_->outgoing_bytes_max();
   if (bytes <= arena) return {};
   return invalid_argument("K and V of a prompt of " + std::to_string(request.prompt_tokens()) +
@@ -69,8 +61,9 @@ Status EngineImpl::depart(Request& request) {
     return endpoint->link_speed(peer);
   };
   const Codec& codec = codecs_->for_transfer(link());
-  const TransferBegin begin = begin_of(request, codec);
-  const std::size_t bytes_max = messages_bytes_max(begin, request.prompt().table, codec);
+  const TransferBegin begin{request.prompt_tokens(), pool_.shape().layers, kv_format(),
+                            std::string(codec.name())};
+  const std::size_t bytes_max = messages_bytes_max(request);
   const OnDelivered on_delivered = later(
       request.id,
       [this](Request& r, const Result<Durations>& delivered) { on_peer_answer(r, delivered); });

@@ -95,12 +95,12 @@ Sequence* EngineImpl::first_queued(bool without_frames) const {
 
 EngineImpl::Started EngineImpl::start(Sequence& sequence) {
   Request& request = sequence.request;
-  if (places_taken() >= options_.sequences_max) return Started::kLacksRoom;
-  // Before others give blocks up for it.
+  // First what nobody could give it by stopping.
   const bool departs = request.sends() && request.job == nullptr;
-  if (departs && frames_bytes_max(request) > endpoint_->outgoing_bytes_free()) {
+  if (departs && messages_bytes_max(request) > endpoint_->outgoing_bytes_free()) {
     return Started::kLacksFrames;
   }
+  if (places_taken() >= options_.sequences_max) return Started::kLacksRoom;
   const bool receives = request.receives() && sequence.completion_tokens == 0;
   const int tokens = static_cast<int>(sequence.tokens.size());
   const std::int64_t host_hits_before = totals_.host_hit_tokens;

@@ -133,6 +133,7 @@ void EngineImpl::end_hidden(Sequence& sequence) {
 // Whether another one brings back the block that this sequence misses next.
 bool EngineImpl::is_being_restored(const Sequence& sequence) const {
   const std::size_t next = sequence.table.tokens() / kBlockTokens;
+  if (next >= sequence.names.all().size()) return false;
   return std::any_of(restoring_.begin(), restoring_.end(), [&](const Sequence* other) {
     if (other == &sequence || other->restore == nullptr) return false;
     const std::span<const BlockName> names = other->names.all();

@@ -42,10 +42,13 @@ bool EngineImpl::step() {
   }
   after_pass();
   const double seconds = seconds_since(start);
-  int prompt_tokens = 0;
-  for (const Slot& slot : slots_) prompt_tokens += slot.tokens;
-  pace_ = learn(pace_,
-                {answers_in_step_, prompt_tokens - answers_in_step_, seconds - restore_seconds_});
+  // Of the answers that there are, those that had room for a token.
+  int tokens = 0, answers = 0;
+  for (const Slot& slot : slots_) {
+    tokens += slot.tokens;
+    answers += slot.wants_logits && slot.tokens == 1 ? 1 : 0;
+  }
+  pace_ = learn(pace_, {answers, tokens - answers, seconds - restore_seconds_});
   ++totals_.steps;
   totals_.step_seconds += seconds;
   totals_.schedule_seconds += seconds - outside_seconds_;
