@@ -217,6 +217,16 @@ class DataPlane(WorkerTest):
         self.assertEqual(end.type, data_plane.DONE)
         self.assertEqual(text_of(answer), text_of(complete(self.decode.url, PROMPT)))
 
+    def test_more_tokens_found_than_the_prompt_has(self):
+        cache = self.fetch(PROMPT)
+        tokens = cache.begin["tokens"]
+        end, answer = self.push(cache._replace(end=cache.end | {"cached_tokens": tokens}))
+        self.assertEqual(end.type, data_plane.DONE)
+        self.assertIn(f'"cached_tokens":{tokens}'.encode(), answer.body)
+        end, answer = self.push(cache._replace(end=cache.end | {"cached_tokens": tokens + 1}))
+        self.assert_error(answer, 502, f"had {tokens + 1} tokens of a prompt that has {tokens}")
+        wait_idle(self.decode.url)
+
     def test_frame_of_another_model(self):
         cache = self.fetch(PROMPT)
         frame = bytearray(cache.frames[2])

@@ -175,8 +175,8 @@ class EngineImpl final : public Engine {
   void publish_blocks(Sequence& sequence);
 
   // Journeys (engine_journey.cpp).
-  std::size_t messages_bytes_max(Request& request) const;
-  Status check_departure(Request& request) const;
+  std::size_t messages_bytes_max(const Request& request) const;
+  Status check_departure(const Request& request) const;
   Status depart(Request& request);
   void hand_over(Request& request, int layer, int last_block,
                  const std::shared_ptr<const DeviceMark>& done);

@@ -28,7 +28,7 @@ PrefillOutcome::First from_wire(const FirstToken& wire) {
 
 // What the messages of a prompt take at most, whatever codec it gets: rows of a coded cache and its
 // sealed slabs apart.
-std::size_t EngineImpl::messages_bytes_max(Request& request) const {
+std::size_t EngineImpl::messages_bytes_max(const Request& request) const {
   const BlockTable& table = request.prompt().table;
   const int tokens = request.prompt_tokens();
   TransferBegin rows, sealed;
@@ -44,7 +44,7 @@ std::size_t EngineImpl::messages_bytes_max(Request& request) const {
 }
 
 // What waiting would not change is told at once.
-Status EngineImpl::check_departure(Request& request) const {
+Status EngineImpl::check_departure(const Request& request) const {
   const std::size_t bytes = messages_bytes_max(request);
   const std::size_t arena = endpoint_->outgoing_bytes_max();
   if (bytes <= arena) return {};

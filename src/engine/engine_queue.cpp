@@ -85,10 +85,13 @@ void EngineImpl::admit() {
 // In rank; of all, or of those that need no memory for frames that they do not have. Null: nobody.
 Sequence* EngineImpl::first_queued(bool without_frames) const {
   Sequence* first = nullptr;
+  Rank best;
   for (Sequence* const sequence : queued_) {
-    const Request& request = sequence->request;
-    if (without_frames && request.sends() && request.job == nullptr) continue;
-    if (first == nullptr || goes_before(rank(*sequence), rank(*first))) first = sequence;
+    if (without_frames && sequence->request.departs()) continue;
+    const Rank mine = rank(*sequence);
+    if (first != nullptr && !goes_before(mine, best)) continue;
+    first = sequence;
+    best = mine;
   }
   return first;
 }
@@ -96,7 +99,7 @@ Sequence* EngineImpl::first_queued(bool without_frames) const {
 EngineImpl::Started EngineImpl::start(Sequence& sequence) {
   Request& request = sequence.request;
   // First what nobody could give it by stopping.
-  const bool departs = request.sends() && request.job == nullptr;
+  const bool departs = request.departs();
   if (departs && messages_bytes_max(request) > endpoint_->outgoing_bytes_free()) {
     return Started::kLacksFrames;
   }

@@ -101,10 +101,13 @@ struct Request {
       : id(request_id), generation(std::move(generation_request)), key{seed, 0} {}
 
   // Whether what is found of its prompt counts as found.
-  bool counts_hits() const { return !stopped && sequences.front()->completion_tokens == 0; }
+  bool counts_hits() const { return !stopped && prompt().completion_tokens == 0; }
   Sequence& prompt() { return *sequences.front(); }  // the answer that computes it for all
+  const Sequence& prompt() const { return *sequences.front(); }
   int prompt_tokens() const { return static_cast<int>(generation.prompt.size()); }
   bool sends() const { return journey == Journey::kPush || journey == Journey::kPark; }
+  // Whether memory for what it sends is still to be set aside.
+  bool departs() const { return sends() && job == nullptr; }
   bool receives() const { return journey == Journey::kReceive || journey == Journey::kFetch; }
 
   const RequestId id;

@@ -376,6 +376,33 @@ TEST(Model, OfMixedElementTypesComputesInTheWidest) {
   }
 }
 
+// The head reads rows of its own type, however many there are.
+TEST(Model, MayHaveAHeadOfAnotherElementType) {
+  const TemporaryDirectory temporary;
+  const fs::path wide = temporary.path() / "wide";
+  copy_widened(kFixtures / "mistral-gqa-bf16", wide,
+               [](const std::string& name) { return name == "lm_head.weight"; });
+  std::vector<std::vector<float>> last;
+  for (const fs::path& directory : {kFixtures / "mistral-gqa-bf16", wide}) {
+    Runner runner(directory, best_isa(), 8);
+    EXPECT_EQ(runner.model->row_type(), ElementType::kBf16);
+    BlockTable table(runner.pool);
+    ASSERT_TRUE(table.grow(8).ok());
+    const std::vector<std::int32_t> tokens = {1, 30, 7, 7, 81, 12, 5, 9};
+    const ForwardSpan span{&table, tokens, 8};
+    ASSERT_TRUE(runner.forward->run({&span, 1}, {}).ok());
+    for (int row = 0; row < 8; ++row) {
+      const auto logits = runner.forward->logits(row);
+      last.emplace_back(logits.begin(), logits.end());
+    }
+  }
+  for (int row = 0; row < 8; ++row) {
+    for (std::size_t i = 0; i < last[row].size(); ++i) {
+      EXPECT_NEAR(last[row][i], last[row + 8][i], 0.05) << row << " " << i;
+    }
+  }
+}
+
 TEST(Model, RefusesAContextBeyondItsOwn) {
   const auto model =
       Model::load(kFixtures / "llama-mha-bf16-tied", {.isa = Isa::kScalar, .context_max = 100000});

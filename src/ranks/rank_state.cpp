@@ -71,11 +71,10 @@ Result<std::unique_ptr<RankState>> RankState::open(RankStateParts parts, const P
   if (!state.codebooks.empty() && std::ssize(state.codebooks) != std::ptrdiff_t{2} * layers) {
     return corrupt("the head has codebooks of other layers than the model");
   }
-  if (state.slabs_first > 0 && parts.model.part().ranks > 1 && parts.format != nullptr &&
-      codes_heads_together(*parts.format)) {
+  std::unique_ptr<RankState> opened(new RankState(std::move(parts), plan, std::move(tell)));
+  if (state.slabs_first > 0 && !opened->makes_slabs()) {
     return corrupt("the head leaves out slabs, of which a rank can make none that are whole");
   }
-  std::unique_ptr<RankState> opened(new RankState(std::move(parts), plan, std::move(tell)));
   KVLANE_TRY(opened->open_savers(state, plan.rows_max));
   return opened;
 }
@@ -266,7 +265,7 @@ Result<std::unique_ptr<RankState::Job>> RankState::begin(RestoreOrder order) {
       end * kBlockTokens > parts_.model.context()) {
     return corrupt("the head orders a restore of blocks that there cannot be");
   }
-  if (order.embedded && shards() < parts_.model.part().ranks) {
+  if (order.embedded && !makes_slabs()) {
     return corrupt("the head orders slabs of all heads from tokens");
   }
   KVLANE_ASSIGN(BlockTable table,

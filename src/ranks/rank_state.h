@@ -71,6 +71,8 @@ class RankState {
   // A rank whose slabs have all heads stores them whole.
   int shards() const;
   int shard() const;
+  // From hidden states and tokens: K and V of its own heads are all that its slabs have.
+  bool makes_slabs() const { return shards() == parts_.model.part().ranks; }
   Status open_savers(const StatePlan& plan, int rows_max);
 
   Status save(const SaveOrder& order);
