@@ -18,6 +18,7 @@
 
 #include "attention/hack_arithmetic.h"
 #include "attention/hack_prefill_gpu.h"
+#include "cpu/parallel.h"
 #include "format/kv_window.h"
 #include "plan/prefill_units.h"
 #include "quant/hack_kernels.h"
@@ -207,10 +208,15 @@ class Scene {
   void expect_right(const std::vector<float>& result, const std::vector<float>& max,
                     const std::vector<float>& sum) const {
     const int d = shape_.head_dim;
+    std::vector<Row> right(rows());
+    parallel_for(static_cast<std::int64_t>(rows()), [&](std::int64_t at) {
+      const int i = static_cast<int>(at);
+      right[i] = exact(i / shape_.heads, i % shape_.heads);
+    });
     for (std::size_t at = 0; at < rows(); ++at) {
       const int query = static_cast<int>(at) / shape_.heads;
       const int head = static_cast<int>(at) % shape_.heads;
-      const Row row = exact(query, head);
+      const Row& row = right[at];
       std::vector<float> own(result.begin() + static_cast<std::ptrdiff_t>(at * d),
                              result.begin() + static_cast<std::ptrdiff_t>((at + 1) * d));
       if (shape_.mix)

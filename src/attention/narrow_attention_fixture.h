@@ -16,6 +16,7 @@
 #include "attention/narrow_decode_gpu.h"
 #include "attention/narrow_prefill_gpu.h"
 #include "base/bf16.h"
+#include "cpu/parallel.h"
 
 namespace kvlane::narrow_fixture {
 
@@ -206,9 +207,14 @@ class Scene {
                     const std::vector<float>* sum = nullptr) const {
     ASSERT_EQ(result.size(), rows() * shape_.head_dim);
     for (int sequence = 0; sequence < static_cast<int>(shape_.blocks.size()); ++sequence) {
+      std::vector<Row> all(std::size_t(prefill_spans_[sequence].rows) * shape_.heads());
+      parallel_for(static_cast<std::int64_t>(all.size()), [&](std::int64_t at) {
+        const int i = static_cast<int>(at);
+        all[i] = exact(sequence, i / shape_.heads(), i % shape_.heads());
+      });
       for (int i = 0; i < prefill_spans_[sequence].rows * shape_.heads(); ++i) {
         const int row = i / shape_.heads(), head = i % shape_.heads();
-        const Row right = exact(sequence, row, head);
+        const Row& right = all[i];
         const std::size_t at =
             std::size_t(prefill_spans_[sequence].first_row + row) * shape_.heads() + head;
         float by = 1;

@@ -48,7 +48,10 @@ struct alignas(16) Words4 {
 KVLANE_DEVICE std::uint32_t byte_perm(std::uint32_t low, std::uint32_t high,
                                       std::uint32_t selector) {
 #ifdef __CUDA_ARCH__
-  return __byte_perm(low, high, selector);
+  // The instruction itself: __byte_perm() leaves out bit 3 of the digits.
+  std::uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+  return result;
 #else
   const std::uint64_t bytes = std::uint64_t{high} << 32 | low;
   std::uint32_t result = 0;
