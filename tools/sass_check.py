@@ -31,6 +31,8 @@ COUNTED = {
     "mma_bytes": r"IMMA\.16832\.",
     "transpose": r"MOVM\.",
     "ldmatrix": r"LDSM\.16(\.\w+)*\.4\b",
+    # Bytes that become their top bit eight times.
+    "sign_bytes": r"PRMT\b[^;]*0x(ba98|d9c8)\b",
     "async16": r"LDGSTS\.E(\.\w+)*\.128\b",
     "exp2": r"MUFU\.EX2\b",
     "shuffle": r"SHFL\.",
@@ -76,9 +78,11 @@ def coded_prefill_attention(dim, tiles, partition):
 
 # At least so many, on every architecture; kernels by the names of tools/kernel_registers.py.
 EXPECTED = {
-    "encode_planes<bf16>": {"load16": 4, "store16": 3},  # splitzip: 32 values of 2 bytes to 1.5
-    "decode_planes<bf16>": {"load16": 3, "store16": 4},
-    "encode_planes": {"load16": 8},  # splitzip:channel: eight rows are loaded before the first is needed
+    # splitzip: 32 values of 2 bytes to 1.5, four at a time
+    "encode_planes<bf16>": {"load16": 4, "store16": 3, "sign_bytes": 8},
+    "decode_planes<bf16>": {"load16": 3, "store16": 4, "sign_bytes": 8},
+    # splitzip:channel: eight rows are loaded before the first is needed
+    "encode_planes": {"load16": 8, "sign_bytes": 8},
     "decode_planes": {"store16": 4},
     **{f"attend_units<{dim}, {tiles}>": decode_attention(dim, tiles) for dim in (64, 128) for tiles in (1, 2)},
     "attend_units<256, 1>": decode_attention(256, 1),

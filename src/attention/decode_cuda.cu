@@ -41,6 +41,16 @@ __global__ void __launch_bounds__(kThreads) merge_rows(const DecodeMerge merge) 
   if (row < merge.sequences * merge.heads) merge_states(thread, merge, row);
 }
 
+// Of few rows each has a block of threads.
+constexpr int kFewRows = 2048;
+
+__global__ void __launch_bounds__(kThreads) merge_few_rows(const DecodeMerge merge) {
+  static_assert(decode_merge::kRuns == kDecodeWarps);
+  __shared__ DecodeMergeShared shared;
+  gpu::CudaThread thread;
+  merge_states_together(thread, merge, static_cast<int>(blockIdx.x), shared);
+}
+
 using Kernel = void (*)(const DecodeBatch, const DecodeUnit*);
 
 Kernel kernel_of(const DecodeKernelShape& shape) {
@@ -89,8 +99,12 @@ Status merge_on_gpu(const DecodeMerge& merge, const gpu::Stream& stream) {
   const int rows = merge.sequences * merge.heads;
   if (rows == 0) return {};
   KVLANE_TRY(gpu::use_device(stream.device()));
-  merge_rows<<<static_cast<unsigned>((rows + kDecodeWarps - 1) / kDecodeWarps), kThreads, 0,
-               handle_of(stream)>>>(merge);
+  if (rows <= kFewRows) {
+    merge_few_rows<<<static_cast<unsigned>(rows), kThreads, 0, handle_of(stream)>>>(merge);
+  } else {
+    merge_rows<<<static_cast<unsigned>((rows + kDecodeWarps - 1) / kDecodeWarps), kThreads, 0,
+                 handle_of(stream)>>>(merge);
+  }
   return gpu::launched("merge of decode attention");
 }
 

@@ -81,11 +81,20 @@ Outcome run(const Scene& scene, const DecodePlan& plan, std::uint64_t seed = 1) 
                           .total_max = o.total_max.data(),
                           .total_sum = o.total_sum.data(),
                           .total_out = floats(total_out)};
+  DecodeMergeShared shared;
+  std::vector<gpu::Floats4> together(rows * shape.head_dim / 4, kPoisons);
+  DecodeMerge merge_together = merge;
+  merge_together.result_f32 = floats(together);
   for (std::size_t row = 0; row < rows; ++row) {
+    gpu::run_block(decode_merge::kRuns * gpu::kWarpThreads, seed++,
+                   [&](gpu::EmulatedThread& thread) {
+                     merge_states_together(thread, merge_together, static_cast<int>(row), shared);
+                   });
     gpu::run_block(gpu::kWarpThreads, seed++, [&](gpu::EmulatedThread& thread) {
       merge_states(thread, merge, static_cast<int>(row));
     });
   }
+  EXPECT_EQ(std::memcmp(together.data(), result.data(), result.size() * sizeof(gpu::Floats4)), 0);
   o.out.assign(floats(out), floats(out) + out.size() * 4);
   o.result.assign(floats(result), floats(result) + result.size() * 4);
   o.total_out.assign(floats(total_out), floats(total_out) + total_out.size() * 4);

@@ -18,9 +18,17 @@ namespace {
 
 constexpr int kThreads = kDecodeWarps * gpu::kWarpThreads;
 
+// Blocks of a multiprocessor that registers are shared out for. What fits four times on sm_90 lacks
+// a register before that.
+constexpr int blocks_of(const HackKind& kind, int dim) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (hack_decode_holds_none(kind, dim)) return hack_decode_blocks(kind, dim) - 1;
+#endif
+  return hack_decode_blocks(kind, dim);
+}
+
 template <int kDim, int kKeyBits, int kValueBits, int kPartition>
-__global__ void __launch_bounds__(kThreads,
-                                  hack_decode_blocks({kKeyBits, kValueBits, kPartition}, kDim))
+__global__ void __launch_bounds__(kThreads, blocks_of({kKeyBits, kValueBits, kPartition}, kDim))
     attend_coded_units(const HackDecodeBatch batch, const DecodeUnit* units) {
   __shared__ HackDecodeShared<kDim> shared;
   gpu::CudaThread thread;

@@ -33,6 +33,11 @@
 
 namespace kvlane {
 
+// Whether a kernel holds no codes ahead: without them one more warp a scheduler fits.
+constexpr bool hack_decode_holds_none(const HackKind& kind, int dim) {
+  return dim == 128 && kind == HackKind{2, 2, 0};
+}
+
 // What units of a launch share. Slabs begin at multiples of 64 bytes, the rest as DecodeBatch has
 // it. Tokens of units are multiples of 64: a page is sealed whole. Scales of K and V are not
 // negative, which no encoder makes them; otherwise results are wrong, but nothing is read or
@@ -60,6 +65,7 @@ struct HackDecodeShared {
   alignas(16) float out[kDecodeWarps][kDecodeColumns][kDim];
   hack_decode::QueryParts<kDim> parts;  // by both
   HackTerm terms[kDecodeColumns][kHackTerms];
+  gpu::Floats4 heads[gpu::kWarpThreads];  // by both, of each lane: its Heads
 };
 
 namespace hack_decode {
@@ -83,7 +89,20 @@ KVLANE_DEVICE void share_terms(Thread& t, const HackDecodeBatch& batch, const De
     shared.terms[i / kHackTerms][i % kHackTerms] = term;
   }
 }
-// By both: operands for means.
+// Of the heads 2 column, + 1.
+KVLANE_DEVICE Heads load_heads(const HackDecodeBatch& batch, const DecodeUnit& unit, int column) {
+  Heads heads;
+  KVLANE_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const bool there = 2 * column + i < unit.queries;
+    const std::size_t row = first_row(batch, unit) + 2 * column + i;
+    heads.scale[i] = there ? batch.queries.scales[row] : 0;
+    heads.centre[i] = there ? batch.queries.terms[row * kHackTerms].centre : 0;
+  }
+  return heads;
+}
+
+// By both: operands for means, and what scores are multiplied with.
 template <int kDim, class Thread>
 KVLANE_DEVICE void share_parts(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
                                HackDecodeShared<kDim>& shared) {
@@ -102,11 +121,14 @@ KVLANE_DEVICE void share_parts(Thread& t, const HackDecodeBatch& batch, const De
     shared.parts.of[0][i / kWarpThreads][i % kWarpThreads] = u;
     shared.parts.of[1][i / kWarpThreads][i % kWarpThreads] = rest;
   }
+  if (t.warp() != 0) return;
+  const Heads heads = load_heads(batch, unit, t.lane() % 4);
+  shared.heads[t.lane()] = {{heads.scale[0], heads.scale[1], heads.centre[0], heads.centre[1]}};
 }
 
 template <int kDim>
 KVLANE_DEVICE void load_queries(const HackDecodeBatch& batch, const DecodeUnit& unit, Place place,
-                                Words4 (&codes)[kDim / kSpan], Heads& heads) {
+                                Words4 (&codes)[kDim / kSpan]) {
   const std::size_t first = first_row(batch, unit);
   KVLANE_UNROLL
   for (int span = 0; span < kDim / kSpan; ++span) {
@@ -114,13 +136,6 @@ KVLANE_DEVICE void load_queries(const HackDecodeBatch& batch, const DecodeUnit& 
     codes[span] =
         decode::load_if(place.row < unit.queries && channel < batch.head_dim, batch.queries.codes,
                         (first + place.row) * batch.head_dim + channel);
-  }
-  KVLANE_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const bool there = 2 * place.column + i < unit.queries;
-    const std::size_t row = first + 2 * place.column + i;
-    heads.scale[i] = there ? batch.queries.scales[row] : 0;
-    heads.centre[i] = there ? batch.queries.terms[row * kHackTerms].centre : 0;
   }
 }
 
@@ -155,6 +170,16 @@ KVLANE_DEVICE void load_scales(const std::byte* metadata, int head_dim, Place pl
   }
 }
 
+// All lines of a page that the warp reads next.
+template <class Thread>
+KVLANE_DEVICE void fetch_page_ahead(Thread& t, const std::byte* page, std::uint32_t bytes) {
+  constexpr std::uint32_t kLine = 128;
+  KVLANE_NO_UNROLL
+  for (std::uint32_t at = kLine * t.lane(); at < bytes; at += kLine * kWarpThreads) {
+    t.fetch_ahead(page + at);
+  }
+}
+
 // This warp's pages.
 template <int kDim, int kKeyBits, int kValueBits, int kPartition, class Thread>
 KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
@@ -168,17 +193,22 @@ KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const D
   const std::byte* pages = batch.slabs + unit.kv_head * batch.layout.bytes;
   const int head_dim = batch.head_dim;
   Words4 queries[kDim / kSpan];
+  load_queries<kDim>(batch, unit, place, queries);
   Heads heads;
-  load_queries<kDim>(batch, unit, place, queries, heads);
-  // What fits into registers beside all else.
-  constexpr bool kKeysAhead = kDim * kKeyBits <= 256;
-  constexpr bool kValuesAhead = kDim * kValueBits <= (kPartition == 32 ? 256 : 512);
-  const std::byte* at = pages + ids[page] * batch.block_bytes;
+  if (!kBoth) heads = load_heads(batch, unit, place.column);
+  // What fits into registers beside all else. Where more warps are worth more, memory is asked for
+  // the next page's lines.
+  constexpr bool kAsks = hack_decode_holds_none({kKeyBits, kValueBits, kPartition}, kDim);
+  constexpr bool kKeysAhead = !kAsks && kDim * kKeyBits <= 256;
+  constexpr bool kValuesAhead = !kAsks && kDim * kValueBits <= (kPartition == 32 ? 256 : 512);
+  std::int32_t id = ids[page];
+  const std::byte* at = pages + id * batch.block_bytes;
   std::int32_t next = page + kDecodeWarps < end ? ids[page + kDecodeWarps] : 0;
   Keys<kDim, kKeyBits> keys;
   if (kKeysAhead) load_keys(at, head_dim, place, keys);
   KVLANE_NO_UNROLL
   for (; page < end; page += kDecodeWarps) {
+    if (kAsks) at = pages + id * batch.block_bytes;
     if (!kKeysAhead) load_keys(at, head_dim, place, keys);
     const std::byte* const of_keys = at + batch.layout.k_metadata;
     const std::byte* const of_values = at + batch.layout.v_metadata;
@@ -192,14 +222,20 @@ KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const D
       load_scales(of_values, head_dim, place, value_scales);
       float base[2];
       add_means(t, of_keys, head_dim, shared.parts, place, base);
+      const Floats4 own = shared.heads[t.lane()];
+      heads = {{own.x[0], own.x[1]}, {own.x[2], own.x[3]}};
       score_by_both(t, keys, queries, heads, base, key_scales, scores);
     } else {
       score_by_token<kDim, kKeyBits, kPartition>(t, of_keys, head_dim, keys, queries, heads,
                                                  shared.terms, place, scores);
     }
     if (!kValuesAhead) load_page_values(at, batch, place, values);
-    at = pages + next * batch.block_bytes;
+    id = next;
+    if (!kAsks) at = pages + id * batch.block_bytes;
     if (page + 2 * kDecodeWarps < end) next = ids[page + 2 * kDecodeWarps];
+    if (kAsks && page + kDecodeWarps < end) {
+      fetch_page_ahead(t, pages + id * batch.block_bytes, unsigned(batch.layout.bytes));
+    }
     if (kKeysAhead && page + kDecodeWarps < end) load_keys(at, head_dim, place, keys);
     Weights weights;
     weigh<kDim, kBoth>(t, value_scales, scores, state, weights);

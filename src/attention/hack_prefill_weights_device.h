@@ -271,8 +271,8 @@ KVLANE_DEVICE void weigh(Thread& t, int page, int first_page, const Words4 (&sca
         weights.codes[tile][r / 2][r % 2 * 2 + half] = code_row(scores.of[tile], half, r, inverse);
       }
     }
-    // All lanes of a row have read what the first one writes.
     const bool any_moved = t.ballot(moved) != 0;
+    t.sync_warp();  // all lanes of a row have read what the first one writes
     KVLANE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int pair = pair_of<kTiles>(t, tile, half);

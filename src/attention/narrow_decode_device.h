@@ -6,8 +6,8 @@
 // Each KV head has widths of its own, so trip counts are known at run time, and pages are a stream
 // of groups: 16 channels of K, or 32 channels of V for half of a page's tokens, 2 KB either, in
 // four asynchronous copies of 16 bytes a lane. A warp has the pages w, w + 4 ... of a run, and
-// kNarrowStages groups on their way to shared memory, whatever the widths are. A lane copies what
-// it multiplies, so no lane waits for another, and operands are what it reads there:
+// kNarrowStages groups on their way to shared memory, whatever the widths are. Operands are what a
+// lane reads there:
 //   scores      S[16 tokens][8 heads] = K Q^T: of 16 channels, lane (row, column) has the words of
 //               channels 4 column ... + 3 of the tokens 32 h + 4 row ... + 3: tile (h, e) has token
 //               32 h + 4 row + 2 e in `row` and the next one in row + 8
@@ -117,23 +117,29 @@ struct Stream {
   std::int32_t stage;
 };
 
+// Where in a group the words of a place are: neither eight lanes that copy (a column) nor eight
+// that read (two rows) meet in a bank.
+KVLANE_DEVICE int slot_of(Place place) { return 8 * place.column + (place.row ^ 2 * place.column); }
+
 template <class Thread>
-KVLANE_DEVICE void begin_group(Thread& t, const Run& run, Place place, NarrowGroup& to,
-                               Stream& stream) {
+KVLANE_DEVICE void begin_group(Thread& t, const Run& run, NarrowGroup& to, Stream& stream) {
   if (stream.block < run.end_block) {
     const std::int32_t of_keys = run.k / 16, groups = of_keys + (run.v + 31) / 32 * kHalves;
     const std::int32_t n = stream.group - of_keys;
     const bool is_key = n < 0;
     const std::int32_t pitch = 4 * run.v;  // of a pair of tokens
+    // Eight lanes that follow each other copy 128 bytes that do: as few requests as there can be.
+    const Place copied{t.lane() % 8, t.lane() / 8};
     const std::int32_t of_value = 2 * kBlockTokens * run.k +
-                                  (16 * (n % kHalves) + 4 * place.column) * pitch +
-                                  n / kHalves * 128 + 16 * place.row;
-    const std::int32_t of_key = 2048 * stream.group + 512 * place.column + 16 * place.row;
+                                  (16 * (n % kHalves) + 4 * copied.column) * pitch +
+                                  n / kHalves * 128 + 16 * copied.row;
+    const std::int32_t of_key = 2048 * stream.group + 512 * copied.column + 16 * copied.row;
     const std::byte* from = stream.page + (is_key ? of_key : of_value);
     const std::int32_t step = is_key ? 128 : pitch;
-    const bool wanted = is_key || n / kHalves * 32 + 4 * place.row < run.v;
+    const bool wanted = is_key || n / kHalves * 32 + 4 * copied.row < run.v;
+    const int slot = slot_of(copied);
     KVLANE_UNROLL
-    for (int i = 0; i < 4; ++i, from += step) t.copy_async(to.of[i][t.lane()], from, wanted);
+    for (int i = 0; i < 4; ++i, from += step) t.copy_async(to.of[i][slot], from, wanted);
     if (++stream.group == groups) {
       stream.group = 0;
       stream.block += kDecodeWarps;
@@ -149,7 +155,7 @@ KVLANE_DEVICE void begin_group(Thread& t, const Run& run, Place place, NarrowGro
 // The warp's first groups are on their way.
 template <int kDim, int kTiles, class Thread>
 KVLANE_DEVICE Stream begin_pages(Thread& t, const NarrowDecodeBatch& batch, const Run& run,
-                                 Place place, NarrowDecodeShared<kDim, kTiles>& shared) {
+                                 NarrowDecodeShared<kDim, kTiles>& shared) {
   Stream stream;
   stream.slabs = batch.slabs + run.page;
   stream.block_bytes = batch.block_bytes;
@@ -166,24 +172,28 @@ KVLANE_DEVICE Stream begin_pages(Thread& t, const NarrowDecodeBatch& batch, cons
   }
   KVLANE_UNROLL
   for (int i = 0; i < kNarrowStages; ++i) {
-    begin_group(t, run, place, shared.groups[t.warp()][i], stream);
+    begin_group(t, run, shared.groups[t.warp()][i], stream);
   }
   return stream;
 }
 
 // The oldest group, which is waited for.
 template <int kDim, int kTiles, class Thread>
-KVLANE_DEVICE void take_group(Thread& t, const Stream& stream,
+KVLANE_DEVICE void take_group(Thread& t, Place place, const Stream& stream,
                               const NarrowDecodeShared<kDim, kTiles>& shared, Words4 (&words)[4]) {
   t.template wait_copies_but<kNarrowStages - 1>();
+  t.sync_warp();
   KVLANE_UNROLL
-  for (int i = 0; i < 4; ++i) words[i] = shared.groups[t.warp()][stream.stage].of[i][t.lane()];
+  for (int i = 0; i < 4; ++i) {
+    words[i] = shared.groups[t.warp()][stream.stage].of[i][slot_of(place)];
+  }
 }
 // Behind the products with it: the next one takes its place.
 template <int kDim, int kTiles, class Thread>
-KVLANE_DEVICE void replace_group(Thread& t, const Run& run, Place place, Stream& stream,
+KVLANE_DEVICE void replace_group(Thread& t, const Run& run, Stream& stream,
                                  NarrowDecodeShared<kDim, kTiles>& shared) {
-  begin_group(t, run, place, shared.groups[t.warp()][stream.stage], stream);
+  t.sync_warp();
+  begin_group(t, run, shared.groups[t.warp()][stream.stage], stream);
   stream.stage = (stream.stage + 1) % kNarrowStages;
 }
 
@@ -214,7 +224,7 @@ KVLANE_DEVICE void score(Thread& t, const Run& run, Place place, float scale, St
   KVLANE_NO_UNROLL
   for (int step = 0; step < run.k / 16; ++step) {
     Words4 words[4];  // [pair of channels][half]
-    take_group(t, stream, shared, words);
+    take_group(t, place, stream, shared, words);
     KVLANE_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       const Words2 q = shared.queries[tile][step][t.lane()];
@@ -226,7 +236,7 @@ KVLANE_DEVICE void score(Thread& t, const Run& run, Place place, float scale, St
                    q.w[0], q.w[1]);
       }
     }
-    replace_group(t, run, place, stream, shared);
+    replace_group(t, run, stream, shared);
   }
   KVLANE_UNROLL
   for (int i = 0; i < kTiles * 16; ++i) scores[i / 16][i / 4 % 4][i % 4] *= scale;
@@ -294,7 +304,7 @@ KVLANE_DEVICE void add_values(Thread& t, const Run& run, Place place,
     KVLANE_UNROLL
     for (int h = 0; h < kHalves; ++h) {
       Words4 words[4];  // pairs of tokens
-      take_group(t, stream, shared, words);
+      take_group(t, place, stream, shared, words);
       KVLANE_UNROLL
       for (int e = 0; e < 2; ++e) {
         KVLANE_UNROLL
@@ -308,7 +318,7 @@ KVLANE_DEVICE void add_values(Thread& t, const Run& run, Place place,
           }
         }
       }
-      replace_group(t, run, place, stream, shared);
+      replace_group(t, run, stream, shared);
     }
   }
 }
@@ -318,7 +328,7 @@ template <int kDim, int kTiles, class Thread>
 KVLANE_DEVICE void attend_pages(Thread& t, const NarrowDecodeBatch& batch, const Run& run,
                                 Place place, NarrowDecodeShared<kDim, kTiles>& shared,
                                 WarpState<kDim, kTiles>& state) {
-  Stream stream = begin_pages(t, batch, run, place, shared);
+  Stream stream = begin_pages(t, batch, run, shared);
   KVLANE_NO_UNROLL
   for (int block = run.first_block + t.warp(); block < run.end_block; block += kDecodeWarps) {
     float scores[kTiles][4][4];

@@ -266,6 +266,12 @@ Status check_options(const GpuBenchOptions& options) {
     }
   }
   if (options.launches.empty()) return invalid_argument("there must be a size of launches");
+  for (const std::string& group : options.only) {
+    if (std::find(std::begin(kGpuBenchGroups), std::end(kGpuBenchGroups), group) ==
+        std::end(kGpuBenchGroups)) {
+      return invalid_argument("there is no group '" + group + "' of figures");
+    }
+  }
   return {};
 }
 
@@ -284,33 +290,47 @@ Result<std::vector<Figure>> bench_gpu(const GpuBenchOptions& options,
     KVLANE_ASSIGN(values, read_planes(options.file, distinct));
   }
   std::vector<Figure> figures;
-  on_progress("splitzip, bf16");
-  KVLANE_TRY(
-      bench_codec<SplitZipGpu>(stream, options, values, ElementType::kBf16, {0.75, 0.90}, figures));
-  on_progress("splitzip:channel, bf16");
-  KVLANE_TRY(
-      bench_codec<ChannelGpu>(stream, options, values, ElementType::kBf16, {0.375, 0.45}, figures));
+  const auto wanted = [&](const std::string& group, const std::string& what) {
+    const bool is = options.only.empty() || std::find(options.only.begin(), options.only.end(),
+                                                      group) != options.only.end();
+    if (is) on_progress(what);
+    return is;
+  };
+  if (wanted("splitzip", "splitzip, bf16")) {
+    KVLANE_TRY(bench_codec<SplitZipGpu>(stream, options, values, ElementType::kBf16, {0.75, 0.90},
+                                        figures));
+  }
+  if (wanted("channel", "splitzip:channel, bf16")) {
+    KVLANE_TRY(bench_codec<ChannelGpu>(stream, options, values, ElementType::kBf16, {0.375, 0.45},
+                                       figures));
+  }
   if (!options.file.empty()) return figures;
   for (const ElementType type : {ElementType::kFp8E4m3, ElementType::kFp8E5m2}) {
-    on_progress(std::string("splitzip, ") + element_name(type));
+    if (!wanted("fp8", std::string("splitzip, ") + element_name(type))) continue;
     KVLANE_TRY(
         bench_codec<SplitZipGpu>(stream, options, made_planes(type, distinct), type, {}, figures));
   }
-  on_progress("decode attention");
-  KVLANE_TRY(bench_gpu_attention(stream, options.rounds, values, figures));
-  on_progress("prefill attention");
-  KVLANE_TRY(bench_gpu_prefill(stream, options.rounds, values.front(), figures));
-  on_progress("attention on codes");
-  KVLANE_TRY(bench_gpu_hack(stream, options.rounds, values, figures));
-  on_progress("attention over narrow pages");
-  KVLANE_TRY(bench_gpu_zack(stream, options.rounds, values, figures));
-  on_progress("row operations");
-  KVLANE_TRY(bench_gpu_rows(stream, options.rounds, values, figures));
-  on_progress("decode step");
-  // It needs more than the others, cuBLASLt and much memory: without it they are still worth
-  // having.
-  const Status step = bench_gpu_step(stream, options.rounds, values, figures, on_progress);
-  if (!step.ok()) on_progress("no decode step: " + step.message());
+  if (wanted("attention", "decode attention")) {
+    KVLANE_TRY(bench_gpu_attention(stream, options.rounds, values, figures));
+  }
+  if (wanted("prefill", "prefill attention")) {
+    KVLANE_TRY(bench_gpu_prefill(stream, options.rounds, values.front(), figures));
+  }
+  if (wanted("hack", "attention on codes")) {
+    KVLANE_TRY(bench_gpu_hack(stream, options.rounds, values, figures));
+  }
+  if (wanted("zack", "attention over narrow pages")) {
+    KVLANE_TRY(bench_gpu_zack(stream, options.rounds, values, figures));
+  }
+  if (wanted("rows", "row operations")) {
+    KVLANE_TRY(bench_gpu_rows(stream, options.rounds, values, figures));
+  }
+  if (wanted("step", "decode step")) {
+    // It needs more than the others, cuBLASLt and much memory: without it they are still worth
+    // having.
+    const Status step = bench_gpu_step(stream, options.rounds, values, figures, on_progress);
+    if (!step.ok()) on_progress("no decode step: " + step.message());
+  }
   return figures;
 }
 

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/figures.h"
@@ -11,13 +12,18 @@
 
 namespace kvlane {
 
+// What can be measured apart from the rest.
+inline constexpr std::string_view kGpuBenchGroups[] = {
+    "splitzip", "channel", "fp8", "attention", "prefill", "hack", "zack", "rows", "step"};
+
 struct GpuBenchOptions {
   int device = 0;
   int planes = 4096;  // of kGpuBenchShape (bench/gpu_planes.h); all of them, several times L2
   // Planes a launch, ascending; each divides `planes`. However many, a run takes all planes.
   std::vector<int> launches = {256, 1024, 4096};
   int rounds = 20;
-  std::string file;  // of bfloat16 values; empty: made from a fixed seed
+  std::string file;               // of bfloat16 values; empty: made from a fixed seed
+  std::vector<std::string> only;  // of kGpuBenchGroups; empty: all
 };
 
 // Figures of docs/bench.md, without machine, commit and command. Times are medians over the rounds

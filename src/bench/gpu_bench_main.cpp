@@ -17,12 +17,14 @@ constexpr std::string_view kHelp =
     R"(Times codecs, attention and row operations on a GPU, and what bounds them.
 
 Usage: kvlane_gpu_bench [--device N] [--planes N] [--launch N[,N...]] [--rounds N]
-                        [--file FILE] [--output FILE] [--json]
+                        [--only GROUP[,GROUP...]] [--file FILE] [--output FILE] [--json]
 
   --device N         which GPU (0)
   --planes N         planes of 64 tokens x 8 heads x 128 values; all of them make a run (4096)
   --launch N[,N...]  planes in one launch, each a divisor of --planes (256,1024,4096)
   --rounds N         how often each thing is timed; figures are medians (20)
+  --only GROUP[,...] some figures: splitzip, channel, fp8, attention, prefill, hack, zack, rows,
+                     step
   --file FILE        bfloat16 values in place of made ones
   --output FILE      where to write an object in the form of docs/bench.md, too
   --json             the same in place of a table
@@ -59,6 +61,16 @@ Result<std::vector<int>> numbers(std::string_view text) {
   }
 }
 
+std::vector<std::string> words_of(std::string_view text) {
+  std::vector<std::string> all;
+  for (std::size_t comma = 0; comma != std::string_view::npos; text.remove_prefix(comma + 1)) {
+    comma = text.find(',');
+    all.emplace_back(text.substr(0, comma));
+    if (comma == std::string_view::npos) break;
+  }
+  return all;
+}
+
 Result<Arguments> parse(int count, char** words) {
   Arguments arguments;
   GpuBenchOptions& options = arguments.options;
@@ -74,10 +86,13 @@ Result<Arguments> parse(int count, char** words) {
       continue;
     }
     const bool known = name == "--device" || name == "--planes" || name == "--launch" ||
-                       name == "--rounds" || name == "--file" || name == "--output";
+                       name == "--rounds" || name == "--only" || name == "--file" ||
+                       name == "--output";
     if (!known) return invalid_argument("unknown argument '" + std::string(name) + "'");
     if (++i == count) return invalid_argument(std::string(name) + " needs a value");
-    if (name == "--file") {
+    if (name == "--only") {
+      options.only = words_of(words[i]);
+    } else if (name == "--file") {
       options.file = words[i];
     } else if (name == "--output") {
       arguments.output = words[i];

@@ -17,6 +17,8 @@ namespace {
 
 constexpr int kThreads = kDeviceWarps * gpu::kWarpThreads;
 constexpr int kBlocks = 2;  // a multiprocessor, so 64 registers a thread
+// Of many planes two blocks share what one of few has: while one begins or ends, others go on.
+constexpr std::size_t kManyPlanes = 512;
 
 template <ElementType kType>
 __global__ void __launch_bounds__(kThreads, kBlocks) encode_planes(const DeviceEncodeTask* tasks) {
@@ -44,7 +46,8 @@ Status launch(Kernel<Task> kernel, const Task* tasks, std::size_t count, const g
               const char* name) {
   if (count == 0) return {};
   KVLANE_TRY(gpu::use_device(stream.device()));
-  kernel<<<static_cast<unsigned>(count), kThreads, 0, static_cast<cudaStream_t>(stream.handle())>>>(
+  const int threads = count < kManyPlanes ? kThreads : kThreads / 2;
+  kernel<<<static_cast<unsigned>(count), threads, 0, static_cast<cudaStream_t>(stream.handle())>>>(
       tasks);
   return gpu::launched(name);
 }

@@ -34,6 +34,12 @@ struct DecodePlan {
   std::uint32_t code_exponents[4];   // exponents of the 16 codes
   std::uint32_t run_begin, run_end;  // this warp's chunks
   bool aligned;
+
+  // Where those end that go four at a time: whole ones of bf16.
+  KVLANE_DEVICE std::uint32_t spans_end(ElementType type) const {
+    const std::uint32_t whole = type == ElementType::kBf16 && aligned ? elements / kChunk : 0;
+    return run_end < whole ? run_end : whole;
+  }
 };
 
 // The exponents of four codes, the low nibbles of a word. Nibbles are a selector of bytes; their
@@ -106,70 +112,172 @@ KVLANE_DEVICE void join_words(std::uint32_t exponents, std::uint32_t rests, std:
   odd = byte_perm(low, high, 0x7351);
 }
 
-// Four whole bf16 chunks, as encode_span; without the exponents that are in the table.
-template <class Thread>
-KVLANE_DEVICE void decode_span(Thread& t, const DecodePlan& plan, std::uint32_t chunk,
-                               std::uint32_t chunks) {
-  if (static_cast<std::uint32_t>(t.lane() / 8) >= chunks) return;
-  const std::uint32_t column = t.lane() % 4;
-  const std::size_t first = std::size_t{chunk} * kChunk + t.lane() / 4 * kGroup;
-  const Words4 nibbles = load_once(plan.body + plan.at.nibbles + first / 2 + 16 * column);
+// What a thread loads of a span: 32 values of a group, 16 of each half of it.
+struct CodedPart {
+  Words4 nibbles;  // of both halves
   Words4 rests[2];
+};
+KVLANE_DEVICE CodedPart load_part(const DecodePlan& plan, std::size_t first, std::uint32_t column) {
+  CodedPart part;
+  part.nibbles = load_once(plan.body + plan.at.nibbles + first / 2 + 16 * column);
+  KVLANE_UNROLL
   for (int half = 0; half < 2; ++half) {
-    rests[half] = load_once(plan.body + plan.at.bytes + first + 64 * half + 16 * column);
+    part.rests[half] = load_once(plan.body + plan.at.bytes + first + 64 * half + 16 * column);
   }
+  return part;
+}
+
+// Without the exponents that are in the table.
+KVLANE_DEVICE void store_part(const DecodePlan& plan, std::size_t first, std::uint32_t column,
+                              const CodedPart& part) {
+  KVLANE_UNROLL
   for (int half = 0; half < 2; ++half) {
     Words4 out[2];
+    KVLANE_UNROLL
     for (int i = 0; i < 4; ++i) {
       // Codes of four places, spread over bytes, as nibbles of 16 bits.
-      const std::uint32_t spread = nibbles.w[i] >> 4 * half & 0x0F0F0F0F;
+      const std::uint32_t spread = part.nibbles.w[i] >> 4 * half & 0x0F0F0F0F;
       const std::uint32_t pairs = spread | spread >> 4;
       const std::uint32_t codes = byte_perm(pairs, 0, 0x4420);
-      join_words(exponents_of(plan.code_exponents, codes), rests[half].w[i], out[0].w[i],
+      join_words(exponents_of(plan.code_exponents, codes), part.rests[half].w[i], out[0].w[i],
                  out[1].w[i]);
     }
+    KVLANE_UNROLL
     for (int side = 0; side < 2; ++side) {
       store_once(plan.plane + 2 * first + 128 * half + 64 * side + 16 * column, out[side]);
     }
   }
 }
 
-// The escapes of those chunks, over what decode_span wrote: `count` is that of this thread's chunk,
-// 0 where there is none, and the span's part of the table begins with word `word`, and ends there
-// afterwards. All four chunks at once, as most have one escape or none.
-template <class Thread>
-KVLANE_DEVICE bool patch_span(Thread& t, const DecodePlan& plan, std::uint32_t chunk,
-                              unsigned count, std::uint32_t& word) {
-  const std::uint32_t own = t.lane() / 8;
-  const std::uint32_t words = count == kRawChunk ? kChunk / 2 : count;
-  std::uint32_t first_word = word;
-  KVLANE_UNROLL
-  for (std::uint32_t other = 0; other < kSpanChunks; ++other) {
-    const std::uint32_t of_other = t.shuffle(words, static_cast<int>(8 * other));
-    if (other < own) first_word += of_other;
-    word += of_other;
-  }
-  const std::byte* const table = plan.body + plan.at.table + 2 * std::size_t{first_word};
-  const std::size_t first = (std::size_t{chunk} + own) * kChunk;
-  const std::byte* const rests = plan.body + plan.at.bytes + first;
-  std::byte* const values = plan.plane + 2 * first;
-  const auto put = [&](unsigned place, unsigned exponent) {
-    const unsigned rest = load_byte(rests + place);
+// The chunk of a span that a thread patches.
+struct PatchedChunk {
+  const std::byte* table;  // its part
+  const std::byte* rests;
+  std::byte* values;
+
+  KVLANE_DEVICE void put(unsigned place, unsigned exponent, unsigned rest) const {
     store_aligned_half(values + 2 * value_at<ElementType::kBf16>(place, kChunk),
                        (rest & 1) << 15 | exponent << 7 | rest >> 1);
-  };
+  }
+};
+
+// By the threads of a chunk: a raw one, or escapes from the ninth on. Whether they are in order.
+template <class Thread>
+KVLANE_DEVICE bool patch_many(Thread& t, const PatchedChunk& chunk, unsigned count) {
   bool right = true;
   if (count == kRawChunk) {
     for (unsigned place = t.lane() % 8; place < kChunk; place += 8) {
-      put(place, load_byte(table + place));
+      chunk.put(place, load_byte(chunk.table + place), load_byte(chunk.rests + place));
     }
     return right;
   }
-  for (unsigned i = t.lane() % 8; i < count; i += 8) {
-    const unsigned entry = load_aligned_half(table + 2 * i);  // place, exponent
+  for (unsigned i = 8 + t.lane() % 8; i < count; i += 8) {
+    const unsigned entry = load_aligned_half(chunk.table + 2 * i);  // place, exponent
     const unsigned place = entry & 0xFF;
-    right = right && (i == 0 || load_byte(table + 2 * i - 2) < place);
-    put(place, entry >> 8);
+    right = right && load_byte(chunk.table + 2 * i - 2) < place;
+    chunk.put(place, entry >> 8, load_byte(chunk.rests + place));
+  }
+  return right;
+}
+
+// The lines of a span that begins with a chunk before `end`: it is read soon.
+template <class Thread>
+KVLANE_DEVICE void fetch_span(Thread& t, const DecodePlan& plan, std::uint32_t chunk,
+                              std::uint32_t end) {
+  constexpr std::uint32_t kLine = 128;
+  const std::uint32_t lane = t.lane();
+  constexpr std::uint32_t kNibbles = kSpan / 2 / kLine, kRests = kSpan / kLine;
+  if (lane < kNibbles) {
+    if (chunk + lane * kSpanChunks / kNibbles >= end) return;
+    t.fetch_ahead(plan.body + plan.at.nibbles + std::size_t{chunk} * (kChunk / 2) + kLine * lane);
+  } else if (lane < kNibbles + kRests) {
+    const std::uint32_t line = lane - kNibbles;
+    if (chunk + line * kSpanChunks / kRests >= end) return;
+    t.fetch_ahead(plan.body + plan.at.bytes + std::size_t{chunk} * kChunk + kLine * line);
+  }
+}
+
+// The counts of 32 whole chunks, one a lane, from `first` on; 0 behind the last of the run.
+struct Counts {
+  std::uint32_t first;
+  unsigned own;
+};
+template <class Thread>
+KVLANE_DEVICE Counts load_counts(Thread& t, const DecodePlan& plan, std::uint32_t first,
+                                 std::uint32_t end) {
+  const std::uint32_t chunk = first + t.lane();
+  return {first, chunk < end ? load_byte(plan.body + plan.at.counts + chunk) : 0};
+}
+
+// Of the chunk of a span that a thread has a part of.
+struct Escapes {
+  unsigned count;
+  std::uint32_t first_word;  // of its part of the table
+  unsigned entry;            // (place, exponent) of escape `lane % 8`, if there is one
+
+  KVLANE_DEVICE bool has(unsigned i) const { return count != kRawChunk && i < count; }
+};
+
+// Those of the span that begins with `chunk`, whose counts are there: the span's part of the table
+// begins with word `word`, and ends there afterwards. Most chunks have one escape or none.
+template <class Thread>
+KVLANE_DEVICE Escapes find_escapes(Thread& t, const DecodePlan& plan, const Counts& counts,
+                                   std::uint32_t chunk, std::uint32_t& word) {
+  const std::uint32_t own = t.lane() / 8;
+  Escapes found{};
+  found.count = t.shuffle(counts.own, static_cast<int>(chunk - counts.first + own));
+  found.first_word = word;
+  const std::uint32_t words = found.count == kRawChunk ? kChunk / 2 : found.count;
+  KVLANE_UNROLL
+  for (std::uint32_t other = 0; other < kSpanChunks; ++other) {
+    const std::uint32_t of_other = t.shuffle(words, static_cast<int>(8 * other));
+    if (other < own) found.first_word += of_other;
+    word += of_other;
+  }
+  const unsigned i = t.lane() % 8;
+  if (found.has(i)) {
+    found.entry =
+        load_aligned_half(plan.body + plan.at.table + 2 * (std::size_t{found.first_word} + i));
+  }
+  return found;
+}
+
+// The whole chunks of a warp's run up to `end`, four at a time as encode_span has them; `word` is
+// as above. What escapes need is loaded beside all else, and their entries a span before that.
+template <class Thread>
+KVLANE_DEVICE bool decode_spans(Thread& t, const DecodePlan& plan, std::uint32_t end,
+                                std::uint32_t& word) {
+  const std::uint32_t own = t.lane() / 8, column = t.lane() % 4, i = t.lane() % 8;
+  Counts counts = load_counts(t, plan, plan.run_begin, end);
+  Escapes escapes = find_escapes(t, plan, counts, plan.run_begin, word);
+  bool right = true;
+  KVLANE_NO_UNROLL
+  for (std::uint32_t chunk = plan.run_begin; chunk < end; chunk += kSpanChunks) {
+    const bool active = chunk + own < end;
+    const std::size_t first = std::size_t{chunk} * kChunk + t.lane() / 4 * kGroup;
+    fetch_span(t, plan, chunk + kSpansAhead * kSpanChunks, end);
+    CodedPart part{};
+    if (active) part = load_part(plan, first, column);
+    const std::size_t values = (std::size_t{chunk} + own) * kChunk;
+    const std::byte* const rests = plan.body + plan.at.bytes + values;
+    const bool escaped = escapes.has(i);
+    const unsigned place = escapes.entry & 0xFF;
+    const unsigned rest = escaped ? load_byte(rests + place) : 0;
+    const unsigned before = t.shuffle_up(place, 1, 8);
+    right = right && (!escaped || i == 0 || before < place);
+    const Escapes now = escapes;
+    if (chunk + kSpanChunks < end) {
+      if (chunk + kSpanChunks - counts.first == kWarpThreads) {
+        counts = load_counts(t, plan, chunk + kSpanChunks, end);
+      }
+      escapes = find_escapes(t, plan, counts, chunk + kSpanChunks, word);
+    }
+    if (active) store_part(plan, first, column, part);
+    t.sync_warp();  // the values under escapes are written
+    const PatchedChunk patched{plan.body + plan.at.table + 2 * std::size_t{now.first_word}, rests,
+                               plan.plane + 2 * values};
+    if (escaped) patched.put(place, now.entry >> 8, rest);
+    if (now.count > 8) right = patch_many(t, patched, now.count) && right;
   }
   return right;
 }
@@ -177,29 +285,19 @@ KVLANE_DEVICE bool patch_span(Thread& t, const DecodePlan& plan, std::uint32_t c
 // This warp's chunks, whose part of the table begins with word `word`.
 template <ElementType kType, class Thread>
 KVLANE_DEVICE bool decode_run(Thread& t, const DecodePlan& plan, std::uint32_t word) {
-  const std::uint32_t whole = plan.elements / kChunk;
   bool right = true;
+  std::uint32_t chunk = plan.run_begin;
+  if (const std::uint32_t end = plan.spans_end(kType); chunk < end) {
+    right = decode_spans(t, plan, end, word);
+    chunk = end;
+  }
   KVLANE_NO_UNROLL
-  for (std::uint32_t chunk = plan.run_begin; chunk < plan.run_end;) {
-    bool good;
-    if (kType == ElementType::kBf16 && plan.aligned && chunk < whole) {
-      const std::uint32_t left = (plan.run_end < whole ? plan.run_end : whole) - chunk;
-      const std::uint32_t chunks = left < kSpanChunks ? left : kSpanChunks;
-      const std::uint32_t own = t.lane() / 8;
-      const unsigned count = own < chunks ? load_byte(plan.body + plan.at.counts + chunk + own) : 0;
-      decode_span(t, plan, chunk, chunks);
-      t.sync_warp();  // the values under escapes are written
-      good = patch_span(t, plan, chunk, count, word);
-      chunk += chunks;
-    } else {
-      const std::byte* const table = plan.body + plan.at.table + 2 * std::size_t{word};
-      good = decode_any_chunk<kType>(t, plan, chunk, table);
-      const auto count = static_cast<std::uint8_t>(load_byte(plan.body + plan.at.counts + chunk));
-      const std::uint32_t left = plan.elements - chunk * kChunk;
-      word += static_cast<std::uint32_t>(table_words_of(count, left < kChunk ? left : kChunk));
-      ++chunk;
-    }
-    right = right && good;
+  for (; chunk < plan.run_end; ++chunk) {
+    const std::byte* const table = plan.body + plan.at.table + 2 * std::size_t{word};
+    right = decode_any_chunk<kType>(t, plan, chunk, table) && right;
+    const auto count = static_cast<std::uint8_t>(load_byte(plan.body + plan.at.counts + chunk));
+    const std::uint32_t left = plan.elements - chunk * kChunk;
+    word += static_cast<std::uint32_t>(table_words_of(count, left < kChunk ? left : kChunk));
   }
   return right;
 }
@@ -246,6 +344,10 @@ KVLANE_DEVICE DeviceVerdict decode_coded(Thread& t, const DeviceDecodeTask& task
                               reinterpret_cast<std::uintptr_t>(task.body)) %
                                  16 ==
                              0};
+  KVLANE_UNROLL
+  for (std::uint32_t span = 0; span < kSpansAhead; ++span) {
+    fetch_span(t, plan, plan.run_begin + span * kSpanChunks, plan.spans_end(kType));
+  }
   const std::byte* const book = task.body + at.codebook;
   for (unsigned code = 0; code < kCodebookEntries; ++code) {
     plan.code_exponents[code / 4] |= load_byte(book + code) << code % 4 * 8;

@@ -89,6 +89,9 @@ class CudaThread {
                    "r"(wanted ? 16 : 0)
                  : "memory");
   }
+  __device__ void fetch_ahead(const std::byte* at) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(at)));
+  }
   __device__ void wait_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
   __device__ void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
   template <int kLeft>

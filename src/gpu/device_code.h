@@ -9,12 +9,14 @@
 //   add(word, x)                      an atomic addition in shared memory
 //   copy_async(to, from, wanted)      begins to copy 16 bytes to shared memory, or 16 zeros where
 //                                     they are not wanted: then `from` is not read
+//   fetch_ahead(at)                   asks memory for the 128 bytes around a byte: they are read
+//                                     soon
 //   wait_copies()                     until all that this thread has begun to copy is there
 //   close_copies()                    what it has begun since the last call, if any, is a group
 //   wait_copies_but<kLeft>()          until all closed groups are there but the last kLeft
 // What is copied to may be written from the begin of a copy on, and what comes is seen by its own
 // thread after the wait, by others after a barrier behind it. Addresses are multiples of 16.
-// All threads of a warp (of a block) must come to the same call together, but for the last five.
+// All threads of a warp (of a block) must come to the same call together, but for the last six.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -52,6 +52,10 @@ class EmulatedThread {
   void load_matrices(const Words4& own, std::uint32_t (&m)[4]);
   void load_transposed(const Words4& own, std::uint32_t (&m)[4]);
   void copy_async(Words4& to, const std::byte* from, bool wanted);
+  // Reads the byte, so that AddressSanitizer sees whether it is there.
+  void fetch_ahead(const std::byte* at) {
+    static_cast<void>(*static_cast<const volatile std::byte*>(at));
+  }
   void wait_copies() { complete_copies(groups_); }
   void close_copies() { ++groups_; }
   template <int kLeft>

@@ -61,8 +61,9 @@ Text text_of(const Model& model) {
       const auto row = forward->logits(i);
       text.logits[i].emplace_back(row.begin(), row.end());
       if (t + 1 == kTokens) continue;
+      const double most = row[best_of(row)];
       std::vector<double> weights;
-      for (const float x : row) weights.push_back(std::exp(double{x} - row[best_of(row)]));
+      for (const float x : row) weights.push_back(std::exp(x - most));
       text.tokens[i].push_back(
           std::discrete_distribution<std::int32_t>(weights.begin(), weights.end())(random));
     }

@@ -17,7 +17,8 @@ int decode_unit_blocks(int tokens, const DecodeShape& shape) {
   // Units of one range of blocks: they run side by side.
   const int columns = shape.kv_heads * divide_up(shape.heads / shape.kv_heads, shape.queries);
   const int splits = std::max(1, shape.resident / columns);
-  return std::max(kDecodeUnitBlocksMin, divide_up(blocks_for(tokens), splits));
+  const int blocks = std::max(kDecodeUnitBlocksMin, divide_up(blocks_for(tokens), splits));
+  return divide_up(blocks, shape.step) * shape.step;
 }
 
 DecodePlan plan_decode(std::span<const std::int32_t> tokens, const DecodeShape& shape) {

@@ -17,6 +17,8 @@ struct DecodeShape {
   int kv_heads;  // at least 1
   int queries;   // that a unit takes at most, of those that share a KV head; at least 1
   int resident;  // units that the device works on at one time; at least 1
+  // Blocks that a unit's warps take at a time: a unit has a multiple of so many, but the last one.
+  int step = 1;
 };
 
 // Some query heads of one KV head over a range of one sequence's tokens. Query `first_query + i` of
