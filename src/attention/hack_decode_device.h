@@ -20,8 +20,9 @@
 // partitions of 64) for 64 tokens, 6.7 times less than in 16 bits. A unit leaves 4 (head_dim + 2)
 // bytes a head. Products of the matrix unit a page: in 8 bits head_dim / 4 + 2 at 16 x 8 x 32, and
 // by both head_dim / 8 at 16 x 8 x 16 in 16 bits. Codes of the next page of K and of this one's V
-// are on their way while this one is computed: at head_dim 128 and 2 bits 4 KB a warp. Means are
-// multiplied from shared memory; scores, weights and codes never go there.
+// are on their way while this one is computed (at head_dim 128 and 4 bits 8 KB a warp), or all
+// lines of the next page on their way to the second-level cache. Means are multiplied from shared
+// memory; scores, weights and codes never go there.
 //
 // Warp w has the pages w, w + 4 ... of the unit and a state of its own; at the end the four merge
 // in shared memory in the order of warps, and where the format mixes channels the output is mixed

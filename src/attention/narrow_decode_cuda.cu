@@ -10,7 +10,9 @@
 //   KB on their way    160     128             128     96               96
 //   KB of shared       33.3    34.3            34.3    36.3             36.3    a block
 // An H200 needs 40 KB at 0.8 us of latency; where shared memory is 100 KB (sm_89) two blocks fit.
-// At the end of a run (512 tokens) a block waits for its own copies while the others go on. Of a
+// Eight lanes whose 16 bytes are not a line's 128 in order ask the second-level cache for each
+// sector twice: then that is the limit, at half the speed (measured).
+// At the end of a run (1,024 tokens) a block waits for its own copies while the others go on. Of a
 // page at k = v = 64 a warp has 64 products of 16 x 8 x 16, 32 copies and as many loads from shared
 // memory of 16 bytes a lane. No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0

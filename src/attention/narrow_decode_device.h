@@ -19,8 +19,8 @@
 //               for tokens
 //
 // Bytes: a token costs 2 (k + v) of memory traffic a KV head, read once for 8 kTiles query heads
-// (again, mostly from the second-level cache, where a group has more). A run of 512 tokens leaves
-// 4 (head_dim + 2) a query head, which the merge reads again: 3 % of its pages with k + v = 128,
+// (again, mostly from the second-level cache, where a group has more). A run of 1,024 tokens leaves
+// 4 (head_dim + 2) a query head, which the merge reads again: 2 % of its pages with k + v = 128,
 // head_dim 128 and 4 heads. Products of 16 x 8 x 16 a page and tile of heads: (k + v) / 4, the
 // latter rounded up to 32.
 //

@@ -1,11 +1,11 @@
 // Kernels of `splitzip`, one a direction and element type: with the type known, a kernel has the
 // code and the registers of that type alone.
 //
-// Block i has plane i; 16 warps, two blocks a multiprocessor. bfloat16 moves 3.5 bytes of memory
-// traffic a value in either direction (2 raw; 1.5 coded, and 2 bytes an escape), FP8 about 1.9. A
-// thread has 64 bytes of loads on their way (decoding: 48), a multiprocessor 64 KB (48): more than
-// the 40 KB that an H200 needs to reach its bandwidth at 0.8 us of latency. Escapes are read again,
-// from the first-level cache. No spills, which the build insists on.
+// Block i has plane i; 32 warps a multiprocessor, in four blocks, or in two where a launch has few
+// planes. bfloat16 moves 3.5 bytes of memory traffic a value in either direction (2 raw; 1.5 coded,
+// and 2 bytes an escape), FP8 about 1.9. A thread has 64 bytes of loads on their way (decoding:
+// 48), and the lines of its warp's next span: a multiprocessor 128 KB (96). Escapes are read again,
+// from the first-level cache. No spills, which the build insists on. What an H200 says: bench/gpu/.
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/splitzip_gpu.h"
 #include "gpu/cuda_status.h"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kThreads = kDeviceWarps * gpu::kWarpThreads;
 constexpr int kBlocks = 2;  // a multiprocessor, so 64 registers a thread
-// Of many planes two blocks share what one of few has: while one begins or ends, others go on.
+// From so many planes on blocks are half as large: while one begins or ends, more go on.
 constexpr std::size_t kManyPlanes = 512;
 
 template <ElementType kType>

@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kChunk = kChunkElements;
 inline constexpr std::uint32_t kGroup = kGroupElements;
 inline constexpr std::uint32_t kSpanChunks = 4;  // what a warp takes at a time
 inline constexpr std::uint32_t kSpan = kSpanChunks * kChunk;
-inline constexpr std::uint32_t kSpansAhead = 2;  // that a warp asks memory for before it reads them
+inline constexpr std::uint32_t kSpansAhead = 1;  // that a warp asks memory for before it reads them
 
 struct Parts {
   unsigned exponent, rest;

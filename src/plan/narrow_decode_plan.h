@@ -15,8 +15,9 @@
 
 namespace kvlane {
 
-// Blocks of a run: a state costs memory traffic, too (kDecodeUnitBlocksMin).
-inline constexpr int kNarrowRunBlocks = kDecodeUnitBlocksMin;
+// Blocks of a run: 1,024 tokens, four pages for each warp. A state costs memory traffic, and where
+// a run begins or ends its warps wait for each other.
+inline constexpr int kNarrowRunBlocks = 2 * kDecodeUnitBlocksMin;
 
 // The sealed blocks [first_block, end_block) of a sequence; its states are [runs][heads], from
 // first_state on.
