@@ -104,7 +104,7 @@ KVLANE_DEVICE Part merge_run(Thread& t, const DecodeMerge& merge, const Row& row
         part.sum += float_of(t.shuffle(bits_of(weight), from + i));
         // What is behind the last state, or of no tokens, may be no number.
         KVLANE_UNROLL
-        for (int j = 0; j < 4; ++j) part.out.x[j] += by != 0 ? own[i].x[j] * by : 0;
+        for (int j = 0; j < 4; ++j) part.out.x[j] += by != 0 ? times(own[i].x[j], by) : 0;
       }
     }
   }

@@ -3,12 +3,12 @@
 //
 // A page of 2-bit codes at head_dim 128 is 4,864 bytes by both axes (K and V 2,048 each, means and
 // scales 384 each), 5,120 with partitions of 64; it is read once for 8 query heads, all codes in
-// accesses of 16 bytes. On their way, a warp: K of the next page or V of this one, 2 to 4 KB; with
-// 12 warps a multiprocessor 24 to 48 KB, where an H200 needs 40 at 0.8 us of latency. Products of
-// the matrix unit a page and 8 heads at head_dim 128: 34 in 8 bits, and by both 16 in 16 bits, of
-// some 950 instructions. These are the limit, and how long each waits for the one before it
-// (measured: half of the issue slots with 12 warps; 16 warps that hold no codes ahead are a seventh
-// faster). No spills, which the build insists on.
+// accesses of 16 bytes. On their way, a warp: K of the next page or V of this one, 2 to 8 KB, or
+// all lines of the next page, 4.8 KB; with 8 to 16 warps a multiprocessor 24 to 78 KB, where an
+// H200 needs 40 at 0.8 us of latency. Products of the matrix unit a page and 8 heads at head_dim
+// 128: 34 in 8 bits, and by both 16 in 16 bits, of some 950 instructions. These are the limit, and
+// how long each waits for the one before it (measured: half of the issue slots with 12 warps; 16
+// warps that hold no codes ahead are a seventh faster). No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/hack_decode_gpu.h"
 #include "gpu/cuda_status.h"
@@ -24,7 +24,7 @@ constexpr int kThreads = kDecodeWarps * gpu::kWarpThreads;
 // a register before that.
 constexpr int blocks_of(const HackKind& kind, int dim) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if (hack_decode_holds_none(kind, dim)) return hack_decode_blocks(kind, dim) - 1;
+  if (hack_decode_asks(kind, dim)) return hack_decode_blocks(kind, dim) - 1;
 #endif
   return hack_decode_blocks(kind, dim);
 }

@@ -34,8 +34,9 @@
 
 namespace kvlane {
 
-// Whether a kernel holds no codes ahead: without them one more warp a scheduler fits.
-constexpr bool hack_decode_holds_none(const HackKind& kind, int dim) {
+// Whether a kernel asks memory for the next page instead of holding its codes: without them one
+// more warp a scheduler fits.
+constexpr bool hack_decode_asks(const HackKind& kind, int dim) {
   return dim == 128 && kind == HackKind{2, 2, 0};
 }
 
@@ -199,7 +200,7 @@ KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const D
   if (!kBoth) heads = load_heads(batch, unit, place.column);
   // What fits into registers beside all else. Where more warps are worth more, memory is asked for
   // the next page's lines.
-  constexpr bool kAsks = hack_decode_holds_none({kKeyBits, kValueBits, kPartition}, kDim);
+  constexpr bool kAsks = hack_decode_asks({kKeyBits, kValueBits, kPartition}, kDim);
   constexpr bool kKeysAhead = !kAsks && kDim * kKeyBits <= 256;
   constexpr bool kValuesAhead = !kAsks && kDim * kValueBits <= (kPartition == 32 ? 256 : 512);
   std::int32_t id = ids[page];

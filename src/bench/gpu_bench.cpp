@@ -290,42 +290,46 @@ Result<std::vector<Figure>> bench_gpu(const GpuBenchOptions& options,
     KVLANE_ASSIGN(values, read_planes(options.file, distinct));
   }
   std::vector<Figure> figures;
-  const auto wanted = [&](const std::string& group, const std::string& what) {
+  // Whether a group is; then it is said that it comes.
+  const auto begins = [&](const std::string& group, const std::string& what) {
     const bool is = options.only.empty() || std::find(options.only.begin(), options.only.end(),
                                                       group) != options.only.end();
     if (is) on_progress(what);
     return is;
   };
-  if (wanted("splitzip", "splitzip, bf16")) {
+  if (begins("splitzip", "splitzip, bf16")) {
     KVLANE_TRY(bench_codec<SplitZipGpu>(stream, options, values, ElementType::kBf16, {0.75, 0.90},
                                         figures));
   }
-  if (wanted("channel", "splitzip:channel, bf16")) {
+  if (begins("channel", "splitzip:channel, bf16")) {
     KVLANE_TRY(bench_codec<ChannelGpu>(stream, options, values, ElementType::kBf16, {0.375, 0.45},
                                        figures));
   }
-  if (!options.file.empty()) return figures;
+  if (!options.file.empty()) {
+    if (figures.empty()) return invalid_argument("a file of values is for splitzip and channel");
+    return figures;
+  }
   for (const ElementType type : {ElementType::kFp8E4m3, ElementType::kFp8E5m2}) {
-    if (!wanted("fp8", std::string("splitzip, ") + element_name(type))) continue;
+    if (!begins("fp8", std::string("splitzip, ") + element_name(type))) continue;
     KVLANE_TRY(
         bench_codec<SplitZipGpu>(stream, options, made_planes(type, distinct), type, {}, figures));
   }
-  if (wanted("attention", "decode attention")) {
+  if (begins("attention", "decode attention")) {
     KVLANE_TRY(bench_gpu_attention(stream, options.rounds, values, figures));
   }
-  if (wanted("prefill", "prefill attention")) {
+  if (begins("prefill", "prefill attention")) {
     KVLANE_TRY(bench_gpu_prefill(stream, options.rounds, values.front(), figures));
   }
-  if (wanted("hack", "attention on codes")) {
+  if (begins("hack", "attention on codes")) {
     KVLANE_TRY(bench_gpu_hack(stream, options.rounds, values, figures));
   }
-  if (wanted("zack", "attention over narrow pages")) {
+  if (begins("zack", "attention over narrow pages")) {
     KVLANE_TRY(bench_gpu_zack(stream, options.rounds, values, figures));
   }
-  if (wanted("rows", "row operations")) {
+  if (begins("rows", "row operations")) {
     KVLANE_TRY(bench_gpu_rows(stream, options.rounds, values, figures));
   }
-  if (wanted("step", "decode step")) {
+  if (begins("step", "decode step")) {
     // It needs more than the others, cuBLASLt and much memory: without it they are still worth
     // having.
     const Status step = bench_gpu_step(stream, options.rounds, values, figures, on_progress);

@@ -63,12 +63,12 @@ Result<std::vector<int>> numbers(std::string_view text) {
 
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> all;
-  for (std::size_t comma = 0; comma != std::string_view::npos; text.remove_prefix(comma + 1)) {
-    comma = text.find(',');
+  while (true) {
+    const std::size_t comma = text.find(',');
     all.emplace_back(text.substr(0, comma));
-    if (comma == std::string_view::npos) break;
+    if (comma == std::string_view::npos) return all;
+    text.remove_prefix(comma + 1);
   }
-  return all;
 }
 
 Result<Arguments> parse(int count, char** words) {

@@ -26,7 +26,7 @@ constexpr int kTokensMax = 32768, kBlocks = 8 * kTokensMax / kBlockTokens;
 constexpr std::size_t kRowsBytes = std::size_t{2} * 2 * kBlockTokens * kKvHeads * kHeadDim;
 constexpr int kKeep = kShareParts / 2;
 constexpr int kHeadsMax = 64, kSequencesMax = 16;
-// At least those of runs of 512 tokens, and of the units of attention over rows.
+// At least those of runs of 1,024 tokens, and of the units of attention over rows.
 constexpr std::size_t kStates = std::size_t{kHeadsMax} * (kBlocks / 8 + 8 * kSequencesMax);
 
 struct Case {

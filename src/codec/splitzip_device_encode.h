@@ -16,15 +16,16 @@ struct DeviceEncodeTask {
   std::uint32_t* body_bytes;     // written
 };
 
-// Escapes of a warp's run that are kept in shared memory; with more, the run is read again.
-inline constexpr std::uint32_t kStagedWords = 512;
+// Escapes that are kept in shared memory, shared out to the warps; where a warp's run has more, it
+// is read again.
+inline constexpr std::uint32_t kStagedWords = 512 * kDeviceWarps;
 
 struct DeviceEncodeShared {
   std::uint32_t counts[256];  // of exponents
   std::uint8_t code_of[256];
   std::uint8_t exponent[kCodebookEntries];
   std::uint32_t words[kDeviceWarps];  // of the escape table, by warp
-  std::uint16_t staged[kDeviceWarps][kStagedWords];
+  std::uint16_t staged[kStagedWords];
 };
 
 namespace device {
@@ -33,6 +34,7 @@ namespace device {
 // second pass to its place in the body.
 struct WordSink {
   std::uint16_t* staged;
+  std::uint32_t room;  // there, in words
   std::byte* body;
   std::uint32_t table;  // offset in the body, which is not 0: the second pass
   std::uint32_t words;  // so far
@@ -41,7 +43,7 @@ struct WordSink {
   KVLANE_DEVICE void put(std::uint32_t index, unsigned word) const {
     if (second_pass()) {
       store_half(body + table + 2 * std::size_t{index}, word);
-    } else if (index < kStagedWords) {
+    } else if (index < room) {
       staged[index] = static_cast<std::uint16_t>(word);
     }
   }
@@ -428,7 +430,8 @@ KVLANE_DEVICE void encode_coded(Thread& t, const DeviceEncodeTask& task,
   const std::uint32_t run = (spans + t.warps() - 1) / t.warps() * kSpanChunks;
   const std::uint32_t begin = run * t.warp() < chunks ? run * t.warp() : chunks;
   const std::uint32_t end = begin + run < chunks ? begin + run : chunks;
-  WordSink sink{shared.staged[t.warp()], task.body, 0, 0};
+  const std::uint32_t room = kStagedWords / t.warps();
+  WordSink sink{shared.staged + room * t.warp(), room, task.body, 0, 0};
   std::uint32_t total = 0;
   Sections whole{};
   // Once, or with escapes that did not fit twice; one call, as it takes many registers.
@@ -445,7 +448,7 @@ KVLANE_DEVICE void encode_coded(Thread& t, const DeviceEncodeTask& task,
     whole = sections(kType, task.elements, total);
     if (whole.end >= raw_end) return encode_raw(t, task);
     const std::uint32_t table = plan.at.table + 2 * before;
-    if (own > kStagedWords) {
+    if (own > room) {
       sink.table = table;
       continue;
     }

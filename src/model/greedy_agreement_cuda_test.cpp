@@ -5,7 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iostream>
 #include <random>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "cpu/isa.h"
 #include "gpu/gpu_fixture.h"

@@ -16,7 +16,7 @@ struct DecodeShape {
   int heads;     // query heads; a multiple of kv_heads
   int kv_heads;  // at least 1
   int queries;   // that a unit takes at most, of those that share a KV head; at least 1
-  int resident;  // units that the device works on at one time; at least 1
+  int resident;  // units that a long sequence is cut into, alone on the device; at least 1
   // Blocks that a unit's warps take at a time: a unit has a multiple of so many, but the last one.
   int step = 1;
 };
@@ -40,9 +40,9 @@ struct DecodePlan {
   std::vector<std::int32_t> first_state;
 };
 
-// Blocks of a unit of a sequence that has so many tokens: so few that the sequence alone keeps the
-// whole device busy. Nothing else decides, so a sequence is cut, and its result rounded, in the
-// same way in any company.
+// Blocks of a unit of a sequence that has so many tokens: so few that the sequence alone makes as
+// many units as the shape says. Nothing else decides, so a sequence is cut, and its result rounded,
+// in the same way in any company.
 int decode_unit_blocks(int tokens, const DecodeShape& shape);
 
 // Of sequences with so many tokens each; one without tokens has no unit and no state. The states

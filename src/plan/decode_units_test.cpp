@@ -11,8 +11,8 @@
 namespace kvlane {
 namespace {
 
-const DecodeShape kShapes[] = {
-    {8, 8, 8, 396}, {32, 8, 8, 396}, {29, 1, 16, 100}, {48, 2, 16, 7}, {1, 1, 8, 1}};
+const DecodeShape kShapes[] = {{8, 8, 8, 396}, {32, 8, 8, 396}, {29, 1, 16, 100},
+                               {48, 2, 16, 7}, {1, 1, 8, 1},    {32, 8, 8, 198, 4}};
 
 TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
   const std::vector<std::int32_t> tokens = {0, 1, 63, 64, 65, 1000, 0, 513, 131072, 7};
@@ -28,6 +28,7 @@ TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
       EXPECT_LT(unit.first_token, unit.end_token);
       EXPECT_TRUE(unit.end_token % kBlockTokens == 0 || unit.end_token == tokens[unit.sequence]);
       EXPECT_LE(unit.queries, shape.queries);
+      EXPECT_EQ(decode_unit_blocks(tokens[unit.sequence], shape) % shape.step, 0);
       const int split = (unit.first_state - plan.first_state[unit.sequence]) / shape.heads;
       EXPECT_EQ(unit.first_token,
                 split * kBlockTokens * decode_unit_blocks(tokens[unit.sequence], shape))
