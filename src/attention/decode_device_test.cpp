@@ -276,7 +276,7 @@ TEST(DecodeShape, OneListOfKernels) {
   }
   EXPECT_EQ(decode_shape(8, 3, 64, 132).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(decode_shape(8, 2, 64, 0).status().code(), Code::kInvalidArgument);
-  EXPECT_EQ(decode_shape(8, 2, 128, 132)->resident, 396);
+  EXPECT_EQ(decode_shape(8, 2, 128, 132)->units, 396);
 }
 
 }  // namespace

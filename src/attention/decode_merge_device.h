@@ -49,8 +49,7 @@ struct Row {
   std::size_t first;  // state i of the row is first + i * heads
   int states;
 };
-template <class Thread>
-KVLANE_DEVICE Row row_of(Thread&, const DecodeMerge& merge, int row) {
+KVLANE_DEVICE Row row_of(const DecodeMerge& merge, int row) {
   const int sequence = row / merge.heads;
   const std::int32_t first = merge.first_state[sequence];
   return {std::size_t(first) + row % merge.heads,
@@ -140,7 +139,7 @@ KVLANE_DEVICE void store(const DecodeMerge& merge, int row, int channel, float m
 template <class Thread>
 KVLANE_DEVICE void merge_states(Thread& t, const DecodeMerge& merge, int row) {
   using namespace decode_merge;
-  const Row states = row_of(t, merge, row);
+  const Row states = row_of(merge, row);
   const float max = max_of(t, merge, states);
   for (int first = 0; first < merge.head_dim; first += 4 * kWarpThreads) {
     const int own = first + 4 * t.lane(), channel = own < merge.head_dim ? own : 0;
@@ -162,7 +161,7 @@ template <class Thread>
 KVLANE_DEVICE void merge_states_together(Thread& t, const DecodeMerge& merge, int row,
                                          DecodeMergeShared& shared) {
   using namespace decode_merge;
-  const Row states = row_of(t, merge, row);
+  const Row states = row_of(merge, row);
   const float max = max_of(t, merge, states);
   for (int first = 0; first < merge.head_dim; first += 4 * kWarpThreads) {
     const int own = first + 4 * t.lane(), channel = own < merge.head_dim ? own : 0;

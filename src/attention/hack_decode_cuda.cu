@@ -24,7 +24,7 @@ constexpr int kThreads = kDecodeWarps * gpu::kWarpThreads;
 // a register before that.
 constexpr int blocks_of(const HackKind& kind, int dim) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if (hack_decode_asks(kind, dim)) return hack_decode_blocks(kind, dim) - 1;
+  if (hack_decode_fetches_ahead(kind, dim)) return hack_decode_blocks(kind, dim) - 1;
 #endif
   return hack_decode_blocks(kind, dim);
 }

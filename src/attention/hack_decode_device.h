@@ -35,8 +35,8 @@
 namespace kvlane {
 
 // Whether a kernel asks memory for the next page instead of holding its codes: without them one
-// more warp a scheduler fits.
-constexpr bool hack_decode_asks(const HackKind& kind, int dim) {
+// more warp fits beside the others of a scheduler.
+constexpr bool hack_decode_fetches_ahead(const HackKind& kind, int dim) {
   return dim == 128 && kind == HackKind{2, 2, 0};
 }
 
@@ -172,16 +172,6 @@ KVLANE_DEVICE void load_scales(const std::byte* metadata, int head_dim, Place pl
   }
 }
 
-// All lines of a page that the warp reads next.
-template <class Thread>
-KVLANE_DEVICE void fetch_page_ahead(Thread& t, const std::byte* page, std::uint32_t bytes) {
-  constexpr std::uint32_t kLine = 128;
-  KVLANE_NO_UNROLL
-  for (std::uint32_t at = kLine * t.lane(); at < bytes; at += kLine * kWarpThreads) {
-    t.fetch_ahead(page + at);
-  }
-}
-
 // This warp's pages.
 template <int kDim, int kKeyBits, int kValueBits, int kPartition, class Thread>
 KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
@@ -200,9 +190,11 @@ KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const D
   if (!kBoth) heads = load_heads(batch, unit, place.column);
   // What fits into registers beside all else. Where more warps are worth more, memory is asked for
   // the next page's lines.
-  constexpr bool kAsks = hack_decode_asks({kKeyBits, kValueBits, kPartition}, kDim);
-  constexpr bool kKeysAhead = !kAsks && kDim * kKeyBits <= 256;
-  constexpr bool kValuesAhead = !kAsks && kDim * kValueBits <= (kPartition == 32 ? 256 : 512);
+  constexpr bool kFetchesAhead =
+      hack_decode_fetches_ahead({kKeyBits, kValueBits, kPartition}, kDim);
+  constexpr bool kKeysAhead = !kFetchesAhead && kDim * kKeyBits <= 256;
+  constexpr bool kValuesAhead =
+      !kFetchesAhead && kDim * kValueBits <= (kPartition == 32 ? 256 : 512);
   std::int32_t id = ids[page];
   const std::byte* at = pages + id * batch.block_bytes;
   std::int32_t next = page + kDecodeWarps < end ? ids[page + kDecodeWarps] : 0;
@@ -210,7 +202,7 @@ KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const D
   if (kKeysAhead) load_keys(at, head_dim, place, keys);
   KVLANE_NO_UNROLL
   for (; page < end; page += kDecodeWarps) {
-    if (kAsks) at = pages + id * batch.block_bytes;
+    if (kFetchesAhead) at = pages + id * batch.block_bytes;
     if (!kKeysAhead) load_keys(at, head_dim, place, keys);
     const std::byte* const of_keys = at + batch.layout.k_metadata;
     const std::byte* const of_values = at + batch.layout.v_metadata;
@@ -233,10 +225,10 @@ KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const D
     }
     if (!kValuesAhead) load_page_values(at, batch, place, values);
     id = next;
-    if (!kAsks) at = pages + id * batch.block_bytes;
+    if (!kFetchesAhead) at = pages + id * batch.block_bytes;
     if (page + 2 * kDecodeWarps < end) next = ids[page + 2 * kDecodeWarps];
-    if (kAsks && page + kDecodeWarps < end) {
-      fetch_page_ahead(t, pages + id * batch.block_bytes, unsigned(batch.layout.bytes));
+    if (kFetchesAhead && page + kDecodeWarps < end) {
+      fetch_bytes_ahead(t, pages + id * batch.block_bytes, unsigned(batch.layout.bytes));
     }
     if (kKeysAhead && page + kDecodeWarps < end) load_keys(at, head_dim, place, keys);
     Weights weights;

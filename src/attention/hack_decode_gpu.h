@@ -25,7 +25,7 @@ constexpr int hack_head_dim_max(const HackKind& kind) {
 // Blocks of threads that a multiprocessor takes, as many as registers allow on sm_90; before it
 // sometimes one less.
 constexpr int hack_decode_blocks(const HackKind& kind, int dim) {
-  if (dim == 64 || hack_decode_asks(kind, dim)) return 4;
+  if (dim == 64 || hack_decode_fetches_ahead(kind, dim)) return 4;
   return dim == 128 && (kind.partition == 0 || (kind.key_bits == 2 && kind.partition != 32)) ? 3
                                                                                              : 2;
 }

@@ -120,10 +120,10 @@ Result<Report> measure(const GpuBenchOptions& options, std::string command) {
   Report report;
   report.commit = build_commit();
   report.command = std::move(command);
-  KVLANE_ASSIGN(report.machine, describe_gpu(options.device));
   KVLANE_ASSIGN(report.results, bench_gpu(options, [](const std::string& what) {
                   std::cerr << "measuring: " << what << '\n';
                 }));
+  KVLANE_ASSIGN(report.machine, describe_gpu(options.device));
   return report;
 }
 

@@ -26,7 +26,12 @@ inline constexpr std::uint32_t kChunk = kChunkElements;
 inline constexpr std::uint32_t kGroup = kGroupElements;
 inline constexpr std::uint32_t kSpanChunks = 4;  // what a warp takes at a time
 inline constexpr std::uint32_t kSpan = kSpanChunks * kChunk;
-inline constexpr std::uint32_t kSpansAhead = 1;  // that a warp asks memory for before it reads them
+
+// Of the span that begins with this chunk, where whole chunks end with `end`.
+KVLANE_DEVICE std::uint32_t span_values(std::uint32_t chunk, std::uint32_t end) {
+  const std::uint32_t left = chunk < end ? end - chunk : 0;
+  return (left < kSpanChunks ? left : kSpanChunks) * kChunk;
+}
 
 struct Parts {
   unsigned exponent, rest;

@@ -180,21 +180,14 @@ KVLANE_DEVICE bool patch_many(Thread& t, const PatchedChunk& chunk, unsigned cou
   return right;
 }
 
-// The lines of a span that begins with a chunk before `end`: it is read soon.
+// Asks memory for the span that begins with this chunk, up to `end`.
 template <class Thread>
 KVLANE_DEVICE void fetch_span(Thread& t, const DecodePlan& plan, std::uint32_t chunk,
                               std::uint32_t end) {
-  constexpr std::uint32_t kLine = 128;
-  const std::uint32_t lane = t.lane();
-  constexpr std::uint32_t kNibbles = kSpan / 2 / kLine, kRests = kSpan / kLine;
-  if (lane < kNibbles) {
-    if (chunk + lane * kSpanChunks / kNibbles >= end) return;
-    t.fetch_ahead(plan.body + plan.at.nibbles + std::size_t{chunk} * (kChunk / 2) + kLine * lane);
-  } else if (lane < kNibbles + kRests) {
-    const std::uint32_t line = lane - kNibbles;
-    if (chunk + line * kSpanChunks / kRests >= end) return;
-    t.fetch_ahead(plan.body + plan.at.bytes + std::size_t{chunk} * kChunk + kLine * line);
-  }
+  const std::uint32_t values = span_values(chunk, end);
+  const std::size_t first = std::size_t{chunk} * kChunk;
+  fetch_bytes_ahead(t, plan.body + plan.at.nibbles + first / 2, values / 2);
+  fetch_bytes_ahead(t, plan.body + plan.at.bytes + first, values);
 }
 
 // The counts of 32 whole chunks, one a lane, from `first` on; 0 behind the last of the run.
@@ -255,7 +248,7 @@ KVLANE_DEVICE bool decode_spans(Thread& t, const DecodePlan& plan, std::uint32_t
   for (std::uint32_t chunk = plan.run_begin; chunk < end; chunk += kSpanChunks) {
     const bool active = chunk + own < end;
     const std::size_t first = std::size_t{chunk} * kChunk + t.lane() / 4 * kGroup;
-    fetch_span(t, plan, chunk + kSpansAhead * kSpanChunks, end);
+    fetch_span(t, plan, chunk + kSpanChunks, end);
     CodedPart part{};
     if (active) part = load_part(plan, first, column);
     const std::size_t values = (std::size_t{chunk} + own) * kChunk;
@@ -344,10 +337,7 @@ KVLANE_DEVICE DeviceVerdict decode_coded(Thread& t, const DeviceDecodeTask& task
                               reinterpret_cast<std::uintptr_t>(task.body)) %
                                  16 ==
                              0};
-  KVLANE_UNROLL
-  for (std::uint32_t span = 0; span < kSpansAhead; ++span) {
-    fetch_span(t, plan, plan.run_begin + span * kSpanChunks, plan.spans_end(kType));
-  }
+  fetch_span(t, plan, plan.run_begin, plan.spans_end(kType));
   const std::byte* const book = task.body + at.codebook;
   for (unsigned code = 0; code < kCodebookEntries; ++code) {
     plan.code_exponents[code / 4] |= load_byte(book + code) << code % 4 * 8;

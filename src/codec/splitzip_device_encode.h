@@ -286,17 +286,6 @@ KVLANE_DEVICE std::uint32_t encode_span(Thread& t, const EncodePlan& plan, std::
   return place.span_words;
 }
 
-// The lines of a span that begins with a chunk before `end`: it is read soon.
-template <class Thread>
-KVLANE_DEVICE void fetch_span(Thread& t, const EncodePlan& plan, std::uint32_t chunk,
-                              std::uint32_t end) {
-  constexpr std::uint32_t kLine = 128, kLines = 2 * kSpan / kLine;
-  const std::uint32_t line = t.lane();
-  if (line < kLines && chunk + line * kSpanChunks / kLines < end) {
-    t.fetch_ahead(plan.plane + 2 * std::size_t{chunk} * kChunk + kLine * line);
-  }
-}
-
 // A warp's run of chunks. Returns the words of its part of the table.
 template <ElementType kType, class Thread>
 KVLANE_DEVICE std::uint32_t encode_run(Thread& t, const EncodePlan& plan, std::uint32_t begin,
@@ -306,7 +295,9 @@ KVLANE_DEVICE std::uint32_t encode_run(Thread& t, const EncodePlan& plan, std::u
     if (kType == ElementType::kBf16 && plan.aligned && chunk < whole) {
       const std::uint32_t left = (end < whole ? end : whole) - chunk;
       const std::uint32_t chunks = left < kSpanChunks ? left : kSpanChunks;
-      fetch_span(t, plan, chunk + kSpansAhead * kSpanChunks, end < whole ? end : whole);
+      const std::uint32_t next = chunk + kSpanChunks;
+      fetch_bytes_ahead(t, plan.plane + 2 * std::size_t{next} * kChunk,
+                        2 * span_values(next, end < whole ? end : whole));
       sink.words += encode_span(t, plan, chunk, chunks, sink);
       chunk += chunks;
     } else {

@@ -196,6 +196,15 @@ KVLANE_DEVICE void copy_bytes(Thread& t, std::byte* to, const std::byte* from, s
   }
   for (std::size_t i = done + t.index(); i < bytes; i += t.threads()) to[i] = from[i];
 }
+// Asks memory, by a warp, for bytes that it reads soon.
+template <class Thread>
+KVLANE_DEVICE void fetch_bytes_ahead(Thread& t, const std::byte* at, std::uint32_t bytes) {
+  constexpr std::uint32_t kLine = 128;
+  KVLANE_NO_UNROLL
+  for (std::uint32_t i = kLine * t.lane(); i < bytes; i += kLine * kWarpThreads) {
+    t.fetch_ahead(at + i);
+  }
+}
 template <class Thread>
 KVLANE_DEVICE void store_zeros(Thread& t, std::byte* at, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin + t.index(); i < end; i += t.threads()) store_byte(at + i, 0);

@@ -8,7 +8,6 @@
 #include <iostream>
 #include <random>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "cpu/isa.h"
@@ -118,8 +117,6 @@ void expect_agreement(const Text& text, const Choices& choices) {
   }
   const double share = same / double{kSequences * kTokens};
   EXPECT_GE(share, kAgreement);
-  testing::Test::RecordProperty("agreement", std::to_string(share));
-  testing::Test::RecordProperty("widest", std::to_string(widest));
   std::cout << "the same choice in " << 100 * share << " % of " << kSequences * kTokens
             << " tokens, else at most " << widest << " behind\n";
 }

@@ -16,7 +16,7 @@ int divide_up(int a, int b) { return (a + b - 1) / b; }
 int decode_unit_blocks(int tokens, const DecodeShape& shape) {
   // Units of one range of blocks: they run side by side.
   const int columns = shape.kv_heads * divide_up(shape.heads / shape.kv_heads, shape.queries);
-  const int splits = std::max(1, shape.resident / columns);
+  const int splits = std::max(1, shape.units / columns);
   const int blocks = std::max(kDecodeUnitBlocksMin, divide_up(blocks_for(tokens), splits));
   return divide_up(blocks, shape.step) * shape.step;
 }

@@ -16,7 +16,7 @@ struct DecodeShape {
   int heads;     // query heads; a multiple of kv_heads
   int kv_heads;  // at least 1
   int queries;   // that a unit takes at most, of those that share a KV head; at least 1
-  int resident;  // units that a long sequence is cut into, alone on the device; at least 1
+  int units;     // that a long sequence is cut into; at least 1
   // Blocks that a unit's warps take at a time: a unit has a multiple of so many, but the last one.
   int step = 1;
 };

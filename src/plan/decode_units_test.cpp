@@ -65,8 +65,8 @@ TEST(DecodeUnits, OneLongSequenceFillsTheDeviceAndShortOnesAreNotCut) {
     const std::size_t units = plan_decode({&tokens, 1}, shape).units.size();
     const int columns =
         static_cast<int>(plan_decode(std::vector<std::int32_t>{1}, shape).units.size());
-    EXPECT_LE(units, std::max(shape.resident, columns));
-    const int splits = std::max(1, shape.resident / columns);
+    EXPECT_LE(units, std::max(shape.units, columns));
+    const int splits = std::max(1, shape.units / columns);
     EXPECT_GE(units, columns * std::min(splits * 3 / 4, 2048 / kDecodeUnitBlocksMin));
     const std::int32_t few = kDecodeUnitBlocksMin * kBlockTokens;
     EXPECT_EQ(plan_decode({&few, 1}, shape).units.size(), columns);
