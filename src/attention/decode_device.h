@@ -153,8 +153,7 @@ template <class Thread>
 KVLANE_DEVICE float max_of_rows(Thread& t, float x) {
   KVLANE_UNROLL
   for (int by = 4; by < kWarpThreads; by *= 2) {
-    const float other = float_of(t.shuffle(bits_of(x), t.lane() ^ by));
-    x = other > x ? other : x;
+    x = larger(x, float_of(t.shuffle(bits_of(x), t.lane() ^ by)));
   }
   return x;
 }

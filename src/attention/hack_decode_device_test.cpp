@@ -31,11 +31,12 @@ void attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit
     constexpr int kKey = decltype(known)::kKeyBits;
     constexpr int kValue = decltype(known)::kValueBits;
     constexpr int kPart = decltype(known)::kPartition;
+    constexpr bool kWhole = decltype(known)::kWhole;
     there = true;
-    const auto shared = std::make_unique<HackDecodeShared<kDim>>();
+    const auto shared = std::make_unique<HackDecodeMemory<kDim, kKey, kValue, kPart>>();
     std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(*shared));
     gpu::run_block(kDecodeWarps * gpu::kWarpThreads, seed, [&](gpu::EmulatedThread& thread) {
-      attend_coded_unit<kDim, kKey, kValue, kPart>(thread, batch, unit, *shared);
+      attend_coded_unit<kDim, kKey, kValue, kPart, kWhole>(thread, batch, unit, *shared);
     });
   });
   ASSERT_TRUE(there) << "a kind without a kernel";

@@ -25,9 +25,10 @@ constexpr int hack_head_dim_max(const HackKind& kind) {
 // Blocks of threads that a multiprocessor takes, as many as registers allow on sm_90; before it
 // sometimes one less.
 constexpr int hack_decode_blocks(const HackKind& kind, int dim) {
-  if (dim == 64 || hack_decode_fetches_ahead(kind, dim)) return 4;
-  return dim == 128 && (kind.partition == 0 || (kind.key_bits == 2 && kind.partition != 32)) ? 3
-                                                                                             : 2;
+  if (dim == 64) return 4;
+  if (dim == 256 || kind.partition == 32) return 2;
+  if (kind.partition == 0) return kind.key_bits == 2 ? 4 : 3;
+  return kind.key_bits == 2 ? 3 : 2;
 }
 
 // The narrowest that head_dim fits into.
@@ -35,13 +36,14 @@ constexpr int hack_decode_dim(int head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
 }
 
-// What a kernel is compiled for.
-template <int kDimension, int kKey, int kValue, int kPart>
+// What a kernel is compiled for. By both there are kernels of heads as wide as they are.
+template <int kDimension, int kKey, int kValue, int kPart, bool kAll>
 struct HackDecodeKernel {
   static constexpr int kDim = kDimension;
   static constexpr int kKeyBits = kKey;
   static constexpr int kValueBits = kValue;
   static constexpr int kPartition = kPart;
+  static constexpr bool kWhole = kAll;
 };
 
 // Calls body(HackDecodeKernel<...>{}) if that is the index-th kernel's kind and width.
@@ -50,8 +52,12 @@ void with_hack_decode_kernel_at(const HackKind& kind, int head_dim, const Body& 
   constexpr HackKind kKind = kHackKinds[kIndex / kHackDecodeDims.size()];
   constexpr int kDim = kHackDecodeDims[kIndex % kHackDecodeDims.size()];
   if constexpr (kDim <= hack_head_dim_max(kKind)) {
-    if (kKind == kind && kDim == hack_decode_dim(head_dim)) {
-      body(HackDecodeKernel<kDim, kKind.key_bits, kKind.value_bits, kKind.partition>{});
+    if (kKind != kind || kDim != hack_decode_dim(head_dim)) return;
+    constexpr int kKey = kKind.key_bits, kValue = kKind.value_bits, kPart = kKind.partition;
+    if (kPart == 0 && head_dim == kDim) {
+      body(HackDecodeKernel<kDim, kKey, kValue, kPart, kPart == 0>{});
+    } else {
+      body(HackDecodeKernel<kDim, kKey, kValue, kPart, false>{});
     }
   }
 }

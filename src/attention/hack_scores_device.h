@@ -37,12 +37,6 @@ struct Values {
   Words4 of[kBits / 2];
 };
 
-// y of queries as operands in binary16: u, and what is left.
-template <int kDim>
-struct QueryParts {
-  Words4 of[2][kDim / 32][kWarpThreads];
-};
-
 // Of this lane's heads 2 column, + 1.
 struct Heads {
   float scale[2], centre[2];
@@ -112,51 +106,52 @@ KVLANE_DEVICE float number_of(const Words2& numbers, int i) {
   return i % 2 == 0 ? low_fp16(numbers.w[i / 2]) : high_fp16(numbers.w[i / 2]);
 }
 
-// By both: sums of y m, of this lane's heads.
-template <int kDim, class Thread>
-KVLANE_DEVICE void add_means(Thread& t, const std::byte* means, int head_dim,
-                             const QueryParts<kDim>& parts, Place place, float (&base)[2]) {
-  float d[4] = {};
-  KVLANE_UNROLL
-  for (int span = 0; span < kDim / 32; ++span) {
-    const unsigned channel = 32 * span + 8 * place.column;
-    const Words4 m = decode::load_if(channel < unsigned(head_dim), means, 2 * channel);
-    KVLANE_UNROLL
-    for (int part = 1; part >= 0; --part) {
-      const Words4& y = parts.of[part][span][t.lane()];
-      KVLANE_UNROLL
-      for (int i = 0; i < 4; i += 2) {
-        t.mma_fp16(d, {m.w[i], m.w[i], m.w[i + 1], m.w[i + 1]}, y.w[i], y.w[i + 1]);
-      }
-    }
-  }
-  base[0] = d[0];
-  base[1] = d[1];
+// What scores by both are times too large; a power of two, so nothing is rounded.
+template <int kBits>
+inline constexpr int kKeysTimes = 1 << kBits;
+
+// Registers 2 half + odd of words: four codes as bytes, those of odd ones kKeysTimes too large.
+// They lie in the same bytes as the register before, whose shift serves them too.
+template <int kBits>
+KVLANE_DEVICE std::uint32_t register_in_place(std::uint32_t word, int half, int odd) {
+  constexpr std::uint32_t kMask = ((1U << kBits) - 1) * 0x01010101U;
+  return word >> 2 * kBits * half & kMask << kBits * odd;
 }
 
-// Scores by both axes, in units of log2.
+// Scores by both axes, kKeysTimes too large and in units of a query's scale. So are `centre` and
+// `base`, what the codes' middle and means of channels have of them. `queries` are registers 0, 2,
+// 1 and 3 of each span.
 template <int kDim, int kBits, class Thread>
 KVLANE_DEVICE void score_by_both(Thread& t, const Keys<kDim, kBits>& keys,
-                                 const Words4 (&queries)[kDim / kSpan], const Heads& heads,
+                                 const Words4 (&queries)[kDim / kSpan], const float (&centre)[2],
                                  const float (&base)[2], const Words2 (&scales)[kHalves],
                                  Scores& scores) {
+  constexpr int kWords = kBits / 2;  // of 16 channels
   KVLANE_UNROLL
   for (int h = 0; h < kHalves; ++h) {
     KVLANE_UNROLL
     for (int e = 0; e < 2; ++e) {
-      std::int32_t dot[4] = {};
+      std::int32_t dot[2][4] = {};  // of even registers, and of odd ones
       KVLANE_UNROLL
-      for (int step = 0; step < kDim / 32; ++step) {
-        const Words4& u = queries[step / 2];
-        std::uint32_t a[4];
-        operand_of<kBits>(keys.of[step / 2][h], e, step % 2, a);
-        t.mma_u8s8(dot, a, u.w[step % 2 * 2], u.w[step % 2 * 2 + 1]);
+      for (int span = 0; span < kDim / kSpan; ++span) {
+        const Words4(&words)[kWords] = keys.of[span][h];
+        KVLANE_UNROLL
+        for (int odd = 0; odd < 2; ++odd) {
+          std::uint32_t a[4];
+          KVLANE_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const int item = 2 * e + i % 2, pair = i / 2;  // registers 2 pair, + 1
+            a[i] = kBits == 2 ? register_in_place<kBits>(words[0].w[item], pair, odd)
+                              : register_in_place<kBits>(words[pair % kWords].w[item], 0, odd);
+          }
+          t.mma_u8s8(dot[odd], a, queries[span].w[2 * odd], queries[span].w[2 * odd + 1]);
+        }
       }
       KVLANE_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const float product = static_cast<float>(dot[i]) + heads.centre[i % 2];
-        const float score = base[i % 2] + number_of(scales[h], 2 * e + i / 2) * product;
-        scores.of[h][e][i] = score * heads.scale[i % 2];
+        const std::int32_t sum = dot[0][i] * kKeysTimes<kBits> + dot[1][i];
+        const float product = static_cast<float>(sum) + centre[i % 2];
+        scores.of[h][e][i] = fused(number_of(scales[h], 2 * e + i / 2), product, base[i % 2]);
       }
     }
   }
@@ -174,8 +169,9 @@ KVLANE_DEVICE void add_partition(const std::int32_t (&dot)[4], const Words4& met
   }
 }
 
-// Scores by token. A lane's registers are channels of one partition; with partitions of 32 half of
-// the lanes have the first of a span and half the second, and each sum leaves the others out.
+// Scores by token, in units of log2. A lane's registers are channels of one partition; with
+// partitions of 32 half of the lanes have the first of a span and half the second, and each sum
+// leaves the others out.
 template <int kDim, int kBits, int kPartition, class Thread>
 KVLANE_DEVICE void score_by_token(Thread& t, const std::byte* metadata, int head_dim,
                                   const Keys<kDim, kBits>& keys,

@@ -14,9 +14,12 @@
 //   wait_copies()                     until all that this thread has begun to copy is there
 //   close_copies()                    what it has begun since the last call, if any, is a group
 //   wait_copies_but<kLeft>()          until all closed groups are there but the last kLeft
+//   let_next_begin()                  the stream's next launch may begin, if it does so early
+//                                     (gpu/early_launch.h), when all blocks have said so
+//   wait_previous()                   until what the launch in front of this one writes is there
 // What is copied to may be written from the begin of a copy on, and what comes is seen by its own
 // thread after the wait, by others after a barrier behind it. Addresses are multiples of 16.
-// All threads of a warp (of a block) must come to the same call together, but for the last six.
+// All threads of a warp (of a block) must come to the same call together, but for the last eight.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -149,6 +152,16 @@ KVLANE_DEVICE Words2 load_pair(const std::byte* at) {
   Words2 words;
   std::memcpy(&words, at, sizeof(words));
   return words;
+#endif
+}
+
+// The first or the second 8 bytes.
+KVLANE_DEVICE Words2 half_of(const Words4& words, int half) {
+#ifdef __CUDA_ARCH__
+  const uint2 x = reinterpret_cast<const uint2*>(&words)[half];
+  return {{x.x, x.y}};
+#else
+  return {{words.w[2 * half], words.w[2 * half + 1]}};
 #endif
 }
 

@@ -4,6 +4,7 @@
 // A thread that multiplies matrices has besides what gpu/device_code.h names
 //   mma_bf16(d, a, b0, b1)    d += A B for a tile of 16 x 8, with 16 products a sum, by the warp
 //   mma_fp16(d, a, b0, b1)    the same of binary16
+//   mma_fp16(d, a, b)         the same with 8 products a sum: the first half of A and B
 //   mma_u8s8(d, a, b0, b1)    the same of 8-bit integers, with 32 products a sum; A is unsigned, B
 //                             signed, d four std::int32_t
 //   mma_u8u8(d, a, b0, b1)    the same, and B is unsigned

@@ -258,11 +258,13 @@ class EmulatedAccelerator final : public Accelerator {
       with_hack_decode_kernel(kind, batch.head_dim, [&](auto known) {
         using Known = decltype(known);
         for (std::size_t i = 0; i < count; ++i) {
-          const auto shared = poisoned<HackDecodeShared<Known::kDim>>();
+          const auto shared = poisoned<HackDecodeMemory<Known::kDim, Known::kKeyBits,
+                                                        Known::kValueBits, Known::kPartition>>();
           gpu::run_block(kDecodeWarps * gpu::kWarpThreads, seed_++,
                          [&](gpu::EmulatedThread& thread) {
                            attend_coded_unit<Known::kDim, Known::kKeyBits, Known::kValueBits,
-                                             Known::kPartition>(thread, batch, units[i], *shared);
+                                             Known::kPartition, Known::kWhole>(thread, batch,
+                                                                               units[i], *shared);
                          });
         }
       });
