@@ -1,16 +1,12 @@
-
-
 // Kernels of decode attention on codes: one that prepares queries, a warp a row, and one a kind of
 // pages and width of heads, whose block i has unit i: four warps, a page each.
 //
 // A page of 2-bit codes at head_dim 128 is 4,864 bytes by both axes (K and V 2,048 each, means and
 // scales 384 each), 5,120 with partitions of 64; it is read once for 8 query heads, in pieces of 16
 // bytes. By both a warp has the next page on its way to shared memory, with 16 warps a
-// multiprocessor 74 KB, where an H200 needs 40 at 0.8 us of latency. What a page costs a warp there,
-// from the machine code for sm_90, where no maximum moves: 690 instructions, of which 200 bring
-// codes to their bytes, 34 are products in 8 bits and 8 in 16. That leaves the memory a third more
-// time than it needs, but where units begin and end warps wait. No spills, which the build insists
-// on.
+// multiprocessor 74 KB, where an H200 needs 40 at 0.8 us of latency. What a page costs a warp, from
+// the machine code for sm_90, where no maximum moves: 690 instructions, of which 200 bring codes to
+// their bytes, 34 are products in 8 bits and 8 in 16. No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/hack_decode_gpu.h"
 #include "gpu/cuda_status.h"

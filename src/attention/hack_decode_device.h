@@ -20,9 +20,9 @@
 // partitions of 64) for 64 tokens, 6.7 times less than in 16 bits. A unit leaves 4 (head_dim + 2)
 // bytes a head. Products of the matrix unit a page: in 8 bits head_dim / 4 + 2 at 16 x 8 x 32, and
 // by both head_dim / 16 at 16 x 8 x 8 in 16 bits. By both the next page is on its way to shared
-// memory while this one is computed; by token codes of the next page of K and of this one's V are on
-// their way to registers (at head_dim 128 and 4 bits 8 KB a warp). Scores and weights never leave
-// registers.
+// memory while this one is computed; by token codes of the next page of K and of this one's V are
+// on their way to registers (at head_dim 128 and 4 bits 8 KB a warp). Scores and weights never
+// leave registers.
 //
 // Warp w has the pages w, w + 4 ... of the unit and a state of its own; at the end the four merge
 // in shared memory in the order of warps, and where the format mixes channels the output is mixed
