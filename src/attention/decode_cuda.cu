@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kDim, kTiles))
   __shared__ DecodeShared<kDim, kTiles> shared;
   gpu::CudaThread thread;
   thread.let_next_begin();
-  attend_unit<kDim, kTiles>(thread, batch, units[blockIdx.x], shared);
+  const DecodeUnit unit = units[blockIdx.x];
+  attend_unit<kDim, kTiles>(thread, batch, unit, shared);
 }
 
 __global__ void __launch_bounds__(kThreads) merge_rows(const DecodeMerge merge) {

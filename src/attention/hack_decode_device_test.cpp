@@ -102,9 +102,8 @@ DecodePlan cut(const Scene& scene, int blocks) {
       for (int head = 0; head < shape.heads; ++head) {
         const int query = head % group;
         if (query % kDecodeColumns != 0) continue;
-        plan.units.push_back({sequence, head / group, query,
-                              std::min(kDecodeColumns, group - query), first * kBlockTokens,
-                              end * kBlockTokens, states + head});
+        plan.units.push_back({sequence, head / group, head, std::min(kDecodeColumns, group - query),
+                              first * kBlockTokens, end * kBlockTokens, states + head});
       }
       states += shape.heads;
     }

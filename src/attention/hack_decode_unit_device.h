@@ -46,8 +46,7 @@ using namespace gpu;
 using decode::Place;
 
 KVLANE_DEVICE std::size_t first_row(const HackDecodeBatch& batch, const DecodeUnit& unit) {
-  const int group = batch.heads / batch.kv_heads;
-  return std::size_t(unit.sequence) * batch.heads + unit.kv_head * group + unit.first_query;
+  return std::size_t(unit.sequence) * batch.heads + unit.first_head;
 }
 
 // Of the heads 2 column, + 1.

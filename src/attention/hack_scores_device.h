@@ -57,10 +57,9 @@ KVLANE_DEVICE std::uint32_t register_of(const Words4 (&words)[kBits / 2], int it
 
 // Four codes of queries as pairs of binary16.
 KVLANE_DEVICE std::uint32_t pair_of_codes(std::uint32_t codes, int first) {
-  const auto value = [&](int i) {
-    return static_cast<float>(static_cast<std::int8_t>(codes >> 8 * (first + i)));
-  };
-  return pack_fp16(value(0), value(1));
+  // 1024 + 128 + code: the byte above 128 is the low one of a number from 1024 on.
+  const std::uint32_t numbers = byte_perm(codes ^ 0x80808080, 0x64, first == 0 ? 0x4140 : 0x4342);
+  return add_fp16(numbers, 0xE480E480);
 }
 
 // Operand A for registers 2 step, + 1 of the items 2 e, + 1.

@@ -104,6 +104,16 @@ KVLANE_DEVICE float low_fp16(std::uint32_t pair) {
 #endif
 }
 KVLANE_DEVICE float high_fp16(std::uint32_t pair) { return low_fp16(pair >> 16); }
+// Both sums of two pairs.
+KVLANE_DEVICE std::uint32_t add_fp16(std::uint32_t a, std::uint32_t b) {
+#ifdef __CUDA_ARCH__
+  std::uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+#else
+  return pack_fp16(low_fp16(a) + low_fp16(b), high_fp16(a) + high_fp16(b));
+#endif
+}
 
 // a b + c, rounded once.
 KVLANE_DEVICE float fused(float a, float b, float c) {

@@ -22,7 +22,6 @@ TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
     std::vector<int> writers(plan.first_state.back());
     std::vector<std::vector<std::int64_t>> covered(tokens.size(),
                                                    std::vector<std::int64_t>(shape.heads));
-    const int group = shape.heads / shape.kv_heads;
     for (const DecodeUnit& unit : plan.units) {
       EXPECT_EQ(unit.first_token % kBlockTokens, 0);
       EXPECT_LT(unit.first_token, unit.end_token);
@@ -34,7 +33,7 @@ TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
                 split * kBlockTokens * decode_unit_blocks(tokens[unit.sequence], shape))
           << "states are not in the order of tokens";
       for (int i = 0; i < unit.queries; ++i) {
-        const int head = unit.kv_head * group + unit.first_query + i;
+        const int head = unit.first_head + i;
         EXPECT_EQ(unit.first_state + i,
                   plan.first_state[unit.sequence] + split * shape.heads + head);
         ++writers[unit.first_state + i];
