@@ -142,9 +142,9 @@ KVLANE_DEVICE Words2 take_numbers(const Words4* pieces, Place place, int i) {
   return half_of(pieces[4 * i + place.row / 2], place.row % 2);
 }
 
-// Sums of y m of up to 16 pages, for all heads, kTimes too large. `means` are those of the pages
-// `row` and, of more than eight, row + 8; y are u and what is left of it.
-template <int kTimes, int kDim, class Thread>
+// Sums of y m of up to 16 pages, for all heads, kMore times too large. `means` are those of the
+// pages `row` and, of more than eight, row + 8; y are u and what is left of it.
+template <int kMore, int kDim, class Thread>
 KVLANE_DEVICE void multiply_means(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
                                   int head_dim, Place place, const std::byte* const (&means)[2],
                                   bool many, float (&base)[kMeansRun][kDecodeColumns]) {
@@ -167,7 +167,7 @@ KVLANE_DEVICE void multiply_means(Thread& t, const HackDecodeBatch& batch, const
     }
   }
   KVLANE_UNROLL
-  for (int i = 0; i < 4; ++i) base[place.row + i / 2 * 8][2 * place.column + i % 2] = kTimes * d[i];
+  for (int i = 0; i < 4; ++i) base[place.row + i / 2 * 8][2 * place.column + i % 2] = kMore * d[i];
 }
 
 // Of each lane: what codes of K are multiplied with, as score_by_both() wants it, and Heads.
@@ -181,10 +181,11 @@ KVLANE_DEVICE void share_queries(Thread& t, const HackDecodeBatch& batch, const 
     const std::uint32_t(&w)[4] = queries[span].w;
     shared.queries[span][t.lane()] = {{w[0], w[2], w[1], w[3]}};
   }
-  constexpr float kTimes = kKeysTimes<kKeyBits>;
+  constexpr float kMore = kTimes<kKeyBits>;
   const Heads heads = load_heads(batch, unit, place.column);
-  shared.heads[t.lane()] = {{heads.scale[0] / kTimes, heads.scale[1] / kTimes,
-                             heads.centre[0] * kTimes, heads.centre[1] * kTimes}};
+  shared.heads[t.lane()] = {{heads.scale[0] / kMore, heads.scale[1] / kMore,
+                             heads.centre[0] * kMore - kSumFloat,
+                             heads.centre[1] * kMore - kSumFloat}};
 }
 
 // Page i of a run.
@@ -228,26 +229,30 @@ KVLANE_DEVICE void attend_pages_by_both(Thread& t, const HackDecodeBatch& batch,
                                         HackPages<kDim, kKeyBits, kValueBits>& shared,
                                         WarpState<kDim>& state) {
   const auto shape = page_shape<kDim, kKeyBits, kValueBits, kWhole>(batch.layout, batch.head_dim);
-  const std::byte* const pages = batch.slabs + unit.kv_head * batch.layout.bytes;
-  const int first = unit.first_token / kBlockTokens + t.warp();
+  const DecodeUnit here = unit;  // read at once; what runs need of it they read again
+  const std::byte* const pages = batch.slabs + here.kv_head * batch.layout.bytes;
+  const int first = here.first_token / kBlockTokens + t.warp();
   const std::int32_t* ids =
-      batch.tables + (std::size_t(unit.sequence) * batch.table_stride + first);
-  int left = (unit.end_token / kBlockTokens - first + kDecodeWarps - 1) / kDecodeWarps;
-  for (bool queries = false; left > 0; left -= kMeansRun, ids += kMeansRun * kDecodeWarps) {
-    const int count = left < kMeansRun ? left : kMeansRun;
+      batch.tables + (std::size_t(here.sequence) * batch.table_stride + first);
+  int left = (here.end_token / kBlockTokens - first + kDecodeWarps - 1) / kDecodeWarps;
+  if (left <= 0) return;
+  std::uint32_t id = 0;  // of page lane % kMeansRun of the run
+  const auto page_of = [&](int i) { return pages + t.shuffle(id, i) * batch.block_bytes; };
+  const auto begin_run = [&] {
     const int own = t.lane() % kMeansRun;
-    const std::uint32_t id = ids[own < count ? kDecodeWarps * own : 0];
-    const auto page_of = [&](int i) { return pages + t.shuffle(id, i) * batch.block_bytes; };
+    id = ids[own < left ? kDecodeWarps * own : 0];
     copy_page(t, page_of(0), shape, shared.copies[0]);
-    if (!queries) {
-      t.wait_previous();
-      share_queries(t, batch, unit, place, shared);
-      queries = true;
-    }
+  };
+  begin_run();
+  t.wait_previous();
+  share_queries(t, batch, here, place, shared);
+  KVLANE_NO_UNROLL
+  for (;;) {
+    const int count = left < kMeansRun ? left : kMeansRun;
     const std::byte* const means[2] = {page_of(place.row) + shape.k_metadata,
                                        page_of(place.row + 8) + shape.k_metadata};
-    multiply_means<kKeysTimes<kKeyBits>, kDim>(t, batch, unit, shape.head_dim, place, means,
-                                               count > 8, shared.base);
+    multiply_means<kTimes<kKeyBits>, kDim>(t, batch, unit, shape.head_dim, place, means, count > 8,
+                                           shared.base);
     KVLANE_NO_UNROLL
     for (int i = 0; i < count; ++i) {
       t.wait_copies();
@@ -256,6 +261,10 @@ KVLANE_DEVICE void attend_pages_by_both(Thread& t, const HackDecodeBatch& batch,
       attend_page_by_both(t, place, i, shared, state);
     }
     t.sync_warp();  // all have read what the next run writes
+    left -= kMeansRun;
+    if (left <= 0) break;
+    ids += kMeansRun * kDecodeWarps;
+    begin_run();
   }
   KVLANE_UNROLL
   for (int q = 0; q < kDim / 32; ++q) {

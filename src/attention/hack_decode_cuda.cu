@@ -37,9 +37,8 @@ __global__ void __launch_bounds__(kThreads,
   extern __shared__ __align__(alignof(Memory)) std::byte memory[];
   gpu::CudaThread thread;
   thread.let_next_begin();
-  const DecodeUnit unit = units[blockIdx.x];
   attend_coded_unit<kDim, kKeyBits, kValueBits, kPartition, kWhole>(
-      thread, batch, unit, *reinterpret_cast<Memory*>(memory));
+      thread, batch, units[blockIdx.x], *reinterpret_cast<Memory*>(memory));
 }
 
 __global__ void __launch_bounds__(kThreads) prepare_queries(const HackPrepare prepare) {

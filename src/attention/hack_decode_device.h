@@ -120,6 +120,7 @@ KVLANE_DEVICE void attend_coded_unit(
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) {
     state.max[n] = gpu::minus_infinity();
+    state.about[n] = gpu::minus_infinity();
     state.sum[n] = 0;
     state.middle[n] = 0;
   }
@@ -141,7 +142,7 @@ KVLANE_DEVICE void attend_coded_unit(
     t.sync_warp();
   }
   t.wait_previous();  // of a warp without pages, too
-  hack_decode::share_state(t, place, state, shared);
+  hack_decode::share_state<kPartition == 0>(t, place, state, shared);
   t.sync_block();
   for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
     hack_decode::store_state(t, batch, unit, query, shared);

@@ -75,22 +75,28 @@ KVLANE_DEVICE void load_queries(const HackDecodeBatch& batch, const DecodeUnit& 
   }
 }
 
-// A warp's, whose lanes have read its pages.
-template <int kDim, class Pages, class Thread>
+// Where four channels of a query are in shared memory: what lanes of two rows and four columns
+// write at once is in all banks.
+KVLANE_DEVICE int place_of(int four, int query) { return four ^ (query & 6); }
+
+// A warp's, whose lanes have read its pages; kSeldom as find_weights() has it.
+template <bool kSeldom, int kDim, class Pages, class Thread>
 KVLANE_DEVICE void share_state(Thread& t, Place place, const WarpState<kDim>& state,
                                HackDecodeShared<kDim, Pages>& shared) {
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) {
     const int query = 2 * place.column + n;
+    const bool above = kSeldom && state.max[n] > state.about[n];
+    const float by = above ? power_of_two(state.about[n] - state.max[n]) : 1;
     if (place.row == 0) {
       shared.max[t.warp()][query] = state.max[n];
-      shared.sum[t.warp()][query] = state.sum[n];
+      shared.sum[t.warp()][query] = state.sum[n] * by;
     }
     KVLANE_UNROLL
     for (int q = 0; q < kDim / 32; ++q) {
-      float* const at = shared.warps[t.warp()].out[query] + 32 * q + 4 * place.row;
-      store_floats(at, {{state.out[q][0][n], state.out[q][0][n + 2], state.out[q][1][n],
-                         state.out[q][1][n + 2]}});
+      float* const at = shared.warps[t.warp()].out[query] + 4 * place_of(8 * q + place.row, query);
+      const float(&out)[2][4] = state.out[q];
+      store_floats(at, {{out[0][n] * by, out[0][n + 2] * by, out[1][n] * by, out[1][n + 2] * by}});
     }
   }
 }
@@ -104,13 +110,14 @@ KVLANE_DEVICE void store_state(Thread& t, const HackDecodeBatch& batch, const De
   for (int w = 0; w < kDecodeWarps; ++w) max = larger(max, shared.max[w][query]);
   float sum = 0;
   float out[kDim / 32] = {};
+  const int own = 4 * place_of(t.lane() / 4, query) + t.lane() % 4;
   KVLANE_UNROLL
   for (int w = 0; w < kDecodeWarps; ++w) {
     const float by = decode::factor(shared.max[w][query], shared.sum[w][query], max);
     sum += shared.sum[w][query] * by;
     KVLANE_UNROLL
     for (int i = 0; i < kDim / 32; ++i) {
-      out[i] += shared.warps[w].out[query][kWarpThreads * i + t.lane()] * by;
+      out[i] += shared.warps[w].out[query][own + kWarpThreads * i] * by;
     }
   }
   mix_row(t, batch.mix, out);

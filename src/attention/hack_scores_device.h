@@ -105,51 +105,67 @@ KVLANE_DEVICE float number_of(const Words2& numbers, int i) {
   return i % 2 == 0 ? low_fp16(numbers.w[i / 2]) : high_fp16(numbers.w[i / 2]);
 }
 
-// What scores by both are times too large; a power of two, so nothing is rounded.
+// By both, codes of odd registers stay where they are in their bytes, beside those of the register
+// before, whose shift serves them too: so many times too large. Sums of the others are multiplied
+// before odd ones come in. A power of two, so nothing is rounded.
 template <int kBits>
-inline constexpr int kKeysTimes = 1 << kBits;
+inline constexpr int kTimes = 1 << kBits;
 
-// Registers 2 half + odd of words: four codes as bytes, those of odd ones kKeysTimes too large.
-// They lie in the same bytes as the register before, whose shift serves them too.
+// Operand A by both: of the items 2 e, + 1 the even registers, or the odd ones as they are.
 template <int kBits>
-KVLANE_DEVICE std::uint32_t register_in_place(std::uint32_t word, int half, int odd) {
+KVLANE_DEVICE void operand_in_place(const Words4 (&words)[kBits / 2], int e, int odd,
+                                    std::uint32_t (&a)[4]) {
   constexpr std::uint32_t kMask = ((1U << kBits) - 1) * 0x01010101U;
-  return word >> 2 * kBits * half & kMask << kBits * odd;
+  KVLANE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const int item = 2 * e + i % 2, pair = i / 2;  // of registers
+    const std::uint32_t word =
+        kBits == 2 ? words[0].w[item] >> 4 * pair : words[pair % (kBits / 2)].w[item];
+    a[i] = word & kMask << kBits * odd;
+  }
 }
 
-// Scores by both axes, kKeysTimes too large and in units of a query's scale. So are `centre` and
-// `base`, what the codes' middle and means of channels have of them. `queries` are registers 0, 2,
-// 1 and 3 of each span.
+// Where sums of integers begin, and the float that has these bits: what is added is in the float
+// then, and nothing has to be converted. Sums stay within 2^22 of it.
+inline constexpr std::int32_t kSumBits = 0x4B400000;
+inline constexpr float kSumFloat = 0x1.8p23F;
+static_assert(16 * 15 * 127 * 128 < 1 << 22 && 16 * 15 * 255 * kBlockTokens < 1 << 22);
+// Of sums of even registers: where those of odd ones go on.
+template <int kBits>
+KVLANE_DEVICE void go_on_with_odd(std::int32_t (&sums)[4]) {
+  KVLANE_UNROLL
+  for (int i = 0; i < 4; ++i) sums[i] = sums[i] * kTimes<kBits> + kSumBits;
+}
+KVLANE_DEVICE float sum_with(std::int32_t sum, float other) {
+  return float_of(static_cast<std::uint32_t>(sum)) + other;
+}
+
+// Scores by both axes, kTimes too large and in units of a query's scale. So are `centre`, what the
+// codes' middle has of them, less kSumFloat, and `base`, what means of channels have. `queries` are
+// registers 0, 2, 1 and 3 of each span.
 template <int kDim, int kBits, class Thread>
 KVLANE_DEVICE void score_by_both(Thread& t, const Keys<kDim, kBits>& keys,
                                  const Words4 (&queries)[kDim / kSpan], const float (&centre)[2],
                                  const float (&base)[2], const Words2 (&scales)[kHalves],
                                  Scores& scores) {
-  constexpr int kWords = kBits / 2;  // of 16 channels
   KVLANE_UNROLL
   for (int h = 0; h < kHalves; ++h) {
     KVLANE_UNROLL
     for (int e = 0; e < 2; ++e) {
-      std::int32_t dot[2][4] = {};  // of even registers, and of odd ones
+      std::int32_t dot[4] = {};
       KVLANE_UNROLL
-      for (int span = 0; span < kDim / kSpan; ++span) {
-        const Words4(&words)[kWords] = keys.of[span][h];
+      for (int odd = 0; odd < 2; ++odd) {
+        if (odd == 1) go_on_with_odd<kBits>(dot);
         KVLANE_UNROLL
-        for (int odd = 0; odd < 2; ++odd) {
+        for (int span = 0; span < kDim / kSpan; ++span) {
           std::uint32_t a[4];
-          KVLANE_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int item = 2 * e + i % 2, pair = i / 2;  // registers 2 pair, + 1
-            a[i] = kBits == 2 ? register_in_place<kBits>(words[0].w[item], pair, odd)
-                              : register_in_place<kBits>(words[pair % kWords].w[item], 0, odd);
-          }
-          t.mma_u8s8(dot[odd], a, queries[span].w[2 * odd], queries[span].w[2 * odd + 1]);
+          operand_in_place<kBits>(keys.of[span][h], e, odd, a);
+          t.mma_u8s8(dot, a, queries[span].w[2 * odd], queries[span].w[2 * odd + 1]);
         }
       }
       KVLANE_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const std::int32_t sum = dot[0][i] * kKeysTimes<kBits> + dot[1][i];
-        const float product = static_cast<float>(sum) + centre[i % 2];
+        const float product = sum_with(dot[i], centre[i % 2]);
         scores.of[h][e][i] = fused(number_of(scales[h], 2 * e + i / 2), product, base[i % 2]);
       }
     }

@@ -18,6 +18,8 @@ template <int kDim>
 struct WarpState {
   float max[2];
   float sum[2];  // by both, of this lane's tokens
+  // By both: what sums and outputs are about, not far below the maximum as by token.
+  float about[2];
   // By both: the middle of codes times all weights, which every output has too much.
   float middle[2];
   float out[kDim / 32][2][4];
@@ -40,26 +42,31 @@ KVLANE_DEVICE float max_of_page(Thread& t, const Scores& x, int head) {
   return decode::max_of_rows(t, max);
 }
 
-// The state moves to the new maximum where a page has it.
+// So far, in log2, a maximum may be above what sums are about before these move to it, if they are
+// to move seldom: sums of weights stay within what 16 bits hold.
+inline constexpr float kMoveAt = 8;
+
 struct Move {
   float keep[2], of_page[2];
   bool moved;
 };
 
-// What all scores of the page are worth beside their maximum, and what that is worth beside the
-// state's. Scores are in units of `scale`, log2 of a weight.
-template <int kDim, class Thread>
+// What all scores of the page are worth beside their maximum, and what that is worth in the state.
+// Scores are in units of `scale`, log2 of a weight.
+template <bool kSeldom, int kDim, class Thread>
 KVLANE_DEVICE Move find_weights(Thread& t, const float (&scale)[2], Scores& scores,
                                 WarpState<kDim>& state) {
   Move move{{}, {}, false};
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) {
     const float page_max = max_of_page(t, scores, n) * scale[n];
-    const float max = larger(page_max, state.max[n]);
-    move.moved = move.moved || max != state.max[n];
-    move.keep[n] = power_of_two(state.max[n] - max);
-    move.of_page[n] = power_of_two(page_max - max);
-    state.max[n] = max;
+    const float old = kSeldom ? state.about[n] : state.max[n];
+    state.max[n] = larger(state.max[n], page_max);
+    const float about = !kSeldom || state.max[n] > old + kMoveAt ? state.max[n] : old;
+    move.moved = move.moved || about != old;
+    move.keep[n] = power_of_two(old - about);
+    move.of_page[n] = power_of_two(page_max - about);
+    if (kSeldom) state.about[n] = about;
     state.sum[n] *= move.keep[n];
     state.middle[n] *= move.keep[n];
     KVLANE_UNROLL
@@ -102,7 +109,7 @@ KVLANE_DEVICE void move_outputs(Thread& t, const Move& move, WarpState<kDim>& st
 template <int kDim, class Thread>
 KVLANE_DEVICE void weigh_by_channel(Thread& t, Scores& scores, WarpState<kDim>& state,
                                     Weights& weights) {
-  const Move move = find_weights(t, {1, 1}, scores, state);
+  const Move move = find_weights<false>(t, {1, 1}, scores, state);
   code_weights(t, scores, {kMostWeight, kMostWeight}, weights.codes);
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) weights.unit[n] = move.of_page[n] * (1 / kMostWeight);
@@ -128,7 +135,7 @@ template <int kDim, class Thread>
 KVLANE_DEVICE void weigh_by_both(Thread& t, const float (&scale)[2],
                                  const Words2 (&scales)[kHalves], Scores& scores,
                                  WarpState<kDim>& state, Weights& weights) {
-  const Move move = find_weights(t, scale, scores, state);
+  const Move move = find_weights<true>(t, scale, scores, state);
   float inverse[2], total[2];
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) {
@@ -165,20 +172,22 @@ KVLANE_DEVICE void count_weights(Thread& t, const Weights& weights, int step, fl
 template <int kBits, class Thread>
 KVLANE_DEVICE void add_values_by_both(Thread& t, const Values<kBits>& values, const Words2& means,
                                       const Weights& weights, float (&out)[2][4]) {
+  const float unit[2] = {weights.unit[0] / kTimes<kBits>, weights.unit[1] / kTimes<kBits>};
   KVLANE_UNROLL
   for (int e = 0; e < 2; ++e) {
     std::int32_t dot[4] = {};
     KVLANE_UNROLL
-    for (int step = 0; step < 2; ++step) {
+    for (int odd = 0; odd < 2; ++odd) {
+      if (odd == 1) go_on_with_odd<kBits>(dot);
       std::uint32_t a[4];
-      operand_of<kBits>(values.of, e, step, a);
-      t.mma_u8u8(dot, a, weights.codes[2 * step], weights.codes[2 * step + 1]);
+      operand_in_place<kBits>(values.of, e, odd, a);
+      t.mma_u8u8(dot, a, weights.codes[odd], weights.codes[2 + odd]);
     }
     t.mma_fp16(out[e], {byte_perm(means.w[e], 0, 0x1010), byte_perm(means.w[e], 0, 0x3232)},
                weights.totals);
     KVLANE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      out[e][i] = fused(weights.unit[i % 2], static_cast<float>(dot[i]), out[e][i]);
+      out[e][i] = fused(unit[i % 2], sum_with(dot[i], -kSumFloat), out[e][i]);
     }
   }
 }
