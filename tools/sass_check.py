@@ -111,6 +111,10 @@ EXPECTED = {
         for bits, partition in ((2, 0), (4, 0), (2, 32), (2, 64), (2, 128), (4, 64))
         for dim in ((64, 128, 256) if bits == 2 and partition != 32 else (64, 128))
     },
+    # Codes of K and V, and their metadata; products of both, sums of weights and, where values are split, means.
+    "attend_dequantised_units<1>": {"load16": 14, "mma_fp16": 68, "transpose": 8},
+    "attend_dequantised_units<0>": {"load16": 14, "mma_fp16": 81, "transpose": 8},
+    **{f"attend_dequantised_units_on_cores<{heads}>": {"load16": 8} for heads in (1, 4, 8)},
     **{
         f"seal_pages<{dim}, {keys}, {both}>": {"store16": 1}
         for dim in (64, 128, 256)
