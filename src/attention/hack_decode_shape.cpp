@@ -56,8 +56,8 @@ Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_he
                             std::to_string(hack_head_dim_max(kind)) + ", not " +
                             std::to_string(head_dim));
   }
-  // A sequence alone keeps every fourth place of the device busy: units four times as long begin and
-  // end less often.
+  // A sequence alone keeps every fourth place of the device busy: units four times as long begin
+  // and end less often.
   const int places = multiprocessors * hack_decode_blocks(kind, hack_decode_dim(head_dim));
   return DecodeShape{heads, kv_heads, kDecodeColumns, std::max(1, places / 4), kDecodeWarps};
 }

@@ -23,7 +23,7 @@ struct DequantiseCoresShared {
     float x[2];
   };
 
-  HackDecodeShared<kDequantiseDim> states;
+  HackDecodeShared<kDequantiseDim, std::byte> states;
   // y for codes of channels 64 i + 16 column + 4 r + 2 j, + 1 and queries 2 n, + 1: two of the
   // first, then two of the other, at [4 i + r][j][n][column].
   gpu::Floats4 queries[8][2][kDecodeColumns / 2][4];
@@ -309,7 +309,8 @@ KVLANE_DEVICE void share_state(Thread& t, Place place, const Outputs<kQueries>& 
       KVLANE_UNROLL
       for (int i = 0; i < 4; ++i) out.x[i] = sum_of_lanes(t, outputs.of[n][q][i], 4);
       if (place.column != 0) continue;
-      store_floats(shared.states.out[t.warp()][n] + 32 * q + 4 * place.row, out);
+      float(&of_query)[kDim] = shared.states.warps[t.warp()].out[n];
+      store_floats(of_query + 4 * hack_decode::place_of(8 * q + place.row, n), out);
     }
   }
 }
@@ -333,6 +334,7 @@ KVLANE_DEVICE void attend_dequantised_on_cores(Thread& t, const HackDecodeBatch&
     KVLANE_UNROLL
     for (int i = 0; i < kDim / 8; ++i) outputs.of[n][i / 4][i % 4] = 0;
   }
+  t.wait_previous();
   dequantise_cores::share_queries(t, batch, unit, shared);
   t.sync_block();
   dequantise_cores::attend_pages(t, batch, unit, place, shared, outputs);

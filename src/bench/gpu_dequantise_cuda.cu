@@ -18,6 +18,7 @@
 #include "bench/gpu_dequantise_cores_device.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
+#include "gpu/early_launch.h"
 
 namespace kvlane {
 
@@ -32,6 +33,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     attend_dequantised_units(const HackDecodeBatch batch, const DecodeUnit* units) {
   __shared__ DequantiseShared shared;
   gpu::CudaThread thread;
+  thread.let_next_begin();
   attend_dequantised<kWhole ? DequantiseForm::kWhole : DequantiseForm::kSplit>(
       thread, batch, units[blockIdx.x], shared);
 }
@@ -41,6 +43,7 @@ __global__ void __launch_bounds__(kThreads, blocks_for(kQueries))
     attend_dequantised_units_on_cores(const HackDecodeBatch batch, const DecodeUnit* units) {
   __shared__ DequantiseCoresShared shared;
   gpu::CudaThread thread;
+  thread.let_next_begin();
   attend_dequantised_on_cores<kQueries>(thread, batch, units[blockIdx.x], shared);
 }
 
@@ -80,9 +83,8 @@ Status attend_dequantised_on_gpu(GpuDequantiser how, const HackDecodeBatch& batc
   if (count == 0) return {};
   const Kernel kernel = kernel_of(how, batch.heads / batch.kv_heads);
   KVLANE_TRY(gpu::use_device(stream.device()));
-  kernel<<<static_cast<unsigned>(count), kThreads, 0, static_cast<cudaStream_t>(stream.handle())>>>(
-      batch, units);
-  return gpu::launched("decode attention that dequantises");
+  return gpu::launch_early(kernel, {count, kThreads}, stream, "decode attention that dequantises",
+                           batch, units);
 }
 
 }  // namespace kvlane
