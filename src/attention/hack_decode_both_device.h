@@ -244,6 +244,13 @@ KVLANE_DEVICE void attend_pages_by_both(Thread& t, const HackDecodeBatch& batch,
     copy_page(t, page_of(0), shape, shared.copies[0]);
   };
   begin_run();
+  // While the queries are made memory is asked for what comes next: all means, and two pages.
+  const int line = t.lane() % 2 * 128;
+  const std::byte* const own_means = page_of(t.lane() / 2) + (shape.k_metadata + unsigned(line));
+  if (t.lane() / 2 < left && line < 2 * shape.head_dim) t.fetch_ahead(own_means);
+  for (int i = 1; i < 3 && i < left; ++i) {
+    fetch_bytes_ahead(t, page_of(i), unsigned(batch.layout.bytes));
+  }
   t.wait_previous();
   share_queries(t, batch, here, place, shared);
   KVLANE_NO_UNROLL
