@@ -28,14 +28,14 @@ struct HackPageCopy {
   gpu::Words4 numbers[kScales + kMeans + kScales];  // of K; of V means, and scales
 };
 
-// Pages whose means are multiplied at once: rows of a tile.
-inline constexpr int kMeansRun = 16;
+// A warp's pages of a unit at most: their means are multiplied at once, as rows of a tile.
+inline constexpr int kHackWarpPages = 16;
 
 // A warp's.
 template <int kDim, int kKeyBits, int kValueBits>
 struct HackPages {
   HackPageCopy<kDim, kKeyBits, kValueBits> copies[2];
-  float base[kMeansRun][kDecodeColumns];
+  float base[kHackWarpPages][kDecodeColumns];
   gpu::Words4 queries[kDim / hack_decode::kSpan][gpu::kWarpThreads];  // of each lane
   gpu::Floats4 heads[gpu::kWarpThreads];                              // of each lane: its Heads
 };
@@ -144,21 +144,22 @@ KVLANE_DEVICE Words2 take_numbers(const Words4* pieces, Place place, int i) {
 
 // Sums of y m of up to 16 pages, for all heads, kMore times too large. `means` are those of the
 // pages `row` and, of more than eight, row + 8; y are u and what is left of it.
-template <int kMore, int kDim, class Thread>
+template <int kHeads, int kMore, int kDim, class Thread>
 KVLANE_DEVICE void multiply_means(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
                                   int head_dim, Place place, const std::byte* const (&means)[2],
-                                  bool many, float (&base)[kMeansRun][kDecodeColumns]) {
-  const std::size_t query = (first_row(batch, unit) + place.row) * head_dim;
+                                  bool many, float (&base)[kHackWarpPages][kDecodeColumns]) {
+  const int query = query_of_column<kHeads>(place.row);
+  const std::size_t row = (first_row(batch, unit) + query) * head_dim;
   float d[4] = {};
   KVLANE_UNROLL
   for (int span = 0; span < kDim / 32; ++span) {
     const int channel = 32 * span + 8 * place.column;
-    const bool inside = channel < head_dim, there = inside && place.row < unit.queries;
+    const bool inside = channel < head_dim, there = inside && query < unit.queries;
     const Words4 m[2] = {decode::load_if(inside, means[0], 2 * channel),
                          decode::load_if(inside && many, means[1], 2 * channel)};
-    const Words4 rest = decode::load_if(there, batch.queries.rests, 2 * (query + channel));
+    const Words4 rest = decode::load_if(there, batch.queries.rests, 2 * (row + channel));
     Words2 codes{};
-    if (there) codes = load_pair(batch.queries.codes + query + channel);
+    if (there) codes = load_pair(batch.queries.codes + row + channel);
     KVLANE_UNROLL
     for (int i = 0; i < 4; i += 2) {
       const std::uint32_t a[4] = {m[0].w[i], m[1].w[i], m[0].w[i + 1], m[1].w[i + 1]};
@@ -171,25 +172,25 @@ KVLANE_DEVICE void multiply_means(Thread& t, const HackDecodeBatch& batch, const
 }
 
 // Of each lane: what codes of K are multiplied with, as score_by_both() wants it, and Heads.
-template <int kDim, int kKeyBits, int kValueBits, class Thread>
+template <int kHeads, int kDim, int kKeyBits, int kValueBits, class Thread>
 KVLANE_DEVICE void share_queries(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
                                  Place place, HackPages<kDim, kKeyBits, kValueBits>& shared) {
   Words4 queries[kDim / kSpan];
-  load_queries<kDim>(batch, unit, place, queries);
+  load_queries<kHeads, kDim>(batch, unit, place, queries);
   KVLANE_UNROLL
   for (int span = 0; span < kDim / kSpan; ++span) {
     const std::uint32_t(&w)[4] = queries[span].w;
     shared.queries[span][t.lane()] = {{w[0], w[2], w[1], w[3]}};
   }
   constexpr float kMore = kTimes<kKeyBits>;
-  const Heads heads = load_heads(batch, unit, place.column);
+  const Heads heads = load_heads<kHeads>(batch, unit, place.column);
   shared.heads[t.lane()] = {{heads.scale[0] / kMore, heads.scale[1] / kMore,
                              heads.centre[0] * kMore - kSumFloat,
                              heads.centre[1] * kMore - kSumFloat}};
 }
 
 // Page i of a run.
-template <int kDim, int kKeyBits, int kValueBits, class Thread>
+template <int kHeads, int kDim, int kKeyBits, int kValueBits, class Thread>
 KVLANE_DEVICE void attend_page_by_both(Thread& t, Place place, int i,
                                        const HackPages<kDim, kKeyBits, kValueBits>& shared,
                                        WarpState<kDim>& state) {
@@ -209,77 +210,68 @@ KVLANE_DEVICE void attend_page_by_both(Thread& t, Place place, int i,
   const Floats4 heads = shared.heads[t.lane()];
   const float* const base = shared.base[i] + 2 * place.column;
   Scores scores;
-  score_by_both(t, keys, queries, {heads.x[2], heads.x[3]}, {base[0], base[1]}, key_scales, scores);
+  score_by_both<kHeads>(t, keys, queries, {heads.x[2], heads.x[3]}, {base[0], base[1]}, key_scales,
+                        scores);
   Weights weights;
-  weigh_by_both(t, {heads.x[0], heads.x[1]}, value_scales, scores, state, weights);
+  weigh_by_both<kHeads>(t, {heads.x[0], heads.x[1]}, value_scales, scores, state, weights);
   KVLANE_UNROLL
   for (int q = 0; q < kDim / 32; ++q) {
     Values<kValueBits> values;
     take_values(copy, place, q, values);
-    add_values_by_both(t, values, take_numbers(copy.numbers + Copy::kScales, place, q), weights,
-                       state.out[q]);
+    add_values_by_both<kHeads>(t, values, take_numbers(copy.numbers + Copy::kScales, place, q),
+                               weights, state.out[q]);
   }
-  add_middle<kValueBits>(t, weights, state);
+  add_middle<kHeads, kValueBits>(t, weights, state);
 }
 
 // This warp's pages. Pages are on their way before what the launch in front makes is waited for.
-template <int kDim, int kKeyBits, int kValueBits, bool kWhole, class Thread>
+template <int kHeads, int kDim, int kKeyBits, int kValueBits, bool kWhole, class Thread>
 KVLANE_DEVICE void attend_pages_by_both(Thread& t, const HackDecodeBatch& batch,
                                         const DecodeUnit& unit, Place place,
                                         HackPages<kDim, kKeyBits, kValueBits>& shared,
                                         WarpState<kDim>& state) {
   const auto shape = page_shape<kDim, kKeyBits, kValueBits, kWhole>(batch.layout, batch.head_dim);
-  const DecodeUnit here = unit;  // read at once; what runs need of it they read again
+  const DecodeUnit here = unit;  // read at once
   const std::byte* const pages = batch.slabs + here.kv_head * batch.layout.bytes;
   const int first = here.first_token / kBlockTokens + t.warp();
   const std::int32_t* ids =
       batch.tables + (std::size_t(here.sequence) * batch.table_stride + first);
-  int left = (here.end_token / kBlockTokens - first + kDecodeWarps - 1) / kDecodeWarps;
-  if (left <= 0) return;
-  std::uint32_t id = 0;  // of page lane % kMeansRun of the run
+  const int count = (here.end_token / kBlockTokens - first + kDecodeWarps - 1) / kDecodeWarps;
+  if (count <= 0) return;
+  const int own = t.lane() % kHackWarpPages;
+  const std::uint32_t id = ids[own < count ? kDecodeWarps * own : 0];
   const auto page_of = [&](int i) { return pages + t.shuffle(id, i) * batch.block_bytes; };
-  const auto begin_run = [&] {
-    const int own = t.lane() % kMeansRun;
-    id = ids[own < left ? kDecodeWarps * own : 0];
-    copy_page(t, page_of(0), shape, shared.copies[0]);
-  };
-  begin_run();
+  copy_page(t, page_of(0), shape, shared.copies[0]);
   // While the queries are made memory is asked for what comes next: all means, and two pages.
   const int line = t.lane() % 2 * 128;
   const std::byte* const own_means = page_of(t.lane() / 2) + (shape.k_metadata + unsigned(line));
-  if (t.lane() / 2 < left && line < 2 * shape.head_dim) t.fetch_ahead(own_means);
-  for (int i = 1; i < 3 && i < left; ++i) {
+  if (t.lane() / 2 < count && line < 2 * shape.head_dim) t.fetch_ahead(own_means);
+  for (int i = 1; i < 3 && i < count; ++i) {
     fetch_bytes_ahead(t, page_of(i), unsigned(batch.layout.bytes));
   }
   t.wait_previous();
-  share_queries(t, batch, here, place, shared);
+  share_queries<kHeads>(t, batch, here, place, shared);
+  const std::byte* const means[2] = {page_of(place.row) + shape.k_metadata,
+                                     page_of(place.row + 8) + shape.k_metadata};
+  multiply_means<kHeads, kTimes<kKeyBits>, kDim>(t, batch, here, shape.head_dim, place, means,
+                                                 count > 8, shared.base);
   KVLANE_NO_UNROLL
-  for (;;) {
-    const int count = left < kMeansRun ? left : kMeansRun;
-    const std::byte* const means[2] = {page_of(place.row) + shape.k_metadata,
-                                       page_of(place.row + 8) + shape.k_metadata};
-    multiply_means<kTimes<kKeyBits>, kDim>(t, batch, unit, shape.head_dim, place, means, count > 8,
-                                           shared.base);
-    KVLANE_NO_UNROLL
-    for (int i = 0; i < count; ++i) {
-      t.wait_copies();
-      t.sync_warp();  // what all have copied is there, and all have read the page before
-      if (i + 1 < count) copy_page(t, page_of(i + 1), shape, shared.copies[(i + 1) % 2]);
-      attend_page_by_both(t, place, i, shared, state);
-    }
-    t.sync_warp();  // all have read what the next run writes
-    left -= kMeansRun;
-    if (left <= 0) break;
-    ids += kMeansRun * kDecodeWarps;
-    begin_run();
+  for (int i = 0; i < count; ++i) {
+    t.wait_copies();
+    t.sync_warp();  // what all have copied is there, and all have read the page before
+    if (i + 1 < count) copy_page(t, page_of(i + 1), shape, shared.copies[(i + 1) % 2]);
+    attend_page_by_both<kHeads>(t, place, i, shared, state);
   }
+  t.sync_warp();  // all have read what outputs are written over
   KVLANE_UNROLL
   for (int q = 0; q < kDim / 32; ++q) {
     KVLANE_UNROLL
-    for (int i = 0; i < 8; ++i) state.out[q][i / 4][i % 4] -= state.middle[i % 2];
+    for (int i = 0; i < 8; ++i) {
+      if (i % 2 < kHeads) state.out[q][i / 4][i % 4] -= state.middle[i % 2];
+    }
   }
   KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) state.sum[n] = decode::sum_of_rows(t, state.sum[n]);
+  for (int n = 0; n < kHeads; ++n) state.sum[n] = decode::sum_of_rows(t, state.sum[n]);
 }
 
 }  // namespace hack_decode

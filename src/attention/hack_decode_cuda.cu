@@ -29,7 +29,7 @@ constexpr int blocks_of(const HackKind& kind, int dim, bool whole) {
   return hack_decode_blocks(kind, dim);
 }
 
-template <int kDim, int kKeyBits, int kValueBits, int kPartition, bool kWhole>
+template <int kDim, int kKeyBits, int kValueBits, int kPartition, bool kWhole, int kHeads>
 __global__ void __launch_bounds__(kThreads,
                                   blocks_of({kKeyBits, kValueBits, kPartition}, kDim, kWhole))
     attend_coded_units(const HackDecodeBatch batch, const DecodeUnit* units) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads,
   extern __shared__ __align__(alignof(Memory)) std::byte memory[];
   gpu::CudaThread thread;
   thread.let_next_begin();
-  attend_coded_unit<kDim, kKeyBits, kValueBits, kPartition, kWhole>(
+  attend_coded_unit<kDim, kKeyBits, kValueBits, kPartition, kWhole, kHeads>(
       thread, batch, units[blockIdx.x], *reinterpret_cast<Memory*>(memory));
 }
 
@@ -53,13 +53,13 @@ struct Launch {
   std::size_t shared_bytes;
 };
 
-Launch launch_of(const HackKind& kind, int head_dim) {
+Launch launch_of(const HackKind& kind, const HackDecodeBatch& batch) {
   Launch launch{};
-  with_hack_decode_kernel(kind, head_dim, [&](auto known) {
+  with_hack_decode_kernel(kind, batch.head_dim, batch.heads / batch.kv_heads, [&](auto known) {
     using Known = decltype(known);
     launch = {
         attend_coded_units<Known::kDim, Known::kKeyBits, Known::kValueBits, Known::kPartition,
-                           Known::kWhole>,
+                           Known::kWhole, Known::kHeads>,
         sizeof(
             HackDecodeMemory<Known::kDim, Known::kKeyBits, Known::kValueBits, Known::kPartition>)};
   });
@@ -105,7 +105,7 @@ Status attend_hack_on_gpu(const HackKind& kind, const HackDecodeBatch& batch,
     return misaligned();
   }
   if (count == 0) return {};
-  const auto [kernel, bytes] = launch_of(kind, batch.head_dim);
+  const auto [kernel, bytes] = launch_of(kind, batch);
   KVLANE_TRY(gpu::use_device(stream.device()));
   return gpu::launch_early(kernel, {count, kThreads, bytes}, stream, "decode attention on codes",
                            batch, units);

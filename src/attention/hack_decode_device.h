@@ -72,8 +72,8 @@ KVLANE_DEVICE void attend_pages_by_token(Thread& t, const HackDecodeBatch& batch
   const std::int32_t* ids = batch.tables + std::size_t(unit.sequence) * batch.table_stride;
   const std::byte* pages = batch.slabs + unit.kv_head * batch.layout.bytes;
   Words4 queries[kDim / kSpan];
-  load_queries<kDim>(batch, unit, place, queries);
-  const Heads heads = load_heads(batch, unit, place.column);
+  load_queries<2, kDim>(batch, unit, place, queries);
+  const Heads heads = load_heads<2>(batch, unit, place.column);
   constexpr bool kKeysAhead = kDim * kKeyBits <= 256;
   constexpr bool kValuesAhead = kDim * kValueBits <= (kPartition == 32 ? 256 : 512);
   const std::byte* at = pages + ids[page] * batch.block_bytes;
@@ -107,11 +107,13 @@ KVLANE_DEVICE void attend_pages_by_token(Thread& t, const HackDecodeBatch& batch
 
 }  // namespace hack_decode
 
-// By all threads of a block of kDecodeWarps warps. kDim is at least batch.head_dim, and the same if
-// kWhole; kDecodeColumns is at least unit.queries, and the page is of the kind. A unit without
-// tokens leaves states of no tokens. Batch, unit and tables are there before the launch in front of
-// this one, which may make the queries, has ended.
-template <int kDim, int kKeyBits, int kValueBits, int kPartition, bool kWhole, class Thread>
+// By all threads of a block of kDecodeWarps warps, for a page of the kind. kDim is at least
+// batch.head_dim, and the same if kWhole; 4 kHeads is at least unit.queries, and kHeads is 2 by
+// token; a unit by both has up to kDecodeWarps * kHackWarpPages pages. A unit without tokens leaves
+// states of no tokens. Batch, unit and tables are there before the launch in front of this one,
+// which may make the queries, has ended.
+template <int kDim, int kKeyBits, int kValueBits, int kPartition, bool kWhole, int kHeads,
+          class Thread>
 KVLANE_DEVICE void attend_coded_unit(
     Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
     HackDecodeMemory<kDim, kKeyBits, kValueBits, kPartition>& shared) {
@@ -131,8 +133,8 @@ KVLANE_DEVICE void attend_coded_unit(
   }
   auto& own = shared.warps[t.warp()].pages;
   if constexpr (kPartition == 0) {
-    hack_decode::attend_pages_by_both<kDim, kKeyBits, kValueBits, kWhole>(t, batch, unit, place,
-                                                                          own, state);
+    hack_decode::attend_pages_by_both<kHeads, kDim, kKeyBits, kValueBits, kWhole>(
+        t, batch, unit, place, own, state);
   } else {
     t.wait_previous();
     hack_decode::share_terms(t, batch, unit, own);
@@ -142,10 +144,10 @@ KVLANE_DEVICE void attend_coded_unit(
     t.sync_warp();
   }
   t.wait_previous();  // of a warp without pages, too
-  hack_decode::share_state<kPartition == 0>(t, place, state, shared);
+  hack_decode::share_state<kPartition == 0, kHeads>(t, place, state, shared);
   t.sync_block();
   for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
-    hack_decode::store_state(t, batch, unit, query, shared);
+    hack_decode::store_state<kHeads>(t, batch, unit, query, shared);
   }
 }
 

@@ -59,7 +59,12 @@ Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_he
   // A sequence alone keeps every fourth place of the device busy: units four times as long begin
   // and end less often.
   const int places = multiprocessors * hack_decode_blocks(kind, hack_decode_dim(head_dim));
-  return DecodeShape{heads, kv_heads, kDecodeColumns, std::max(1, places / 4), kDecodeWarps};
+  return DecodeShape{.heads = heads,
+                     .kv_heads = kv_heads,
+                     .queries = kDecodeColumns,
+                     .units = std::max(1, places / 4),
+                     .step = kDecodeWarps,
+                     .most = kDecodeWarps * kHackWarpPages};
 }
 
 }  // namespace kvlane

@@ -130,11 +130,13 @@ KVLANE_DEVICE void operand_in_place(const Words4 (&words)[kBits / 2], int e, int
 inline constexpr std::int32_t kSumBits = 0x4B400000;
 inline constexpr float kSumFloat = 0x1.8p23F;
 static_assert(16 * 15 * 127 * 128 < 1 << 22 && 16 * 15 * 255 * kBlockTokens < 1 << 22);
-// Of sums of even registers: where those of odd ones go on.
-template <int kBits>
+// Of sums of even registers: where those of odd ones go on, for columns of the lane's heads.
+template <int kHeads, int kBits>
 KVLANE_DEVICE void go_on_with_odd(std::int32_t (&sums)[4]) {
   KVLANE_UNROLL
-  for (int i = 0; i < 4; ++i) sums[i] = sums[i] * kTimes<kBits> + kSumBits;
+  for (int i = 0; i < 4; ++i) {
+    if (i % 2 < kHeads) sums[i] = sums[i] * kTimes<kBits> + kSumBits;
+  }
 }
 KVLANE_DEVICE float sum_with(std::int32_t sum, float other) {
   return float_of(static_cast<std::uint32_t>(sum)) + other;
@@ -143,7 +145,7 @@ KVLANE_DEVICE float sum_with(std::int32_t sum, float other) {
 // Scores by both axes, kTimes too large and in units of a query's scale. So are `centre`, what the
 // codes' middle has of them, less kSumFloat, and `base`, what means of channels have. `queries` are
 // registers 0, 2, 1 and 3 of each span.
-template <int kDim, int kBits, class Thread>
+template <int kHeads, int kDim, int kBits, class Thread>
 KVLANE_DEVICE void score_by_both(Thread& t, const Keys<kDim, kBits>& keys,
                                  const Words4 (&queries)[kDim / kSpan], const float (&centre)[2],
                                  const float (&base)[2], const Words2 (&scales)[kHalves],
@@ -155,7 +157,7 @@ KVLANE_DEVICE void score_by_both(Thread& t, const Keys<kDim, kBits>& keys,
       std::int32_t dot[4] = {};
       KVLANE_UNROLL
       for (int odd = 0; odd < 2; ++odd) {
-        if (odd == 1) go_on_with_odd<kBits>(dot);
+        if (odd == 1) go_on_with_odd<kHeads, kBits>(dot);
         KVLANE_UNROLL
         for (int span = 0; span < kDim / kSpan; ++span) {
           std::uint32_t a[4];
@@ -165,6 +167,7 @@ KVLANE_DEVICE void score_by_both(Thread& t, const Keys<kDim, kBits>& keys,
       }
       KVLANE_UNROLL
       for (int i = 0; i < 4; ++i) {
+        if (i % 2 >= kHeads) continue;
         const float product = sum_with(dot[i], centre[i % 2]);
         scores.of[h][e][i] = fused(number_of(scales[h], 2 * e + i / 2), product, base[i % 2]);
       }

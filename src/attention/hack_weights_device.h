@@ -13,7 +13,9 @@ inline constexpr float kLeastWeight = 0x1p-100F;
 // Adding it rounds to a whole number, in the low bits.
 inline constexpr float kRound = 0x1.8p23F;
 
-// A warp's: of its pages so far. Entries of max and sum are for the heads 2 column, + 1.
+// kHeads of a lane: 2, or 1 where columns of odd numbers have none.
+
+// A warp's: of its pages so far. Entries of max and sum are for the lane's heads.
 template <int kDim>
 struct WarpState {
   float max[2];
@@ -53,12 +55,12 @@ struct Move {
 
 // What all scores of the page are worth beside their maximum, and what that is worth in the state.
 // Scores are in units of `scale`, log2 of a weight.
-template <bool kSeldom, int kDim, class Thread>
+template <bool kSeldom, int kHeads, int kDim, class Thread>
 KVLANE_DEVICE Move find_weights(Thread& t, const float (&scale)[2], Scores& scores,
                                 WarpState<kDim>& state) {
   Move move{{}, {}, false};
   KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kHeads; ++n) {
     const float page_max = max_of_page(t, scores, n) * scale[n];
     const float old = kSeldom ? state.about[n] : state.max[n];
     state.max[n] = larger(state.max[n], page_max);
@@ -79,29 +81,33 @@ KVLANE_DEVICE Move find_weights(Thread& t, const float (&scale)[2], Scores& scor
 }
 
 // Weights in 8 bits, which are the next operand.
-template <class Thread>
+template <int kHeads, class Thread>
 KVLANE_DEVICE void code_weights(Thread& t, const Scores& weights, const float (&inverse)[2],
                                 std::uint32_t (&codes)[4]) {
   KVLANE_UNROLL
   for (int tile = 0; tile < 4; ++tile) {
     const float(&x)[4] = weights.of[tile / 2][tile % 2];
-    std::uint32_t code[4];
+    std::uint32_t pairs[2];
     KVLANE_UNROLL
-    for (int i = 0; i < 4; ++i) code[i] = bits_of(fused(x[i], inverse[i % 2], kRound));
-    const std::uint32_t low = byte_perm(code[0], code[2], 0x0040);
-    const std::uint32_t high = byte_perm(code[1], code[3], 0x0040);
-    codes[tile] = t.transposed(byte_perm(low, high, 0x5410));
+    for (int n = 0; n < kHeads; ++n) {
+      const std::uint32_t first = bits_of(fused(x[n], inverse[n], kRound));
+      const std::uint32_t second = bits_of(fused(x[n + 2], inverse[n], kRound));
+      pairs[n] = byte_perm(first, second, 0x0040);
+    }
+    codes[tile] = t.transposed(kHeads == 2 ? byte_perm(pairs[0], pairs[1], 0x5410) : pairs[0]);
   }
 }
 
 // Seldom, after the first pages.
-template <int kDim, class Thread>
+template <int kHeads, int kDim, class Thread>
 KVLANE_DEVICE void move_outputs(Thread& t, const Move& move, WarpState<kDim>& state) {
   if (t.ballot(move.moved) == 0) return;
   KVLANE_UNROLL
   for (int q = 0; q < kDim / 32; ++q) {
     KVLANE_UNROLL
-    for (int i = 0; i < 8; ++i) state.out[q][i / 4][i % 4] *= move.keep[i % 2];
+    for (int i = 0; i < 8; ++i) {
+      if (i % 2 < kHeads) state.out[q][i / 4][i % 4] *= move.keep[i % 2];
+    }
   }
 }
 
@@ -109,20 +115,20 @@ KVLANE_DEVICE void move_outputs(Thread& t, const Move& move, WarpState<kDim>& st
 template <int kDim, class Thread>
 KVLANE_DEVICE void weigh_by_channel(Thread& t, Scores& scores, WarpState<kDim>& state,
                                     Weights& weights) {
-  const Move move = find_weights<false>(t, {1, 1}, scores, state);
-  code_weights(t, scores, {kMostWeight, kMostWeight}, weights.codes);
+  const Move move = find_weights<false, 2>(t, {1, 1}, scores, state);
+  code_weights<2>(t, scores, {kMostWeight, kMostWeight}, weights.codes);
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) weights.unit[n] = move.of_page[n] * (1 / kMostWeight);
-  move_outputs(t, move, state);
+  move_outputs<2>(t, move, state);
 }
 
 // Sums of weights as an operand of 16 bits: of two rows of lanes each, rounded in the first four
 // rows of the product, and what is left in the others.
-template <class Thread>
+template <int kHeads, class Thread>
 KVLANE_DEVICE std::uint32_t operand_of_totals(Thread& t, const float (&total)[2]) {
-  float both[2];
+  float both[2] = {};
   KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kHeads; ++n) {
     both[n] = total[n] + float_of(t.shuffle(bits_of(total[n]), t.lane() ^ 16));
   }
   const std::uint32_t rounded = pack_fp16(both[0], both[1]);
@@ -131,14 +137,14 @@ KVLANE_DEVICE std::uint32_t operand_of_totals(Thread& t, const float (&total)[2]
 }
 
 // The same by both: the scales of V's tokens are in the codes.
-template <int kDim, class Thread>
+template <int kHeads, int kDim, class Thread>
 KVLANE_DEVICE void weigh_by_both(Thread& t, const float (&scale)[2],
                                  const Words2 (&scales)[kHalves], Scores& scores,
                                  WarpState<kDim>& state, Weights& weights) {
-  const Move move = find_weights<true>(t, scale, scores, state);
+  const Move move = find_weights<true, kHeads>(t, scale, scores, state);
   float inverse[2], total[2];
   KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kHeads; ++n) {
     float sum = 0;
     KVLANE_UNROLL
     for (int i = 0; i < 8; ++i) {
@@ -152,9 +158,9 @@ KVLANE_DEVICE void weigh_by_both(Thread& t, const float (&scale)[2],
     inverse[n] = about_one_over(most) * kMostWeight;
     weights.unit[n] = move.of_page[n] * (1 / kMostWeight) * most;
   }
-  code_weights(t, scores, inverse, weights.codes);
-  weights.totals = operand_of_totals(t, total);
-  move_outputs(t, move, state);
+  code_weights<kHeads>(t, scores, inverse, weights.codes);
+  weights.totals = operand_of_totals<kHeads>(t, total);
+  move_outputs<kHeads>(t, move, state);
 }
 
 // Sums of codes of weights, of the tokens of registers 2 step, + 1, of this lane's heads; added up.
@@ -169,16 +175,16 @@ KVLANE_DEVICE void count_weights(Thread& t, const Weights& weights, int step, fl
 
 // By both, for 32 channels of V. Means of channels times sums of weights are a product of the
 // matrix unit, whose rows are channels; the middle of codes is left in.
-template <int kBits, class Thread>
+template <int kHeads, int kBits, class Thread>
 KVLANE_DEVICE void add_values_by_both(Thread& t, const Values<kBits>& values, const Words2& means,
                                       const Weights& weights, float (&out)[2][4]) {
-  const float unit[2] = {weights.unit[0] / kTimes<kBits>, weights.unit[1] / kTimes<kBits>};
+  constexpr float kLess = 1.0F / kTimes<kBits>;
   KVLANE_UNROLL
   for (int e = 0; e < 2; ++e) {
     std::int32_t dot[4] = {};
     KVLANE_UNROLL
     for (int odd = 0; odd < 2; ++odd) {
-      if (odd == 1) go_on_with_odd<kBits>(dot);
+      if (odd == 1) go_on_with_odd<kHeads, kBits>(dot);
       std::uint32_t a[4];
       operand_in_place<kBits>(values.of, e, odd, a);
       t.mma_u8u8(dot, a, weights.codes[odd], weights.codes[2 + odd]);
@@ -187,18 +193,19 @@ KVLANE_DEVICE void add_values_by_both(Thread& t, const Values<kBits>& values, co
                weights.totals);
     KVLANE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      out[e][i] = fused(unit[i % 2], sum_with(dot[i], -kSumFloat), out[e][i]);
+      if (i % 2 >= kHeads) continue;
+      out[e][i] = fused(weights.unit[i % 2] * kLess, sum_with(dot[i], -kSumFloat), out[e][i]);
     }
   }
 }
-template <int kBits, int kDim, class Thread>
+template <int kHeads, int kBits, int kDim, class Thread>
 KVLANE_DEVICE void add_middle(Thread& t, const Weights& weights, WarpState<kDim>& state) {
   constexpr float kMiddle = static_cast<float>((1 << kBits) - 1) / 2;
   float count[2] = {};
   count_weights(t, weights, 0, count);
   count_weights(t, weights, 1, count);
   KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < kHeads; ++n) {
     state.middle[n] = fused(count[n], kMiddle * weights.unit[n], state.middle[n]);
   }
 }

@@ -310,7 +310,7 @@ KVLANE_DEVICE void share_state(Thread& t, Place place, const Outputs<kQueries>& 
       for (int i = 0; i < 4; ++i) out.x[i] = sum_of_lanes(t, outputs.of[n][q][i], 4);
       if (place.column != 0) continue;
       float(&of_query)[kDim] = shared.states.warps[t.warp()].out[n];
-      store_floats(of_query + 4 * hack_decode::place_of(8 * q + place.row, n), out);
+      store_floats(of_query + 4 * hack_decode::place_of<2>(8 * q + place.row, n), out);
     }
   }
 }
@@ -341,7 +341,7 @@ KVLANE_DEVICE void attend_dequantised_on_cores(Thread& t, const HackDecodeBatch&
   dequantise_cores::share_state(t, place, outputs, shared);
   t.sync_block();
   for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
-    hack_decode::store_state(t, batch, unit, query, shared.states);
+    hack_decode::store_state<2>(t, batch, unit, query, shared.states);
   }
 }
 

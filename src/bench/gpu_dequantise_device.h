@@ -441,10 +441,10 @@ KVLANE_DEVICE void attend_dequantised(Thread& t, const HackDecodeBatch& batch,
   for (int n = 0; n < 2; ++n) {
     if (state.sum[n] == 0) state.max[n] = minus_infinity();
   }
-  hack_decode::share_state<false>(t, place, state, shared.states);
+  hack_decode::share_state<false, 2>(t, place, state, shared.states);
   t.sync_block();
   for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
-    hack_decode::store_state(t, batch, unit, query, shared.states);
+    hack_decode::store_state<2>(t, batch, unit, query, shared.states);
   }
 }
 

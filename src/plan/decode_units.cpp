@@ -18,7 +18,7 @@ int decode_unit_blocks(int tokens, const DecodeShape& shape) {
   const int columns = shape.kv_heads * divide_up(shape.heads / shape.kv_heads, shape.queries);
   const int splits = std::max(1, shape.units / columns);
   const int blocks = std::max(kDecodeUnitBlocksMin, divide_up(blocks_for(tokens), splits));
-  return divide_up(blocks, shape.step) * shape.step;
+  return std::min(shape.most, divide_up(std::min(blocks, shape.most), shape.step) * shape.step);
 }
 
 DecodePlan plan_decode(std::span<const std::int32_t> tokens, const DecodeShape& shape) {

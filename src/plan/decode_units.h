@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct DecodeShape {
   int units;     // that a long sequence is cut into; at least 1
   // Blocks that a unit's warps take at a time: a unit has a multiple of so many, but the last one.
   int step = 1;
+  // That a unit has at most; a multiple of step.
+  int most = std::numeric_limits<int>::max();
 };
 
 // Some query heads of one KV head over a range of one sequence's tokens. Query head `first_head +

@@ -72,6 +72,19 @@ TEST(DecodeUnits, OneLongSequenceFillsTheDeviceAndShortOnesAreNotCut) {
   }
 }
 
+TEST(DecodeUnits, NoneIsLongerThanItMayBe) {
+  for (const DecodeShape& shape :
+       {DecodeShape{32, 8, 8, 132, 4, 64}, DecodeShape{8, 8, 8, 1, 4, 8}}) {
+    const std::int32_t tokens = 1'000'000;
+    const DecodePlan plan = plan_decode({&tokens, 1}, shape);
+    int longest = 0;
+    for (const DecodeUnit& unit : plan.units) {
+      longest = std::max(longest, unit.end_token - unit.first_token);
+    }
+    EXPECT_EQ(longest, shape.most * kBlockTokens);
+  }
+}
+
 TEST(DecodeUnits, LongestComeFirst) {
   const DecodePlan plan = plan_decode(std::vector<std::int32_t>{3, 100, 64, 480}, {4, 2, 8, 396});
   for (std::size_t i = 1; i < plan.units.size(); ++i) {
