@@ -29,13 +29,46 @@ __global__ void __launch_bounds__(kThreads, kBlocks) encode_planes(const DeviceE
   encode_plane(thread, task, shared);
 }
 
-template <ElementType kType>
-__global__ void __launch_bounds__(kThreads, kBlocks) decode_planes(const DeviceDecodeTask* tasks) {
+// `resident`: so many blocks go on at once.
+template <ElementType kType, int kThreads, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    decode_planes(const DeviceDecodeTask* tasks, unsigned resident) {
   __shared__ DeviceDecodeShared shared;
+  extern __shared__ __align__(128) DeviceDecodeRoom rooms[];
   gpu::CudaThread thread;
   DeviceDecodeTask task = tasks[blockIdx.x];
   task.type = kType;
-  decode_plane(thread, task, shared);
+  const bool more = KVLANE_SZ_RELAY == 1 && resident < gridDim.x - blockIdx.x;
+  decode_plane(thread, task, more ? tasks + blockIdx.x + resident : nullptr, shared, rooms);
+}
+
+template <ElementType kType, int kThreads, int kBlocks>
+Status start_decode(const DeviceDecodeTask* tasks, std::size_t count, const gpu::Stream& stream) {
+  const auto kernel = decode_planes<kType, kThreads, kBlocks>;
+  const bool with_room = kDecodeNeedsRoom && kType == ElementType::kBf16;
+  const std::size_t room = with_room ? kThreads / gpu::kWarpThreads * sizeof(DeviceDecodeRoom) : 0;
+  if (room != 0) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         static_cast<int>(room));
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                         cudaSharedmemCarveoutMaxShared);
+  }
+  int multiprocessors = 0;
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, stream.device());
+  kernel<<<static_cast<unsigned>(count), kThreads, room,
+           static_cast<cudaStream_t>(stream.handle())>>>(
+      tasks, static_cast<unsigned>(kBlocks * multiprocessors));
+  return gpu::launched("splitzip decode");
+}
+
+template <ElementType kType>
+Status start_decode(const DeviceDecodeTask* tasks, std::size_t count, const gpu::Stream& stream) {
+  if (count == 0) return {};
+  KVLANE_TRY(gpu::use_device(stream.device()));
+  if (count < kManyPlanes) {
+    return start_decode<kType, KVLANE_SZ_FEW, KVLANE_SZ_FEW_BLOCKS>(tasks, count, stream);
+  }
+  return start_decode<kType, KVLANE_SZ_MANY, KVLANE_SZ_MANY_BLOCKS>(tasks, count, stream);
 }
 
 template <class Task>
@@ -76,14 +109,11 @@ Status encode_on_gpu(ElementType type, const DeviceEncodeTask* tasks, std::size_
 
 Status decode_on_gpu(ElementType type, const DeviceDecodeTask* tasks, std::size_t count,
                      const gpu::Stream& stream) {
-  const auto start = [&](Kernel<DeviceDecodeTask> kernel) {
-    return launch(kernel, tasks, count, stream, "splitzip decode");
-  };
   switch (type) {
-    case ElementType::kBf16: return start(decode_planes<ElementType::kBf16>);
-    case ElementType::kFp16: return start(decode_planes<ElementType::kFp16>);
-    case ElementType::kFp8E4m3: return start(decode_planes<ElementType::kFp8E4m3>);
-    case ElementType::kFp8E5m2: return start(decode_planes<ElementType::kFp8E5m2>);
+    case ElementType::kBf16: return start_decode<ElementType::kBf16>(tasks, count, stream);
+    case ElementType::kFp16: return start_decode<ElementType::kFp16>(tasks, count, stream);
+    case ElementType::kFp8E4m3: return start_decode<ElementType::kFp8E4m3>(tasks, count, stream);
+    case ElementType::kFp8E5m2: return start_decode<ElementType::kFp8E5m2>(tasks, count, stream);
     case ElementType::kF32: break;
   }
   return no_kernels(type);

@@ -47,8 +47,12 @@ DeviceVerdict decode_emulated(ByteView coded, const PlaneShape& shape, std::uint
                               values.span().data(), &verdict};
   const auto shared = std::make_unique<DeviceDecodeShared>();
   std::memset(static_cast<void*>(shared.get()), 0xEE, sizeof(*shared));
-  gpu::run_block(kThreads, seed,
-                 [&](gpu::EmulatedThread& thread) { decode_plane(thread, task, *shared); });
+  const auto room = std::make_unique<DeviceDecodeRoom[]>(kDeviceWarps);
+  std::memset(static_cast<void*>(room.get()), 0xEE, kDeviceWarps * sizeof(DeviceDecodeRoom));
+  const int threads = gpu::kWarpThreads * (seed % 5 == 4 ? 12 : 2 << seed % 5);
+  gpu::run_block(threads, seed, [&](gpu::EmulatedThread& thread) {
+    decode_plane(thread, task, seed % 2 == 0 ? &task : nullptr, *shared, room.get());
+  });
   plane.assign(values.span().begin(), values.span().end());
   return verdict;
 }
