@@ -1,10 +1,11 @@
 // SplitZip for kernels: one block of threads encodes or decodes one plane, in one pass over it.
 //
-// As a block owns a plane, the order of the escape table needs no other block: warps take runs of
-// chunks, keep their escapes in shared memory, and after one barrier know where these go. A warp
-// takes four whole bf16 chunks at a time, eight threads a chunk: a thread loads 64 bytes, and
-// stores 32 of rests and 16 of codes. Other types, and chunks that are cut short, go a place at a
-// time. Bytes and verdicts are those of splitzip_scalar.cpp (spec/splitzip.md).
+// As a block owns a plane, the order of the escape table needs no other block: encoding, warps take
+// runs of chunks, keep their escapes in shared memory, and after one barrier know where these go;
+// decoding, they take spans in turn (codec/splitzip_device_tiles.h). A warp takes four whole bf16
+// chunks at a time, eight threads a chunk: a thread has 64 bytes of values, 32 of rests and 16 of
+// codes. Other types, and chunks that are cut short, go a place at a time. Bytes and verdicts are
+// those of splitzip_scalar.cpp (spec/splitzip.md).
 //
 // A bf16 plane costs 3.5 bytes of memory traffic a value, plus escapes and tables.
 // SPDX-License-Identifier: Apache-2.0

@@ -1,58 +1,143 @@
 // The decoder of codec/splitzip_device.h.
+//
+// Coded bf16 planes go by tiles (codec/splitzip_device_tiles.h) and a last, short chunk by itself;
+// planes of FP8 and of other addresses go a chunk at a time, after all has been checked that is
+// needed for safety (spec/splitzip.md, section 4).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "codec/splitzip_device_spans.h"
+#include "codec/device_verdict.h"
+#include "codec/splitzip_device_chunks.h"
+#include "codec/splitzip_device_span_bf16.h"
 #include "codec/splitzip_device_tiles.h"
 
 namespace kvlane::splitzip {
 
+// A body and what becomes of it. Fast where both begin at multiples of 16.
+struct DeviceDecodeTask {
+  ElementType type;
+  std::uint32_t elements;
+  const std::byte* body;  // untrusted
+  std::uint32_t body_bytes;
+  std::byte* plane;
+  DeviceVerdict* verdict;  // written; if it is not kDecoded the plane holds garbage
+};
+
+struct DeviceDecodeShared {
+  std::uint32_t words[kDeviceWarps];
+  // What was found wrong before values are decoded, and then: two words, as some threads may still
+  // read the first when others write the second.
+  std::uint32_t wrong[2];
+  DeviceVerdict* verdict;  // the first thread's: registers are what it lacks meanwhile
+};
+
 namespace device {
 
+// Whether a body's prefix is right for its mode, and its length for the prefix.
+template <ElementType kType>
+KVLANE_DEVICE bool agrees(const Prefix& prefix, Mode mode, const DeviceDecodeTask& task) {
+  const bool coded = mode == Mode::kCoded;
+  if (prefix.version != kBodyVersion || prefix.mode != static_cast<std::uint8_t>(mode) ||
+      prefix.reserved_3 != 0 || prefix.reserved_12 != 0 ||
+      prefix.element_type != static_cast<std::uint8_t>(kType) || (coded && !can_be_coded(kType)) ||
+      prefix.elements != task.elements || prefix.table_words > (coded ? task.elements : 0)) {
+    return false;
+  }
+  return task.body_bytes ==
+         (coded ? sections(kType, task.elements, prefix.table_words).end
+                : raw_body_bytes(std::size_t{task.elements} * element_bytes(kType)));
+}
+
+// This thread's byte of a gap, which is shorter than two warps.
+template <class Thread>
+KVLANE_DEVICE unsigned gap_byte(Thread& t, const std::byte* body, std::size_t begin,
+                                std::size_t end) {
+  const std::size_t at = begin + t.index();
+  return at < end ? load_byte(body + at) : 0;
+}
+
+// Whether all is right in this thread's eyes that no chunk has: bytes and fields that must be zero,
+// and the codebook.
+template <ElementType kType, class Thread>
+KVLANE_DEVICE bool frame_right(Thread& t, const DecodePlan& plan, std::uint32_t table_words) {
+  constexpr Fields kFields = fields_of(kType);
+  const Sections at = sections(kType, plan.elements, table_words);
+  const auto gap = [&](std::size_t begin, std::size_t end) {
+    return gap_byte(t, plan.body, begin, end);
+  };
+  const unsigned in_gaps = gap(at.codebook_end, at.nibbles) | gap(at.nibbles_end, at.bytes) |
+                           gap(at.bytes_end, at.pairs) | gap(at.pairs_end, at.bits) |
+                           gap(at.bits_end, at.counts) | gap(at.counts_end, at.table) |
+                           gap(at.table_end, at.end);
+  bool right = in_gaps == 0;
+  if (const int code = t.index(); code < kFields.codebook_entries) {
+    const std::byte* const entry = plan.body + at.codebook + code;
+    right = right && load_byte(entry) >> kFields.exponent_bits == 0 &&
+            (code == 0 || entry[-1] < entry[0]);
+  }
+  return unused_fields_zero<kType>(t, plan) && right;
+}
+
+// By tiles: of a body that is long enough for all but its table, and nothing more is known.
+// Nothing, where its prefix is not one of a coded body.
+template <class Span, class Thread>
+KVLANE_DEVICE std::optional<DeviceVerdict> decode_tiles(Thread& t, const DeviceDecodeTask& task,
+                                                        DeviceDecodeShared& shared,
+                                                        DeviceDecodeRing* rings) {
+  constexpr ElementType kType = Span::kType;
+  const DecodePlan plan{.body = task.body,
+                        .at = offsets(sections(kType, task.elements, 0)),
+                        .plane = task.plane,
+                        .elements = task.elements};
+  Tiles<Span, Thread> tiles(t, plan, rings[t.warp()]);
+  const Words4 first = load_once(task.body), book = load_once(task.body + sizeof(Prefix));
+  Prefix prefix;
+  std::memcpy(&prefix, &first, sizeof(prefix));
+  if (!agrees<kType>(prefix, Mode::kCoded, task)) {
+    tiles.drop();
+    return {};
+  }
+  std::uint32_t words;
+  bool right = tiles.decode(book, prefix.table_words, words);
+  if (const std::uint32_t last = plan.elements / kChunk; last * kChunk != plan.elements) {
+    const unsigned count = plan.count(last);
+    const std::uint32_t before = words;
+    words += words_of(count, plan.length(last));
+    const bool there = possible_count(count) && words <= prefix.table_words;
+    right = right && there;
+    // The last warp has the fewest spans.
+    if (there && t.warp() == t.warps() - 1) {
+      right = decode_chunks<kType>(t, plan, last, last + 1, before) && right;
+    }
+  }
+  // What this reads is near by now, and little.
+  right = frame_right<kType>(t, plan, prefix.table_words) && words == prefix.table_words && right;
+  const std::uint32_t votes = t.ballot(!right);
+  if (t.lane() == 0) shared.words[t.warp()] = votes;
+  t.sync_block();
+  std::uint32_t wrong = 0;
+  for (int warp = 0; warp < t.warps(); ++warp) wrong |= shared.words[warp];
+  return wrong != 0 ? DeviceVerdict::kCorrupt : DeviceVerdict::kDecoded;
+}
+
+// By chunks: of a coded body whose prefix is right.
 template <ElementType kType, class Thread>
 KVLANE_DEVICE DeviceVerdict decode_coded(Thread& t, const DeviceDecodeTask& task,
                                          std::uint32_t table_words, DeviceDecodeShared& shared) {
-  constexpr Fields kFields = fields_of(kType);
-  const Sections at = sections(kType, task.elements, table_words);
-  if (task.body_bytes != at.end) return DeviceVerdict::kCorrupt;
+  const DecodePlan plan{.body = task.body,
+                        .at = offsets(sections(kType, task.elements, table_words)),
+                        .plane = task.plane,
+                        .elements = task.elements};
   const auto chunks = static_cast<std::uint32_t>(chunk_count(task.elements));
-  const std::uint32_t spans = (chunks + kSpanChunks - 1) / kSpanChunks;
-  const std::uint32_t run = (spans + t.warps() - 1) / t.warps() * kSpanChunks;
-  DecodePlan plan{.body = task.body,
-                  .at = offsets(at),
-                  .plane = task.plane,
-                  .elements = task.elements,
-                  .code_exponents = {},
-                  .run_begin = run * t.warp() < chunks ? run * t.warp() : chunks,
-                  .run_end = run * (t.warp() + 1) < chunks ? run * (t.warp() + 1) : chunks,
-                  .aligned = (reinterpret_cast<std::uintptr_t>(task.plane) |
-                              reinterpret_cast<std::uintptr_t>(task.body)) %
-                                 16 ==
-                             0};
-  fetch_span(t, plan, plan.run_begin, plan.spans_end(kType));
-  const std::byte* const book = task.body + at.codebook;
-  for (unsigned code = 0; code < kCodebookEntries; ++code) {
-    plan.code_exponents[code / 4] |= load_byte(book + code) << code % 4 * 8;
-  }
-  bool right = all_zero(t, task.body, at.codebook_end, at.nibbles) &&
-               all_zero(t, task.body, at.nibbles_end, at.bytes) &&
-               all_zero(t, task.body, at.bytes_end, at.pairs) &&
-               all_zero(t, task.body, at.pairs_end, at.bits) &&
-               all_zero(t, task.body, at.bits_end, at.counts) &&
-               all_zero(t, task.body, at.counts_end, at.table) &&
-               all_zero(t, task.body, at.table_end, at.end) && unused_fields_zero<kType>(t, plan);
-  if (const int code = t.index(); code < kFields.codebook_entries) {
-    right = right && load_byte(book + code) >> kFields.exponent_bits == 0 &&
-            (code == 0 || book[code - 1] < book[code]);
-  }
+  const std::uint32_t run = (chunks + t.warps() - 1) / t.warps();
+  const std::uint32_t begin = run * t.warp() < chunks ? run * t.warp() : chunks;
+  const std::uint32_t end = begin + run < chunks ? begin + run : chunks;
+  bool right = frame_right<kType>(t, plan, table_words);
   // After this the table is as long as its counts say.
   std::uint32_t words = 0;
-  for (std::uint32_t chunk = plan.run_begin + t.lane(); chunk < plan.run_end;
-       chunk += kWarpThreads) {
-    const auto count = static_cast<std::uint8_t>(load_byte(task.body + at.counts + chunk));
-    right = right && (count <= kChunkEscapesMax || count == kRawChunk);
-    const std::uint32_t left = task.elements - chunk * kChunk;
-    words += static_cast<std::uint32_t>(table_words_of(count, left < kChunk ? left : kChunk));
+  for (std::uint32_t chunk = begin + t.lane(); chunk < end; chunk += kWarpThreads) {
+    right = right && possible_count(plan.count(chunk));
+    words += words_of(plan.count(chunk), plan.length(chunk));
   }
   words = t.sum(words);
   if (t.lane() == 0) shared.words[t.warp()] = words;
@@ -63,22 +148,22 @@ KVLANE_DEVICE DeviceVerdict decode_coded(Thread& t, const DeviceDecodeTask& task
     total += shared.words[warp];
   }
   if (total != table_words) return DeviceVerdict::kCorrupt;
-  right = decode_run<kType>(t, plan, before);
+  right = decode_chunks<kType>(t, plan, begin, end, before);
   return any_wrong(t, shared.wrong[1], right) ? DeviceVerdict::kCorrupt : DeviceVerdict::kDecoded;
 }
 
+// Of a raw body whose prefix is right.
 template <class Thread>
 KVLANE_DEVICE DeviceVerdict decode_raw(Thread& t, const DeviceDecodeTask& task,
                                        DeviceDecodeShared& shared) {
   const std::size_t bytes = std::size_t{task.elements} * element_bytes(task.type);
-  if (task.body_bytes != raw_body_bytes(bytes)) return DeviceVerdict::kCorrupt;
   const bool right = all_zero(t, task.body, sizeof(Prefix) + bytes, raw_body_bytes(bytes));
   if (any_wrong(t, shared.wrong[0], right)) return DeviceVerdict::kCorrupt;
   copy_bytes(t, task.plane, task.body + sizeof(Prefix), bytes);
   return DeviceVerdict::kDecoded;
 }
 
-template <class Thread>
+template <ElementType kType, class Thread>
 KVLANE_DEVICE DeviceVerdict decode_checked(Thread& t, const DeviceDecodeTask& task,
                                            DeviceDecodeShared& shared) {
   if (t.index() < 2) shared.wrong[t.index()] = 0;
@@ -87,40 +172,42 @@ KVLANE_DEVICE DeviceVerdict decode_checked(Thread& t, const DeviceDecodeTask& ta
   Prefix prefix;
   std::memcpy(&prefix, task.body, sizeof(prefix));
   if (prefix.version != kBodyVersion) return DeviceVerdict::kUnsupported;
-  const bool coded = prefix.mode == static_cast<std::uint8_t>(Mode::kCoded);
-  if (prefix.mode > static_cast<std::uint8_t>(Mode::kCoded) || prefix.reserved_3 != 0 ||
-      prefix.reserved_12 != 0 || prefix.element_type != static_cast<std::uint8_t>(task.type) ||
-      (coded && !can_be_coded(task.type)) || prefix.elements != task.elements ||
-      prefix.table_words > (coded ? task.elements : 0)) {
-    return DeviceVerdict::kCorrupt;
+  if (agrees<kType>(prefix, Mode::kRaw, task)) return decode_raw(t, task, shared);
+  if (!agrees<kType>(prefix, Mode::kCoded, task)) return DeviceVerdict::kCorrupt;
+  return decode_coded<kType>(t, task, prefix.table_words, shared);
+}
+
+template <ElementType kType, class Thread>
+KVLANE_DEVICE DeviceVerdict decode_as(Thread& t, const DeviceDecodeTask& task,
+                                      DeviceDecodeShared& shared, DeviceDecodeRing* rings) {
+  if constexpr (kType == ElementType::kBf16) {
+    const auto addresses =
+        reinterpret_cast<std::uintptr_t>(task.plane) | reinterpret_cast<std::uintptr_t>(task.body);
+    if (addresses % 16 == 0 && task.body_bytes >= sections(kType, task.elements, 0).table) {
+      if (const auto verdict = decode_tiles<Bf16Span>(t, task, shared, rings)) return *verdict;
+    }
   }
-  if (!coded) return decode_raw(t, task, shared);
-  switch (task.type) {
-    case ElementType::kFp8E4m3:
-      return decode_coded<ElementType::kFp8E4m3>(t, task, prefix.table_words, shared);
-    case ElementType::kFp8E5m2:
-      return decode_coded<ElementType::kFp8E5m2>(t, task, prefix.table_words, shared);
-    default: return decode_coded<ElementType::kBf16>(t, task, prefix.table_words, shared);
-  }
+  return decode_checked<kType>(t, task, shared);
 }
 
 }  // namespace device
 
-// One block of at most kDeviceWarps warps, and two at least. `next` is the task whose block comes
-// when this one goes, or null; `rooms` has one for each warp if kDecodeNeedsRoom.
+// One block of two to kDeviceWarps warps, of which each has one of `rings`.
 template <class Thread>
-KVLANE_DEVICE void decode_plane(Thread& t, const DeviceDecodeTask& task,
-                                const DeviceDecodeTask* next, DeviceDecodeShared& shared,
-                                DeviceDecodeRoom* rooms) {
+KVLANE_DEVICE void decode_plane(Thread& t, const DeviceDecodeTask& task, DeviceDecodeShared& shared,
+                                DeviceDecodeRing* rings) {
   if (t.index() == 0) shared.verdict = task.verdict;
-  device::TilesVerdict tiles{false, DeviceVerdict::kCorrupt};
-#if KVLANE_SZ_TILES == 0
-  static_cast<void>(next), static_cast<void>(rooms);
-#else
-  if (device::has_tiles(task)) tiles = device::decode_tiles(t, task, next, shared, rooms);
-#endif
-  DeviceVerdict verdict = tiles.verdict;
-  if (!tiles.decided) verdict = device::decode_checked(t, task, shared);
+  const auto decode = [&] {
+    switch (task.type) {
+      case ElementType::kBf16: return device::decode_as<ElementType::kBf16>(t, task, shared, rings);
+      case ElementType::kFp8E4m3:
+        return device::decode_as<ElementType::kFp8E4m3>(t, task, shared, rings);
+      case ElementType::kFp8E5m2:
+        return device::decode_as<ElementType::kFp8E5m2>(t, task, shared, rings);
+      default: return device::decode_as<ElementType::kFp16>(t, task, shared, rings);
+    }
+  };
+  const DeviceVerdict verdict = decode();
   if (t.index() == 0) *shared.verdict = verdict;
 }
 

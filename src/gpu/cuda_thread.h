@@ -98,53 +98,11 @@ class CudaThread {
   __device__ void wait_copies_but() {
     asm volatile("cp.async.wait_group %0;" : : "n"(kLeft) : "memory");
   }
-  __device__ void begin_mark(CopyMark& mark) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(address(&mark)) : "memory");
-    fence_bulk();
-  }
-  __device__ void expect(CopyMark& mark, std::uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 :
-                 : "r"(address(&mark)), "r"(bytes)
-                 : "memory");
-  }
-  __device__ void copy_bulk(Words4* to, const std::byte* from, std::uint32_t bytes,
-                            CopyMark& mark) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-        :
-        : "r"(address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(address(&mark))
-        : "memory");
-  }
-  __device__ void wait_mark(CopyMark& mark, std::uint32_t phase) {
-    asm volatile(
-        "{\n\t.reg .pred p;\n"
-        "again%=:\n\t"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t"
-        "@!p bra again%=;\n\t}"
-        :
-        : "r"(address(&mark)), "r"(phase)
-        : "memory");
-  }
-  __device__ void fence_bulk() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-  __device__ void store_bulk(std::byte* to, const Words4* from, std::uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-                 :
-                 : "l"(__cvta_generic_to_global(to)), "r"(address(from)), "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
-  }
-  __device__ void wait_bulk_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
-  }
   __device__ void add(std::uint32_t& word, std::uint32_t x) { atomicAdd(&word, x); }
 
  private:
   static constexpr unsigned kAll = ~0U;
 
-  __device__ static unsigned address(const void* at) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(at));
-  }
   __device__ static unsigned shared_address(const Words4& words) {
     return static_cast<unsigned>(__cvta_generic_to_shared(&words));
   }

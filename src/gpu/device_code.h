@@ -14,13 +14,6 @@
 //   wait_copies()                     until all that this thread has begun to copy is there
 //   close_copies()                    what it has begun since the last call, if any, is a group
 //   wait_copies_but<kLeft>()          until all closed groups are there but the last kLeft
-//   begin_mark(mark), expect(mark, bytes), copy_bulk(to, from, bytes, mark), wait_mark(mark, phase)
-//                                     by one thread, but the wait: so many bytes, a multiple of 16,
-//                                     come by one copy, and a phase of the mark is over with them
-//   store_bulk(to, from, bytes)       by one thread: the same from shared memory, after
-//   fence_bulk()
-//                                     by who wrote there, and a barrier
-//   wait_bulk_read()                  until all that this thread has begun to store was read
 // What is copied to may be written from the begin of a copy on, and what comes is seen by its own
 // thread after the wait, by others after a barrier behind it. Addresses are multiples of 16.
 // All threads of a warp (of a block) must come to the same call together, but for the last six.
@@ -50,11 +43,6 @@ inline constexpr int kWarpThreads = 32;
 // 16 bytes, as one access moves them.
 struct alignas(16) Words4 {
   std::uint32_t w[4];
-};
-
-// What bulk copies to shared memory are waited for with. A thread counts its phases: 0, 1, 0, ...
-struct alignas(8) CopyMark {
-  std::uint64_t state;
 };
 
 // Byte i of the result is byte (selector >> 4 i & 7) of the eight bytes of `low`, then `high`; with
@@ -123,28 +111,9 @@ KVLANE_DEVICE int lowest_one(std::uint32_t x) {
 
 // Memory that is read or written once: it should not push out what caches are for. The address is a
 // multiple of 16.
-#ifndef KVLANE_LOAD_HINT  // 1: past the first-level cache; 2, 3: with 128, 256 bytes to the second
-#define KVLANE_LOAD_HINT 0
-#endif
-#ifndef KVLANE_STORE_HINT  // 1: none; 2: not to be kept anywhere
-#define KVLANE_STORE_HINT 0
-#endif
-#define KVLANE_LOAD_WITH(hint)                           \
-  asm("ld.global" hint ".v4.u32 {%0, %1, %2, %3}, [%4];" \
-      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)       \
-      : "l"(__cvta_generic_to_global(at)))
 KVLANE_DEVICE Words4 load_once(const std::byte* at) {
 #ifdef __CUDA_ARCH__
-  uint4 x;
-#if KVLANE_LOAD_HINT == 1
-  KVLANE_LOAD_WITH(".nc.L1::no_allocate");
-#elif KVLANE_LOAD_HINT == 2
-  KVLANE_LOAD_WITH(".nc.L1::no_allocate.L2::128B");
-#elif KVLANE_LOAD_HINT == 3
-  KVLANE_LOAD_WITH(".nc.L1::no_allocate.L2::256B");
-#else
-  x = __ldcs(reinterpret_cast<const uint4*>(at));
-#endif
+  const uint4 x = __ldcs(reinterpret_cast<const uint4*>(at));
   return {{x.x, x.y, x.z, x.w}};
 #else
   Words4 words;
@@ -154,14 +123,7 @@ KVLANE_DEVICE Words4 load_once(const std::byte* at) {
 }
 KVLANE_DEVICE void store_once(std::byte* at, const Words4& words) {
 #ifdef __CUDA_ARCH__
-  const uint4 x = make_uint4(words.w[0], words.w[1], words.w[2], words.w[3]);
-#if KVLANE_STORE_HINT == 1
-  *reinterpret_cast<uint4*>(at) = x;
-#elif KVLANE_STORE_HINT == 2
-  __stwt(reinterpret_cast<uint4*>(at), x);
-#else
-  __stcs(reinterpret_cast<uint4*>(at), x);
-#endif
+  __stcs(reinterpret_cast<uint4*>(at), make_uint4(words.w[0], words.w[1], words.w[2], words.w[3]));
 #else
   std::memcpy(at, &words, sizeof(words));
 #endif

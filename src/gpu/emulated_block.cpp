@@ -212,28 +212,6 @@ void EmulatedThread::complete_copies(int group) {
   copies_.erase(copies_.begin(), copies_.begin() + static_cast<std::ptrdiff_t>(done));
 }
 
-// A mark has the phases that are over, and above them the bytes that are still to come.
-void EmulatedThread::expect(CopyMark& mark, std::uint32_t bytes) {
-  if (mark.state >> 32 != 0) throw std::logic_error("a mark expects bytes already");
-  mark.state |= std::uint64_t{bytes} << 32;
-}
-void EmulatedThread::copy_bulk(Words4* to, const std::byte* from, std::uint32_t bytes,
-                               CopyMark& mark) {
-  if (mark.state >> 32 < bytes) throw std::logic_error("more bytes than a mark expects");
-  std::memcpy(static_cast<void*>(to), from, bytes);
-  mark.state -= std::uint64_t{bytes} << 32;
-  if (mark.state >> 32 == 0) ++mark.state;
-}
-void EmulatedThread::wait_mark(CopyMark& mark, std::uint32_t phase) {
-  if (mark.state >> 32 != 0 || (mark.state + 1) % 2 != phase) {
-    throw std::logic_error("a mark is waited for whose bytes nobody copies");
-  }
-}
-void EmulatedThread::wait_bulk_read() {
-  for (const Store& store : stores_) std::memcpy(store.to, store.from, store.bytes);
-  stores_.clear();
-}
-
 void run_block(int threads, std::uint64_t seed,
                const std::function<void(EmulatedThread&)>& kernel) {
   EmulatedBlock(threads, seed, kernel).run();

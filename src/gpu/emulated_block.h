@@ -62,17 +62,6 @@ class EmulatedThread {
   void wait_copies_but() {
     complete_copies(groups_ - kLeft - 1);
   }
-  // A copy is done at once: who reads before the mark is over throws.
-  void begin_mark(CopyMark& mark) { mark.state = 0; }
-  void expect(CopyMark& mark, std::uint32_t bytes);
-  void copy_bulk(Words4* to, const std::byte* from, std::uint32_t bytes, CopyMark& mark);
-  void wait_mark(CopyMark& mark, std::uint32_t phase);
-  void fence_bulk() {}
-  // Read as late as it may be.
-  void store_bulk(std::byte* to, const Words4* from, std::uint32_t bytes) {
-    stores_.push_back({to, from, bytes});
-  }
-  void wait_bulk_read();
   void add(std::uint32_t& word, std::uint32_t x) { word += x; }
 
   // What threads may bring to an exchange at most.
@@ -103,12 +92,6 @@ class EmulatedThread {
   };
   std::vector<Copy> copies_;  // that were begun, in order
   int groups_ = 0;            // that were closed
-  struct Store {
-    std::byte* to;
-    const Words4* from;
-    std::uint32_t bytes;
-  };
-  std::vector<Store> stores_;
 };
 
 // Runs `kernel` once for each of `threads` threads, a multiple of 32, and returns when all are
