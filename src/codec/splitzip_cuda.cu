@@ -5,8 +5,8 @@
 // planes. bfloat16 moves 3.5 bytes of memory traffic a value in either direction (2 raw; 1.5 coded,
 // and 2 bytes an escape), FP8 about 1.9. An encoding thread has 64 bytes of loads on their way, and
 // the lines of its warp's next span: a multiprocessor 128 KB. Escapes are read again, from the
-// first-level cache. A decoding warp has three spans on their way to shared memory: 144 KB. No
-// spills, which the build insists on. What an H200 says: bench/gpu/.
+// first-level cache. A decoding warp has three spans on their way to shared memory: 144 KB, of FP8
+// 168. No spills, which the build insists on. What an H200 says: bench/gpu/.
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/splitzip_gpu.h"
 #include "gpu/cuda_status.h"
@@ -89,15 +89,15 @@ Status encode_on_gpu(ElementType type, const DeviceEncodeTask* tasks, std::size_
 
 Status decode_on_gpu(ElementType type, const DeviceDecodeTask* tasks, std::size_t count,
                      const gpu::Stream& stream) {
-  const auto start = [&](void (*kernel)(const DeviceDecodeTask*), int warp_bytes) {
+  const auto start = [&](void (*kernel)(const DeviceDecodeTask*)) {
+    const int warp_bytes = can_be_coded(type) ? sizeof(DeviceDecodeRing) : 0;
     return launch(kernel, warp_bytes, tasks, count, stream, "splitzip decode");
   };
   switch (type) {
-    case ElementType::kBf16:
-      return start(decode_planes<ElementType::kBf16>, sizeof(DeviceDecodeRing));
-    case ElementType::kFp16: return start(decode_planes<ElementType::kFp16>, 0);
-    case ElementType::kFp8E4m3: return start(decode_planes<ElementType::kFp8E4m3>, 0);
-    case ElementType::kFp8E5m2: return start(decode_planes<ElementType::kFp8E5m2>, 0);
+    case ElementType::kBf16: return start(decode_planes<ElementType::kBf16>);
+    case ElementType::kFp16: return start(decode_planes<ElementType::kFp16>);
+    case ElementType::kFp8E4m3: return start(decode_planes<ElementType::kFp8E4m3>);
+    case ElementType::kFp8E5m2: return start(decode_planes<ElementType::kFp8E5m2>);
     case ElementType::kF32: break;
   }
   return no_kernels(type);

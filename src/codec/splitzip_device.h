@@ -25,8 +25,7 @@ using namespace gpu;
 
 inline constexpr std::uint32_t kChunk = kChunkElements;
 inline constexpr std::uint32_t kGroup = kGroupElements;
-inline constexpr std::uint32_t kSpanChunks = 4;  // what a warp takes at a time
-inline constexpr std::uint32_t kSpan = kSpanChunks * kChunk;
+inline constexpr std::uint32_t kSpanChunks = 4;  // what an encoding warp takes at a time
 
 // Of the span that begins with this chunk, where whole chunks end with `end`.
 KVLANE_DEVICE std::uint32_t span_values(std::uint32_t chunk, std::uint32_t end) {

@@ -35,6 +35,15 @@ KVLANE_DEVICE std::uint32_t words_of(unsigned count, std::uint32_t length) {
   return static_cast<std::uint32_t>(table_words_of(static_cast<std::uint8_t>(count), length));
 }
 
+// The exponents of four codes, the low nibbles of a word. Nibbles are a selector of bytes; their
+// top bits say from which half of the codebook.
+KVLANE_DEVICE std::uint32_t exponents_of(const Words4& book, std::uint32_t codes) {
+  const std::uint32_t selector = codes & 0x7777;
+  const std::uint32_t upper = byte_perm(codes << 4, codes, 0xD9C8);
+  return (byte_perm(book.w[2], book.w[3], selector) & upper) |
+         (byte_perm(book.w[0], book.w[1], selector) & ~upper);
+}
+
 // Any chunk, by one warp, whose part of the table is at `table`. Whether it is as it must be.
 template <ElementType kType, class Thread>
 KVLANE_DEVICE bool decode_any_chunk(Thread& t, const DecodePlan& plan, std::uint32_t chunk,

@@ -1,7 +1,7 @@
 // The decoder of codec/splitzip_device.h.
 //
-// Coded bf16 planes go by tiles (codec/splitzip_device_tiles.h) and a last, short chunk by itself;
-// planes of FP8 and of other addresses go a chunk at a time, after all has been checked that is
+// Coded planes go by tiles (codec/splitzip_device_tiles.h) and a last, short chunk by itself. Where
+// addresses are not multiples of 16 they go a chunk at a time, after all has been checked that is
 // needed for safety (spec/splitzip.md, section 4).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
@@ -9,6 +9,7 @@
 #include "codec/device_verdict.h"
 #include "codec/splitzip_device_chunks.h"
 #include "codec/splitzip_device_span_bf16.h"
+#include "codec/splitzip_device_span_fp8.h"
 #include "codec/splitzip_device_tiles.h"
 
 namespace kvlane::splitzip {
@@ -78,7 +79,7 @@ KVLANE_DEVICE bool frame_right(Thread& t, const DecodePlan& plan, std::uint32_t 
   return unused_fields_zero<kType>(t, plan) && right;
 }
 
-// By tiles: of a body that is long enough for all but its table, and nothing more is known.
+// By tiles: of a body that is as long as one with an empty table, at least, and no more is known.
 // Nothing, where its prefix is not one of a coded body.
 template <class Span, class Thread>
 KVLANE_DEVICE std::optional<DeviceVerdict> decode_tiles(Thread& t, const DeviceDecodeTask& task,
@@ -180,11 +181,12 @@ KVLANE_DEVICE DeviceVerdict decode_checked(Thread& t, const DeviceDecodeTask& ta
 template <ElementType kType, class Thread>
 KVLANE_DEVICE DeviceVerdict decode_as(Thread& t, const DeviceDecodeTask& task,
                                       DeviceDecodeShared& shared, DeviceDecodeRing* rings) {
-  if constexpr (kType == ElementType::kBf16) {
+  if constexpr (can_be_coded(kType)) {
+    using Span = std::conditional_t<kType == ElementType::kBf16, Bf16Span, Fp8Span<kType>>;
     const auto addresses =
         reinterpret_cast<std::uintptr_t>(task.plane) | reinterpret_cast<std::uintptr_t>(task.body);
-    if (addresses % 16 == 0 && task.body_bytes >= sections(kType, task.elements, 0).table) {
-      if (const auto verdict = decode_tiles<Bf16Span>(t, task, shared, rings)) return *verdict;
+    if (addresses % 16 == 0 && task.body_bytes >= sections(kType, task.elements, 0).end) {
+      if (const auto verdict = decode_tiles<Span>(t, task, shared, rings)) return *verdict;
     }
   }
   return decode_checked<kType>(t, task, shared);

@@ -12,15 +12,6 @@ namespace kvlane::splitzip {
 
 namespace device {
 
-// The exponents of four codes, the low nibbles of a word. Nibbles are a selector of bytes; their
-// top bits say from which half of the codebook.
-KVLANE_DEVICE std::uint32_t exponents_of(const Words4& book, std::uint32_t codes) {
-  const std::uint32_t selector = codes & 0x7777;
-  const std::uint32_t upper = byte_perm(codes << 4, codes, 0xD9C8);
-  return (byte_perm(book.w[2], book.w[3], selector) & upper) |
-         (byte_perm(book.w[0], book.w[1], selector) & ~upper);
-}
-
 // Four places back to two values of the first half of their 64 and the two beside them.
 KVLANE_DEVICE void join_words(std::uint32_t exponents, std::uint32_t rests, std::uint32_t& even,
                               std::uint32_t& odd) {
@@ -33,7 +24,8 @@ KVLANE_DEVICE void join_words(std::uint32_t exponents, std::uint32_t rests, std:
 // What a codec of tiles must know of a type (codec/splitzip_device_tiles.h).
 struct Bf16Span {
   static constexpr ElementType kType = ElementType::kBf16;
-  static constexpr std::uint32_t kRing = 3;
+  static constexpr std::uint32_t kChunks = 4;  // of a span
+  static constexpr std::uint32_t kRing = 3;    // spans that a warp has room for
 
   // Nibbles, then bytes: 32 and 64 words of 16 bytes. What lies behind `values` is not read.
   template <class Thread>
@@ -46,6 +38,9 @@ struct Bf16Span {
     t.copy_async(to[32 + lane], rests, 16 * lane < values);
     t.copy_async(to[64 + lane], rests + 512, 16 * lane + 512 < values);
   }
+
+  // What join() is given of the codebook.
+  KVLANE_DEVICE static Words4 book(const Words4& exponents) { return exponents; }
 
   struct Part {
     Words4 nibbles;  // of both halves

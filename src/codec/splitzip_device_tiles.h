@@ -8,9 +8,10 @@
 //
 // A span is copied to a ring in shared memory, becomes values where it lies, is patched there and
 // stored in whole lines: escapes that are patched in memory cost their lines a second time. Bytes
-// on their way take no registers then: of bf16, kRing spans are 4.6 KB a warp, and 147 KB of a
-// multiprocessor with 32. A span costs a warp some 430 instructions, of which 190 make values, 45
-// copy and 55 store, 80 find escapes and 40 patch one.
+// on their way take no registers then: kRing spans of bf16 are 4.6 KB a warp and 147 KB of a
+// multiprocessor with 32, of FP8 5.4 and 172. A span has 2 KB of values and costs a warp some 430
+// instructions of bf16 (180 make values, 45 copy and 60 store, 85 find escapes and 50 patch some),
+// of FP8 E4M3 590 and of E5M2 690 (270 and 370 make values).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -32,7 +33,7 @@ KVLANE_DEVICE std::uint32_t swizzled(std::uint32_t at) {
   return at ^ at / (kGroup * element_bytes(Span::kType)) % 2 * 64;
 }
 
-// Span: splitzip_device_span_bf16.h has one.
+// Span: splitzip_device_span_bf16.h and _fp8.h have them.
 template <class Span, class Thread>
 class Tiles {
  public:
@@ -42,7 +43,7 @@ class Tiles {
         plan_(plan),
         ring_(ring.words),
         end_(plan.elements / kChunk),
-        step_(kSpanChunks * t.warps()) {
+        step_(Span::kChunks * t.warps()) {
     for (std::uint32_t slot = 0; slot < Span::kRing - 1; ++slot) {
       load(first_chunk() + slot * step_, slot);
     }
@@ -50,8 +51,10 @@ class Tiles {
   }
 
   // `words` becomes those that the chunks have of the table's.
-  KVLANE_DEVICE bool decode(const Words4& book, std::uint32_t table_words, std::uint32_t& words) {
+  KVLANE_DEVICE bool decode(const Words4& exponents, std::uint32_t table_words,
+                            std::uint32_t& words) {
     const std::uint32_t lane = t_.lane();
+    const Words4 book = Span::book(exponents);
     words = 0;
     bool right = true;
     Escapes escapes = find_escapes(0, table_words, words, right);
@@ -88,69 +91,93 @@ class Tiles {
 
  private:
   static constexpr std::uint32_t kValueBytes = element_bytes(Span::kType);
-  static constexpr std::uint32_t kSlotWords = kSpan * kValueBytes / sizeof(Words4);
+  static constexpr std::uint32_t kSlotWords = Span::kChunks * kChunk * kValueBytes / 16;
   static_assert(Span::kRing * kSlotWords <= sizeof(DeviceDecodeRing) / sizeof(Words4));
+
+  static constexpr std::uint32_t kChunkLanes = kWarpThreads / Span::kChunks;
+  static constexpr std::uint32_t kEntries = 8 / kChunkLanes;
+  static_assert(kDeviceWarps * Span::kChunks <= 4 * kWarpThreads, "counts of a tile");
 
   // Of the chunk of a span that a thread has a part of.
   struct Escapes {
     unsigned count;
     std::uint32_t first_word;  // of its part of the table
-    unsigned entry;            // (place, exponent) of escape `lane % 8`, if there is one
+    unsigned entry[kEntries];  // (place, exponent) of some of the first eight, if they are there
 
     KVLANE_DEVICE bool has(unsigned i) const { return count != kRawChunk && i < count; }
   };
 
-  KVLANE_DEVICE std::uint32_t first_chunk() const { return kSpanChunks * t_.warp(); }
+  KVLANE_DEVICE std::uint32_t first_chunk() const { return Span::kChunks * t_.warp(); }
+  // Of the span that begins with this chunk.
+  KVLANE_DEVICE std::uint32_t values(std::uint32_t chunk) const {
+    const std::uint32_t left = chunk < end_ ? end_ - chunk : 0;
+    return (left < Span::kChunks ? left : Span::kChunks) * kChunk;
+  }
 
   // Begins to load the span that begins with this chunk.
   KVLANE_DEVICE void load(std::uint32_t chunk, std::uint32_t slot) {
-    Span::load(t_, plan_, std::size_t{chunk} * kChunk, span_values(chunk, end_),
-               ring_ + kSlotWords * slot);
+    Span::load(t_, plan_, std::size_t{chunk} * kChunk, values(chunk), ring_ + kSlotWords * slot);
     t_.close_copies();
   }
 
-  // Of the tile that begins with this chunk: those of two chunks a thread, with what lies behind
+  // Of the tile that begins with this chunk: those of four chunks a thread, with what lies behind
   // the last one, as nobody looks at them before they are needed.
   KVLANE_DEVICE void load_counts(std::uint32_t tile) {
-    const std::uint32_t pair = 2 * t_.lane();
+    const std::uint32_t own = 4 * t_.lane();
     counts_ = 0;
-    if (pair < step_ && tile + pair < end_) {
-      counts_ = load_aligned_half(plan_.body + plan_.at.counts + tile + pair);
+    if (own < step_ && tile + own < end_) {
+      counts_ = load_aligned_word(plan_.body + plan_.at.counts + tile + own);
     }
+  }
+
+  // Words of the table of four whole chunks, and of one. Anything for counts that cannot be.
+  static_assert((kRawChunk & 0x7F) + 1 == kChunk / 2);
+  KVLANE_DEVICE static std::uint32_t words_of_four(std::uint32_t counts) {
+    const std::uint32_t low = counts & 0x7F7F7F7F;
+    const std::uint32_t twos = (low & 0x00FF00FF) + (low >> 8 & 0x00FF00FF);
+    return (twos & 0xFFFF) + (twos >> 16) + count_ones(counts & 0x80808080);
+  }
+  KVLANE_DEVICE static std::uint32_t words_of_one(unsigned count) {
+    return (count & 0x7F) + (count >> 7);
   }
 
   // Those of this warp's span in the tile that begins with this chunk, whose counts are there: the
   // tile's part of the table begins with `word`, and ends there afterwards. None where the table
-  // would not have them. Most chunks have one escape or none.
+  // would not have them. Most chunks have few escapes or none.
   KVLANE_DEVICE Escapes find_escapes(std::uint32_t tile, std::uint32_t table_words,
                                      std::uint32_t& word, bool& right) {
-    const std::uint32_t lane = t_.lane(), own = lane / 8;
-    const unsigned counts = tile + 2 * lane + 1 < end_ ? counts_ : counts_ & 0xFF;
-    const std::uint32_t pair = words_of(counts & 0xFF, kChunk) + words_of(counts >> 8, kChunk);
+    const std::uint32_t lane = t_.lane(), first = first_chunk(), own = lane / kChunkLanes;
+    const std::uint32_t behind = tile + 4 * lane + 4 - end_;  // of a thread's four, the last ones
+    const std::uint32_t counts = behind < 4 ? counts_ & ~0U >> 8 * behind : counts_;
+    const std::uint32_t four = words_of_four(counts);
     Escapes found{};
-    found.first_word = word + t_.sum(2 * lane < first_chunk() ? pair : 0);
-    word += t_.sum(pair);
-    found.count =
-        t_.shuffle(counts, static_cast<int>((first_chunk() + own) / 2)) >> own % 2 * 8 & 0xFF;
-    const std::uint32_t words = words_of(found.count, kChunk);
+    found.count = t_.shuffle(counts, static_cast<int>((first + own) / 4)) >> own % 4 * 8 & 0xFF;
+    const std::uint32_t words = words_of_one(found.count);
+    std::uint32_t upto = words;  // of the span's chunks up to this one
     KVLANE_UNROLL
-    for (std::uint32_t other = 0; other + 1 < kSpanChunks; ++other) {
-      const std::uint32_t of_other = t_.shuffle(words, static_cast<int>(8 * other));
-      if (other < own) found.first_word += of_other;
+    for (std::uint32_t by = kChunkLanes; by < kWarpThreads; by *= 2) {
+      const std::uint32_t before = t_.shuffle_up(upto, static_cast<int>(by), kWarpThreads);
+      if (lane >= by) upto += before;
     }
-    const bool there = found.first_word + words <= table_words;
-    right = right && there && possible_count(found.count);
+    upto += word + t_.sum(4 * lane < first ? four : 0);
+    word += t_.sum(four);
+    const bool there = upto <= table_words && possible_count(found.count);
+    right = right && there;
     if (!there) found.count = 0;
-    const unsigned i = lane % 8;
-    if (found.has(i)) found.entry = load_aligned_half(plan_.table(found.first_word + i));
+    found.first_word = upto - words;
+    KVLANE_UNROLL
+    for (std::uint32_t k = 0; k < kEntries; ++k) {
+      const unsigned i = kEntries * (lane % kChunkLanes) + k;
+      if (found.has(i)) found.entry[k] = load_aligned_half(plan_.table(found.first_word + i));
+    }
     return found;
   }
 
   // Puts exponents of the table in place. Whether escapes are in order, and exponents in range.
   KVLANE_DEVICE bool patch(Words4* span, const Escapes& escapes) {
-    const unsigned i = t_.lane() % 8;
+    const std::uint32_t lane = t_.lane() % kChunkLanes;
     std::byte* const chunk =
-        reinterpret_cast<std::byte*>(span) + t_.lane() / 8 * (kChunk * kValueBytes);
+        reinterpret_cast<std::byte*>(span) + t_.lane() / kChunkLanes * (kChunk * kValueBytes);
     const std::byte* const table = plan_.table(escapes.first_word);
     bool right = true;
     const auto put = [&](unsigned place, unsigned exponent) {
@@ -158,18 +185,22 @@ class Tiles {
       Span::patch(chunk + swizzled<Span>(kValueBytes * value_at<Span::kType>(place, kChunk)),
                   exponent);
     };
-    const unsigned place = escapes.entry & 0xFF;
-    const unsigned before = t_.shuffle_up(place, 1, 8);
-    if (escapes.has(i)) {
-      right = i == 0 || before < place;
-      put(place, escapes.entry >> 8);
+    unsigned before = t_.shuffle_up(escapes.entry[kEntries - 1] & 0xFF, 1, kChunkLanes);
+    KVLANE_UNROLL
+    for (std::uint32_t k = 0; k < kEntries; ++k) {
+      const unsigned i = kEntries * lane + k, place = escapes.entry[k] & 0xFF;
+      if (escapes.has(i)) {
+        right = right && (i == 0 || before < place);
+        put(place, escapes.entry[k] >> 8);
+      }
+      before = place;
     }
     if (escapes.count == kRawChunk) {
-      for (unsigned p = i; p < kChunk; p += 8) put(p, load_byte(table + p));
-    } else if (escapes.count > 8) {
-      for (unsigned e = i + 8; e < escapes.count; e += 8) {
-        const unsigned entry = load_aligned_half(table + 2 * e);
-        right = right && load_byte(table + 2 * e - 2) < (entry & 0xFF);
+      for (unsigned p = lane; p < kChunk; p += kChunkLanes) put(p, load_byte(table + p));
+    } else {
+      for (unsigned i = lane + 8; i < escapes.count; i += kChunkLanes) {
+        const unsigned entry = load_aligned_half(table + 2 * i);
+        right = right && load_byte(table + 2 * i - 2) < (entry & 0xFF);
         put(entry & 0xFF, entry >> 8);
       }
     }
@@ -180,18 +211,18 @@ class Tiles {
   KVLANE_DEVICE void store(const Words4* span, std::uint32_t chunk) {
     static_assert(kWarpThreads * 16 % (2 * kGroup * kValueBytes) == 0, "swizzled alike");
     std::byte* const to = plan_.plane + std::size_t{chunk} * kChunk * kValueBytes;
-    const std::uint32_t bytes = span_values(chunk, end_) * kValueBytes;
+    const std::uint32_t bytes = values(chunk) * kValueBytes;
     constexpr std::uint32_t kStores = kSlotWords / kWarpThreads;
     const std::uint32_t own = 16 * t_.lane();
-    Words4 values[kStores];
+    Words4 words[kStores];
     KVLANE_UNROLL
     for (std::uint32_t i = 0; i < kStores; ++i) {
-      values[i] = span[swizzled<Span>(own) / 16 + kWarpThreads * i];
+      words[i] = span[swizzled<Span>(own) / 16 + kWarpThreads * i];
     }
     KVLANE_UNROLL
     for (std::uint32_t i = 0; i < kStores; ++i) {
       const std::uint32_t at = own + kWarpThreads * 16 * i;
-      if (at < bytes) store_once(to + at, values[i]);
+      if (at < bytes) store_once(to + at, words[i]);
     }
   }
 
@@ -200,7 +231,7 @@ class Tiles {
   Words4* const ring_;
   const std::uint32_t end_;   // of whole chunks
   const std::uint32_t step_;  // a tile's
-  unsigned counts_ = 0;
+  std::uint32_t counts_ = 0;
 };
 
 }  // namespace device
