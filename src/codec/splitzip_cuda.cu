@@ -3,10 +3,10 @@
 //
 // Block i has plane i; 32 warps a multiprocessor, in four blocks, or in two where a launch has few
 // planes. bfloat16 moves 3.5 bytes of memory traffic a value in either direction (2 raw; 1.5 coded,
-// and 2 bytes an escape), FP8 about 1.9. An encoding thread has 64 bytes of loads on their way, and
-// the lines of its warp's next span: a multiprocessor 128 KB. Escapes are read again, from the
-// first-level cache. A decoding warp has three spans on their way to shared memory: 144 KB, of FP8
-// 168. No spills, which the build insists on. What an H200 says: bench/gpu/.
+// and 2 bytes an escape), FP8 about 1.9. An encoding thread has 64 bytes of loads on their way (of
+// FP8 32), and the lines of its warp's next span: a multiprocessor 128 KB (64). Escapes are read
+// again, from the first-level cache. A decoding warp has three spans on their way to shared memory:
+// 144 KB, of FP8 168. No spills, which the build insists on. What an H200 says: bench/gpu/.
 // SPDX-License-Identifier: Apache-2.0
 #include "codec/splitzip_gpu.h"
 #include "gpu/cuda_status.h"

@@ -2,9 +2,9 @@
 //
 // As a block owns a plane, the order of the escape table needs no other block: encoding, warps take
 // runs of chunks, keep their escapes in shared memory, and after one barrier know where these go;
-// decoding, they take spans in turn (codec/splitzip_device_tiles.h). A warp takes four whole bf16
-// chunks at a time, eight threads a chunk: a thread has 64 bytes of values, 32 of rests and 16 of
-// codes. Other types, and chunks that are cut short, go a place at a time. Bytes and verdicts are
+// decoding, they take spans in turn (codec/splitzip_device_decode_tiles.h). A warp takes four whole
+// chunks at a time, or to decode FP8 eight; a thread has four values in a word. A chunk that is cut
+// short, and those of planes with other addresses, go a place at a time. Bytes and verdicts are
 // those of splitzip_scalar.cpp (spec/splitzip.md).
 //
 // A bf16 plane costs 3.5 bytes of memory traffic a value, plus escapes and tables.

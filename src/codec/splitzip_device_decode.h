@@ -1,16 +1,19 @@
 // The decoder of codec/splitzip_device.h.
 //
-// Coded planes go by tiles (codec/splitzip_device_tiles.h) and a last, short chunk by itself. Where
-// addresses are not multiples of 16 they go a chunk at a time, after all has been checked that is
-// needed for safety (spec/splitzip.md, section 4).
+// Coded planes go by tiles (codec/splitzip_device_decode_tiles.h) and a last, short chunk by
+// itself. Where addresses are not multiples of 16 they go a chunk at a time, after all has been
+// checked that is needed for safety (spec/splitzip.md, section 4).
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+#include <type_traits>
+
 #include "codec/device_verdict.h"
-#include "codec/splitzip_device_chunks.h"
-#include "codec/splitzip_device_span_bf16.h"
-#include "codec/splitzip_device_span_fp8.h"
-#include "codec/splitzip_device_tiles.h"
+#include "codec/splitzip_device_decode_bf16.h"
+#include "codec/splitzip_device_decode_chunks.h"
+#include "codec/splitzip_device_decode_fp8.h"
+#include "codec/splitzip_device_decode_tiles.h"
 
 namespace kvlane::splitzip {
 

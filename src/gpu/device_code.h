@@ -181,6 +181,13 @@ KVLANE_DEVICE std::uint32_t load_aligned_word(const std::byte* at) {
   return value;
 #endif
 }
+KVLANE_DEVICE void store_aligned_word(std::byte* at, std::uint32_t value) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<std::uint32_t*>(at) = value;
+#else
+  std::memcpy(at, &value, sizeof(value));
+#endif
+}
 
 // No alignment needed.
 KVLANE_DEVICE unsigned load_byte(const std::byte* at) { return static_cast<unsigned>(*at); }

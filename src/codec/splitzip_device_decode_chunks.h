@@ -35,6 +35,11 @@ KVLANE_DEVICE std::uint32_t words_of(unsigned count, std::uint32_t length) {
   return static_cast<std::uint32_t>(table_words_of(static_cast<std::uint8_t>(count), length));
 }
 
+// The low nibbles of four bytes, as nibbles of 16 bits: a selector of bytes.
+KVLANE_DEVICE std::uint32_t gathered_nibbles(std::uint32_t bytes) {
+  return byte_perm(bytes | bytes >> 4, 0, 0x4420);
+}
+
 // The exponents of four codes, the low nibbles of a word. Nibbles are a selector of bytes; their
 // top bits say from which half of the codebook.
 KVLANE_DEVICE std::uint32_t exponents_of(const Words4& book, std::uint32_t codes) {

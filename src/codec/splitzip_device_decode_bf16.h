@@ -6,7 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "codec/splitzip_device_chunks.h"
+#include "codec/splitzip_device_decode_chunks.h"
 
 namespace kvlane::splitzip {
 
@@ -21,7 +21,7 @@ KVLANE_DEVICE void join_words(std::uint32_t exponents, std::uint32_t rests, std:
   odd = byte_perm(low, high, 0x7351);
 }
 
-// What a codec of tiles must know of a type (codec/splitzip_device_tiles.h).
+// What a codec of tiles must know of a type (codec/splitzip_device_decode_tiles.h).
 struct Bf16Span {
   static constexpr ElementType kType = ElementType::kBf16;
   static constexpr std::uint32_t kChunks = 4;  // of a span
@@ -57,15 +57,12 @@ struct Bf16Span {
                                       Words4 (&out)[2]) {
     KVLANE_UNROLL
     for (int i = 0; i < 4; ++i) {
-      // Codes of four places, spread over bytes, as nibbles of 16 bits.
-      const std::uint32_t spread = part.nibbles.w[i] >> 4 * half & 0x0F0F0F0F;
-      const std::uint32_t pairs = spread | spread >> 4;
-      const std::uint32_t codes = byte_perm(pairs, 0, 0x4420);
+      const std::uint32_t codes = gathered_nibbles(part.nibbles.w[i] >> 4 * half & 0x0F0F0F0F);
       join_words(exponents_of(book, codes), part.rests[half].w[i], out[0].w[i], out[1].w[i]);
     }
   }
 
-  // Values come to where `swizzled` says (codec/splitzip_device_tiles.h).
+  // Values come to where `swizzled` says (codec/splitzip_device_decode_tiles.h).
   KVLANE_DEVICE static void join(const Words4& book, const Part& part, Words4* span,
                                  std::uint32_t lane) {
     const std::uint32_t at = lane / 4 * 16 + lane % 4, odd = lane / 4 % 2 * 4;

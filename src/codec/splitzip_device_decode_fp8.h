@@ -8,7 +8,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "codec/splitzip_device_chunks.h"
+#include "codec/splitzip_device_decode_chunks.h"
 
 namespace kvlane::splitzip {
 
@@ -18,11 +18,6 @@ namespace device {
 template <int kTo>
 KVLANE_DEVICE std::uint32_t spread_bits(std::uint32_t bits) {
   return bits * (0x00204081U << kTo) & 0x01010101U << kTo;
-}
-
-// The low nibbles of four bytes, as nibbles of 16 bits: a selector of bytes.
-KVLANE_DEVICE std::uint32_t gathered_nibbles(std::uint32_t bytes) {
-  return byte_perm(bytes | bytes >> 4, 0, 0x4420);
 }
 
 // As Bf16Span.

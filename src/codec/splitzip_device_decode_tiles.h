@@ -15,7 +15,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "codec/splitzip_device_chunks.h"
+#include "codec/splitzip_device_decode_chunks.h"
 
 namespace kvlane::splitzip {
 
@@ -33,7 +33,7 @@ KVLANE_DEVICE std::uint32_t swizzled(std::uint32_t at) {
   return at ^ at / (kGroup * element_bytes(Span::kType)) % 2 * 64;
 }
 
-// Span: splitzip_device_span_bf16.h and _fp8.h have them.
+// Span: splitzip_device_decode_bf16.h and _fp8.h have them.
 template <class Span, class Thread>
 class Tiles {
  public:
