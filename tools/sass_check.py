@@ -82,9 +82,14 @@ def coded_prefill_attention(dim, tiles, partition):
 
 # At least so many, on every architecture; kernels by the names of tools/kernel_registers.py.
 EXPECTED = {
-    # splitzip: 32 values of 2 bytes to 1.5, four at a time
+    # splitzip: a thread's 32 values, four at a time
     "encode_planes<bf16>": {"load16": 4, "store16": 3, "sign_bytes": 8},
-    "decode_planes<bf16>": {"load16": 3, "store16": 4, "sign_bytes": 8},
+    "encode_planes<fp8_e4m3>": {"load16": 2, "store16": 1, "sign_bytes": 8},
+    "encode_planes<fp8_e5m2>": {"load16": 2, "store16": 1, "sign_bytes": 8},
+    # A span is copied in three parts, of FP8 four; two spans before the first check.
+    "decode_planes<bf16>": {"async16": 9, "store16": 4, "sign_bytes": 8},
+    "decode_planes<fp8_e4m3>": {"async16": 12, "store16": 4},
+    "decode_planes<fp8_e5m2>": {"async16": 12, "store16": 4, "sign_bytes": 16},
     # splitzip:channel: eight rows are loaded before the first is needed
     "encode_planes": {"load16": 8, "sign_bytes": 8},
     "decode_planes": {"store16": 4},

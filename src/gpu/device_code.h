@@ -184,6 +184,24 @@ KVLANE_DEVICE void store_aligned_half(std::byte* at, unsigned value) {
 #endif
 }
 
+// 4 bytes at a multiple of 4.
+KVLANE_DEVICE std::uint32_t load_aligned_word(const std::byte* at) {
+#ifdef __CUDA_ARCH__
+  return *reinterpret_cast<const std::uint32_t*>(at);
+#else
+  std::uint32_t value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+#endif
+}
+KVLANE_DEVICE void store_aligned_word(std::byte* at, std::uint32_t value) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<std::uint32_t*>(at) = value;
+#else
+  std::memcpy(at, &value, sizeof(value));
+#endif
+}
+
 // No alignment needed.
 KVLANE_DEVICE unsigned load_byte(const std::byte* at) { return static_cast<unsigned>(*at); }
 KVLANE_DEVICE void store_byte(std::byte* at, unsigned value) {
