@@ -64,7 +64,8 @@ Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_he
                      .queries = kDecodeColumns,
                      .units = std::max(1, places / 4),
                      .step = kDecodeWarps,
-                     .most = kDecodeWarps * kHackWarpPages};
+                     .most = kDecodeWarps * kHackWarpPages,
+                     .places = kind.partition == 0 ? places : 0};
 }
 
 }  // namespace kvlane
