@@ -31,19 +31,13 @@ struct HackPageCopy {
 // A warp's pages of a unit at most: their means are multiplied at once, as rows of a tile.
 inline constexpr int kHackWarpPages = 16;
 
-// A warp's: two pages, or outputs where one was.
+// A warp's.
 template <int kDim, int kKeyBits, int kValueBits>
 struct HackPages {
-  union alignas(16) Slot {
-    HackPageCopy<kDim, kKeyBits, kValueBits> page;
-    float out[kDecodeColumns][kDim];
-  };
-  Slot slots[2];
+  HackPageCopy<kDim, kKeyBits, kValueBits> copies[2];
   float base[kHackWarpPages][kDecodeColumns];
   gpu::Words4 queries[kDim / hack_decode::kSpan][gpu::kWarpThreads];  // of each lane
   gpu::Floats4 heads[gpu::kWarpThreads];                              // of each lane: its Heads
-  KVLANE_DEVICE auto& out_of(int slot) { return slots[slot].out; }
-  KVLANE_DEVICE const auto& out_of(int slot) const { return slots[slot].out; }
 };
 
 namespace hack_decode {
@@ -148,86 +142,60 @@ KVLANE_DEVICE Words2 take_numbers(const Words4* pieces, Place place, int i) {
   return half_of(pieces[4 * i + place.row / 2], place.row % 2);
 }
 
-// What is loaded where a unit begins, all of it before any is used: channels 32 span + 8 column ...
-// of means, of the pages `row` and, of more than eight, row + 8; and of this lane's column, of
-// queries u and what is left of y, and what scores take of u.
-template <int kDim>
-struct Operands {
-  Words4 means[kDim / 32][2];
-  Words4 rests[kDim / 32];
-  Words2 codes[kDim / 32];
-  Words4 queries[kDim / kSpan];
-  Heads heads;
-};
-template <int kDim>
-KVLANE_DEVICE void load_means(const std::byte* const (&means)[2], bool many, int head_dim,
-                              Place place, Operands<kDim>& operands) {
-  KVLANE_UNROLL
-  for (int span = 0; span < kDim / 32; ++span) {
-    const int channel = 32 * span + 8 * place.column;
-    const bool inside = channel < head_dim;
-    operands.means[span][0] = decode::load_if(inside, means[0], 2 * channel);
-    operands.means[span][1] = decode::load_if(inside && many, means[1], 2 * channel);
-  }
-}
-template <int kHeads, int kDim>
-KVLANE_DEVICE void load_operands(const HackDecodeBatch& batch, const DecodeUnit& unit, int head_dim,
-                                 Place place, Operands<kDim>& operands) {
+// Sums of y m of up to 16 pages, for all heads, kMore times too large. `means` are those of the
+// pages `row` and, of more than eight, row + 8; y are u and what is left of it.
+template <int kHeads, int kMore, int kDim, class Thread>
+KVLANE_DEVICE void multiply_means(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
+                                  int head_dim, Place place, const std::byte* const (&means)[2],
+                                  bool many, float (&base)[kHackWarpPages][kDecodeColumns]) {
   const int query = query_of_column<kHeads>(place.row);
   const std::size_t row = (first_row(batch, unit) + query) * head_dim;
-  KVLANE_UNROLL
-  for (int span = 0; span < kDim / 32; ++span) {
-    const int channel = 32 * span + 8 * place.column;
-    const bool there = channel < head_dim && query < unit.queries;
-    operands.rests[span] = decode::load_if(there, batch.queries.rests, 2 * (row + channel));
-    operands.codes[span] = Words2{};
-    if (there) operands.codes[span] = load_pair(batch.queries.codes + row + channel);
-  }
-  load_queries<kHeads, kDim>(batch, unit, place, operands.queries);
-  operands.heads = load_heads<kHeads>(batch, unit, place.column);
-}
-
-// Sums of y m of up to 16 pages, for all heads, and what else a lane needs for each page. What
-// score_by_both() wants kTimes too large is.
-template <int kDim, int kKeyBits, int kValueBits, class Thread>
-KVLANE_DEVICE void share_operands(Thread& t, const Operands<kDim>& operands, Place place,
-                                  HackPages<kDim, kKeyBits, kValueBits>& shared) {
-  constexpr float kMore = kTimes<kKeyBits>;
-  KVLANE_UNROLL
-  for (int span = 0; span < kDim / kSpan; ++span) {
-    const std::uint32_t(&w)[4] = operands.queries[span].w;
-    shared.queries[span][t.lane()] = {{w[0], w[2], w[1], w[3]}};
-  }
-  const Heads& heads = operands.heads;
-  shared.heads[t.lane()] = {{heads.scale[0] / kMore, heads.scale[1] / kMore,
-                             heads.centre[0] * kMore - kSumFloat,
-                             heads.centre[1] * kMore - kSumFloat}};
   float d[4] = {};
   KVLANE_UNROLL
   for (int span = 0; span < kDim / 32; ++span) {
-    const Words4(&m)[2] = operands.means[span];
-    const Words4& rest = operands.rests[span];
+    const int channel = 32 * span + 8 * place.column;
+    const bool inside = channel < head_dim, there = inside && query < unit.queries;
+    const Words4 m[2] = {decode::load_if(inside, means[0], 2 * channel),
+                         decode::load_if(inside && many, means[1], 2 * channel)};
+    const Words4 rest = decode::load_if(there, batch.queries.rests, 2 * (row + channel));
+    Words2 codes{};
+    if (there) codes = load_pair(batch.queries.codes + row + channel);
     KVLANE_UNROLL
     for (int i = 0; i < 4; i += 2) {
-      const std::uint32_t codes = operands.codes[span].w[i / 2];
       const std::uint32_t a[4] = {m[0].w[i], m[1].w[i], m[0].w[i + 1], m[1].w[i + 1]};
       t.mma_fp16(d, a, rest.w[i], rest.w[i + 1]);
-      t.mma_fp16(d, a, pair_of_codes(codes, 0), pair_of_codes(codes, 2));
+      t.mma_fp16(d, a, pair_of_codes(codes.w[i / 2], 0), pair_of_codes(codes.w[i / 2], 2));
     }
   }
   KVLANE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    shared.base[place.row + i / 2 * 8][2 * place.column + i % 2] = kMore * d[i];
-  }
+  for (int i = 0; i < 4; ++i) base[place.row + i / 2 * 8][2 * place.column + i % 2] = kMore * d[i];
 }
 
-// Page i of the warp.
+// Of each lane: what codes of K are multiplied with, as score_by_both() wants it, and Heads.
+template <int kHeads, int kDim, int kKeyBits, int kValueBits, class Thread>
+KVLANE_DEVICE void share_queries(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
+                                 Place place, HackPages<kDim, kKeyBits, kValueBits>& shared) {
+  Words4 queries[kDim / kSpan];
+  load_queries<kHeads, kDim>(batch, unit, place, queries);
+  KVLANE_UNROLL
+  for (int span = 0; span < kDim / kSpan; ++span) {
+    const std::uint32_t(&w)[4] = queries[span].w;
+    shared.queries[span][t.lane()] = {{w[0], w[2], w[1], w[3]}};
+  }
+  constexpr float kMore = kTimes<kKeyBits>;
+  const Heads heads = load_heads<kHeads>(batch, unit, place.column);
+  shared.heads[t.lane()] = {{heads.scale[0] / kMore, heads.scale[1] / kMore,
+                             heads.centre[0] * kMore - kSumFloat,
+                             heads.centre[1] * kMore - kSumFloat}};
+}
+
+// Page i of a run.
 template <int kHeads, int kDim, int kKeyBits, int kValueBits, class Thread>
 KVLANE_DEVICE void attend_page_by_both(Thread& t, Place place, int i,
                                        const HackPages<kDim, kKeyBits, kValueBits>& shared,
                                        WarpState<kDim>& state) {
   using Copy = HackPageCopy<kDim, kKeyBits, kValueBits>;
-  const Copy& copy = shared.slots[i % 2].page;
+  const Copy& copy = shared.copies[i % 2];
   Keys<kDim, kKeyBits> keys;
   take_keys(copy, place, keys);
   Words2 key_scales[kHalves], value_scales[kHalves];
@@ -256,9 +224,45 @@ KVLANE_DEVICE void attend_page_by_both(Thread& t, Place place, int i,
   add_middle<kHeads, kValueBits>(t, weights, state);
 }
 
-// The warp's states of a run: without the middle of codes, and of all lanes.
-template <int kHeads, int kDim, class Thread>
-KVLANE_DEVICE void end_run(Thread& t, WarpState<kDim>& state) {
+// This warp's pages. Pages are on their way before what the launch in front makes is waited for.
+template <int kHeads, int kDim, int kKeyBits, int kValueBits, bool kWhole, class Thread>
+KVLANE_DEVICE void attend_pages_by_both(Thread& t, const HackDecodeBatch& batch,
+                                        const DecodeUnit& unit, Place place,
+                                        HackPages<kDim, kKeyBits, kValueBits>& shared,
+                                        WarpState<kDim>& state) {
+  const auto shape = page_shape<kDim, kKeyBits, kValueBits, kWhole>(batch.layout, batch.head_dim);
+  const DecodeUnit here = unit;  // read at once
+  const std::byte* const pages = batch.slabs + here.kv_head * batch.layout.bytes;
+  const int first = here.first_token / kBlockTokens + t.warp();
+  const std::int32_t* ids =
+      batch.tables + (std::size_t(here.sequence) * batch.table_stride + first);
+  const int count = (here.end_token / kBlockTokens - first + kDecodeWarps - 1) / kDecodeWarps;
+  if (count <= 0) return;
+  const int own = t.lane() % kHackWarpPages;
+  const std::uint32_t id = ids[own < count ? kDecodeWarps * own : 0];
+  const auto page_of = [&](int i) { return pages + t.shuffle(id, i) * batch.block_bytes; };
+  copy_page(t, page_of(0), shape, shared.copies[0]);
+  // While the queries are made memory is asked for what comes next: all means, and two pages.
+  const int line = t.lane() % 2 * 128;
+  const std::byte* const own_means = page_of(t.lane() / 2) + (shape.k_metadata + unsigned(line));
+  if (t.lane() / 2 < count && line < 2 * shape.head_dim) t.fetch_ahead(own_means);
+  for (int i = 1; i < 3 && i < count; ++i) {
+    fetch_bytes_ahead(t, page_of(i), unsigned(batch.layout.bytes));
+  }
+  t.wait_previous();
+  share_queries<kHeads>(t, batch, here, place, shared);
+  const std::byte* const means[2] = {page_of(place.row) + shape.k_metadata,
+                                     page_of(place.row + 8) + shape.k_metadata};
+  multiply_means<kHeads, kTimes<kKeyBits>, kDim>(t, batch, here, shape.head_dim, place, means,
+                                                 count > 8, shared.base);
+  KVLANE_NO_UNROLL
+  for (int i = 0; i < count; ++i) {
+    t.wait_copies();
+    t.sync_warp();  // what all have copied is there, and all have read the page before
+    if (i + 1 < count) copy_page(t, page_of(i + 1), shape, shared.copies[(i + 1) % 2]);
+    attend_page_by_both<kHeads>(t, place, i, shared, state);
+  }
+  t.sync_warp();  // all have read what outputs are written over
   KVLANE_UNROLL
   for (int q = 0; q < kDim / 32; ++q) {
     KVLANE_UNROLL
@@ -268,71 +272,6 @@ KVLANE_DEVICE void end_run(Thread& t, WarpState<kDim>& state) {
   }
   KVLANE_UNROLL
   for (int n = 0; n < kHeads; ++n) state.sum[n] = decode::sum_of_rows(t, state.sum[n]);
-}
-
-// A unit by all threads of the block. Pages and means are on their way before what the launch in
-// front makes is waited for.
-template <int kHeads, int kDim, int kKeyBits, int kValueBits, bool kWhole, class Thread>
-KVLANE_DEVICE void attend_by_both(
-    Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit, Place place,
-    HackDecodeShared<kDim, HackPages<kDim, kKeyBits, kValueBits>>& shared) {
-  auto& own = shared.warps[t.warp()];
-  const auto shape = page_shape<kDim, kKeyBits, kValueBits, kWhole>(batch.layout, batch.head_dim);
-  const DecodeUnit here = unit;  // read at once
-  const std::byte* const pages = batch.slabs + here.kv_head * batch.layout.bytes;
-  const int first = here.first_token / kBlockTokens + t.warp();
-  const int behind = here.end_token / kBlockTokens - first + kDecodeWarps - 1;
-  const int count = behind < 0 ? 0 : behind / kDecodeWarps;  // of this warp
-  std::uint32_t id = 0;
-  if (count > 0) {
-    const int page = t.lane() % kHackWarpPages < count ? t.lane() % kHackWarpPages : 0;
-    id =
-        batch.tables[std::size_t(here.sequence) * batch.table_stride + first + kDecodeWarps * page];
-  }
-  const auto page_of = [&](int i) { return pages + t.shuffle(id, i) * batch.block_bytes; };
-  const auto copy = [&](int i) {
-    copy_page(t, page_of(i), shape, own.slots[i % 2].page);
-    t.close_copies();
-  };
-  if (count > 0) {
-    copy(0);
-    if (count > 1) copy(1);
-    Operands<kDim> operands;
-    load_means({page_of(place.row) + shape.k_metadata, page_of(place.row + 8) + shape.k_metadata},
-               count > 8, shape.head_dim, place, operands);
-    t.wait_previous();
-    load_operands<kHeads>(batch, here, shape.head_dim, place, operands);
-    share_operands(t, operands, place, own);
-  }
-  t.wait_previous();                                                // of a warp without pages, too
-  const int run = here.run_tokens / (kBlockTokens * kDecodeWarps);  // pages of a warp
-  const int end = here.end_token - here.first_token;
-  const int runs = end > here.run_tokens ? (end + here.run_tokens - 1) / here.run_tokens : 1;
-  int i = 0;
-  KVLANE_NO_UNROLL
-  for (int r = 0; r < runs; ++r) {
-    const int until = (r + 1) * run < count ? (r + 1) * run : count;
-    WarpState<kDim> state;
-    begin(state);
-    KVLANE_NO_UNROLL
-    for (; i < until; ++i) {
-      if (i + 1 < count) {
-        t.template wait_copies_but<1>();
-      } else {
-        t.wait_copies();
-      }
-      t.sync_warp();  // what all have copied is there
-      attend_page_by_both<kHeads>(t, place, i, own, state);
-      t.sync_warp();  // all have read it
-      if (i + 1 < until && i + 2 < count) copy(i + 2);
-    }
-    end_run<kHeads>(t, state);
-    share_state<true, kHeads>(t, place, state, (i + 1) % 2, shared);  // where the last page was
-    store_states<kHeads>(t, batch, unit, r, shared);
-    if (r + 1 == runs) break;
-    t.sync_block();  // all have read the outputs
-    if (i + 1 < count) copy(i + 1);
-  }
 }
 
 }  // namespace hack_decode

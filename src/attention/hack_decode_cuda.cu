@@ -19,15 +19,14 @@ namespace {
 
 constexpr int kThreads = kDecodeWarps * gpu::kWarpThreads;
 
-// Blocks of a multiprocessor that registers are shared out for: by both one less where head_dim is
-// narrower than the kernel and, of those that fit four times on sm_90, before that.
+// Blocks of a multiprocessor that registers are shared out for. What fits four times on sm_90 lacks
+// a register before that, and where head_dim is narrower than the kernel.
 constexpr int blocks_of(const HackKind& kind, int dim, bool whole) {
-  const int blocks = hack_decode_blocks(kind, dim);
-  if (kind.partition != 0 || dim == 256) return blocks;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if (dim == 128 && blocks == 4) return 3;
+#ifdef __CUDA_ARCH__
+  whole = whole && __CUDA_ARCH__ >= 900;
 #endif
-  return whole ? blocks : blocks - 1;
+  if (dim == 128 && kind == HackKind{2, 2, 0} && !whole) return hack_decode_blocks(kind, dim) - 1;
+  return hack_decode_blocks(kind, dim);
 }
 
 template <int kDim, int kKeyBits, int kValueBits, int kPartition, bool kWhole, int kHeads>

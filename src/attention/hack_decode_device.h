@@ -36,25 +36,23 @@
 
 namespace kvlane {
 
-// A warp's by token: of its queries, and outputs.
-template <int kDim>
-struct HackDecodeTerms : HackOutputs<kDim> {
+// A warp's by token: of its queries.
+struct HackDecodeTerms {
   HackTerm of[kDecodeColumns][kHackTerms];
 };
 
 // What a kernel's warps have in shared memory.
 template <int kDim, int kKeyBits, int kValueBits, int kPartition>
-using HackDecodeMemory =
-    HackDecodeShared<kDim,
-                     std::conditional_t<kPartition == 0, HackPages<kDim, kKeyBits, kValueBits>,
-                                        HackDecodeTerms<kDim>>>;
+using HackDecodeMemory = HackDecodeShared<
+    kDim,
+    std::conditional_t<kPartition == 0, HackPages<kDim, kKeyBits, kValueBits>, HackDecodeTerms>>;
 
 namespace hack_decode {
 
 // By a warp; columns without a head are 0.
-template <int kDim, class Thread>
+template <class Thread>
 KVLANE_DEVICE void share_terms(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
-                               HackDecodeTerms<kDim>& shared) {
+                               HackDecodeTerms& shared) {
   const HackTerm* const terms = batch.queries.terms + first_row(batch, unit) * kHackTerms;
   for (int i = t.lane(); i < kDecodeColumns * kHackTerms; i += kWarpThreads) {
     HackTerm term{0, 0};
@@ -66,8 +64,7 @@ KVLANE_DEVICE void share_terms(Thread& t, const HackDecodeBatch& batch, const De
 template <int kDim, int kKeyBits, int kValueBits, int kPartition, class Thread>
 KVLANE_DEVICE void attend_pages_by_token(Thread& t, const HackDecodeBatch& batch,
                                          const DecodeUnit& unit, Place place,
-                                         const HackDecodeTerms<kDim>& terms,
-                                         WarpState<kDim>& state) {
+                                         const HackDecodeTerms& terms, WarpState<kDim>& state) {
   const int head_dim = batch.head_dim;
   const int end = unit.end_token / kBlockTokens;
   int page = unit.first_token / kBlockTokens + t.warp();
@@ -112,29 +109,45 @@ KVLANE_DEVICE void attend_pages_by_token(Thread& t, const HackDecodeBatch& batch
 
 // By all threads of a block of kDecodeWarps warps, for a page of the kind. kDim is at least
 // batch.head_dim, and the same if kWhole; 4 kHeads is at least unit.queries, and kHeads is 2 by
-// token; a unit by both has up to kDecodeWarps * kHackWarpPages pages, by token one run. A unit
-// without tokens leaves states of no tokens. Batch, unit and tables are there before the launch in
-// front of this one, which may make the queries, has ended.
+// token; a unit by both has up to kDecodeWarps * kHackWarpPages pages. A unit without tokens leaves
+// states of no tokens. Batch, unit and tables are there before the launch in front of this one,
+// which may make the queries, has ended.
 template <int kDim, int kKeyBits, int kValueBits, int kPartition, bool kWhole, int kHeads,
           class Thread>
 KVLANE_DEVICE void attend_coded_unit(
     Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
     HackDecodeMemory<kDim, kKeyBits, kValueBits, kPartition>& shared) {
   const decode::Place place{t.lane() / 4, t.lane() % 4};
+  hack_decode::WarpState<kDim> state;
+  KVLANE_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    state.max[n] = gpu::minus_infinity();
+    state.about[n] = gpu::minus_infinity();
+    state.sum[n] = 0;
+    state.middle[n] = 0;
+  }
+  KVLANE_UNROLL
+  for (int q = 0; q < kDim / 32; ++q) {
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) state.out[q][i / 4][i % 4] = 0;
+  }
+  auto& own = shared.warps[t.warp()].pages;
   if constexpr (kPartition == 0) {
-    hack_decode::attend_by_both<kHeads, kDim, kKeyBits, kValueBits, kWhole>(t, batch, unit, place,
-                                                                            shared);
+    hack_decode::attend_pages_by_both<kHeads, kDim, kKeyBits, kValueBits, kWhole>(
+        t, batch, unit, place, own, state);
   } else {
-    hack_decode::WarpState<kDim> state;
-    hack_decode::begin(state);
     t.wait_previous();
-    auto& own = shared.warps[t.warp()];
     hack_decode::share_terms(t, batch, unit, own);
     t.sync_warp();
     hack_decode::attend_pages_by_token<kDim, kKeyBits, kValueBits, kPartition>(t, batch, unit,
                                                                                place, own, state);
-    hack_decode::share_state<false, kHeads>(t, place, state, 0, shared);
-    hack_decode::store_states<kHeads>(t, batch, unit, 0, shared);
+    t.sync_warp();
+  }
+  t.wait_previous();  // of a warp without pages, too
+  hack_decode::share_state<kPartition == 0, kHeads>(t, place, state, shared);
+  t.sync_block();
+  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
+    hack_decode::store_state<kHeads>(t, batch, unit, query, shared);
   }
 }
 

@@ -94,7 +94,6 @@ Outcome run(const Scene& scene, const DecodePlan& plan, std::uint64_t seed = 1) 
 DecodePlan cut(const Scene& scene, int blocks) {
   const auto& shape = scene.shape();
   const int group = shape.heads / shape.kv_heads;
-  const int run = (blocks + kDecodeWarps - 1) / kDecodeWarps * kDecodeWarps * kBlockTokens;
   DecodePlan plan;
   int states = 0;
   for (int sequence = 0; sequence < static_cast<int>(shape.blocks.size()); ++sequence) {
@@ -105,7 +104,7 @@ DecodePlan cut(const Scene& scene, int blocks) {
         const int query = head % group;
         if (query % kDecodeColumns != 0) continue;
         plan.units.push_back({sequence, head / group, head, std::min(kDecodeColumns, group - query),
-                              first * kBlockTokens, end * kBlockTokens, states + head, run});
+                              first * kBlockTokens, end * kBlockTokens, states + head});
       }
       states += shape.heads;
     }
@@ -220,23 +219,6 @@ TEST(HackDecodeDevice, NoOrderOfThreadsChangesABit) {
     const Outcome first = run(scene, plan, 1);
     for (const std::uint64_t seed : {100, 200, 300}) {
       EXPECT_TRUE(run(scene, plan, seed) == first) << "seed " << seed;
-    }
-  }
-}
-
-// Units of several runs, of which the last one is short for all warps, or for some.
-TEST(HackDecodeDevice, RunsLeaveTheStatesOfUnitsOfTheirOwn) {
-  for (const int group : {2, 8}) {
-    const Scene scene({{2, 2, 0}, true, 2 * group, 2, 64, {33, 64, 18, 1, 0, 27}});
-    DecodeShape cuts{2 * group, 2, kDecodeColumns, 1 << 16, kDecodeWarps, 64, 0};
-    const DecodePlan alone = plan_decode(scene.tokens(), cuts);
-    const Outcome expected = run(scene, alone);
-    expect_right(scene, expected);
-    for (const int places : {1, 8, 16}) {
-      cuts.places = places;
-      const DecodePlan plan = plan_decode(scene.tokens(), cuts);
-      EXPECT_LT(plan.units.size(), alone.units.size());
-      EXPECT_EQ(run(scene, plan, places), expected) << places << " places, group " << group;
     }
   }
 }

@@ -64,8 +64,7 @@ Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_he
                      .queries = kDecodeColumns,
                      .units = std::max(1, places / 4),
                      .step = kDecodeWarps,
-                     .most = kDecodeWarps * kHackWarpPages,
-                     .places = kind.partition == 0 ? places : 0};
+                     .most = kDecodeWarps * kHackWarpPages};
 }
 
 }  // namespace kvlane

@@ -28,22 +28,16 @@ struct HackDecodeBatch {
   float* out;  // [states][head_dim], not divided by the sum
 };
 
-// Pages: what a warp has there; out_of(slot) is a part of it for outputs, of no page that is
-// wanted.
+// Pages: what a warp has there while it computes; afterwards its outputs are in their place.
 template <int kDim, class Pages>
 struct HackDecodeShared {
   float max[kDecodeWarps][kDecodeColumns];
   float sum[kDecodeWarps][kDecodeColumns];
-  std::int32_t slot[kDecodeWarps];  // where a warp's outputs are
-  alignas(16) Pages warps[kDecodeWarps];
-};
-
-// Where nothing else is there.
-template <int kDim>
-struct HackOutputs {
-  alignas(16) float out[kDecodeColumns][kDim];
-  KVLANE_DEVICE auto& out_of(int /*slot*/) { return out; }
-  KVLANE_DEVICE const auto& out_of(int /*slot*/) const { return out; }
+  union alignas(16) Warp {
+    Pages pages;
+    float out[kDecodeColumns][kDim];
+  };
+  Warp warps[kDecodeWarps];
 };
 
 namespace hack_decode {
@@ -97,12 +91,10 @@ KVLANE_DEVICE int place_of(int four, int query) {
   return four ^ (query / kHeads * 2);
 }
 
-// A warp's, into the slot; kSeldom as find_weights() has it.
+// A warp's, whose lanes have read its pages; kSeldom as find_weights() has it.
 template <bool kSeldom, int kHeads, int kDim, class Pages, class Thread>
-KVLANE_DEVICE void share_state(Thread& t, Place place, const WarpState<kDim>& state, int slot,
+KVLANE_DEVICE void share_state(Thread& t, Place place, const WarpState<kDim>& state,
                                HackDecodeShared<kDim, Pages>& shared) {
-  if (t.lane() == 0) shared.slot[t.warp()] = slot;
-  float(&to)[kDecodeColumns][kDim] = shared.warps[t.warp()].out_of(slot);
   KVLANE_UNROLL
   for (int n = 0; n < kHeads; ++n) {
     const int query = kHeads * place.column + n;
@@ -114,17 +106,18 @@ KVLANE_DEVICE void share_state(Thread& t, Place place, const WarpState<kDim>& st
     }
     KVLANE_UNROLL
     for (int q = 0; q < kDim / 32; ++q) {
-      float* const at = to[query] + 4 * place_of<kHeads>(8 * q + place.row, query);
+      float* const at =
+          shared.warps[t.warp()].out[query] + 4 * place_of<kHeads>(8 * q + place.row, query);
       const float(&out)[2][4] = state.out[q];
       store_floats(at, {{out[0][n] * by, out[0][n + 2] * by, out[1][n] * by, out[1][n + 2] * by}});
     }
   }
 }
 
-// A warp puts together one query's states, mixes them back, and writes state `at`.
+// A warp puts together one query's states, mixes them back, and writes them.
 template <int kHeads, int kDim, class Pages, class Thread>
-KVLANE_DEVICE void store_state(Thread& t, const HackDecodeBatch& batch, std::size_t at, int query,
-                               const HackDecodeShared<kDim, Pages>& shared) {
+KVLANE_DEVICE void store_state(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
+                               int query, const HackDecodeShared<kDim, Pages>& shared) {
   float max = minus_infinity();
   KVLANE_UNROLL
   for (int w = 0; w < kDecodeWarps; ++w) max = larger(max, shared.max[w][query]);
@@ -135,11 +128,13 @@ KVLANE_DEVICE void store_state(Thread& t, const HackDecodeBatch& batch, std::siz
   for (int w = 0; w < kDecodeWarps; ++w) {
     const float by = decode::factor(shared.max[w][query], shared.sum[w][query], max);
     sum += shared.sum[w][query] * by;
-    const float(&from)[kDim] = shared.warps[w].out_of(shared.slot[w])[query];
     KVLANE_UNROLL
-    for (int i = 0; i < kDim / 32; ++i) out[i] += from[own + kWarpThreads * i] * by;
+    for (int i = 0; i < kDim / 32; ++i) {
+      out[i] += shared.warps[w].out[query][own + kWarpThreads * i] * by;
+    }
   }
   mix_row(t, batch.mix, out);
+  const std::size_t at = unit.first_state + query;
   KVLANE_UNROLL
   for (int i = 0; i < kDim / 32; ++i) {
     const int channel = kWarpThreads * i + t.lane();
@@ -148,17 +143,6 @@ KVLANE_DEVICE void store_state(Thread& t, const HackDecodeBatch& batch, std::siz
   if (t.lane() == 0) {
     batch.max[at] = max;
     batch.sum[at] = sum;
-  }
-}
-
-// By all threads of the block, behind share_state(): the states of run `run` of the unit.
-template <int kHeads, int kDim, class Pages, class Thread>
-KVLANE_DEVICE void store_states(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
-                                int run, const HackDecodeShared<kDim, Pages>& shared) {
-  t.sync_block();
-  const std::size_t first = unit.first_state + std::size_t(run) * batch.heads;
-  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
-    store_state<kHeads>(t, batch, first + query, query, shared);
   }
 }
 

@@ -27,22 +27,6 @@ struct WarpState {
   float out[kDim / 32][2][4];
 };
 
-template <int kDim>
-KVLANE_DEVICE void begin(WarpState<kDim>& state) {
-  KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) {
-    state.max[n] = minus_infinity();
-    state.about[n] = minus_infinity();
-    state.sum[n] = 0;
-    state.middle[n] = 0;
-  }
-  KVLANE_UNROLL
-  for (int q = 0; q < kDim / 32; ++q) {
-    KVLANE_UNROLL
-    for (int i = 0; i < 8; ++i) state.out[q][i / 4][i % 4] = 0;
-  }
-}
-
 // A page's weights: operands, and what they are worth.
 struct Weights {
   std::uint32_t codes[4];

@@ -23,7 +23,7 @@ struct DequantiseCoresShared {
     float x[2];
   };
 
-  HackDecodeShared<kDequantiseDim, HackOutputs<kDequantiseDim>> states;
+  HackDecodeShared<kDequantiseDim, std::byte> states;
   // y for codes of channels 64 i + 16 column + 4 r + 2 j, + 1 and queries 2 n, + 1: two of the
   // first, then two of the other, at [4 i + r][j][n][column].
   gpu::Floats4 queries[8][2][kDecodeColumns / 2][4];
@@ -339,7 +339,10 @@ KVLANE_DEVICE void attend_dequantised_on_cores(Thread& t, const HackDecodeBatch&
   t.sync_block();
   dequantise_cores::attend_pages(t, batch, unit, place, shared, outputs);
   dequantise_cores::share_state(t, place, outputs, shared);
-  hack_decode::store_states<2>(t, batch, unit, 0, shared.states);
+  t.sync_block();
+  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
+    hack_decode::store_state<2>(t, batch, unit, query, shared.states);
+  }
 }
 
 }  // namespace kvlane

@@ -25,7 +25,7 @@ enum class DequantiseForm { kWhole, kSplit };
 inline constexpr int kDequantiseDim = 128;
 
 struct DequantiseShared {
-  HackDecodeShared<kDequantiseDim, HackOutputs<kDequantiseDim>> states;
+  HackDecodeShared<kDequantiseDim, std::byte> states;
   // y of channels 64 i + 16 column ... as pairs for pair_of(): of registers 2 j, + 1.
   gpu::Words4 queries[2][2][gpu::kWarpThreads];
   // Split: y of channels 32 i + 8 column ..., as they come.
@@ -441,8 +441,11 @@ KVLANE_DEVICE void attend_dequantised(Thread& t, const HackDecodeBatch& batch,
   for (int n = 0; n < 2; ++n) {
     if (state.sum[n] == 0) state.max[n] = minus_infinity();
   }
-  hack_decode::share_state<false, 2>(t, place, state, 0, shared.states);
-  hack_decode::store_states<2>(t, batch, unit, 0, shared.states);
+  hack_decode::share_state<false, 2>(t, place, state, shared.states);
+  t.sync_block();
+  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
+    hack_decode::store_state<2>(t, batch, unit, query, shared.states);
+  }
 }
 
 }  // namespace kvlane

@@ -265,7 +265,6 @@ constexpr double prefill_operations() {
 // Of each case.
 struct Plans {
   std::vector<Units> of_rows, of_codes;
-  std::vector<Units> of_opponents;  // a run each
 };
 Result<Plans> plan_all(const gpu::Stream& stream, int multiprocessors) {
   Plans plans;
@@ -278,10 +277,6 @@ Result<Plans> plan_all(const gpu::Stream& stream, int multiprocessors) {
     plans.of_rows.push_back(std::move(units));
     KVLANE_ASSIGN(units, plan(stream, one, codes));
     plans.of_codes.push_back(std::move(units));
-    DecodeShape alone = codes;
-    alone.places = 0;
-    KVLANE_ASSIGN(units, plan(stream, one, alone));
-    plans.of_opponents.push_back(std::move(units));
   }
   return plans;
 }
@@ -297,8 +292,7 @@ Status time_decode(GpuTimer& timer, const gpu::Stream& stream, const Memory& mem
       return attend_rows(stream, kCases[i], memory, plans.of_rows[i]);
     }));
     return timer.add(name, tokens, [&stream, &memory, &plans, i, opponent] {
-      const auto& units = opponent == nullptr ? plans.of_codes : plans.of_opponents;
-      return attend_codes(stream, kCases[i], memory, units[i], opponent);
+      return attend_codes(stream, kCases[i], memory, plans.of_codes[i], opponent);
     });
   };
   for (std::size_t i = 0; i < std::size(kCases); ++i) {

@@ -22,14 +22,10 @@ struct DecodeShape {
   int step = 1;
   // That a unit has at most; a multiple of step.
   int most = std::numeric_limits<int>::max();
-  // Units that a device runs at once. Where there are more, units have several runs, whose begin
-  // they share; 0: each has one.
-  int places = 0;
 };
 
-// Some query heads of one KV head over a range of one sequence's tokens, in runs of run_tokens (the
-// last may have fewer). Query head `first_head + i` writes the partial state of run r at
-// `first_state + r * heads + i`. Kernels read a unit in two accesses.
+// Some query heads of one KV head over a range of one sequence's tokens. Query head `first_head +
+// i` writes its partial state at `first_state + i`. Kernels read it in two accesses.
 struct alignas(16) DecodeUnit {
   std::int32_t sequence;
   std::int32_t kv_head;
@@ -38,7 +34,6 @@ struct alignas(16) DecodeUnit {
   std::int32_t first_token;  // a multiple of kBlockTokens
   std::int32_t end_token;
   std::int32_t first_state;
-  std::int32_t run_tokens;  // a multiple of kBlockTokens; 0 of a unit of nothing
 };
 
 struct DecodePlan {
@@ -48,22 +43,10 @@ struct DecodePlan {
   std::vector<std::int32_t> first_state;
 };
 
-// Blocks of a run of a sequence that has so many tokens: so few that the sequence alone makes as
+// Blocks of a unit of a sequence that has so many tokens: so few that the sequence alone makes as
 // many units as the shape says. Nothing else decides, so a sequence is cut, and its result rounded,
 // in the same way in any company.
-int decode_run_blocks(int tokens, const DecodeShape& shape);
-
-// Runs of so many tokens, of all heads.
-int decode_runs(int tokens, const DecodeShape& shape);
-
-// Appends the units of the tokens [begin, end) of a sequence whose states begin at `state`, where
-// all runs of a launch are `runs`. Gives where the next states begin.
-int append_units(std::vector<DecodeUnit>& units, const DecodeShape& shape, int runs, int sequence,
-                 int begin, int end, int state);
-
-// Long ones first, so that none starts when all others are done. Those that read the same pages
-// stay side by side, so that the second finds them in the cache.
-void sort_longest_first(std::vector<DecodeUnit>& units);
+int decode_unit_blocks(int tokens, const DecodeShape& shape);
 
 // Of sequences with so many tokens each; one without tokens has no unit and no state. The states
 // of all of them are at most 2^31 - 1.

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <numeric>
 
 #include "format/shape.h"
@@ -28,10 +27,10 @@ TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
       EXPECT_LT(unit.first_token, unit.end_token);
       EXPECT_TRUE(unit.end_token % kBlockTokens == 0 || unit.end_token == tokens[unit.sequence]);
       EXPECT_LE(unit.queries, shape.queries);
-      EXPECT_EQ(decode_run_blocks(tokens[unit.sequence], shape) % shape.step, 0);
+      EXPECT_EQ(decode_unit_blocks(tokens[unit.sequence], shape) % shape.step, 0);
       const int split = (unit.first_state - plan.first_state[unit.sequence]) / shape.heads;
       EXPECT_EQ(unit.first_token,
-                split * kBlockTokens * decode_run_blocks(tokens[unit.sequence], shape))
+                split * kBlockTokens * decode_unit_blocks(tokens[unit.sequence], shape))
           << "states are not in the order of tokens";
       for (int i = 0; i < unit.queries; ++i) {
         const int head = unit.first_head + i;
@@ -83,32 +82,6 @@ TEST(DecodeUnits, NoneIsLongerThanItMayBe) {
       longest = std::max(longest, unit.end_token - unit.first_token);
     }
     EXPECT_EQ(longest, shape.most * kBlockTokens);
-  }
-}
-
-// Where a device has no place for all of them units have several runs, and leave the same states.
-TEST(DecodeUnits, RunsAreThoseOfUnitsOfTheirOwn) {
-  const std::vector<std::int32_t> tokens = {32768, 32768, 5000, 0, 64, 32768, 100000};
-  DecodeShape shape{32, 8, 8, 132, 4, 64, 0};
-  const DecodePlan alone = plan_decode(tokens, shape);
-  shape.places = 100;
-  const DecodePlan plan = plan_decode(tokens, shape);
-  EXPECT_LT(plan.units.size(), alone.units.size());
-  EXPECT_EQ(plan.first_state, alone.first_state);
-  // [first state] = first and last token.
-  std::map<std::int32_t, std::pair<int, int>> runs;
-  for (const DecodeUnit& unit : plan.units) {
-    EXPECT_LE(unit.end_token - unit.first_token, shape.most * kBlockTokens);
-    int state = unit.first_state;
-    for (int first = unit.first_token; first < unit.end_token; first += unit.run_tokens) {
-      const int end = std::min(unit.end_token, first + unit.run_tokens);
-      EXPECT_TRUE(runs.insert({state, {first, end}}).second);
-      state += shape.heads;
-    }
-  }
-  ASSERT_EQ(runs.size(), alone.units.size());
-  for (const DecodeUnit& unit : alone.units) {
-    EXPECT_EQ(runs.at(unit.first_state), std::pair(unit.first_token, unit.end_token));
   }
 }
 
