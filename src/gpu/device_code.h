@@ -39,6 +39,7 @@
 namespace kvlane::gpu {
 
 inline constexpr int kWarpThreads = 32;
+inline constexpr int kWarpgroupThreads = 4 * kWarpThreads;
 
 // 16 bytes, as one access moves them.
 struct alignas(16) Words4 {

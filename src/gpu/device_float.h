@@ -23,6 +23,25 @@
 //   D [16][8], 32 bits        d[0], d[1] are D[row][2 column, +1], d[2], d[3] D[row + 8][the same]
 //   8 x 8                     M[row][2 column, +1]
 // The first of two 16-bit values is the low half of its word, the first of four bytes the lowest.
+//
+// Four warps from a multiple of four on are a warpgroup, which multiplies tiles of 64 rows on sm_90
+// (gpu/hopper_thread.h), and goes on while it does so:
+//   publish()                      what this thread has written to shared memory is there for
+//                                  products behind the next barrier
+//   begin_products()               behind the last access to accumulators and operands in registers
+//   multiply_s8s8<kAdd>(d, a, b, step)
+//                                  d = A B, or d += A B, of signed bytes, with 32 products a sum: A
+//                                  has 64 rows, d two entries for each of B's columns
+//   multiply_fp16(d, a, b, step)   d += A B of binary16, with 16 products a sum; A in registers
+//   close_products()               what was begun since the last call is a group
+//   wait_products_but<kLeft>(x...) until all closed groups are done but the last kLeft, to which
+//                                  none of `x`, arrays in registers, belongs
+// Before the wait nothing may read or write accumulators, nor write what the operands are read
+// from. A and B in shared memory are rows of 128 bytes, of which step `step` takes the bytes 32
+// step
+// ... + 31; a row of B is a column of the product. Eight rows begin at a multiple of 1024 bytes,
+// and piece p (16 bytes) of row r is in place p ^ r % 8. Of A in registers and of d warp i has the
+// rows 16 i ... + 15, as above: entry 4 j + i of d is d[i] for the columns 8 j ... + 7.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -103,6 +122,26 @@ KVLANE_DEVICE float low_fp16(std::uint32_t pair) {
 #endif
 }
 KVLANE_DEVICE float high_fp16(std::uint32_t pair) { return low_fp16(pair >> 16); }
+// a b + c of pairs of binary16, each rounded once.
+KVLANE_DEVICE std::uint32_t fused_fp16(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#ifdef __CUDA_ARCH__
+  std::uint32_t result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  const auto one = [](float x, float y, float z) {
+    // Rounded to odd between: so the second rounding sees what the first one cut off.
+    const double exact = double{x} * y + z;
+    auto nearest = static_cast<float>(exact);
+    if (nearest != exact && (std::bit_cast<std::uint32_t>(nearest) & 1) == 0) {
+      nearest = std::nextafter(nearest, exact > nearest ? HUGE_VALF : -HUGE_VALF);
+    }
+    return nearest;
+  };
+  return pack_fp16(one(low_fp16(a), low_fp16(b), low_fp16(c)),
+                   one(high_fp16(a), high_fp16(b), high_fp16(c)));
+#endif
+}
 
 // a b + c, rounded once.
 KVLANE_DEVICE float fused(float a, float b, float c) {
