@@ -36,8 +36,9 @@ template <int kDim, int kBits>
 struct HackHopperShared {
   static constexpr int kPieces = 8;  // of rows, all of 128 bytes
   static constexpr int kPairs = kHackHopperWarpgroups * 64;
-  static constexpr int kRows = kDim + 8;  // of V: one of ones behind the channels, and zeros
-  static constexpr int kPlaces = 4;       // of pages
+  static constexpr int kRows = kDim + 8;   // of V: one of ones behind the channels, and zeros
+  static constexpr int kPlaces = 4;        // of pages
+  static constexpr int kParts = kDim / 8;  // pieces of numbers of all channels, in binary16
   static constexpr hack::Plane kPlane{kBits, hack::Axis::kBoth, 0, hack::Meta::kFp16};
   static constexpr int kPageWords =
       static_cast<int>(hack::page_layout(kPlane, kPlane, {kDim, kDim}).bytes / sizeof(gpu::Words4));
@@ -49,13 +50,15 @@ struct HackHopperShared {
     float out[kHackHopperThreads / gpu::kWarpThreads][8][kDim];  // in the end
   };
   gpu::Words4 pages[kPlaces][kPageWords];
+  // Queries as they meet means of channels: u, and y - u (attention/hack_prepare_device.h); and
+  // these means, of two times eight pages. Piece p of row r is in place p ^ 4 (r % 2).
+  gpu::Words4 parts[2][kPairs][kParts];
+  gpu::Words4 means[2][hack_prefill::kPagesTogether][kParts];
   // Of K's tokens, for the columns of scores that a lane has; four more are for the banks' sake.
   alignas(16) float key_scales[2][4][20];
   const std::int32_t* ids;
   const std::byte* slabs;
-  std::int32_t pages_end;
   std::int32_t rows[kPairs];
-  float scales[kPairs];  // half of a query's
   float common[kPairs][hack_prefill::kPagesTogether];
 };
 
@@ -83,82 +86,146 @@ constexpr std::uint32_t twice(float number) {
   return half << 16 | half;
 }
 
-// By all threads. What is behind head_dim meets codes of 0 in the queries.
-template <int kDim, int kBits, class Thread>
-KVLANE_DEVICE void unpack_keys(Thread& t, const Page& page, int place,
-                               HackHopperShared<kDim, kBits>& shared) {
-  constexpr unsigned kTogether = kHackHopperThreads / kBlockTokens;  // pieces
-  const unsigned token = t.index() % kBlockTokens, row = place_of_token(token);
-  KVLANE_UNROLL
-  for (unsigned i = 0; i < kDim / 16 / kTogether; ++i) {
-    const unsigned piece = t.index() / kBlockTokens + kTogether * i;
-    if (16 * piece >= unsigned(page.head_dim)) break;
-    Words4 codes;
-    KVLANE_UNROLL
-    for (int j = 0; j < kBits / 2; ++j) {
-      std::uint32_t registers[8 / kBits];
-      unpack_word<kBits>(page.word(4 * (kBlockTokens * (piece * (kBits / 2) + j) + token)),
-                         registers);
-      KVLANE_UNROLL
-      for (int r = 0; r < 8 / kBits; ++r) codes.w[j * (8 / kBits) + r] = registers[r];
-    }
-    shared.keys[place][row][piece ^ row % 8] = codes;  // cppcheck-suppress uninitvar ; as there
+// The same, from an exchange: so it stays in a register, where the compiler would work it out anew
+// for every page. And what all lanes have.
+template <class Thread>
+KVLANE_DEVICE std::uint32_t kept(Thread& t, std::uint32_t x) {
+  return t.shuffle(x, t.lane());
+}
+template <class Thread>
+KVLANE_DEVICE std::uint32_t kept_by_all(Thread& t, std::uint32_t x) {
+  return t.shuffle(t.lane() == 0 ? x : 0, 0);
+}
+
+KVLANE_DEVICE std::uint32_t word_at(const Words4* words, unsigned offset) {
+  return reinterpret_cast<const std::uint32_t*>(words)[offset / sizeof(std::uint32_t)];
+}
+
+// 16 codes of a token as c', in an order that suits their bits; and codes of queries in that order.
+// `all` are the four of 2 bits.
+inline constexpr std::uint32_t kSignedCodes = 0x0301FFFD;
+template <int kBits>
+KVLANE_DEVICE Words4 signed_piece(const std::uint32_t (&words)[kBits / 2], std::uint32_t all) {
+  if constexpr (kBits == 2) {
+    // A digit is one code, and chooses one byte.
+    constexpr std::uint32_t kCodes = 0x33333333;
+    const std::uint32_t even = words[0] & kCodes, odd = words[0] >> 2 & kCodes;
+    return {{byte_perm(all, all, even), byte_perm(all, all, even >> 16), byte_perm(all, all, odd),
+             byte_perm(all, all, odd >> 16)}};
+  } else {
+    return {{signed_codes<4, 0>(words[0]), signed_codes<4, 4>(words[0]),
+             signed_codes<4, 0>(words[1]), signed_codes<4, 4>(words[1])}};
   }
-  if (t.index() < kBlockTokens) {
-    const unsigned column = t.index(), of = token_at(column);
-    const unsigned scales = page.k_metadata + unsigned(hack::scales_offset(page.head_dim));
-    const std::uint32_t pair = page.word(scales + 2 * (of - of % 2));
-    shared.key_scales[place][column % 8 / 2][column / 8 * 2 + column % 2] =
-        low_fp16(of % 2 == 0 ? pair : pair >> 16);
+}
+template <int kBits>
+KVLANE_DEVICE Words4 query_piece(const Words4& q) {
+  if constexpr (kBits == 2) {
+    return {{byte_perm(q.w[0], q.w[2], 0x5140), byte_perm(q.w[0], q.w[2], 0x7362),
+             byte_perm(q.w[1], q.w[3], 0x5140), byte_perm(q.w[1], q.w[3], 0x7362)}};
+  } else {
+    return q;
   }
 }
 
 // Codes of V become c - h in binary16: pair j of the piece for register 2 r ..., of a channel's
-// words of one class. Bits of a code, in their place in a mantissa of 2^10, are so much of 2^10.
+// words of one class. Bits of a code, in their place in a mantissa of 2^10, are so much of 2^10,
+// whose bits `ten` has twice.
 template <int kBits>
-KVLANE_DEVICE std::uint32_t centred_pair(const std::uint32_t (&words)[kBits / 2], int r, int j) {
+KVLANE_DEVICE std::uint32_t centred_pair(const std::uint32_t (&words)[kBits / 2], std::uint32_t ten,
+                                         int r, int j) {
   constexpr int kShift = kBits == 2 ? 2 : 1;  // so that h has a digit in the mantissa
   const int in_word = kBits == 2 ? 2 * r + j % 2 : j % 2;
   const int at = kBits * in_word + kShift;
   const std::uint32_t word = words[kBits == 2 ? 0 : r];
   const std::uint32_t placed = j / 2 == 0 ? word << kShift : word >> (8 - kShift);
-  const std::uint32_t bits = (placed & ((1U << kBits) - 1) * 0x00010001U << at) | 0x64006400U;
+  const std::uint32_t bits = (placed & ((1U << kBits) - 1) * 0x00010001U << at) | ten;
   const float unit = 1.0F / static_cast<float>(1 << at);
   constexpr float kMiddle = static_cast<float>((1 << kBits) - 1) / 2;
   return fused_fp16(bits, twice(unit), twice(-(1024 * unit + kMiddle)));
 }
 
-// By all threads, each of which has one class of tokens.
+// What a thread unpacks of every page: offsets in bytes in a page, and where it goes.
+struct Unpacking {
+  unsigned key, key_to;      // one token's; further pieces are 4 behind it
+  unsigned scale, scale_to;  // of K
+  unsigned value, value_to;  // one class of tokens; further channels are 64 behind it
+  unsigned mean;             // of this channel
+  std::uint32_t which_mean;  // of its word, twice
+  unsigned scales;           // of its tokens
+  std::uint32_t ten;         // 2^10 in binary16, twice
+  std::uint32_t all;         // kSignedCodes
+};
+
+template <class Thread>
+KVLANE_DEVICE Unpacking unpacking_of(Thread& t, const HackPrefillBatch& batch) {
+  const unsigned index = t.index(), d = batch.head_dim;
+  const unsigned token = index % kBlockTokens, piece = index / kBlockTokens;
+  const unsigned row = place_of_token(token), of = token_at(token);
+  const unsigned channel = index % 64, of_class = index / 64;
+  const auto after_means = static_cast<unsigned>(hack::scales_offset(batch.head_dim));
+  const auto k = static_cast<unsigned>(batch.layout.k_metadata);
+  const auto v = static_cast<unsigned>(batch.layout.v_metadata);
+  return {.key = kept(t, 4 * (kBlockTokens * piece * (batch.key_bits / 2) + token)),
+          .key_to = kept(t, 128 * row + 16 * (piece ^ row % 8)),
+          .scale = kept(t, k + after_means + 2 * of),
+          .scale_to = kept(t, 20 * (token % 8 / 2) + token / 8 * 2 + token % 2),
+          .value = kept(t, unsigned(batch.layout.v_codes) + 4 * (of_class * d + channel)),
+          .value_to = kept(t, 128 * channel + 16 * (2 * of_class ^ channel % 8)),
+          .mean = kept(t, v + 2 * (channel - channel % 2)),
+          .which_mean = kept(t, channel % 2 == 0 ? 0x1010 : 0x3232),
+          .scales = kept(t, v + after_means + 16 * of_class),
+          .ten = kept_by_all(t, 0x64006400),
+          .all = kept_by_all(t, kSignedCodes)};
+}
+
+// By all threads. What is behind head_dim meets codes of 0 in the queries.
 template <int kDim, int kBits, class Thread>
-KVLANE_DEVICE void unpack_values(Thread& t, const Page& page, unsigned codes, int place,
-                                 HackHopperShared<kDim, kBits>& shared) {
-  const unsigned of_class = t.index() / 64;
-  Words4 of_tokens[2];
-  load_scales(page, page.v_metadata, of_class, of_tokens);
+KVLANE_DEVICE void unpack_keys(Thread& t, const Unpacking& own, int page,
+                               HackHopperShared<kDim, kBits>& shared) {
+  const Words4* const words = shared.pages[page % shared.kPlaces];
+  Words4* const to = shared.keys[page % 2][0];
   KVLANE_UNROLL
   for (unsigned i = 0; i < kDim / 64; ++i) {
-    const unsigned channel = t.index() % 64 + 64 * i;
-    if (channel >= unsigned(page.head_dim)) break;
-    std::uint32_t words[kBits / 2];
+    std::uint32_t codes[kBits / 2];
     KVLANE_UNROLL
-    for (int r = 0; r < kBits / 2; ++r) {
-      const unsigned word = (hack::kValueClasses * r + of_class) * page.head_dim + channel;
-      words[r] = page.word(codes + 4 * word);
+    for (unsigned j = 0; j < kBits / 2; ++j) {
+      codes[j] = word_at(words, own.key + 4 * kBlockTokens * (4 * i * (kBits / 2) + j));
     }
-    const std::uint32_t pair = page.word(page.v_metadata + 2 * (channel - channel % 2));
-    const std::uint32_t mean = byte_perm(pair, 0, channel % 2 == 0 ? 0x1010 : 0x3232);
+    to[own.key_to / sizeof(Words4) ^ 4 * i] = signed_piece<kBits>(codes, own.all);
+  }
+  if (t.index() < kBlockTokens) {
+    const unsigned scale = load_aligned_half(reinterpret_cast<const std::byte*>(words) + own.scale);
+    shared.key_scales[page % 2][0][own.scale_to] = low_fp16(scale);
+  }
+}
+
+// By all threads.
+template <int kDim, int kBits>
+KVLANE_DEVICE void unpack_values(const Unpacking& own, int page, unsigned head_dim,
+                                 HackHopperShared<kDim, kBits>& shared) {
+  const Words4* const words = shared.pages[page % shared.kPlaces];
+  Words4* const to = shared.values[page % 2][0];
+  const Words4* const of_tokens = words + own.scales / sizeof(Words4);
+  const Words4 scales[2] = {of_tokens[0], of_tokens[4]};
+  KVLANE_UNROLL
+  for (unsigned i = 0; i < kDim / 64; ++i) {
+    std::uint32_t codes[kBits / 2];
+    KVLANE_UNROLL
+    for (unsigned r = 0; r < kBits / 2; ++r) {
+      codes[r] = word_at(words, own.value + 4 * (64 * i + hack::kValueClasses * r * head_dim));
+    }
+    const std::uint32_t mean = byte_perm(word_at(words, own.mean + 128 * i), 0, own.which_mean);
     KVLANE_UNROLL
     for (int r = 0; r < 2; ++r) {
       Words4 piece;
       KVLANE_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const Words4& s = of_tokens[r];
-        const std::uint32_t scale =
-            byte_perm(s.w[j % 2], s.w[2 + j % 2], j / 2 == 0 ? 0x5410 : 0x7632);
-        piece.w[j] = fused_fp16(centred_pair<kBits>(words, r, j), scale, mean);
+        const std::uint32_t(&s)[4] = scales[r].w;
+        const std::uint32_t scale = byte_perm(s[j % 2], s[2 + j % 2], j / 2 == 0 ? 0x5410 : 0x7632);
+        piece.w[j] = fused_fp16(centred_pair<kBits>(codes, own.ten, r, j), scale, mean);
       }
       // cppcheck-suppress uninitvar ; the loop fills it
-      shared.values[place][channel][(2 * of_class + r) ^ channel % 8] = piece;
+      to[(own.value_to / sizeof(Words4) ^ unsigned(r)) + 64 * shared.kPieces * i] = piece;
     }
   }
 }
@@ -215,6 +282,17 @@ KVLANE_DEVICE void pack(const float (&weights)[32], std::uint32_t (&operands)[4]
   }
 }
 
+// Of eight codes, as pairs of binary16.
+KVLANE_DEVICE Words4 codes_in_fp16(std::uint32_t low, std::uint32_t high) {
+  // With 128 more they are unsigned, and the low bits of 2^10 + 128.
+  constexpr std::uint32_t kMore = 0x80808080, kTen = 0x64646464;
+  constexpr std::uint32_t kLess = twice(-1152);
+  const auto pair = [&](std::uint32_t codes, std::uint32_t which) {
+    return fused_fp16(byte_perm(codes ^ kMore, kTen, which), twice(1), kLess);
+  };
+  return {{pair(low, 0x4140), pair(low, 0x4342), pair(high, 0x4140), pair(high, 0x4342)}};
+}
+
 // A block's work: everything below is by all of its threads.
 template <int kDim, int kBits, class Thread>
 struct Tile {
@@ -224,8 +302,10 @@ struct Tile {
   Thread& t;
   const HackPrefillBatch& batch;
   Shared& shared;
-  int first, count;       // pages
-  std::int32_t next = 0;  // the id of the page that is copied next
+  int first, count;  // pages
+  Unpacking unpacking;
+  std::int32_t next = 0;        // the id of the page that is copied next
+  std::int32_t next_means = 0;  // of the one whose means are
   Pairs pairs{};
   std::int32_t dot[32];
   float weights[32];
@@ -233,35 +313,79 @@ struct Tile {
   float out[kOutputs];
 
   KVLANE_DEVICE int pair_of_half(int half) const { return pair_of<1>(t, 0, half); }
-  KVLANE_DEVICE Page page_at(int page) const {
-    return {shared.pages[page % Shared::kPlaces], batch.head_dim, unsigned(batch.layout.k_metadata),
-            unsigned(batch.layout.v_metadata)};
-  }
 
   // Begins to copy a page if there is one, and asks for the next one's id.
   KVLANE_DEVICE void copy_page(int page) {
     if (page < count) {
       const std::byte* const from = shared.slabs + next * batch.block_bytes;
       Words4* const to = shared.pages[page % Shared::kPlaces];
+      const auto bytes = static_cast<unsigned>(batch.layout.bytes);
       KVLANE_UNROLL
-      for (int i = 0; i < Shared::kPageWords; i += kHackHopperThreads) {
+      for (unsigned i = 0; i < Shared::kPageWords; i += kHackHopperThreads) {
         const unsigned word = t.index() + i;
-        if (sizeof(Words4) * word >= batch.layout.bytes) break;
-        t.copy_async(to[word], from + sizeof(Words4) * word, true);
+        if (16 * word < bytes) t.copy_async(to[word], from + 16 * word, true);
       }
       if (page + 1 < count) next = shared.ids[first + page + 1];
     }
     t.close_copies();
   }
 
+  // The same of the means of eight pages, of which a thread copies one piece; into the group of
+  // copies that is closed next.
+  KVLANE_DEVICE void ask_for_means(int together) {
+    const int page = kPagesTogether * together + t.index() / Shared::kParts;
+    if (t.index() < kDim && page < count) next_means = shared.ids[first + page];
+  }
+  KVLANE_DEVICE void copy_means(int together) {
+    const int row = t.index() / Shared::kParts, piece = t.index() % Shared::kParts;
+    if (t.index() >= kDim) return;
+    const bool wanted = kPagesTogether * together + row < count && 8 * piece < batch.head_dim;
+    const std::byte* const from =
+        shared.slabs + next_means * batch.block_bytes + batch.layout.k_metadata;
+    t.copy_async(shared.means[together % 2][row][piece ^ 4 * (row % 2)], from + 16 * piece, wanted);
+  }
+  // What all scores of the warp's pairs have in common, of eight pages.
+  KVLANE_DEVICE void multiply_means(int together) {
+    const int lane = t.lane(), column = lane % 4, row = lane / 4, odd = 4 * (row % 2);
+    float d[4] = {};
+    KVLANE_UNROLL
+    for (int piece = 0; piece < Shared::kParts; piece += 4) {
+      const int at = (piece + column) ^ odd;
+      const Words4 m = shared.means[together % 2][row][at];
+      KVLANE_UNROLL
+      for (int part = 1; part >= 0; --part) {
+        const Words4 y[2] = {shared.parts[part][pair_of_half(0)][at],
+                             shared.parts[part][pair_of_half(1)][at]};
+        KVLANE_UNROLL
+        for (int i = 0; i < 4; i += 2) {
+          t.mma_fp16(d, {y[0].w[i], y[1].w[i], y[0].w[i + 1], y[1].w[i + 1]}, m.w[i], m.w[i + 1]);
+        }
+      }
+    }
+    KVLANE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      shared.common[pair_of_half(i / 2)][2 * column + i % 2] = 2 * pairs.scale[i / 2] * d[i];
+    }
+    t.sync_warp();
+  }
+
   KVLANE_DEVICE void begin(const PrefillUnit& unit, int group) {
+    KVLANE_NO_UNROLL
+    for (int i = t.index(); i < Shared::kPairs * Shared::kParts; i += t.threads()) {
+      const int pair = i / Shared::kParts, piece = i % Shared::kParts;
+      const bool wanted = pair < unit.pairs && 8 * piece < batch.head_dim;
+      const std::size_t row =
+          wanted ? prefill::row_of(batch, unit, group, unit.first_pair + pair) : 0;
+      const std::byte* const from = batch.queries.rests + row * (2 * batch.head_dim);
+      t.copy_async(shared.parts[1][pair][piece ^ 4 * (pair % 2)], from + (wanted ? 16 * piece : 0),
+                   wanted);
+    }
     copy_queries(t, batch, unit, group, shared);
     for (int pair = t.index(); pair < Shared::kPairs; pair += t.threads()) {
       const bool there = pair < unit.pairs;
       const std::size_t row =
           there ? prefill::row_of(batch, unit, group, unit.first_pair + pair) : 0;
       shared.rows[pair] = there ? static_cast<std::int32_t>(row) : -1;
-      shared.scales[pair] = there ? batch.queries.scales[row] * 0.5F : 0;
     }
     for (int i = t.index(); i < 2 * 8 * Shared::kPieces; i += t.threads()) {
       const int row = i / Shared::kPieces % 8;
@@ -271,13 +395,35 @@ struct Tile {
     }
     KVLANE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = (unit.first_pair + pair_of_half(half)) / group;
+      const int pair = pair_of_half(half);
+      const int row = (unit.first_pair + pair) / group;
       pairs.end[half] =
           (unit.position + row) / kBlockTokens - batch.window.recent - batch.window.sink;
       pairs.max[half] = prefill::lowest();
+      pairs.scale[half] = 0;
+      if (pair < unit.pairs) {
+        const std::size_t at = prefill::row_of(batch, unit, group, unit.first_pair + pair);
+        pairs.scale[half] = batch.queries.scales[at] * 0.5F;
+      }
     }
     KVLANE_UNROLL
     for (int i = 0; i < kOutputs; ++i) out[i] = 0;
+  }
+  // Behind the copies of begin(): codes of queries, each piece by the thread that has copied it.
+  KVLANE_DEVICE void order_queries() {
+    const int piece = t.index() % Shared::kPieces;
+    KVLANE_NO_UNROLL
+    for (int row = t.index() / Shared::kPieces; row < Shared::kPairs;
+         row += t.threads() / Shared::kPieces) {
+      Words4& codes = shared.queries[row][piece ^ row % 8];
+      const Words4 q = codes;
+      codes = query_piece<kBits>(q);
+      if (16 * piece >= kDim) continue;
+      Words4* const parts = shared.parts[0][row];
+      const int at = 2 * piece ^ 4 * (row % 2);
+      parts[at] = codes_in_fp16(q.w[0], q.w[1]);
+      parts[at + 1] = codes_in_fp16(q.w[2], q.w[3]);
+    }
   }
 
   KVLANE_DEVICE void score(int page) {
@@ -298,11 +444,11 @@ struct Tile {
     t.close_products();
   }
 
-  KVLANE_DEVICE void unpack_keys_of(int page) {
-    if (page < count) unpack_keys(t, page_at(page), page % 2, shared);
-  }
-  KVLANE_DEVICE void unpack_values_of(int page) {
-    unpack_values(t, page_at(page), unsigned(batch.layout.v_codes), page % 2, shared);
+  // K of the page behind this one and V of this one, for products of the next page.
+  KVLANE_DEVICE void unpack(int page) {
+    unpack_keys(t, unpacking, page + 1, shared);
+    unpack_values(unpacking, page, batch.head_dim, shared);
+    t.publish();
   }
 
   KVLANE_DEVICE bool weigh_page(int page, float (&keep)[2]) {
@@ -315,29 +461,30 @@ struct Tile {
                  weights);
   }
 
-  // What was unpacked is there for products of the next page, and one more page has come.
+  // One more page has come.
   KVLANE_DEVICE void end_page() {
-    t.publish();
     t.template wait_copies_but<1>();
     t.sync_block();
   }
 
   KVLANE_DEVICE void first_page() {
     next = shared.ids[first];
+    ask_for_means(0);
+    copy_means(0);
+    ask_for_means(1);
     KVLANE_NO_UNROLL
     for (int page = 0; page < 3; ++page) copy_page(page);
     t.template wait_copies_but<1>();
+    order_queries();
     t.sync_block();
-    KVLANE_UNROLL
-    for (int half = 0; half < 2; ++half) pairs.scale[half] = shared.scales[pair_of_half(half)];
-    unpack_keys_of(0);
+    unpack_keys(t, unpacking, 0, shared);
+    t.publish();
     end_page();
     copy_page(3);
-    multiply_means<1>(t, batch, first, shared);
+    multiply_means(0);
     t.begin_products();
     score(0);
-    unpack_keys_of(1);
-    unpack_values_of(0);
+    unpack(0);
     t.template wait_products_but<0>(dot);
     float keep[2];
     weigh_page(0, keep);
@@ -346,21 +493,28 @@ struct Tile {
   }
 
   KVLANE_DEVICE void page(int page) {
-    if (page % kPagesTogether == 0) multiply_means<1>(t, batch, first + page, shared);
     t.begin_products();
     score(page);
     add_values(page - 1);
+    if (page % kPagesTogether == 0) {
+      multiply_means(page / kPagesTogether);
+      ask_for_means(page / kPagesTogether + 1);
+    }
+    if (page % kPagesTogether == 1) copy_means(page / kPagesTogether + 1);
     copy_page(page + 3);
-    unpack_keys_of(page + 1);
-    unpack_values_of(page);
+    unpack(page);
     t.template wait_products_but<1>(dot);
     float keep[2];
     const bool moved = weigh_page(page, keep);
-    t.template wait_products_but<0>(out, operands[0], operands[1], operands[2], operands[3]);
-    // Seldom, after the first pages.
+    t.settle(weights);
+    // The wait is in both branches: before them the compiler would put it before the powers of two.
+    // States move seldom, after the first pages.
     if (moved) {
+      t.template wait_products_but<0>(out, operands[0], operands[1], operands[2], operands[3]);
       KVLANE_UNROLL
       for (int i = 0; i < kOutputs; ++i) out[i] *= keep[i % 4 / 2];
+    } else {
+      t.template wait_products_but<0>(out, operands[0], operands[1], operands[2], operands[3]);
     }
     pack(weights, operands);
     end_page();
@@ -412,9 +566,9 @@ KVLANE_DEVICE void attend_coded_tile_on_hopper(Thread& t, const HackPrefillBatch
   if (t.index() == 0) {
     shared.ids = batch.tables + std::size_t(unit.sequence) * batch.table_stride;
     shared.slabs = batch.slabs + unit.kv_head * batch.layout.bytes;
-    shared.pages_end = first + count;
   }
-  hack_hopper::Tile<kDim, kBits, Thread> tile{t, batch, shared, first, count};
+  hack_hopper::Tile<kDim, kBits, Thread> tile{t,     batch, shared,
+                                              first, count, hack_hopper::unpacking_of(t, batch)};
   tile.begin(unit, group);
   t.sync_block();
   if (count > 0) {

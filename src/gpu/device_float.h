@@ -36,6 +36,8 @@
 //   close_products()               what was begun since the last call is a group
 //   wait_products_but<kLeft>(x...) until all closed groups are done but the last kLeft, to which
 //                                  none of `x`, arrays in registers, belongs
+//   settle(x)                      the entries of an array in registers are computed by now, not
+//                                  behind the next wait
 // Before the wait nothing may read or write accumulators, nor write what the operands are read
 // from. A and B in shared memory are rows of 128 bytes, of which step `step` takes the bytes 32
 // step

@@ -82,6 +82,8 @@ class EmulatedThread {
   void wait_products_but(Arrays&... /*results*/) {
     complete_products(product_groups_ - kLeft - 1);
   }
+  template <class Array>
+  void settle(Array& /*array*/) {}
 
   // What threads may bring to an exchange at most.
   static constexpr int kWords = 6;

@@ -25,6 +25,10 @@ class HopperThread : public CudaThread {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kLeft) : "memory");
     (pin(arrays), ...);
   }
+  template <class Array>
+  __device__ void settle(Array& array) {
+    pin(array);
+  }
 
   template <bool kAdd>
   __device__ void multiply_s8s8(std::int32_t (&d)[32], const Words4& a, const Words4& b, int step) {
@@ -86,9 +90,9 @@ class HopperThread : public CudaThread {
   // What the matrix unit takes for rows: where they begin, in units of 16 bytes, that eight of them
   // are 1024 bytes from the next eight, and that pieces change places within 128 bytes.
   __device__ static std::uint64_t rows_at(const Words4& first, int step) {
-    constexpr std::uint32_t kGroupBytes = 1024, kPlaces = 1U << 30;
-    const std::uint32_t at = shared_address(first) / sizeof(Words4) + 2 * step;
-    return std::uint64_t{kPlaces | kGroupBytes / sizeof(Words4)} << 32 | 1U << 16 | at;
+    constexpr std::uint32_t kGroupBytes = 1024, kPlaces = 1U << 30, kUnused = 1U << 16;
+    const std::uint32_t at = shared_address(first) / sizeof(Words4) + (kUnused + 2 * step);
+    return std::uint64_t{kPlaces | kGroupBytes / sizeof(Words4)} << 32 | at;
   }
 };
 
