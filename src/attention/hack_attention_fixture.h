@@ -346,7 +346,7 @@ struct ExactQuery {
 //    is the same number, but where the weight's and the unit's error reach the middle between two:
 //    there it may be one unit off. By both the state's sum has no part in that. Else it has the
 //    same weights, so what counts is a value's distance from the result.
-//  - Weights in binary16 are rounded by 2^-11 of themselves, or 2^-40 of the largest, and have a
+//  - Weights in binary16 are rounded by 2^-11 of themselves, or 2^-36 of the largest, and have a
 //    part in the state's sum as they are; values of V are rounded by 2^-11 of themselves.
 inline Scores Scene::scores(int query_row, int head) const {
   const int d = shape_.head_dim, kv_head = head / (shape_.heads / shape_.kv_heads);
@@ -393,7 +393,7 @@ inline CodedValue Scene::value(int sequence, int kv_head, int token, int channel
 // The sum of a row's weights and its result, where these are in binary16.
 inline void Scene::open_values(int query_row, int head, const std::vector<double>& weights,
                                double share, Row& to) const {
-  constexpr double kHalf = 0x1p-11, kLeast = 0x1p-40;
+  constexpr double kHalf = 0x1p-11, kLeast = 0x1p-36;
   const int d = shape_.head_dim, kv_head = head / (shape_.heads / shape_.kv_heads);
   const int sequence = places_[query_row].sequence;
   const int first = blocks_of(query_row).begin * kBlockTokens;

@@ -19,8 +19,8 @@
 // become pieces of 16 bytes in the thread that has the word, and neighbouring tokens of K rows that
 // 8 threads write to all banks. Weights lie in the scores as operands of the next product.
 //
-// Weights are 2^15 times what they are, so that binary16 has all its digits down to 2^-29 of the
-// largest weight. A pair's sums run over its pages in order, one page a step, as there.
+// Weights are 2^11 times what they are, so that binary16 has all its digits down to 2^-25 of the
+// largest one. A pair's sums run over its pages in order, one page a step, as there.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -50,14 +50,13 @@ struct HackHopperShared {
     float out[kHackHopperThreads / gpu::kWarpThreads][8][kDim];  // in the end
   };
   gpu::Words4 pages[kPlaces][kPageWords];
-  // Queries as they meet means of channels: u, and y - u (attention/hack_prepare_device.h); and
-  // these means, of two times eight pages. Piece p of row r is in place p ^ 4 (r % 2).
-  gpu::Words4 parts[2][kPairs][kParts];
+  // Queries as they meet means of channels: u, and y - u (attention/hack_prepare_device.h), as
+  // operands for 8 channels of the pairs row and row + 8 of a tile, of which the first one is in
+  // place row % 2. And these means, of two times eight pages: piece p in place p ^ 4 (page % 2).
+  gpu::Words4 parts[2][kPairs / kPrefillRows][8][kParts][2];
   gpu::Words4 means[2][hack_prefill::kPagesTogether][kParts];
   // Of K's tokens, for the columns of scores that a lane has; four more are for the banks' sake.
   alignas(16) float key_scales[2][4][20];
-  const std::int32_t* ids;
-  const std::byte* slabs;
   std::int32_t rows[kPairs];
   float common[kPairs][hack_prefill::kPagesTogether];
 };
@@ -66,7 +65,9 @@ namespace hack_hopper {
 
 using namespace hack_prefill;
 
-inline constexpr float kWeightBits = 15;
+// Weights are 2^11 times what they are beside a maximum that moves only when it is 2^4 too low: so
+// they stay below the largest of binary16.
+inline constexpr float kWeightBits = 11, kMargin = 4;
 // Of no weight, in units of log2.
 inline constexpr float kUnseen = -0x1p100F;
 
@@ -232,12 +233,13 @@ KVLANE_DEVICE void unpack_values(const Unpacking& own, int page, unsigned head_d
 
 // The lane's pairs: rows lane / 4 and lane / 4 + 8 of those of the warp.
 struct Pairs {
-  float max[2];    // of the pages so far, in units of log2
+  float max[2];    // what weights are beside, in units of log2
+  float most[2];   // the largest of the pages so far
   float scale[2];  // half of a query's
   std::int32_t end[2];
 };
 
-// Scores of a page become weights, in units of 2^-15, and `keep` what is left of those so far.
+// Scores of a page become weights, in units of 2^-11, and `keep` what is left of those so far.
 // Whether any lane of the warp has less than all.
 template <class Thread>
 KVLANE_DEVICE bool weigh(Thread& t, const std::int32_t (&dot)[32], const float* key_scales,
@@ -260,8 +262,9 @@ KVLANE_DEVICE bool weigh(Thread& t, const std::int32_t (&dot)[32], const float* 
     seen = fused(prefill::max_of_columns(t, seen), pairs.scale[half], common[half]);
     const bool visible = page < pairs.end[half];
     const float old = pairs.max[half];
-    const float max = visible ? larger(old, seen) : old;
+    const float max = visible && seen > old + kMargin ? seen : old;
     pairs.max[half] = max;
+    pairs.most[half] = visible ? larger(pairs.most[half], seen) : pairs.most[half];
     moved = moved || max != old;
     keep[half] = power_of_two(old - max);
     const float base = visible ? common[half] - max + kWeightBits : kUnseen;
@@ -302,7 +305,9 @@ struct Tile {
   Thread& t;
   const HackPrefillBatch& batch;
   Shared& shared;
-  int first, count;  // pages
+  const std::int32_t* ids;  // of the pages
+  const std::byte* slabs;   // the KV head's page of block 0
+  int count;                // of pages
   Unpacking unpacking;
   std::int32_t next = 0;        // the id of the page that is copied next
   std::int32_t next_means = 0;  // of the one whose means are
@@ -317,7 +322,7 @@ struct Tile {
   // Begins to copy a page if there is one, and asks for the next one's id.
   KVLANE_DEVICE void copy_page(int page) {
     if (page < count) {
-      const std::byte* const from = shared.slabs + next * batch.block_bytes;
+      const std::byte* const from = slabs + next * batch.block_bytes;
       Words4* const to = shared.pages[page % Shared::kPlaces];
       const auto bytes = static_cast<unsigned>(batch.layout.bytes);
       KVLANE_UNROLL
@@ -325,7 +330,7 @@ struct Tile {
         const unsigned word = t.index() + i;
         if (16 * word < bytes) t.copy_async(to[word], from + 16 * word, true);
       }
-      if (page + 1 < count) next = shared.ids[first + page + 1];
+      if (page + 1 < count) next = ids[page + 1];
     }
     t.close_copies();
   }
@@ -334,32 +339,27 @@ struct Tile {
   // copies that is closed next.
   KVLANE_DEVICE void ask_for_means(int together) {
     const int page = kPagesTogether * together + t.index() / Shared::kParts;
-    if (t.index() < kDim && page < count) next_means = shared.ids[first + page];
+    if (t.index() < kDim && page < count) next_means = ids[page];
   }
   KVLANE_DEVICE void copy_means(int together) {
     const int row = t.index() / Shared::kParts, piece = t.index() % Shared::kParts;
     if (t.index() >= kDim) return;
     const bool wanted = kPagesTogether * together + row < count && 8 * piece < batch.head_dim;
-    const std::byte* const from =
-        shared.slabs + next_means * batch.block_bytes + batch.layout.k_metadata;
+    const std::byte* const from = slabs + next_means * batch.block_bytes + batch.layout.k_metadata;
     t.copy_async(shared.means[together % 2][row][piece ^ 4 * (row % 2)], from + 16 * piece, wanted);
   }
   // What all scores of the warp's pairs have in common, of eight pages.
   KVLANE_DEVICE void multiply_means(int together) {
-    const int lane = t.lane(), column = lane % 4, row = lane / 4, odd = 4 * (row % 2);
+    const int lane = t.lane(), column = lane % 4, row = lane / 4, odd = row % 2;
     float d[4] = {};
     KVLANE_UNROLL
-    for (int piece = 0; piece < Shared::kParts; piece += 4) {
-      const int at = (piece + column) ^ odd;
-      const Words4 m = shared.means[together % 2][row][at];
+    for (int piece = column; piece < Shared::kParts + column; piece += 4) {
+      const Words4 m = shared.means[together % 2][row][piece ^ 4 * odd];
       KVLANE_UNROLL
       for (int part = 1; part >= 0; --part) {
-        const Words4 y[2] = {shared.parts[part][pair_of_half(0)][at],
-                             shared.parts[part][pair_of_half(1)][at]};
-        KVLANE_UNROLL
-        for (int i = 0; i < 4; i += 2) {
-          t.mma_fp16(d, {y[0].w[i], y[1].w[i], y[0].w[i + 1], y[1].w[i + 1]}, m.w[i], m.w[i + 1]);
-        }
+        const Words4(&y)[2] = shared.parts[part][t.warp()][row][piece];
+        t.mma_fp16(d, y[odd].w, m.w[0], m.w[1]);
+        t.mma_fp16(d, y[1 - odd].w, m.w[2], m.w[3]);
       }
     }
     KVLANE_UNROLL
@@ -369,18 +369,23 @@ struct Tile {
     t.sync_warp();
   }
 
+  KVLANE_DEVICE void share_part(int part, int pair, int piece, const Words4& y) {
+    Words4(&to)[2] = shared.parts[part][pair / kPrefillRows][pair % 8][piece];
+    KVLANE_UNROLL
+    for (int i = 0; i < 4; ++i) to[i / 2 ^ pair % 2].w[i % 2 * 2 + pair / 8 % 2] = y.w[i];
+  }
+
   KVLANE_DEVICE void begin(const PrefillUnit& unit, int group) {
+    copy_queries(t, batch, unit, group, shared);
     KVLANE_NO_UNROLL
     for (int i = t.index(); i < Shared::kPairs * Shared::kParts; i += t.threads()) {
       const int pair = i / Shared::kParts, piece = i % Shared::kParts;
       const bool wanted = pair < unit.pairs && 8 * piece < batch.head_dim;
       const std::size_t row =
           wanted ? prefill::row_of(batch, unit, group, unit.first_pair + pair) : 0;
-      const std::byte* const from = batch.queries.rests + row * (2 * batch.head_dim);
-      t.copy_async(shared.parts[1][pair][piece ^ 4 * (pair % 2)], from + (wanted ? 16 * piece : 0),
-                   wanted);
+      const std::byte* const rests = batch.queries.rests + row * (2 * batch.head_dim);
+      share_part(1, pair, piece, decode::load_if(wanted, rests, 16 * piece));
     }
-    copy_queries(t, batch, unit, group, shared);
     for (int pair = t.index(); pair < Shared::kPairs; pair += t.threads()) {
       const bool there = pair < unit.pairs;
       const std::size_t row =
@@ -399,7 +404,7 @@ struct Tile {
       const int row = (unit.first_pair + pair) / group;
       pairs.end[half] =
           (unit.position + row) / kBlockTokens - batch.window.recent - batch.window.sink;
-      pairs.max[half] = prefill::lowest();
+      pairs.max[half] = pairs.most[half] = prefill::lowest();
       pairs.scale[half] = 0;
       if (pair < unit.pairs) {
         const std::size_t at = prefill::row_of(batch, unit, group, unit.first_pair + pair);
@@ -419,10 +424,8 @@ struct Tile {
       const Words4 q = codes;
       codes = query_piece<kBits>(q);
       if (16 * piece >= kDim) continue;
-      Words4* const parts = shared.parts[0][row];
-      const int at = 2 * piece ^ 4 * (row % 2);
-      parts[at] = codes_in_fp16(q.w[0], q.w[1]);
-      parts[at + 1] = codes_in_fp16(q.w[2], q.w[3]);
+      share_part(0, row, 2 * piece, codes_in_fp16(q.w[0], q.w[1]));
+      share_part(0, row, 2 * piece + 1, codes_in_fp16(q.w[2], q.w[3]));
     }
   }
 
@@ -468,7 +471,7 @@ struct Tile {
   }
 
   KVLANE_DEVICE void first_page() {
-    next = shared.ids[first];
+    next = ids[0];
     ask_for_means(0);
     copy_means(0);
     ask_for_means(1);
@@ -527,22 +530,22 @@ struct Tile {
   }
 
   KVLANE_DEVICE void store() {
-    constexpr float kUnit = 1.0F / (1 << int(kWeightBits));
     const int own = t.lane() / 4, column = t.lane() % 4;
     float(&states)[8][kDim] = shared.out[t.warp()];
     KVLANE_UNROLL
     for (int half = 0; half < 2; ++half) {
+      const float unit = power_of_two(pairs.max[half] - pairs.most[half] - kWeightBits);
       KVLANE_UNROLL
       for (int part = 0; part < kDim / 8; ++part) {
         float* const to = states[own] + ((8 * part + 2 * column) ^ own % 4 * 8);
-        to[0] = out[4 * part + 2 * half] * kUnit;
-        to[1] = out[4 * part + 2 * half + 1] * kUnit;
+        to[0] = out[4 * part + 2 * half] * unit;
+        to[1] = out[4 * part + 2 * half + 1] * unit;
       }
       const int pair = pair_of_half(half);
       const std::int32_t row = shared.rows[pair];
       if (column == 0 && row >= 0) {
-        const float sum = out[kDim / 2 + 2 * half] * kUnit;
-        batch.max[row] = sum == 0 ? minus_infinity() : pairs.max[half];
+        const float sum = out[kDim / 2 + 2 * half] * unit;
+        batch.max[row] = sum == 0 ? minus_infinity() : pairs.most[half];
         batch.sum[row] = sum;
       }
       t.sync_warp();
@@ -563,12 +566,14 @@ KVLANE_DEVICE void attend_coded_tile_on_hopper(Thread& t, const HackPrefillBatch
   const int group = batch.heads / batch.kv_heads;
   const int own = (prefill_tokens(unit, group) - 1) / kBlockTokens;  // of the last pair
   const int first = batch.window.sink, count = own - batch.window.recent - first;
-  if (t.index() == 0) {
-    shared.ids = batch.tables + std::size_t(unit.sequence) * batch.table_stride;
-    shared.slabs = batch.slabs + unit.kv_head * batch.layout.bytes;
-  }
-  hack_hopper::Tile<kDim, kBits, Thread> tile{t,     batch, shared,
-                                              first, count, hack_hopper::unpacking_of(t, batch)};
+  hack_hopper::Tile<kDim, kBits, Thread> tile{
+      t,
+      batch,
+      shared,
+      batch.tables + std::size_t(unit.sequence) * batch.table_stride + first,
+      batch.slabs + unit.kv_head * batch.layout.bytes,
+      count,
+      hack_hopper::unpacking_of(t, batch)};
   tile.begin(unit, group);
   t.sync_block();
   if (count > 0) {
