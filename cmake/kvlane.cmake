@@ -50,9 +50,9 @@ add_custom_target(kvlane_tests)
 # kvlane_library(NAME [DEPS ...] [PRIVATE ...] [ONLY REGEX] [WITHOUT REGEX]): src/NAME/*.cpp as the
 # static library kvlane_NAME, of which only those whose path matches ONLY, and not those that match
 # WITHOUT. DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are
-# used in its .cpp files only. X_hopper.cu files are compiled for sm_90a alone, and X_no_hopper.cpp stand in
-# for them where a build with CUDA has no code for sm_90. X_test.cpp files become the test program NAME_test, X_fuzz.cpp files one
-# libFuzzer program each.
+# used in its .cpp files only. X_hopper.cu files are compiled for sm_90a alone, and X_no_hopper.cpp stand
+# in for them where a build with CUDA has no code for sm_90. X_test.cpp files become the test program
+# NAME_test, X_fuzz.cpp files one libFuzzer program each.
 function(kvlane_library name)
   cmake_parse_arguments(arg "" "ONLY;WITHOUT" "DEPS;PRIVATE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)

@@ -196,7 +196,8 @@ KVLANE_DEVICE void unpack_keys(Thread& t, const Unpacking& own, int page,
   }
   if (t.index() < kBlockTokens) {
     const unsigned scale = load_aligned_half(reinterpret_cast<const std::byte*>(words) + own.scale);
-    shared.key_scales[page % 2][0][own.scale_to] = low_fp16(scale);
+    float* const scales = shared.key_scales[page % 2][0];
+    scales[own.scale_to] = low_fp16(scale);
   }
 }
 

@@ -23,27 +23,6 @@
 //   D [16][8], 32 bits        d[0], d[1] are D[row][2 column, +1], d[2], d[3] D[row + 8][the same]
 //   8 x 8                     M[row][2 column, +1]
 // The first of two 16-bit values is the low half of its word, the first of four bytes the lowest.
-//
-// Four warps from a multiple of four on are a warpgroup, which multiplies tiles of 64 rows on sm_90
-// (gpu/hopper_thread.h), and goes on while it does so:
-//   publish()                      what this thread has written to shared memory is there for
-//                                  products behind the next barrier
-//   begin_products()               behind the last access to accumulators and operands in registers
-//   multiply_s8s8<kAdd>(d, a, b, step)
-//                                  d = A B, or d += A B, of signed bytes, with 32 products a sum: A
-//                                  has 64 rows, d two entries for each of B's columns
-//   multiply_fp16(d, a, b, step)   d += A B of binary16, with 16 products a sum; A in registers
-//   close_products()               what was begun since the last call is a group
-//   wait_products_but<kLeft>(x...) until all closed groups are done but the last kLeft, to which
-//                                  none of `x`, arrays in registers, belongs
-//   settle(x)                      the entries of an array in registers are computed by now, not
-//                                  behind the next wait
-// Before the wait nothing may read or write accumulators, nor write what the operands are read
-// from. A and B in shared memory are rows of 128 bytes, of which step `step` takes the bytes 32
-// step
-// ... + 31; a row of B is a column of the product. Eight rows begin at a multiple of 1024 bytes,
-// and piece p (16 bytes) of row r is in place p ^ r % 8. Of A in registers and of d warp i has the
-// rows 16 i ... + 15, as above: entry 4 j + i of d is d[i] for the columns 8 j ... + 7.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

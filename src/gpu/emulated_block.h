@@ -63,8 +63,8 @@ class EmulatedThread {
     complete_copies(groups_ - kLeft - 1);
   }
   void add(std::uint32_t& word, std::uint32_t x) { word += x; }
-  // Of a warpgroup. What is multiplied is read at the begin of a product or at the wait, as the
-  // block's seed has it, and the result is poison until the wait.
+  // Of a warpgroup: see gpu/hopper_thread.h. What is multiplied is read at the begin of a product
+  // or at the wait, as the block's seed has it, and the result is poison until the wait.
   void publish() {}
   void begin_products() {}
   template <bool kAdd, std::size_t kSize>

@@ -1,5 +1,25 @@
-// The thread of a CUDA kernel that is made for sm_90a: it multiplies tiles with its warpgroup
-// (gpu/device_float.h). For X_hopper.cu files only.
+// The thread of a CUDA kernel that is made for sm_90a, with what its warpgroup multiplies. For
+// X_hopper.cu files only.
+//
+// Four warps from a multiple of four on are a warpgroup, which multiplies tiles of 64 rows, and
+// goes on while it does so:
+//   publish()                      what this thread has written to shared memory is there for
+//                                  products behind the next barrier
+//   begin_products()               behind the last access to accumulators and operands in registers
+//   multiply_s8s8<kAdd>(d, a, b, step)
+//                                  d = A B, or d += A B, of signed bytes, with 32 products a sum;
+//                                  of n columns a thread has n / 2 entries
+//   multiply_fp16(d, a, b, step)   d += A B of binary16, with 16 products a sum; A in registers
+//   close_products()               what was begun since the last call is a group
+//   wait_products_but<kLeft>(x...) until all closed groups are done but the last kLeft, to which
+//                                  none of `x`, arrays in registers, belongs
+//   settle(x)                      the entries of an array in registers are computed by now, not
+//                                  behind the next wait
+// Before the wait nothing may read or write accumulators, nor write what operands are read from.
+// A and B in shared memory are rows of 128 bytes, of which step i takes 32 from byte 32 i on; a row
+// of B is a column of the product. Each eight rows begin at a multiple of 1024 bytes, and piece p
+// (16 bytes) of row r is in place p ^ r % 8. Of A in registers and of d warp i has the rows from
+// 16 i on, as gpu/device_float.h has it: entry 4 j + i of d is d[i] of the columns from 8 j on.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -1,4 +1,4 @@
-// All operations of warpgroups (gpu/device_float.h) in one block of threads, for tests: two
+// All operations of warpgroups (gpu/hopper_thread.h) in one block of threads, for tests: two
 // warpgroups multiply rows of bytes and of binary16 that tests choose.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once

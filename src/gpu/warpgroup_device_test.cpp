@@ -36,7 +36,7 @@ TEST(Warpgroup, MultipliesRows) {
   expect_right<136>();
 }
 
-// Of 1024 bytes, swapped places: rows and results of ones.
+// Rows of ones, which are the same in any place.
 struct Ones {
   alignas(1024) Words4 rows[64][8];
   Ones() {
