@@ -128,12 +128,16 @@ TEST(HackPrefillDevice, EveryGroup) {
 // Rows of one unit whose own blocks differ, those that see no page, more pages than means are
 // multiplied of at once, several KV heads, none.
 TEST(HackPrefillDevice, EveryPlaceInASequence) {
-  for (const HackKind& kind : {HackKind{2, 2, 0}, HackKind{2, 2, 64}}) {
-    const Scene scene({kind,
+  struct Case {
+    HackKind kind;
+    int head_dim;
+  };
+  for (const Case& one : {Case{{2, 2, 0}, 64}, Case{{4, 4, 0}, 128}, Case{{2, 2, 64}, 64}}) {
+    const Scene scene({one.kind,
                        true,
                        4,
                        2,
-                       64,
+                       one.head_dim,
                        {0, 2, 1, 3, 9, 18},
                        {{0, 20}, {60, 70}, {64, 1}, {127, 66}, {9 * 64, 2}, {18 * 64 + 63, 1}}});
     expect_right(scene);
