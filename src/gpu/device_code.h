@@ -46,6 +46,11 @@ struct alignas(16) Words4 {
   std::uint32_t w[4];
 };
 
+// In shared memory, what threads wait at for others that go on (gpu/hopper_thread.h).
+struct Arrivals {
+  std::uint64_t state;
+};
+
 // Byte i of the result is byte (selector >> 4 i & 7) of the eight bytes of `low`, then `high`; with
 // bit 3 of the selector's digit set, that byte's top bit eight times.
 KVLANE_DEVICE std::uint32_t byte_perm(std::uint32_t low, std::uint32_t high,

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -23,7 +24,8 @@ class EmulatedBlock {
       : kernel_(kernel),
         random_(seed),
         warps_(threads / kWarpThreads),
-        warpgroups_((threads + kWarpgroupThreads - 1) / kWarpgroupThreads) {
+        warpgroups_((threads + kWarpgroupThreads - 1) / kWarpgroupThreads),
+        slow_(static_cast<int>(random_() % (warps_.size() + 1))) {
     assert(threads % kWarpThreads == 0);
     for (int i = 0; i < threads; ++i) {
       fibers_.emplace_back([this, i] {
@@ -36,7 +38,7 @@ class EmulatedBlock {
 
   void run() {
     while (!ready_.empty()) {
-      const std::size_t pick = random_() % ready_.size();
+      const std::size_t pick = this->pick();
       running_ = ready_[pick];
       ready_[pick] = ready_.back();
       ready_.pop_back();
@@ -62,6 +64,41 @@ class EmulatedBlock {
     meet(warpgroups_[index / kWarpgroupThreads], kWarpgroupThreads);
   }
   void meet_block() { meet(whole_, threads()); }
+
+  // Arrivals are known by their address. Without a count nobody comes through.
+  void init_arrivals(const void* arrivals, int count) { arrivals_[arrivals] = {count}; }
+  void arrive(const void* arrivals) {
+    Phases& phases = arrivals_[arrivals];
+    ++phases.arrived;
+    end_phase(phases);
+    // What the others do by now is what they may do.
+    ready_.push_back(running_);
+    fibers_[running_].suspend();
+  }
+  void expect_bytes(const void* arrivals, std::int64_t bytes) {
+    arrivals_[arrivals].expected += bytes;
+    arrive(arrivals);
+  }
+  // Comes when somebody waits for it.
+  void copy_bulk(void* to, const void* from, std::int64_t bytes, const void* arrivals) {
+    std::memset(to, 0xFF, bytes);
+    Phases& phases = arrivals_[arrivals];
+    phases.copies.push_back({to, from, bytes});
+    wake(phases);
+  }
+  void wait_arrivals(const void* arrivals, unsigned parity) {
+    Phases& phases = arrivals_[arrivals];
+    while (phases.ended % 2 == parity) {
+      for (const BulkCopy& copy : phases.copies) {
+        std::memcpy(copy.to, copy.from, copy.bytes);
+        phases.expected -= copy.bytes;
+      }
+      phases.copies.clear();
+      if (end_phase(phases)) continue;
+      phases.waiting.push_back(running_);
+      fibers_[running_].suspend();
+    }
+  }
   bool toss() { return random_() % 2 == 0; }
 
  private:
@@ -69,6 +106,42 @@ class EmulatedBlock {
     std::vector<int> waiting;
     std::array<EmulatedThread::Words, kWarpThreads> brought{}, told{};
   };
+
+  // Of the ready ones. Seldom one of the slow warp, so that all others are as far as they may be.
+  std::size_t pick() {
+    constexpr int kTries = 8;
+    std::size_t pick = 0;
+    for (int i = 0; i < kTries; ++i) {
+      pick = random_() % ready_.size();
+      if (ready_[pick] / kWarpThreads != slow_) break;
+    }
+    return pick;
+  }
+
+  struct BulkCopy {
+    void* to;
+    const void* from;
+    std::int64_t bytes;
+  };
+  struct Phases {
+    int count = 0, arrived = 0;
+    unsigned ended = 0;
+    std::int64_t expected = 0;  // bytes
+    std::vector<BulkCopy> copies{};
+    std::vector<int> waiting{};
+  };
+  // If it is over: whether.
+  bool end_phase(Phases& phases) {
+    if (phases.arrived != phases.count || phases.expected != 0) return false;
+    phases.arrived = 0;
+    ++phases.ended;
+    wake(phases);
+    return true;
+  }
+  void wake(Phases& phases) {
+    ready_.insert(ready_.end(), phases.waiting.begin(), phases.waiting.end());
+    phases.waiting.clear();
+  }
 
   void meet(Group& group, int size) {
     group.waiting.push_back(running_);
@@ -84,13 +157,33 @@ class EmulatedBlock {
   std::mt19937_64 random_;
   std::deque<Fiber> fibers_;  // which stay where they are
   std::vector<Group> warps_, warpgroups_;
+  const int slow_;  // the number of a warp, or of none
   Group whole_;
+  std::map<const void*, Phases> arrivals_;
   std::vector<int> ready_;
   int running_ = 0;
 };
 
 int EmulatedThread::threads() const { return block_.threads(); }
 void EmulatedThread::sync_block() { block_.meet_block(); }
+void EmulatedThread::sync_warpgroup(int which) {
+  assert(which == warpgroup());
+  block_.meet_warpgroup(index_);
+}
+void EmulatedThread::init_arrivals(Arrivals& arrivals, int count) {
+  block_.init_arrivals(&arrivals, count);
+}
+void EmulatedThread::arrive(Arrivals& arrivals) { block_.arrive(&arrivals); }
+void EmulatedThread::expect_bytes(Arrivals& arrivals, unsigned bytes) {
+  block_.expect_bytes(&arrivals, bytes);
+}
+void EmulatedThread::copy_bulk(Words4& to, const std::byte* from, unsigned bytes,
+                               Arrivals& arrivals) {
+  block_.copy_bulk(&to, from, bytes, &arrivals);
+}
+void EmulatedThread::wait_arrivals(Arrivals& arrivals, unsigned parity) {
+  block_.wait_arrivals(&arrivals, parity);
+}
 
 const EmulatedThread::Lanes& EmulatedThread::exchange(std::uint32_t x) {
   block_.meet_warp(index_, {x});

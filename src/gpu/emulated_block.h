@@ -2,8 +2,8 @@
 //
 // Threads are fibers of one thread. At every barrier and exchange the next one that may go on runs,
 // chosen by `seed`: an order that a GPU could have too, so a barrier that is missing shows as a
-// wrong result for some seed. What is copied asynchronously has poison (bytes of FF) in its place
-// until the wait, so a wait that is missing shows too.
+// wrong result for some seed. With most seeds one warp is slow. What is copied asynchronously has
+// poison (bytes of FF) in its place until the wait, so a wait that is missing shows too.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -81,9 +81,21 @@ class EmulatedThread {
   template <int kLeft, class... Arrays>
   void wait_products_but(Arrays&... /*results*/) {
     complete_products(product_groups_ - kLeft - 1);
+    sync_warp();  // a warp waits as one
   }
   template <class Array>
   void settle(Array& /*array*/) {}
+  int warpgroup() const { return index_ / kWarpgroupThreads; }
+  void sync_warpgroup(int which);
+  void init_arrivals(Arrivals& arrivals, int count);
+  void arrive(Arrivals& arrivals);
+  void expect_bytes(Arrivals& arrivals, unsigned bytes);
+  void copy_bulk(Words4& to, const std::byte* from, unsigned bytes, Arrivals& arrivals);
+  void wait_arrivals(Arrivals& arrivals, unsigned parity);
+  template <int kRegisters>
+  void take_registers() {}
+  template <int kRegisters>
+  void leave_registers() {}
 
   // What threads may bring to an exchange at most.
   static constexpr int kWords = 6;

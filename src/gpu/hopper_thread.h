@@ -15,6 +15,23 @@
 //                                  none of `x`, arrays in registers, belongs
 //   settle(x)                      the entries of an array in registers are computed by now, not
 //                                  behind the next wait
+//   warpgroup()                    the number of this thread's, which the compiler knows to be one
+//                                  for a warp
+//   sync_warpgroup(which)          a barrier of warpgroup number `which`, the own one
+//   take_registers<n>(), leave_registers<n>()
+//                                  of all its threads: each has n from now on. A multiple of 8, and
+//                                  no less (no more) than what a thread began with
+// Warpgroups that wait for each other without a barrier that stops both have Arrivals in shared
+// memory, in phases that a number of arrivals end:
+//   init_arrivals(a, count)        by one thread, once, before a barrier of all that use it
+//   arrive(a)                      one of `count`; what this thread has done before, and others
+//                                  before a barrier with it, is there for those that wait
+//   expect_bytes(a, bytes)         an arrival, and the phase does not end before so many bytes have
+//                                  been copied with `a`
+//   copy_bulk(to, from, bytes, a)  begins to copy a multiple of 16 bytes to shared memory, which is
+//                                  seen by those that wait
+//   wait_arrivals(a, parity)       until a phase of this parity has ended, if that is not so. Phase
+//                                  0 is the first; one of parity 1 has ended before it
 // Before the wait nothing may read or write accumulators, nor write what operands are read from.
 // A and B in shared memory are rows of 128 bytes, of which step i takes 32 from byte 32 i on; a row
 // of B is a column of the product. Each eight rows begin at a multiple of 1024 bytes, and piece p
@@ -48,6 +65,55 @@ class HopperThread : public CudaThread {
   template <class Array>
   __device__ void settle(Array& array) {
     pin(array);
+  }
+
+  __device__ int warpgroup() const { return __shfl_sync(~0U, index() / kWarpgroupThreads, 0); }
+  // Barrier 0 is that of the block.
+  __device__ void sync_warpgroup(int which) {
+    asm volatile("bar.sync %0, %1;" : : "r"(1 + which), "n"(kWarpgroupThreads) : "memory");
+  }
+  __device__ void init_arrivals(Arrivals& arrivals, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 :
+                 : "r"(arrivals_address(arrivals)), "r"(count)
+                 : "memory");
+  }
+  __device__ void arrive(Arrivals& arrivals) {
+    asm volatile("{.reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0];}"
+                 :
+                 : "r"(arrivals_address(arrivals))
+                 : "memory");
+  }
+  __device__ void expect_bytes(Arrivals& arrivals, unsigned bytes) {
+    asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;}"
+                 :
+                 : "r"(arrivals_address(arrivals)), "r"(bytes)
+                 : "memory");
+  }
+  __device__ void copy_bulk(Words4& to, const std::byte* from, unsigned bytes, Arrivals& arrivals) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        :
+        : "r"(shared_address(to)), "l"(__cvta_generic_to_global(from)), "r"(bytes),
+          "r"(arrivals_address(arrivals))
+        : "memory");
+  }
+  __device__ void wait_arrivals(Arrivals& arrivals, unsigned parity) {
+    asm volatile(
+        "{.reg .pred there;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+        "@!there bra again;}"
+        :
+        : "r"(arrivals_address(arrivals)), "r"(parity)
+        : "memory");
+  }
+  template <int kRegisters>
+  __device__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kRegisters));
+  }
+  template <int kRegisters>
+  __device__ void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kRegisters));
   }
 
   template <bool kAdd>
@@ -95,6 +161,9 @@ class HopperThread : public CudaThread {
   }
 
  private:
+  __device__ static unsigned arrivals_address(const Arrivals& arrivals) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(&arrivals));
+  }
   // The compiler sees all entries change here, and reads none of them earlier.
   template <std::size_t kSize>
   __device__ static void pin(float (&x)[kSize]) {

@@ -1,10 +1,11 @@
-// Products of warpgroups on emulated threads, against plain loops.
+// Products of warpgroups on emulated threads, against plain loops; and arrivals.
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/warpgroup_device.h"
 
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <stdexcept>
 
 #include "gpu/emulated_block.h"
 #include "gpu/warpgroup_fixture.h"
@@ -87,6 +88,69 @@ TEST(Warpgroup, OperandsAreReadUntilTheWait) {
   }
   EXPECT_GT(changed, 0);
   EXPECT_GT(kept, 0);
+}
+
+// One warp brings numbers by copies, another one sums them, through a ring of two places.
+TEST(Arrivals, WarpsHandOverWhatIsCopied) {
+  constexpr int kTimes = 9, kPlaces = 2;
+  std::vector<Words4> from(kTimes);
+  for (int i = 0; i < kTimes; ++i) from[i].w[3] = 1U << i;
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    Arrivals there[kPlaces], done[kPlaces];
+    Words4 places[kPlaces];
+    std::uint32_t sums[kWarpThreads] = {};
+    run_block(2 * kWarpThreads, seed, [&](EmulatedThread& t) {
+      if (t.index() < kPlaces) {
+        t.init_arrivals(there[t.index()], 1);
+        t.init_arrivals(done[t.index()], kWarpThreads);
+      }
+      t.sync_block();
+      for (int i = 0; i < kTimes; ++i) {
+        const int place = i % kPlaces;
+        const unsigned parity = i / kPlaces % 2;
+        if (t.index() == 0) {
+          t.wait_arrivals(done[place], parity ^ 1);
+          t.expect_bytes(there[place], sizeof(Words4));
+          t.copy_bulk(places[place], reinterpret_cast<const std::byte*>(&from[i]), sizeof(Words4),
+                      there[place]);
+        } else if (t.warp() == 1) {
+          t.wait_arrivals(there[place], parity);
+          sums[t.lane()] += places[place].w[3];
+          t.arrive(done[place]);
+        }
+      }
+    });
+    for (const std::uint32_t sum : sums) EXPECT_EQ(sum, (1U << kTimes) - 1);
+  }
+}
+
+TEST(Arrivals, WhatIsCopiedIsPoisonUntilTheWait) {
+  const Words4 from{};
+  Arrivals there;
+  Words4 to{};
+  std::uint32_t early = 0;
+  run_block(kWarpThreads, 1, [&](EmulatedThread& t) {
+    if (t.index() != 0) return;
+    t.init_arrivals(there, 1);
+    t.expect_bytes(there, sizeof(from));
+    t.copy_bulk(to, reinterpret_cast<const std::byte*>(&from), sizeof(from), there);
+    early = to.w[0];
+    t.wait_arrivals(there, 0);
+  });
+  EXPECT_EQ(early, ~0U);
+  EXPECT_EQ(to.w[0], 0U);
+}
+
+TEST(Arrivals, ThreadsThatWaitForEverAreReported) {
+  Arrivals arrivals;
+  EXPECT_THROW(run_block(kWarpThreads, 1,
+                         [&](EmulatedThread& t) {
+                           if (t.index() == 0) t.init_arrivals(arrivals, kWarpThreads);
+                           t.sync_warp();
+                           if (t.index() != 7) t.arrive(arrivals);
+                           t.wait_arrivals(arrivals, 0);
+                         }),
+               std::logic_error);
 }
 
 }  // namespace
