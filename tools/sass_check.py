@@ -36,6 +36,7 @@ COUNTED = {
     "ldmatrix": r"LDSM\.16(\.\w+)*\.4\b",
     # Bytes that become their top bit eight times.
     "sign_bytes": r"PRMT\b[^;]*0x(ba98|d9c8)\b",
+    "bulk": r"UBLKCP\b",
     "async16": r"LDGSTS\.E(\.\w+)*\.128\b",
     "exp2": r"MUFU\.EX2\b",
     "shuffle": r"SHFL\.",
@@ -133,14 +134,15 @@ EXPECTED = {
 }
 
 
-# The first page, the loop over others, and the last one's V; means of channels for both of the former.
+# The first page, one of several loops over others, and the last one's V; means of channels for both of the former.
+# Pages and means are copied in whole.
 ON_HOPPER = {
     f"attend_coded_tiles_on_hopper<{dim}, {bits}>": {
         "warpgroup_bytes": 2 * dim // 32,
         "warpgroup_fp16": 2 * 4,
         "mma_fp16": 2 * dim // 8,
         "exp2": 2 * 32,
-        "async16": 2 * 2,
+        "bulk": 2,
     }
     for dim in (64, 128)
     for bits in (2, 4)

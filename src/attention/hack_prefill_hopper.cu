@@ -1,8 +1,9 @@
 // Kernels of prefill attention on codes for sm_90a, one a width of heads and a number of bits.
 //
-// Block i has unit i: two warpgroups with 64 pairs each over a sealed page at a time. What a page
-// costs a block, from the machine code (instructions are those of a warp where no maximum moves;
-// cycles are those of a multiprocessor at the rates that NVIDIA names):
+// Block i has unit i: two warpgroups that score 64 pairs each over a sealed page at a time, and one
+// that brings pages. What a page costs a block, from the machine code (instructions are those of a
+// warp where no maximum moves; cycles are those of a multiprocessor at the rates that NVIDIA
+// names):
 //   head_dim, bits                      64, 2     128, 2    64, 4     128, 4
 //   KB from the second-level cache      2.5       4.75      4.5       8.75
 //   KB unpacked to shared memory        12        24        12        24
@@ -10,14 +11,16 @@
 //   cycles of products in 8 bits        128       256       128       256
 //   cycles of products in 16 bits       288       544       288       544
 //   cycles of powers of two             512       512       512       512
-//   instructions                        410       490       450       540
-//   of which copy and unpack            130       195       160       240
-// A scheduler has two warps: at head_dim 128 their 980 instructions, beside 800 cycles of the
-// matrix unit that they do not wait for. So at best a page and 128 pairs take some 1,000 cycles,
-// where those of attention/hack_prefill_cuda.cu take 1,800.
+//   instructions of a warp that scores  270       275       270       275
+//   and of one that brings pages        175       265       205       330
+// A scheduler has two of the former warps and one of the latter: at head_dim 128 and 2 bits 815
+// instructions a page, beside 800 cycles of the matrix unit. So at best a page and 128 pairs take
+// some 850 cycles, bounded by both about alike, where those of attention/hack_prefill_cuda.cu take
+// 1,800 and all phases one after another took 2,950.
 //
-// One block a multiprocessor: 159 KB of shared memory with pages of 2 bits at head_dim 128, and 214
-// registers. No spills, which the build insists on.
+// One block a multiprocessor: 185 KB of shared memory with pages of 2 bits at head_dim 128. Threads
+// begin with 168 registers; those that score take 216, of which they use 213 at most, and those
+// that bring pages keep 72. No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
