@@ -53,15 +53,6 @@ kvlane_library(model DEPS format codec ops attention cache gpu plan ONLY "/((dev
 kvlane_simd(codec attention quant)
 
 # Of src/bench what is about GPUs, and how figures are printed.
-file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/bench/gpu_*.cpp)
-list(FILTER sources EXCLUDE REGEX "_(test|main)\\.cpp$")
-list(APPEND sources ${PROJECT_SOURCE_DIR}/src/bench/figures.cpp)
-if(KVLANE_CUDA)
-  list(FILTER sources EXCLUDE REGEX "_no_cuda\\.cpp$")
-  file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/bench/gpu_*.cu)
-  list(APPEND sources ${kernels})
-endif()
-add_library(kvlane_bench STATIC ${sources})
-target_link_libraries(kvlane_bench PUBLIC kvlane_codec kvlane_model)
+kvlane_library(bench DEPS codec model ONLY "/(gpu_[a-z_]*|figures)\\.cpp$")
 kvlane_fake_cufile(gpu_test)
 kvlane_gpu_bench()

@@ -12,7 +12,7 @@ import time
 import unittest
 
 ROOT = pathlib.Path(__file__).parents[1]
-PARTS = ("gpu", "codec", "attention", "quant", "ops", "model")
+PARTS = ("gpu", "codec", "attention", "quant", "ops", "model", "bench")
 
 PASSES = "echo '[  PASSED  ] 2 tests.'"
 FAILS = 'echo "shard $GTEST_SHARD_INDEX"; [ "$GTEST_SHARD_INDEX" != 1 ] && echo "[  PASSED  ] 2 tests."'
@@ -74,7 +74,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(code, 0, text)
         self.assertEqual(steps["test-codec"]["remark"], "6 tests, 0 skipped")
         self.assertEqual(steps["racecheck-attention"]["remark"], "2 tests, 0 skipped")
-        self.assertEqual(len(steps), 19)
+        self.assertEqual(len(steps), 22)
         self.assertEqual(steps["others"]["outcome"], "left out")
         self.assertRegex(text, "Stand-in, sm_90, driver 1.2.3, commit abc")
 

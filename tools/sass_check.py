@@ -29,6 +29,7 @@ COUNTED = {
     "store16": r"STG?\.E(\.\w+)*\.128\b",
     "mma": r"HMMA\.16816\.F32\.BF16\b",
     "mma_fp16": r"HMMA\.16816\.F32(?!\.BF16)\b",
+    "mma_short": r"HMMA\.1688\.F32\b",
     "mma_bytes": r"IMMA\.16832\.",
     "warpgroup_bytes": r"IGMMA\.64x64x32\.S8\.S8\b",
     "warpgroup_fp16": r"HGMMA\.64x(72|136)x16\.F32\b",
@@ -68,10 +69,13 @@ def prefill_attention(dim, tiles):
     return {"async16": dim // 8, "ldmatrix": dim // 2, "mma": tiles * dim}
 
 
-def coded_attention(dim, key_bits, value_bits, partition):
-    """A warp's page of 64 tokens: codes of K and V, products of both and of ones, weights moved; by both, means."""
-    least = {"load16": (key_bits + value_bits) * dim // 64, "mma_bytes": dim // 4 + 2, "transpose": 4}
-    return least if partition else {**least, "mma_fp16": dim // 8}
+def coded_attention(dim, bits, partition):
+    """A warp's page of 64 tokens: codes of K and V, products of both and of ones, weights moved. By both pages are
+    copied, and means multiplied: those of K for many pages at once, those of V with sums of weights."""
+    least = {"mma_bytes": dim // 4 + 2, "transpose": 4}
+    if partition:
+        return {**least, "load16": bits * dim // 32}
+    return {**least, "async16": bits * dim // 32 + 1, "transpose": 5, "mma_fp16": dim // 8, "mma_short": dim // 16}
 
 
 def coded_prefill_attention(dim, tiles, partition):
@@ -82,9 +86,14 @@ def coded_prefill_attention(dim, tiles, partition):
 
 # At least so many, on every architecture; kernels by the names of tools/kernel_registers.py.
 EXPECTED = {
-    # splitzip: 32 values of 2 bytes to 1.5, four at a time
+    # splitzip: a thread's 32 values, four at a time
     "encode_planes<bf16>": {"load16": 4, "store16": 3, "sign_bytes": 8},
-    "decode_planes<bf16>": {"load16": 3, "store16": 4, "sign_bytes": 8},
+    "encode_planes<fp8_e4m3>": {"load16": 2, "store16": 1, "sign_bytes": 8},
+    "encode_planes<fp8_e5m2>": {"load16": 2, "store16": 1, "sign_bytes": 8},
+    # A span is copied in three parts, of FP8 four; two spans before the first check.
+    "decode_planes<bf16>": {"async16": 9, "store16": 4, "sign_bytes": 8},
+    "decode_planes<fp8_e4m3>": {"async16": 12, "store16": 4},
+    "decode_planes<fp8_e5m2>": {"async16": 12, "store16": 4, "sign_bytes": 16},
     # splitzip:channel: eight rows are loaded before the first is needed
     "encode_planes": {"load16": 8, "sign_bytes": 8},
     "decode_planes": {"store16": 4},
@@ -111,10 +120,15 @@ EXPECTED = {
         for partition in (0, 32, 64, 128)
     },
     **{
-        f"attend_coded_units<{dim}, {bits}, {bits}, {partition}>": coded_attention(dim, bits, bits, partition)
+        f"attend_coded_units<{dim}, {bits}, {bits}, {partition}, {whole}, {heads}>": coded_attention(dim, bits, partition)
         for bits, partition in ((2, 0), (4, 0), (2, 32), (2, 64), (2, 128), (4, 64))
         for dim in ((64, 128, 256) if bits == 2 and partition != 32 else (64, 128))
+        for whole, heads in (((0, 2), (1, 2), (1, 1)) if partition == 0 else ((0, 2),))
     },
+    # Codes of K and V, and their metadata; products of both, sums of weights and, where values are split, means.
+    "attend_dequantised_units<1>": {"load16": 14, "mma_fp16": 68, "transpose": 8},
+    "attend_dequantised_units<0>": {"load16": 14, "mma_fp16": 81, "transpose": 8},
+    **{f"attend_dequantised_units_on_cores<{heads}>": {"load16": 8} for heads in (1, 4, 8)},
     **{
         f"seal_pages<{dim}, {keys}, {both}>": {"store16": 1}
         for dim in (64, 128, 256)

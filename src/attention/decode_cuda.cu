@@ -13,6 +13,7 @@
 #include "attention/decode_gpu.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
+#include "gpu/early_launch.h"
 
 namespace kvlane {
 
@@ -32,7 +33,9 @@ __global__ void __launch_bounds__(kThreads, blocks_of(kDim, kTiles))
     attend_units(const DecodeBatch batch, const DecodeUnit* units) {
   __shared__ DecodeShared<kDim, kTiles> shared;
   gpu::CudaThread thread;
-  attend_unit<kDim, kTiles>(thread, batch, units[blockIdx.x], shared);
+  thread.let_next_begin();
+  const DecodeUnit unit = units[blockIdx.x];
+  attend_unit<kDim, kTiles>(thread, batch, unit, shared);
 }
 
 __global__ void __launch_bounds__(kThreads) merge_rows(const DecodeMerge merge) {
@@ -99,13 +102,10 @@ Status merge_on_gpu(const DecodeMerge& merge, const gpu::Stream& stream) {
   const int rows = merge.sequences * merge.heads;
   if (rows == 0) return {};
   KVLANE_TRY(gpu::use_device(stream.device()));
-  if (rows <= kFewRows) {
-    merge_few_rows<<<static_cast<unsigned>(rows), kThreads, 0, handle_of(stream)>>>(merge);
-  } else {
-    merge_rows<<<static_cast<unsigned>((rows + kDecodeWarps - 1) / kDecodeWarps), kThreads, 0,
-                 handle_of(stream)>>>(merge);
-  }
-  return gpu::launched("merge of decode attention");
+  const bool few = rows <= kFewRows;
+  const int blocks = few ? rows : (rows + kDecodeWarps - 1) / kDecodeWarps;
+  return gpu::launch_early(few ? merge_few_rows : merge_rows, {std::size_t(blocks), kThreads},
+                           stream, "merge of decode attention", merge);
 }
 
 }  // namespace kvlane

@@ -133,9 +133,7 @@ template <int kDim, int kTiles>
 KVLANE_DEVICE void load_queries(const DecodeBatch& batch, const DecodeUnit& unit, Place place,
                                 Queries<kDim, kTiles>& queries) {
   const unsigned row_bytes = 2 * batch.head_dim;
-  const int group = batch.heads / batch.kv_heads;
-  const std::size_t first =
-      std::size_t(unit.sequence) * batch.heads + unit.kv_head * group + unit.first_query;
+  const std::size_t first = std::size_t(unit.sequence) * batch.heads + unit.first_head;
   KVLANE_UNROLL
   for (int tile = 0; tile < kTiles; ++tile) {
     const int query = tile * kDecodeColumns + place.row;
@@ -153,8 +151,7 @@ template <class Thread>
 KVLANE_DEVICE float max_of_rows(Thread& t, float x) {
   KVLANE_UNROLL
   for (int by = 4; by < kWarpThreads; by *= 2) {
-    const float other = float_of(t.shuffle(bits_of(x), t.lane() ^ by));
-    x = other > x ? other : x;
+    x = larger(x, float_of(t.shuffle(bits_of(x), t.lane() ^ by)));
   }
   return x;
 }

@@ -117,7 +117,7 @@ DecodePlan cut(const Scene& scene, int blocks) {
       for (int head = 0; head < shape.heads; ++head) {
         const int query = head % group;
         if (query % whole.queries != 0) continue;
-        plan.units.push_back({sequence, head / group, query, std::min(whole.queries, group - query),
+        plan.units.push_back({sequence, head / group, head, std::min(whole.queries, group - query),
                               first, end, states + head});
       }
       states += shape.heads;

@@ -12,7 +12,8 @@ namespace kvlane {
 
 // Of a launch. Addresses of rows are multiples of 16 bytes; results of 8 where they are BF16.
 struct DecodeMerge {
-  const std::int32_t* first_state;  // [sequences + 1], as DecodePlan has it
+  // [sequences + 1], as DecodePlan has it; there before the launch in front of this one has ended.
+  const std::int32_t* first_state;
   std::int32_t sequences, heads;
   std::int32_t head_dim;  // a multiple of 4
   const float* max;       // the states, as units left them
@@ -140,6 +141,7 @@ template <class Thread>
 KVLANE_DEVICE void merge_states(Thread& t, const DecodeMerge& merge, int row) {
   using namespace decode_merge;
   const Row states = row_of(merge, row);
+  t.wait_previous();
   const float max = max_of(t, merge, states);
   for (int first = 0; first < merge.head_dim; first += 4 * kWarpThreads) {
     const int own = first + 4 * t.lane(), channel = own < merge.head_dim ? own : 0;
@@ -162,6 +164,7 @@ KVLANE_DEVICE void merge_states_together(Thread& t, const DecodeMerge& merge, in
                                          DecodeMergeShared& shared) {
   using namespace decode_merge;
   const Row states = row_of(merge, row);
+  t.wait_previous();
   const float max = max_of(t, merge, states);
   for (int first = 0; first < merge.head_dim; first += 4 * kWarpThreads) {
     const int own = first + 4 * t.lane(), channel = own < merge.head_dim ? own : 0;

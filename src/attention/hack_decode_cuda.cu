@@ -2,17 +2,16 @@
 // pages and width of heads, whose block i has unit i: four warps, a page each.
 //
 // A page of 2-bit codes at head_dim 128 is 4,864 bytes by both axes (K and V 2,048 each, means and
-// scales 384 each), 5,120 with partitions of 64; it is read once for 8 query heads, all codes in
-// accesses of 16 bytes. On their way, a warp: K of the next page or V of this one, 2 to 8 KB, or
-// all lines of the next page, 4.8 KB; with 8 to 16 warps a multiprocessor 24 to 78 KB, where an
-// H200 needs 40 at 0.8 us of latency. Products of the matrix unit a page and 8 heads at head_dim
-// 128: 34 in 8 bits, and by both 16 in 16 bits, of some 950 instructions. These are the limit, and
-// how long each waits for the one before it (measured: half of the issue slots with 12 warps; 16
-// warps that hold no codes ahead are a seventh faster). No spills, which the build insists on.
+// scales 384 each), 5,120 with partitions of 64; it is read once for 8 query heads, in pieces of 16
+// bytes. By both a warp has the next page on its way to shared memory, with 16 warps a
+// multiprocessor 74 KB, where an H200 needs 40 at 0.8 us of latency. What a page costs a warp, from
+// the machine code for sm_90, where no maximum moves: 690 instructions, of which 200 bring codes to
+// their bytes, 34 are products in 8 bits and 8 in 16. No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/hack_decode_gpu.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
+#include "gpu/early_launch.h"
 
 namespace kvlane {
 
@@ -21,38 +20,50 @@ namespace {
 constexpr int kThreads = kDecodeWarps * gpu::kWarpThreads;
 
 // Blocks of a multiprocessor that registers are shared out for. What fits four times on sm_90 lacks
-// a register before that.
-constexpr int blocks_of(const HackKind& kind, int dim) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if (hack_decode_fetches_ahead(kind, dim)) return hack_decode_blocks(kind, dim) - 1;
+// a register before that, and where head_dim is narrower than the kernel.
+constexpr int blocks_of(const HackKind& kind, int dim, bool whole) {
+#ifdef __CUDA_ARCH__
+  whole = whole && __CUDA_ARCH__ >= 900;
 #endif
+  if (dim == 128 && kind == HackKind{2, 2, 0} && !whole) return hack_decode_blocks(kind, dim) - 1;
   return hack_decode_blocks(kind, dim);
 }
 
-template <int kDim, int kKeyBits, int kValueBits, int kPartition>
-__global__ void __launch_bounds__(kThreads, blocks_of({kKeyBits, kValueBits, kPartition}, kDim))
+template <int kDim, int kKeyBits, int kValueBits, int kPartition, bool kWhole, int kHeads>
+__global__ void __launch_bounds__(kThreads,
+                                  blocks_of({kKeyBits, kValueBits, kPartition}, kDim, kWhole))
     attend_coded_units(const HackDecodeBatch batch, const DecodeUnit* units) {
-  __shared__ HackDecodeShared<kDim> shared;
+  using Memory = HackDecodeMemory<kDim, kKeyBits, kValueBits, kPartition>;
+  extern __shared__ __align__(alignof(Memory)) std::byte memory[];
   gpu::CudaThread thread;
-  attend_coded_unit<kDim, kKeyBits, kValueBits, kPartition>(thread, batch, units[blockIdx.x],
-                                                            shared);
+  thread.let_next_begin();
+  attend_coded_unit<kDim, kKeyBits, kValueBits, kPartition, kWhole, kHeads>(
+      thread, batch, units[blockIdx.x], *reinterpret_cast<Memory*>(memory));
 }
 
 __global__ void __launch_bounds__(kThreads) prepare_queries(const HackPrepare prepare) {
   gpu::CudaThread thread;
+  thread.let_next_begin();
   const int row = static_cast<int>(blockIdx.x) * kDecodeWarps + thread.warp();
   if (row < prepare.rows) prepare_query(thread, prepare, row);
 }
 
-using Kernel = void (*)(const HackDecodeBatch, const DecodeUnit*);
+struct Launch {
+  void (*kernel)(const HackDecodeBatch, const DecodeUnit*);
+  std::size_t shared_bytes;
+};
 
-Kernel kernel_of(const HackKind& kind, int head_dim) {
-  Kernel kernel = nullptr;
-  with_hack_decode_kernel(kind, head_dim, [&](auto known) {
+Launch launch_of(const HackKind& kind, const HackDecodeBatch& batch) {
+  Launch launch{};
+  with_hack_decode_kernel(kind, batch.head_dim, batch.heads / batch.kv_heads, [&](auto known) {
     using Known = decltype(known);
-    kernel = attend_coded_units<Known::kDim, Known::kKeyBits, Known::kValueBits, Known::kPartition>;
+    launch = {
+        attend_coded_units<Known::kDim, Known::kKeyBits, Known::kValueBits, Known::kPartition,
+                           Known::kWhole, Known::kHeads>,
+        sizeof(
+            HackDecodeMemory<Known::kDim, Known::kKeyBits, Known::kValueBits, Known::kPartition>)};
   });
-  return kernel;
+  return launch;
 }
 
 bool aligned(const void* address, std::size_t to) {
@@ -94,10 +105,10 @@ Status attend_hack_on_gpu(const HackKind& kind, const HackDecodeBatch& batch,
     return misaligned();
   }
   if (count == 0) return {};
-  const Kernel kernel = kernel_of(kind, batch.head_dim);
+  const auto [kernel, bytes] = launch_of(kind, batch);
   KVLANE_TRY(gpu::use_device(stream.device()));
-  kernel<<<static_cast<unsigned>(count), kThreads, 0, handle_of(stream)>>>(batch, units);
-  return gpu::launched("decode attention on codes");
+  return gpu::launch_early(kernel, {count, kThreads, bytes}, stream, "decode attention on codes",
+                           batch, units);
 }
 
 }  // namespace kvlane

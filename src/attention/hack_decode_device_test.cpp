@@ -26,16 +26,18 @@ constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 void attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit& unit,
             std::uint64_t seed) {
   bool there = false;
-  with_hack_decode_kernel(kind, batch.head_dim, [&](auto known) {
+  with_hack_decode_kernel(kind, batch.head_dim, batch.heads / batch.kv_heads, [&](auto known) {
     constexpr int kDim = decltype(known)::kDim;
     constexpr int kKey = decltype(known)::kKeyBits;
     constexpr int kValue = decltype(known)::kValueBits;
     constexpr int kPart = decltype(known)::kPartition;
+    constexpr bool kWhole = decltype(known)::kWhole;
+    constexpr int kHeads = decltype(known)::kHeads;
     there = true;
-    const auto shared = std::make_unique<HackDecodeShared<kDim>>();
+    const auto shared = std::make_unique<HackDecodeMemory<kDim, kKey, kValue, kPart>>();
     std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(*shared));
     gpu::run_block(kDecodeWarps * gpu::kWarpThreads, seed, [&](gpu::EmulatedThread& thread) {
-      attend_coded_unit<kDim, kKey, kValue, kPart>(thread, batch, unit, *shared);
+      attend_coded_unit<kDim, kKey, kValue, kPart, kWhole, kHeads>(thread, batch, unit, *shared);
     });
   });
   ASSERT_TRUE(there) << "a kind without a kernel";
@@ -101,9 +103,8 @@ DecodePlan cut(const Scene& scene, int blocks) {
       for (int head = 0; head < shape.heads; ++head) {
         const int query = head % group;
         if (query % kDecodeColumns != 0) continue;
-        plan.units.push_back({sequence, head / group, query,
-                              std::min(kDecodeColumns, group - query), first * kBlockTokens,
-                              end * kBlockTokens, states + head});
+        plan.units.push_back({sequence, head / group, head, std::min(kDecodeColumns, group - query),
+                              first * kBlockTokens, end * kBlockTokens, states + head});
       }
       states += shape.heads;
     }

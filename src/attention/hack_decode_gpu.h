@@ -25,9 +25,10 @@ constexpr int hack_head_dim_max(const HackKind& kind) {
 // Blocks of threads that a multiprocessor takes, as many as registers allow on sm_90; before it
 // sometimes one less.
 constexpr int hack_decode_blocks(const HackKind& kind, int dim) {
-  if (dim == 64 || hack_decode_fetches_ahead(kind, dim)) return 4;
-  return dim == 128 && (kind.partition == 0 || (kind.key_bits == 2 && kind.partition != 32)) ? 3
-                                                                                             : 2;
+  if (dim == 64) return 4;
+  if (dim == 256 || kind.partition == 32) return 2;
+  if (kind.partition == 0) return kind.key_bits == 2 ? 4 : 3;
+  return kind.key_bits == 2 ? 3 : 2;
 }
 
 // The narrowest that head_dim fits into.
@@ -35,37 +36,48 @@ constexpr int hack_decode_dim(int head_dim) {
   return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
 }
 
-// What a kernel is compiled for.
-template <int kDimension, int kKey, int kValue, int kPart>
+// What a kernel is compiled for. By both there are kernels of heads as wide as they are, and of
+// these some for groups of up to four query heads.
+template <int kDimension, int kKey, int kValue, int kPart, bool kAll, int kHeadsOfLane>
 struct HackDecodeKernel {
   static constexpr int kDim = kDimension;
   static constexpr int kKeyBits = kKey;
   static constexpr int kValueBits = kValue;
   static constexpr int kPartition = kPart;
+  static constexpr bool kWhole = kAll;
+  static constexpr int kHeads = kHeadsOfLane;
 };
 
 // Calls body(HackDecodeKernel<...>{}) if that is the index-th kernel's kind and width.
 template <std::size_t kIndex, class Body>
-void with_hack_decode_kernel_at(const HackKind& kind, int head_dim, const Body& body) {
+void with_hack_decode_kernel_at(const HackKind& kind, int head_dim, int group, const Body& body) {
   constexpr HackKind kKind = kHackKinds[kIndex / kHackDecodeDims.size()];
   constexpr int kDim = kHackDecodeDims[kIndex % kHackDecodeDims.size()];
   if constexpr (kDim <= hack_head_dim_max(kKind)) {
-    if (kKind == kind && kDim == hack_decode_dim(head_dim)) {
-      body(HackDecodeKernel<kDim, kKind.key_bits, kKind.value_bits, kKind.partition>{});
+    if (kKind != kind || kDim != hack_decode_dim(head_dim)) return;
+    constexpr int kKey = kKind.key_bits, kValue = kKind.value_bits, kPart = kKind.partition;
+    if constexpr (kPart == 0) {
+      if (head_dim == kDim && group <= kDecodeColumns / 2) {
+        return body(HackDecodeKernel<kDim, kKey, kValue, kPart, true, 1>{});
+      }
+      if (head_dim == kDim) return body(HackDecodeKernel<kDim, kKey, kValue, kPart, true, 2>{});
     }
+    body(HackDecodeKernel<kDim, kKey, kValue, kPart, false, 2>{});
   }
 }
 template <class Body, std::size_t... kIndices>
-void with_hack_decode_kernel_of(const HackKind& kind, int head_dim, const Body& body,
+void with_hack_decode_kernel_of(const HackKind& kind, int head_dim, int group, const Body& body,
                                 std::index_sequence<kIndices...> /*all*/) {
-  (with_hack_decode_kernel_at<kIndices>(kind, head_dim, body), ...);
+  (with_hack_decode_kernel_at<kIndices>(kind, head_dim, group, body), ...);
 }
 
-// Calls body(HackDecodeKernel<...>{}) for the kernel of this kind and width, if there is one.
+// Calls body(HackDecodeKernel<...>{}) for the kernel of this kind, width and number of query heads
+// a KV head, if there is one.
 template <class Body>
-void with_hack_decode_kernel(const HackKind& kind, int head_dim, const Body& body) {
+void with_hack_decode_kernel(const HackKind& kind, int head_dim, int group, const Body& body) {
   with_hack_decode_kernel_of(
-      kind, head_dim, body, std::make_index_sequence<kHackKinds.size() * kHackDecodeDims.size()>());
+      kind, head_dim, group, body,
+      std::make_index_sequence<kHackKinds.size() * kHackDecodeDims.size()>());
 }
 
 // The kind of a format's pages. kInvalidArgument, with those that there are, where it has no

@@ -56,10 +56,15 @@ Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_he
                             std::to_string(hack_head_dim_max(kind)) + ", not " +
                             std::to_string(head_dim));
   }
-  // A sequence alone keeps every second place of the device busy: units as long again begin and end
-  // less often.
+  // A sequence alone keeps every fourth place of the device busy: units four times as long begin
+  // and end less often.
   const int places = multiprocessors * hack_decode_blocks(kind, hack_decode_dim(head_dim));
-  return DecodeShape{heads, kv_heads, kDecodeColumns, std::max(1, places / 2), kDecodeWarps};
+  return DecodeShape{.heads = heads,
+                     .kv_heads = kv_heads,
+                     .queries = kDecodeColumns,
+                     .units = std::max(1, places / 4),
+                     .step = kDecodeWarps,
+                     .most = kDecodeWarps * kHackWarpPages};
 }
 
 }  // namespace kvlane

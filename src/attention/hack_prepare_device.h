@@ -69,8 +69,7 @@ KVLANE_DEVICE void prepare_query(Thread& t, const HackPrepare& p, int row) {
   const float inverse = most > 0 ? kMost / most : 0;
   if (t.lane() == 0) p.to.scales[row] = most / kMost;
 
-  const int run = p.partition == 0 ? kHackTerms : p.partition / kWarpThreads;  // of parts
-  HackTerm term{0, 0};
+  HackTerm parts[kHackTerms];  // of 32 channels: this lane's
   KVLANE_UNROLL
   for (int i = 0; i < kHackTerms; ++i) {
     const int channel = kWarpThreads * i + t.lane();
@@ -81,13 +80,29 @@ KVLANE_DEVICE void prepare_query(Thread& t, const HackPrepare& p, int row) {
       store_byte(p.to.codes + first + channel, bits_of(rounded));
       store_aligned_half(p.to.rests + 2 * (first + channel), pack_fp16(y - code, 0));
     }
+    parts[i] = {y, code};
+  }
+  HackTerm* const terms = p.to.terms + std::size_t(row) * kHackTerms;
+  if (p.partition == 0) {
+    float codes = 0;  // whole numbers: exact in any order
+    KVLANE_UNROLL
+    for (int i = 0; i < kHackTerms; ++i) codes += parts[i].centre;
+    codes = sum_of_lanes(t, codes);
+    if (t.lane() < kHackTerms) {
+      terms[t.lane()] = {0, t.lane() == 0 ? times(p.middle, -codes) : 0};
+    }
+    return;
+  }
+  const int run = p.partition / kWarpThreads;  // of parts
+  HackTerm term{0, 0};
+  KVLANE_UNROLL
+  for (int i = 0; i < kHackTerms; ++i) {
     if (i % run == 0) term = {0, 0};
-    const float sum = sum_of_lanes(t, y);
-    const float codes = sum_of_lanes(t, code);  // of whole numbers: exact
-    term.sum += p.partition == 0 ? 0 : sum;
-    term.centre += times(p.middle, (p.partition == 0 ? 0 : sum) - codes);
+    const float sum = sum_of_lanes(t, parts[i].sum);
+    const float codes = sum_of_lanes(t, parts[i].centre);  // exact, too
+    term.sum += sum;
+    term.centre += times(p.middle, sum - codes);
     if (t.lane() != 0) continue;
-    HackTerm* const terms = p.to.terms + std::size_t(row) * kHackTerms;
     if (i % run == run - 1) terms[i / run] = term;
     if (i >= kHackTerms / run) terms[i] = {0, 0};
   }

@@ -37,12 +37,6 @@ struct Values {
   Words4 of[kBits / 2];
 };
 
-// y of queries as operands in binary16: u, and what is left.
-template <int kDim>
-struct QueryParts {
-  Words4 of[2][kDim / 32][kWarpThreads];
-};
-
 // Of this lane's heads 2 column, + 1.
 struct Heads {
   float scale[2], centre[2];
@@ -63,10 +57,9 @@ KVLANE_DEVICE std::uint32_t register_of(const Words4 (&words)[kBits / 2], int it
 
 // Four codes of queries as pairs of binary16.
 KVLANE_DEVICE std::uint32_t pair_of_codes(std::uint32_t codes, int first) {
-  const auto value = [&](int i) {
-    return static_cast<float>(static_cast<std::int8_t>(codes >> 8 * (first + i)));
-  };
-  return pack_fp16(value(0), value(1));
+  // 1024 + 128 + code: the byte above 128 is the low one of a number from 1024 on.
+  const std::uint32_t numbers = byte_perm(codes ^ 0x80808080, 0x64, first == 0 ? 0x4140 : 0x4342);
+  return add_fp16(numbers, 0xE480E480);
 }
 
 // Operand A for registers 2 step, + 1 of the items 2 e, + 1.
@@ -112,32 +105,49 @@ KVLANE_DEVICE float number_of(const Words2& numbers, int i) {
   return i % 2 == 0 ? low_fp16(numbers.w[i / 2]) : high_fp16(numbers.w[i / 2]);
 }
 
-// By both: sums of y m, of this lane's heads.
-template <int kDim, class Thread>
-KVLANE_DEVICE void add_means(Thread& t, const std::byte* means, int head_dim,
-                             const QueryParts<kDim>& parts, Place place, float (&base)[2]) {
-  float d[4] = {};
+// By both, codes of odd registers stay where they are in their bytes, beside those of the register
+// before, whose shift serves them too: so many times too large. Sums of the others are multiplied
+// before odd ones come in. A power of two, so nothing is rounded.
+template <int kBits>
+inline constexpr int kTimes = 1 << kBits;
+
+// Operand A by both: of the items 2 e, + 1 the even registers, or the odd ones as they are.
+template <int kBits>
+KVLANE_DEVICE void operand_in_place(const Words4 (&words)[kBits / 2], int e, int odd,
+                                    std::uint32_t (&a)[4]) {
+  constexpr std::uint32_t kMask = ((1U << kBits) - 1) * 0x01010101U;
   KVLANE_UNROLL
-  for (int span = 0; span < kDim / 32; ++span) {
-    const unsigned channel = 32 * span + 8 * place.column;
-    const Words4 m = decode::load_if(channel < unsigned(head_dim), means, 2 * channel);
-    KVLANE_UNROLL
-    for (int part = 1; part >= 0; --part) {
-      const Words4& y = parts.of[part][span][t.lane()];
-      KVLANE_UNROLL
-      for (int i = 0; i < 4; i += 2) {
-        t.mma_fp16(d, {m.w[i], m.w[i], m.w[i + 1], m.w[i + 1]}, y.w[i], y.w[i + 1]);
-      }
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int item = 2 * e + i % 2, pair = i / 2;  // of registers
+    const std::uint32_t word =
+        kBits == 2 ? words[0].w[item] >> 4 * pair : words[pair % (kBits / 2)].w[item];
+    a[i] = word & kMask << kBits * odd;
   }
-  base[0] = d[0];
-  base[1] = d[1];
 }
 
-// Scores by both axes, in units of log2.
-template <int kDim, int kBits, class Thread>
+// Where sums of integers begin, and the float that has these bits: what is added is in the float
+// then, and nothing has to be converted. Sums stay within 2^22 of it.
+inline constexpr std::int32_t kSumBits = 0x4B400000;
+inline constexpr float kSumFloat = 0x1.8p23F;
+static_assert(16 * 15 * 127 * 128 < 1 << 22 && 16 * 15 * 255 * kBlockTokens < 1 << 22);
+// Of sums of even registers: where those of odd ones go on, for columns of the lane's heads.
+template <int kHeads, int kBits>
+KVLANE_DEVICE void go_on_with_odd(std::int32_t (&sums)[4]) {
+  KVLANE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if (i % 2 < kHeads) sums[i] = sums[i] * kTimes<kBits> + kSumBits;
+  }
+}
+KVLANE_DEVICE float sum_with(std::int32_t sum, float other) {
+  return float_of(static_cast<std::uint32_t>(sum)) + other;
+}
+
+// Scores by both axes, kTimes too large and in units of a query's scale. So are `centre`, what the
+// codes' middle has of them, less kSumFloat, and `base`, what means of channels have. `queries` are
+// registers 0, 2, 1 and 3 of each span.
+template <int kHeads, int kDim, int kBits, class Thread>
 KVLANE_DEVICE void score_by_both(Thread& t, const Keys<kDim, kBits>& keys,
-                                 const Words4 (&queries)[kDim / kSpan], const Heads& heads,
+                                 const Words4 (&queries)[kDim / kSpan], const float (&centre)[2],
                                  const float (&base)[2], const Words2 (&scales)[kHalves],
                                  Scores& scores) {
   KVLANE_UNROLL
@@ -146,17 +156,20 @@ KVLANE_DEVICE void score_by_both(Thread& t, const Keys<kDim, kBits>& keys,
     for (int e = 0; e < 2; ++e) {
       std::int32_t dot[4] = {};
       KVLANE_UNROLL
-      for (int step = 0; step < kDim / 32; ++step) {
-        const Words4& u = queries[step / 2];
-        std::uint32_t a[4];
-        operand_of<kBits>(keys.of[step / 2][h], e, step % 2, a);
-        t.mma_u8s8(dot, a, u.w[step % 2 * 2], u.w[step % 2 * 2 + 1]);
+      for (int odd = 0; odd < 2; ++odd) {
+        if (odd == 1) go_on_with_odd<kHeads, kBits>(dot);
+        KVLANE_UNROLL
+        for (int span = 0; span < kDim / kSpan; ++span) {
+          std::uint32_t a[4];
+          operand_in_place<kBits>(keys.of[span][h], e, odd, a);
+          t.mma_u8s8(dot, a, queries[span].w[2 * odd], queries[span].w[2 * odd + 1]);
+        }
       }
       KVLANE_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const float product = static_cast<float>(dot[i]) + heads.centre[i % 2];
-        const float score = base[i % 2] + number_of(scales[h], 2 * e + i / 2) * product;
-        scores.of[h][e][i] = score * heads.scale[i % 2];
+        if (i % 2 >= kHeads) continue;
+        const float product = sum_with(dot[i], centre[i % 2]);
+        scores.of[h][e][i] = fused(number_of(scales[h], 2 * e + i / 2), product, base[i % 2]);
       }
     }
   }
@@ -174,8 +187,9 @@ KVLANE_DEVICE void add_partition(const std::int32_t (&dot)[4], const Words4& met
   }
 }
 
-// Scores by token. A lane's registers are channels of one partition; with partitions of 32 half of
-// the lanes have the first of a span and half the second, and each sum leaves the others out.
+// Scores by token, in units of log2. A lane's registers are channels of one partition; with
+// partitions of 32 half of the lanes have the first of a span and half the second, and each sum
+// leaves the others out.
 template <int kDim, int kBits, int kPartition, class Thread>
 KVLANE_DEVICE void score_by_token(Thread& t, const std::byte* metadata, int head_dim,
                                   const Keys<kDim, kBits>& keys,

@@ -13,23 +13,29 @@ inline constexpr float kLeastWeight = 0x1p-100F;
 // Adding it rounds to a whole number, in the low bits.
 inline constexpr float kRound = 0x1.8p23F;
 
-// A warp's: of its pages so far. Entries of max and sum are for the heads 2 column, + 1.
+// kHeads of a lane: 2, or 1 where columns of odd numbers have none.
+
+// A warp's: of its pages so far. Entries of max and sum are for the lane's heads.
 template <int kDim>
 struct WarpState {
   float max[2];
-  float sum[2];
+  float sum[2];  // by both, of this lane's tokens
+  // By both: what sums and outputs are about, not far below the maximum as by token.
+  float about[2];
+  // By both: the middle of codes times all weights, which every output has too much.
+  float middle[2];
   float out[kDim / 32][2][4];
 };
 
 // A page's weights: operands, and what they are worth.
 struct Weights {
   std::uint32_t codes[4];
-  float unit[2];   // of a code
-  float total[2];  // of all weights: by both
+  float unit[2];         // of a code
+  std::uint32_t totals;  // of all weights, as an operand: by both
 };
 
-// The warp's largest and sum of what all lanes have of a head; the other two of a tile's four are
-// the other head's.
+// The warp's largest of what all lanes have of a head; the other two of a tile's four are the other
+// head's.
 template <class Thread>
 KVLANE_DEVICE float max_of_page(Thread& t, const Scores& x, int head) {
   float max = x.of[0][0][head];
@@ -37,68 +43,124 @@ KVLANE_DEVICE float max_of_page(Thread& t, const Scores& x, int head) {
   for (int i = 1; i < 8; ++i) max = larger(max, x.of[i / 4][i / 2 % 2][i % 2 * 2 + head]);
   return decode::max_of_rows(t, max);
 }
-template <class Thread>
-KVLANE_DEVICE float sum_of_page(Thread& t, const Scores& x, int head) {
-  float sum = 0;
-  KVLANE_UNROLL
-  for (int i = 0; i < 8; ++i) sum += x.of[i / 4][i / 2 % 2][i % 2 * 2 + head];
-  return decode::sum_of_rows(t, sum);
-}
 
-// Scores become weights in 8 bits, and the state moves to the new maximum. By both the scales of
-// V's tokens are in them.
-template <int kDim, bool kBoth, class Thread>
-KVLANE_DEVICE void weigh(Thread& t, const Words2 (&scales)[kHalves], Scores& scores,
-                         WarpState<kDim>& state, Weights& weights) {
+// So far, in log2, a maximum may be above what sums are about before these move to it, if they are
+// to move seldom: sums of weights stay within what 16 bits hold.
+inline constexpr float kMoveAt = 8;
+
+struct Move {
   float keep[2], of_page[2];
-  bool moved = false;
+  bool moved;
+};
+
+// What all scores of the page are worth beside their maximum, and what that is worth in the state.
+// Scores are in units of `scale`, log2 of a weight.
+template <bool kSeldom, int kHeads, int kDim, class Thread>
+KVLANE_DEVICE Move find_weights(Thread& t, const float (&scale)[2], Scores& scores,
+                                WarpState<kDim>& state) {
+  Move move{{}, {}, false};
   KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) {
-    const float page_max = max_of_page(t, scores, n);
-    const float max = larger(page_max, state.max[n]);
-    moved = moved || max != state.max[n];
-    keep[n] = power_of_two(state.max[n] - max);
-    of_page[n] = power_of_two(page_max - max);
-    state.max[n] = max;
+  for (int n = 0; n < kHeads; ++n) {
+    const float page_max = max_of_page(t, scores, n) * scale[n];
+    const float old = kSeldom ? state.about[n] : state.max[n];
+    state.max[n] = larger(state.max[n], page_max);
+    const float about = !kSeldom || state.max[n] > old + kMoveAt ? state.max[n] : old;
+    move.moved = move.moved || about != old;
+    move.keep[n] = power_of_two(old - about);
+    move.of_page[n] = power_of_two(page_max - about);
+    if (kSeldom) state.about[n] = about;
+    state.sum[n] *= move.keep[n];
+    state.middle[n] *= move.keep[n];
     KVLANE_UNROLL
     for (int i = 0; i < 8; ++i) {
       float& x = scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n];
-      x = power_of_two(x - page_max);
+      x = power_of_two(fused(x, scale[n], -page_max));
     }
   }
-  float inverse[2] = {kMostWeight, kMostWeight};
-  KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) {
-    weights.unit[n] = of_page[n] * (1 / kMostWeight);
-    if (!kBoth) continue;
-    weights.total[n] = sum_of_page(t, scores, n) * of_page[n];
-    KVLANE_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n] *= number_of(scales[i / 4], i % 4);
-    }
-    const float most = larger(max_of_page(t, scores, n), kLeastWeight);
-    inverse[n] = about_one_over(most) * kMostWeight;
-    weights.unit[n] *= most;
-  }
+  return move;
+}
+
+// Weights in 8 bits, which are the next operand.
+template <int kHeads, class Thread>
+KVLANE_DEVICE void code_weights(Thread& t, const Scores& weights, const float (&inverse)[2],
+                                std::uint32_t (&codes)[4]) {
   KVLANE_UNROLL
   for (int tile = 0; tile < 4; ++tile) {
-    const float(&x)[4] = scores.of[tile / 2][tile % 2];
-    std::uint32_t code[4];
+    const float(&x)[4] = weights.of[tile / 2][tile % 2];
+    std::uint32_t pairs[2];
     KVLANE_UNROLL
-    for (int i = 0; i < 4; ++i) code[i] = bits_of(fused(x[i], inverse[i % 2], kRound));
-    const std::uint32_t low = byte_perm(code[0], code[2], 0x0040);
-    const std::uint32_t high = byte_perm(code[1], code[3], 0x0040);
-    weights.codes[tile] = t.transposed(byte_perm(low, high, 0x5410));
+    for (int n = 0; n < kHeads; ++n) {
+      const std::uint32_t first = bits_of(fused(x[n], inverse[n], kRound));
+      const std::uint32_t second = bits_of(fused(x[n + 2], inverse[n], kRound));
+      pairs[n] = byte_perm(first, second, 0x0040);
+    }
+    codes[tile] = t.transposed(kHeads == 2 ? byte_perm(pairs[0], pairs[1], 0x5410) : pairs[0]);
   }
-  KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) state.sum[n] *= keep[n];
-  // Seldom, after the first pages.
-  if (t.ballot(moved) == 0) return;
+}
+
+// Seldom, after the first pages.
+template <int kHeads, int kDim, class Thread>
+KVLANE_DEVICE void move_outputs(Thread& t, const Move& move, WarpState<kDim>& state) {
+  if (t.ballot(move.moved) == 0) return;
   KVLANE_UNROLL
   for (int q = 0; q < kDim / 32; ++q) {
     KVLANE_UNROLL
-    for (int i = 0; i < 8; ++i) state.out[q][i / 4][i % 4] *= keep[i % 2];
+    for (int i = 0; i < 8; ++i) {
+      if (i % 2 < kHeads) state.out[q][i / 4][i % 4] *= move.keep[i % 2];
+    }
   }
+}
+
+// By channel: scores become weights, and the state moves.
+template <int kDim, class Thread>
+KVLANE_DEVICE void weigh_by_channel(Thread& t, Scores& scores, WarpState<kDim>& state,
+                                    Weights& weights) {
+  const Move move = find_weights<false, 2>(t, {1, 1}, scores, state);
+  code_weights<2>(t, scores, {kMostWeight, kMostWeight}, weights.codes);
+  KVLANE_UNROLL
+  for (int n = 0; n < 2; ++n) weights.unit[n] = move.of_page[n] * (1 / kMostWeight);
+  move_outputs<2>(t, move, state);
+}
+
+// Sums of weights as an operand of 16 bits: of two rows of lanes each, rounded in the first four
+// rows of the product, and what is left in the others.
+template <int kHeads, class Thread>
+KVLANE_DEVICE std::uint32_t operand_of_totals(Thread& t, const float (&total)[2]) {
+  float both[2] = {};
+  KVLANE_UNROLL
+  for (int n = 0; n < kHeads; ++n) {
+    both[n] = total[n] + float_of(t.shuffle(bits_of(total[n]), t.lane() ^ 16));
+  }
+  const std::uint32_t rounded = pack_fp16(both[0], both[1]);
+  const std::uint32_t left = pack_fp16(both[0] - low_fp16(rounded), both[1] - high_fp16(rounded));
+  return t.transposed(t.lane() < 16 ? rounded : left);
+}
+
+// The same by both: the scales of V's tokens are in the codes.
+template <int kHeads, int kDim, class Thread>
+KVLANE_DEVICE void weigh_by_both(Thread& t, const float (&scale)[2],
+                                 const Words2 (&scales)[kHalves], Scores& scores,
+                                 WarpState<kDim>& state, Weights& weights) {
+  const Move move = find_weights<true, kHeads>(t, scale, scores, state);
+  float inverse[2], total[2];
+  KVLANE_UNROLL
+  for (int n = 0; n < kHeads; ++n) {
+    float sum = 0;
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      float& x = scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n];
+      sum += x;
+      x *= number_of(scales[i / 4], i % 4);
+    }
+    total[n] = sum * move.of_page[n];
+    state.sum[n] += total[n];
+    const float most = larger(max_of_page(t, scores, n), kLeastWeight);
+    inverse[n] = about_one_over(most) * kMostWeight;
+    weights.unit[n] = move.of_page[n] * (1 / kMostWeight) * most;
+  }
+  code_weights<kHeads>(t, scores, inverse, weights.codes);
+  weights.totals = operand_of_totals<kHeads>(t, total);
+  move_outputs<kHeads>(t, move, state);
 }
 
 // Sums of codes of weights, of the tokens of registers 2 step, + 1, of this lane's heads; added up.
@@ -111,37 +173,40 @@ KVLANE_DEVICE void count_weights(Thread& t, const Weights& weights, int step, fl
   sum[1] += static_cast<float>(d[1]);
 }
 
-template <int kDim, int kBits, class Thread>
-KVLANE_DEVICE void add_values_by_both(Thread& t, const Values<kBits> (&values)[kDim / 32],
-                                      const Words2 (&means)[kDim / 32], const Weights& weights,
-                                      WarpState<kDim>& state) {
-  constexpr float kMiddle = static_cast<float>((1 << kBits) - 1) / 2;
-  float middle[2] = {};  // what the middles of codes have of every sum
-  count_weights(t, weights, 0, middle);
-  count_weights(t, weights, 1, middle);
+// By both, for 32 channels of V. Means of channels times sums of weights are a product of the
+// matrix unit, whose rows are channels; the middle of codes is left in.
+template <int kHeads, int kBits, class Thread>
+KVLANE_DEVICE void add_values_by_both(Thread& t, const Values<kBits>& values, const Words2& means,
+                                      const Weights& weights, float (&out)[2][4]) {
+  constexpr float kLess = 1.0F / kTimes<kBits>;
   KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) {
-    middle[n] *= kMiddle;
-    state.sum[n] += weights.total[n];
-  }
-  KVLANE_UNROLL
-  for (int q = 0; q < kDim / 32; ++q) {
+  for (int e = 0; e < 2; ++e) {
+    std::int32_t dot[4] = {};
     KVLANE_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      std::int32_t dot[4] = {};
-      KVLANE_UNROLL
-      for (int step = 0; step < 2; ++step) {
-        std::uint32_t a[4];
-        operand_of<kBits>(values[q].of, e, step, a);
-        t.mma_u8u8(dot, a, weights.codes[2 * step], weights.codes[2 * step + 1]);
-      }
-      KVLANE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        float& out = state.out[q][e][i];
-        out += weights.unit[i % 2] * (static_cast<float>(dot[i]) - middle[i % 2]);
-        out += number_of(means[q], 2 * e + i / 2) * weights.total[i % 2];
-      }
+    for (int odd = 0; odd < 2; ++odd) {
+      if (odd == 1) go_on_with_odd<kHeads, kBits>(dot);
+      std::uint32_t a[4];
+      operand_in_place<kBits>(values.of, e, odd, a);
+      t.mma_u8u8(dot, a, weights.codes[odd], weights.codes[2 + odd]);
     }
+    t.mma_fp16(out[e], {byte_perm(means.w[e], 0, 0x1010), byte_perm(means.w[e], 0, 0x3232)},
+               weights.totals);
+    KVLANE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (i % 2 >= kHeads) continue;
+      out[e][i] = fused(weights.unit[i % 2] * kLess, sum_with(dot[i], -kSumFloat), out[e][i]);
+    }
+  }
+}
+template <int kHeads, int kBits, int kDim, class Thread>
+KVLANE_DEVICE void add_middle(Thread& t, const Weights& weights, WarpState<kDim>& state) {
+  constexpr float kMiddle = static_cast<float>((1 << kBits) - 1) / 2;
+  float count[2] = {};
+  count_weights(t, weights, 0, count);
+  count_weights(t, weights, 1, count);
+  KVLANE_UNROLL
+  for (int n = 0; n < kHeads; ++n) {
+    state.middle[n] = fused(count[n], kMiddle * weights.unit[n], state.middle[n]);
   }
 }
 

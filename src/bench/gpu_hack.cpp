@@ -1,6 +1,6 @@
 // Bare `hack` at head_dim 128. Every sequence has the same GiB of rows in 16 bits at most, sealed
 // on the device; in a round each case is timed behind the same case over these rows, which pushes
-// its codes out of the second-level cache.
+// its codes out of the second-level cache. So are kernels that dequantise the same codes.
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/gpu_hack.h"
 
@@ -12,6 +12,7 @@
 
 #include "attention/decode_gpu.h"
 #include "attention/hack_prefill_gpu.h"
+#include "bench/gpu_dequantise.h"
 #include "bench/gpu_memory.h"
 #include "bench/gpu_timer.h"
 #include "quant/hack_seal_gpu.h"
@@ -44,6 +45,15 @@ struct Case {
 };
 constexpr Case kCases[] = {{1, 4096, 0},  {4, 4096, 0},  {8, 4096, 0},
                            {1, 32768, 5}, {4, 32768, 5}, {8, 32768, 5}};
+
+// What attention on codes is held against on the same codes, in cases of kTokensMax tokens.
+struct Opponent {
+  GpuDequantiser how;
+  const char* name;  // behind the case's
+};
+constexpr Opponent kOpponents[] = {{GpuDequantiser::kMatrixWhole, "_whole"},
+                                   {GpuDequantiser::kMatrixSplit, "_split"},
+                                   {GpuDequantiser::kCores, "_cores"}};
 
 float score_scale() {
   return static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(kHeadDim)));
@@ -168,8 +178,10 @@ Status attend_rows(const gpu::Stream& stream, const Case& one, const Memory& mem
   return merge(stream, one, memory, units);
 }
 
+// On codes as they are (null), or by an opponent: queries are prepared, and states merged, for
+// both.
 Status attend_codes(const gpu::Stream& stream, const Case& one, const Memory& memory,
-                    const Units& units) {
+                    const Units& units, const Opponent* opponent) {
   KVLANE_TRY(prepare(stream, memory, std::size_t{kBatch} * one.heads()));
   const HackDecodeBatch batch{.tables = memory.ids.as<std::int32_t>(),
                               .table_stride = one.tokens / kBlockTokens,
@@ -184,7 +196,10 @@ Status attend_codes(const gpu::Stream& stream, const Case& one, const Memory& me
                               .max = memory.max.as<float>(),
                               .sum = memory.sum.as<float>(),
                               .out = memory.out.as<float>()};
-  KVLANE_TRY(attend_hack_on_gpu(kKind, batch, units.units.as<DecodeUnit>(), units.count, stream));
+  const auto* const list = units.units.as<DecodeUnit>();
+  KVLANE_TRY(opponent == nullptr
+                 ? attend_hack_on_gpu(kKind, batch, list, units.count, stream)
+                 : attend_dequantised_on_gpu(opponent->how, batch, list, units.count, stream));
   return merge(stream, one, memory, units);
 }
 
@@ -247,6 +262,66 @@ constexpr double prefill_operations() {
   return 2.0 * kPrefillTokens * (kPrefillTokens + 1.0) * kPrefillHeads * kHeadDim;
 }
 
+// Of each case.
+struct Plans {
+  std::vector<Units> of_rows, of_codes;
+};
+Result<Plans> plan_all(const gpu::Stream& stream, int multiprocessors) {
+  Plans plans;
+  for (const Case& one : kCases) {
+    KVLANE_ASSIGN(const DecodeShape rows,
+                  decode_shape(one.heads(), kKvHeads, kHeadDim, multiprocessors));
+    KVLANE_ASSIGN(const DecodeShape codes,
+                  hack_decode_shape(kKind, one.heads(), kKvHeads, kHeadDim, multiprocessors));
+    KVLANE_ASSIGN(Units units, plan(stream, one, rows));
+    plans.of_rows.push_back(std::move(units));
+    KVLANE_ASSIGN(units, plan(stream, one, codes));
+    plans.of_codes.push_back(std::move(units));
+  }
+  return plans;
+}
+
+// What the timer takes for bytes are tokens. All but itself must outlive its rounds.
+Status time_decode(GpuTimer& timer, const gpu::Stream& stream, const Memory& memory,
+                   const Plans& plans) {
+  // By an opponent, or on codes as they are, behind rows.
+  const auto add = [&](std::size_t i, const Opponent* opponent) -> Status {
+    const double tokens = double{kBatch} * kCases[i].tokens;
+    const std::string name = kCases[i].name() + (opponent == nullptr ? "" : opponent->name);
+    KVLANE_TRY(timer.add("rows" + name, tokens, [&stream, &memory, &plans, i] {
+      return attend_rows(stream, kCases[i], memory, plans.of_rows[i]);
+    }));
+    return timer.add(name, tokens, [&stream, &memory, &plans, i, opponent] {
+      return attend_codes(stream, kCases[i], memory, plans.of_codes[i], opponent);
+    });
+  };
+  for (std::size_t i = 0; i < std::size(kCases); ++i) {
+    KVLANE_TRY(add(i, nullptr));
+    if (kCases[i].tokens != kTokensMax) continue;
+    for (const Opponent& opponent : kOpponents) KVLANE_TRY(add(i, &opponent));
+  }
+  return {};
+}
+
+void add_decode_figures(const GpuTimer& timer, std::vector<Figure>& figures) {
+  const auto speed = [&](const std::string& name) { return timer.speed_of(name) * 1e9; };
+  const auto add = [&](const Case& one, const char* name, double baseline, double times) {
+    Figure figure{.name = one.name() + name,
+                  .value = speed(one.name()),
+                  .unit = "tokens/s",
+                  .baseline = baseline};
+    if (times > 0) figure.goal = times * baseline;
+    figures.push_back(figure);
+  };
+  for (const Case& one : kCases) add(one, "", speed("rows" + one.name()), one.goal);
+  for (const Case& one : kCases) {
+    if (one.tokens != kTokensMax) continue;
+    const double whole = speed(one.name() + "_whole"), split = speed(one.name() + "_split");
+    add(one, "_by_dequantising", std::max(whole, split), 1);
+    add(one, "_by_cuda_cores", speed(one.name() + "_cores"), 2);
+  }
+}
+
 }  // namespace
 
 Status bench_gpu_hack(const gpu::Stream& stream, int rounds, const std::vector<Bytes>& values,
@@ -258,26 +333,8 @@ Status bench_gpu_hack(const gpu::Stream& stream, int rounds, const std::vector<B
   // Rows that are read, and what is written of them.
   KVLANE_TRY(timer.add("gpu_hack_seal_128", double{kBlocks} * (kRowsBytes + kSealedBytes),
                        [&] { return seal(stream, memory); }));
-  std::vector<Units> of_rows, of_codes;
-  for (const Case& one : kCases) {
-    KVLANE_ASSIGN(const DecodeShape rows,
-                  decode_shape(one.heads(), kKvHeads, kHeadDim, multiprocessors));
-    KVLANE_ASSIGN(const DecodeShape codes,
-                  hack_decode_shape(kKind, one.heads(), kKvHeads, kHeadDim, multiprocessors));
-    KVLANE_ASSIGN(Units units, plan(stream, one, rows));
-    of_rows.push_back(std::move(units));
-    KVLANE_ASSIGN(units, plan(stream, one, codes));
-    of_codes.push_back(std::move(units));
-  }
-  // What the timer takes for bytes are tokens, or operations.
-  for (std::size_t i = 0; i < std::size(kCases); ++i) {
-    const Case& one = kCases[i];
-    const double tokens = double{kBatch} * one.tokens;
-    KVLANE_TRY(timer.add("rows" + one.name(), tokens,
-                         [&, i] { return attend_rows(stream, kCases[i], memory, of_rows[i]); }));
-    KVLANE_TRY(timer.add(one.name(), tokens,
-                         [&, i] { return attend_codes(stream, kCases[i], memory, of_codes[i]); }));
-  }
+  KVLANE_ASSIGN(const Plans plans, plan_all(stream, multiprocessors));
+  KVLANE_TRY(time_decode(timer, stream, memory, plans));
   KVLANE_ASSIGN(const PrefillShape shape,
                 hack_prefill_shape(kKind, kPrefillHeads, kKvHeads, kHeadDim));
   const PrefillSpan span{0, kPrefillTokens, 0};
@@ -293,15 +350,7 @@ Status bench_gpu_hack(const gpu::Stream& stream, int rounds, const std::vector<B
 
   figures.push_back(
       {.name = "gpu_hack_seal_128", .value = timer.speed_of("gpu_hack_seal_128"), .unit = "GB/s"});
-  for (const Case& one : kCases) {
-    const auto speed = [&](const std::string& name) { return timer.speed_of(name) * 1e9; };
-    Figure figure{.name = one.name(),
-                  .value = speed(one.name()),
-                  .unit = "tokens/s",
-                  .baseline = speed("rows" + one.name())};
-    if (one.goal > 0) figure.goal = one.goal * *figure.baseline;
-    figures.push_back(figure);
-  }
+  add_decode_figures(timer, figures);
   figures.push_back({.name = "gpu_hack_prefill_128_16384",
                      .value = timer.speed_of("gpu_hack_prefill_128_16384") * 1e-3,
                      .unit = "TFLOP/s",

@@ -1,10 +1,11 @@
 // SplitZip for kernels: one block of threads encodes or decodes one plane, in one pass over it.
 //
-// As a block owns a plane, the order of the escape table needs no other block: warps take runs of
-// chunks, keep their escapes in shared memory, and after one barrier know where these go. A warp
-// takes four whole bf16 chunks at a time, eight threads a chunk: a thread loads 64 bytes, and
-// stores 32 of rests and 16 of codes. Other types, and chunks that are cut short, go a place at a
-// time. Bytes and verdicts are those of splitzip_scalar.cpp (spec/splitzip.md).
+// As a block owns a plane, the order of the escape table needs no other block: encoding, warps take
+// runs of chunks, keep their escapes in shared memory, and after one barrier know where these go;
+// decoding, they take spans in turn (codec/splitzip_device_decode_tiles.h). A warp takes four whole
+// chunks at a time, or to decode FP8 eight; a thread has four values in a word. A chunk that is cut
+// short, and those of planes with other addresses, go a place at a time. Bytes and verdicts are
+// those of splitzip_scalar.cpp (spec/splitzip.md).
 //
 // A bf16 plane costs 3.5 bytes of memory traffic a value, plus escapes and tables.
 // SPDX-License-Identifier: Apache-2.0
@@ -24,8 +25,7 @@ using namespace gpu;
 
 inline constexpr std::uint32_t kChunk = kChunkElements;
 inline constexpr std::uint32_t kGroup = kGroupElements;
-inline constexpr std::uint32_t kSpanChunks = 4;  // what a warp takes at a time
-inline constexpr std::uint32_t kSpan = kSpanChunks * kChunk;
+inline constexpr std::uint32_t kSpanChunks = 4;  // what an encoding warp takes at a time
 
 // Of the span that begins with this chunk, where whole chunks end with `end`.
 KVLANE_DEVICE std::uint32_t span_values(std::uint32_t chunk, std::uint32_t end) {

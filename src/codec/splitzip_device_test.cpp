@@ -47,8 +47,13 @@ DeviceVerdict decode_emulated(ByteView coded, const PlaneShape& shape, std::uint
                               values.span().data(), &verdict};
   const auto shared = std::make_unique<DeviceDecodeShared>();
   std::memset(static_cast<void*>(shared.get()), 0xEE, sizeof(*shared));
-  gpu::run_block(kThreads, seed,
-                 [&](gpu::EmulatedThread& thread) { decode_plane(thread, task, *shared); });
+  const int warps = seed % 5 == 4 ? 12 : 2 << seed % 5;
+  const auto rings = std::make_unique<DeviceDecodeRing[]>(static_cast<std::size_t>(warps));
+  std::memset(static_cast<void*>(rings.get()), 0xEE,
+              static_cast<std::size_t>(warps) * sizeof(DeviceDecodeRing));
+  gpu::run_block(gpu::kWarpThreads * warps, seed, [&](gpu::EmulatedThread& thread) {
+    decode_plane(thread, task, *shared, rings.get());
+  });
   plane.assign(values.span().begin(), values.span().end());
   return verdict;
 }
@@ -105,10 +110,43 @@ TEST(SplitZipDevice, SomeChunksRaw) {
 }
 
 TEST(SplitZipDevice, EveryAlignment) {
-  const Plane plane = kv_plane(ElementType::kBf16, 1400, 0.01);
-  for (std::size_t shift = 0; shift < 17; ++shift) {
-    expect_same(plane, nullptr, shift, shift, 0);
-    expect_same(plane, nullptr, shift, 0, shift);
+  for (const ElementType type : kTypes) {
+    const Plane plane = kv_plane(type, 1400, 0.01);
+    for (std::size_t shift = 0; shift < 17; ++shift) {
+      expect_same(plane, nullptr, shift, shift, 0);
+      expect_same(plane, nullptr, shift, 0, shift);
+    }
+  }
+}
+
+// So long that small blocks come around their rings.
+TEST(SplitZipDevice, LongPlanes) {
+  for (const ElementType type : kTypes) {
+    for (const std::size_t n : {256 * 80, 256 * 77, 256 * 99 + 3, 256 * 133 + 200}) {
+      const Plane plane = kv_plane(type, n, 0.01, static_cast<unsigned>(n));
+      for (std::uint64_t seed = 0; seed < 5; ++seed) expect_same(plane, nullptr, seed);
+      if (HasFatalFailure()) FAIL() << n << " values of " << element_name(type);
+    }
+  }
+}
+
+// Counts, tables and prefixes lie, far behind the beginning too.
+TEST(SplitZipDevice, DamagedLongPlanes) {
+  for (unsigned seed = 0; seed < 90; ++seed) {
+    Random random(seed);
+    const ElementType type = kTypes[seed % 3];
+    const Plane plane = kv_plane(type, 256 * 60 + seed % 2 * 77, 0.01, seed);
+    Bytes body = encode_exactly(scalar(), plane, nullptr);
+    const Sections at = sections(type, plane.shape.elements(), 0);
+    const std::size_t counts_and_table = body.size() - at.counts;
+    body[at.counts + random() % counts_and_table] ^= std::byte(1 + random() % 255);
+    Bytes expected, back;
+    const Status status = decode_exactly(scalar(), body, plane.shape, expected);
+    const DeviceVerdict verdict = decode_emulated(body, plane.shape, seed, back);
+    ASSERT_EQ(verdict == DeviceVerdict::kDecoded, status.ok()) << seed << ": " << status.message();
+    if (status.ok()) {
+      ASSERT_EQ(back, expected) << seed;
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -129,20 +130,23 @@ inline Status decode_exactly(const Codec& codec, ByteView body, const PlaneShape
   return status;
 }
 
-// Bytes that begin `shift` behind a multiple of 64.
+// Zeros that begin `shift` behind a multiple of 64, and end where their heap block does.
 class AlignedBytes {
  public:
-  AlignedBytes(std::size_t bytes, std::size_t shift) : block_(63 + shift + bytes) {
-    const std::size_t past = reinterpret_cast<std::uintptr_t>(block_.data()) % 64;
-    bytes_ = std::span(block_).subspan((64 - past) % 64 + shift, bytes);
+  AlignedBytes(std::size_t bytes, std::size_t shift)
+      : block_(static_cast<std::byte*>(::operator new(shift + bytes, kAlign))),
+        bytes_(block_.get() + shift, bytes) {
+    std::fill(bytes_.begin(), bytes_.end(), std::byte{0});
   }
-  AlignedBytes(const AlignedBytes&) = delete;
-  AlignedBytes& operator=(const AlignedBytes&) = delete;
 
   std::span<std::byte> span() const { return bytes_; }
 
  private:
-  Bytes block_;
+  static constexpr std::align_val_t kAlign{64};
+  struct Free {
+    void operator()(std::byte* block) const { ::operator delete(block, kAlign); }
+  };
+  std::unique_ptr<std::byte[], Free> block_;
   std::span<std::byte> bytes_;
 };
 

@@ -40,6 +40,13 @@ class CudaThread {
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+  __device__ void mma_fp16(float (&d)[4], const std::uint32_t (&a)[2], std::uint32_t b) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+  }
   __device__ void mma_u8s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                            std::uint32_t b1) {
     asm volatile(
@@ -97,6 +104,16 @@ class CudaThread {
   template <int kLeft>
   __device__ void wait_copies_but() {
     asm volatile("cp.async.wait_group %0;" : : "n"(kLeft) : "memory");
+  }
+  __device__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+  }
+  __device__ void wait_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
   }
   __device__ void add(std::uint32_t& word, std::uint32_t x) { atomicAdd(&word, x); }
 

@@ -14,9 +14,12 @@
 //   wait_copies()                     until all that this thread has begun to copy is there
 //   close_copies()                    what it has begun since the last call, if any, is a group
 //   wait_copies_but<kLeft>()          until all closed groups are there but the last kLeft
+//   let_next_begin()                  the stream's next launch may begin, if it does so early
+//                                     (gpu/early_launch.h), when all blocks have said so
+//   wait_previous()                   until what the launch in front of this one writes is there
 // What is copied to may be written from the begin of a copy on, and what comes is seen by its own
 // thread after the wait, by others after a barrier behind it. Addresses are multiples of 16.
-// All threads of a warp (of a block) must come to the same call together, but for the last six.
+// All threads of a warp (of a block) must come to the same call together, but for the last eight.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -158,6 +161,16 @@ KVLANE_DEVICE Words2 load_pair(const std::byte* at) {
 #endif
 }
 
+// The first or the second 8 bytes.
+KVLANE_DEVICE Words2 half_of(const Words4& words, int half) {
+#ifdef __CUDA_ARCH__
+  const uint2 x = reinterpret_cast<const uint2*>(&words)[half];
+  return {{x.x, x.y}};
+#else
+  return {{words.w[2 * half], words.w[2 * half + 1]}};
+#endif
+}
+
 // 2 bytes at a multiple of 2.
 KVLANE_DEVICE unsigned load_aligned_half(const std::byte* at) {
 #ifdef __CUDA_ARCH__
@@ -174,6 +187,24 @@ KVLANE_DEVICE void store_aligned_half(std::byte* at, unsigned value) {
   *reinterpret_cast<std::uint16_t*>(at) = half;
 #else
   std::memcpy(at, &half, sizeof(half));
+#endif
+}
+
+// 4 bytes at a multiple of 4.
+KVLANE_DEVICE std::uint32_t load_aligned_word(const std::byte* at) {
+#ifdef __CUDA_ARCH__
+  return *reinterpret_cast<const std::uint32_t*>(at);
+#else
+  std::uint32_t value;
+  std::memcpy(&value, at, sizeof(value));
+  return value;
+#endif
+}
+KVLANE_DEVICE void store_aligned_word(std::byte* at, std::uint32_t value) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<std::uint32_t*>(at) = value;
+#else
+  std::memcpy(at, &value, sizeof(value));
 #endif
 }
 

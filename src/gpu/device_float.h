@@ -4,6 +4,7 @@
 // A thread that multiplies matrices has besides what gpu/device_code.h names
 //   mma_bf16(d, a, b0, b1)    d += A B for a tile of 16 x 8, with 16 products a sum, by the warp
 //   mma_fp16(d, a, b0, b1)    the same of binary16
+//   mma_fp16(d, a, b)         the same with 8 products a sum: the first half of A and B
 //   mma_u8s8(d, a, b0, b1)    the same of 8-bit integers, with 32 products a sum; A is unsigned, B
 //                             signed, d four std::int32_t
 //   mma_u8u8(d, a, b0, b1)    the same, and B is unsigned
@@ -121,6 +122,16 @@ KVLANE_DEVICE std::uint32_t fused_fp16(std::uint32_t a, std::uint32_t b, std::ui
   };
   return pack_fp16(one(low_fp16(a), low_fp16(b), low_fp16(c)),
                    one(high_fp16(a), high_fp16(b), high_fp16(c)));
+#endif
+}
+// Both sums of two pairs.
+KVLANE_DEVICE std::uint32_t add_fp16(std::uint32_t a, std::uint32_t b) {
+#ifdef __CUDA_ARCH__
+  std::uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+#else
+  return pack_fp16(low_fp16(a) + low_fp16(b), high_fp16(a) + high_fp16(b));
 #endif
 }
 

@@ -42,6 +42,9 @@ class EmulatedThread {
   // See gpu/device_float.h. Sums are of floats, product after product.
   void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
   void mma_fp16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+  void mma_fp16(float (&d)[4], const std::uint32_t (&a)[2], std::uint32_t b) {
+    mma_fp16(d, {a[0], a[1], 0, 0}, b, 0);
+  }
   void mma_u8s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                 std::uint32_t b1);
   void mma_u8u8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
@@ -62,6 +65,9 @@ class EmulatedThread {
   void wait_copies_but() {
     complete_copies(groups_ - kLeft - 1);
   }
+  // Launches are emulated one after the other.
+  void let_next_begin() {}
+  void wait_previous() {}
   void add(std::uint32_t& word, std::uint32_t x) { word += x; }
   // Of a warpgroup: see gpu/hopper_thread.h. What is multiplied is read at the begin of a product
   // or at the wait, as the block's seed has it, and the result is poison until the wait.

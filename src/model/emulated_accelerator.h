@@ -255,14 +255,16 @@ class EmulatedAccelerator final : public Accelerator {
                 std::size_t count) override {
     KVLANE_TRY(hack_decode_shape(kind, batch.heads, batch.kv_heads, batch.head_dim, 1).status());
     return give([this, kind, batch, units, count]() -> Status {
-      with_hack_decode_kernel(kind, batch.head_dim, [&](auto known) {
+      with_hack_decode_kernel(kind, batch.head_dim, batch.heads / batch.kv_heads, [&](auto known) {
         using Known = decltype(known);
         for (std::size_t i = 0; i < count; ++i) {
-          const auto shared = poisoned<HackDecodeShared<Known::kDim>>();
+          const auto shared = poisoned<HackDecodeMemory<Known::kDim, Known::kKeyBits,
+                                                        Known::kValueBits, Known::kPartition>>();
           gpu::run_block(kDecodeWarps * gpu::kWarpThreads, seed_++,
                          [&](gpu::EmulatedThread& thread) {
                            attend_coded_unit<Known::kDim, Known::kKeyBits, Known::kValueBits,
-                                             Known::kPartition>(thread, batch, units[i], *shared);
+                                             Known::kPartition, Known::kWhole, Known::kHeads>(
+                               thread, batch, units[i], *shared);
                          });
         }
       });

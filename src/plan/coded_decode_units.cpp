@@ -19,8 +19,9 @@ int append(std::vector<DecodeUnit>& units, const DecodeShape& shape, int sequenc
   for (int first = begin; first < end; first += step, state += shape.heads) {
     for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
       for (int query = 0; query < group; query += shape.queries) {
-        units.push_back({sequence, kv_head, query, std::min(shape.queries, group - query), first,
-                         std::min(end, first + step), state + kv_head * group + query});
+        const int head = kv_head * group + query;
+        units.push_back({sequence, kv_head, head, std::min(shape.queries, group - query), first,
+                         std::min(end, first + step), state + head});
       }
     }
   }

@@ -31,10 +31,9 @@ TEST(CodedDecodeUnits, CoverEveryTokenOfEveryHeadOnceInItsKind) {
           EXPECT_EQ(window.reads_rows(token / kBlockTokens, own), !sealed) << token;
           read[unit.sequence][token] += unit.queries;
         }
-        const int group = kSealed.heads / kSealed.kv_heads;
         for (int i = 0; i < unit.queries; ++i) {
           const int state = unit.first_state + i - plan.first_state[unit.sequence];
-          EXPECT_EQ(state % kSealed.heads, unit.kv_head * group + unit.first_query + i);
+          EXPECT_EQ(state % kSealed.heads, unit.first_head + i);
           ++writers[unit.first_state + i];
         }
       }

@@ -18,7 +18,7 @@ int decode_unit_blocks(int tokens, const DecodeShape& shape) {
   const int columns = shape.kv_heads * divide_up(shape.heads / shape.kv_heads, shape.queries);
   const int splits = std::max(1, shape.units / columns);
   const int blocks = std::max(kDecodeUnitBlocksMin, divide_up(blocks_for(tokens), splits));
-  return divide_up(blocks, shape.step) * shape.step;
+  return std::min(shape.most, divide_up(std::min(blocks, shape.most), shape.step) * shape.step);
 }
 
 DecodePlan plan_decode(std::span<const std::int32_t> tokens, const DecodeShape& shape) {
@@ -33,9 +33,9 @@ DecodePlan plan_decode(std::span<const std::int32_t> tokens, const DecodeShape& 
     for (int first = 0; first < end; first += std::min(step, end - first)) {
       for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
         for (int query = 0; query < group; query += shape.queries) {
-          plan.units.push_back({sequence, kv_head, query, std::min(shape.queries, group - query),
-                                first, first + std::min(step, end - first),
-                                states + kv_head * group + query});
+          const int head = kv_head * group + query;
+          plan.units.push_back({sequence, kv_head, head, std::min(shape.queries, group - query),
+                                first, first + std::min(step, end - first), states + head});
         }
       }
       states += shape.heads;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -19,14 +20,16 @@ struct DecodeShape {
   int units;     // that a long sequence is cut into; at least 1
   // Blocks that a unit's warps take at a time: a unit has a multiple of so many, but the last one.
   int step = 1;
+  // That a unit has at most; a multiple of step.
+  int most = std::numeric_limits<int>::max();
 };
 
-// Some query heads of one KV head over a range of one sequence's tokens. Query `first_query + i` of
-// the KV head's group writes its partial state at `first_state + i`.
-struct DecodeUnit {
+// Some query heads of one KV head over a range of one sequence's tokens. Query head `first_head +
+// i` writes its partial state at `first_state + i`. Kernels read it in two accesses.
+struct alignas(16) DecodeUnit {
   std::int32_t sequence;
   std::int32_t kv_head;
-  std::int32_t first_query;  // within the group of heads / kv_heads
+  std::int32_t first_head;
   std::int32_t queries;
   std::int32_t first_token;  // a multiple of kBlockTokens
   std::int32_t end_token;

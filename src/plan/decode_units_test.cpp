@@ -22,7 +22,6 @@ TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
     std::vector<int> writers(plan.first_state.back());
     std::vector<std::vector<std::int64_t>> covered(tokens.size(),
                                                    std::vector<std::int64_t>(shape.heads));
-    const int group = shape.heads / shape.kv_heads;
     for (const DecodeUnit& unit : plan.units) {
       EXPECT_EQ(unit.first_token % kBlockTokens, 0);
       EXPECT_LT(unit.first_token, unit.end_token);
@@ -34,7 +33,7 @@ TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
                 split * kBlockTokens * decode_unit_blocks(tokens[unit.sequence], shape))
           << "states are not in the order of tokens";
       for (int i = 0; i < unit.queries; ++i) {
-        const int head = unit.kv_head * group + unit.first_query + i;
+        const int head = unit.first_head + i;
         EXPECT_EQ(unit.first_state + i,
                   plan.first_state[unit.sequence] + split * shape.heads + head);
         ++writers[unit.first_state + i];
@@ -70,6 +69,19 @@ TEST(DecodeUnits, OneLongSequenceFillsTheDeviceAndShortOnesAreNotCut) {
     EXPECT_GE(units, columns * std::min(splits * 3 / 4, 2048 / kDecodeUnitBlocksMin));
     const std::int32_t few = kDecodeUnitBlocksMin * kBlockTokens;
     EXPECT_EQ(plan_decode({&few, 1}, shape).units.size(), columns);
+  }
+}
+
+TEST(DecodeUnits, NoneIsLongerThanItMayBe) {
+  for (const DecodeShape& shape :
+       {DecodeShape{32, 8, 8, 132, 4, 64}, DecodeShape{8, 8, 8, 1, 4, 8}}) {
+    const std::int32_t tokens = 1'000'000;
+    const DecodePlan plan = plan_decode({&tokens, 1}, shape);
+    int longest = 0;
+    for (const DecodeUnit& unit : plan.units) {
+      longest = std::max(longest, unit.end_token - unit.first_token);
+    }
+    EXPECT_EQ(longest, shape.most * kBlockTokens);
   }
 }
 

@@ -30,11 +30,11 @@ KVLANE_DEVICE void mix_row(Thread& t, const ChannelMix& mix, float (&x)[kParts])
   KVLANE_UNROLL
   for (int step = 1; step < kWarpThreads; step *= 2) {
     if (step >= mix.run) continue;
-    const bool second = (t.lane() & step) != 0;
+    const float sign = (t.lane() & step) != 0 ? -1 : 1;
     KVLANE_UNROLL
     for (int i = 0; i < kParts; ++i) {
       const float other = float_of(t.shuffle(bits_of(x[i]), t.lane() ^ step));
-      x[i] = second ? other - x[i] : x[i] + other;
+      x[i] = fused(sign, x[i], other);  // the sum, or other - x
     }
   }
   KVLANE_UNROLL

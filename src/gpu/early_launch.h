@@ -1,0 +1,53 @@
+// Launches that begin before the one in front of them in their stream has ended: while its last
+// blocks of threads run, the next kernel's begin, do what does not depend on it, and wait
+// (gpu/device_code.h: let_next_begin(), wait_previous()). For .cu files only.
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <utility>
+
+#include "gpu/cuda_status.h"
+
+namespace kvlane::gpu {
+
+struct LaunchShape {
+  std::size_t blocks;
+  int threads;
+  std::size_t shared_bytes = 0;  // besides what the kernel declares
+};
+
+// Of a kernel that calls wait_previous() before it reads what the launch in front of it writes, or
+// writes anything. Launches before that one are done when it begins. On devices before sm_90 it
+// begins when that one has ended, as any other.
+template <class... Parameters, class... Arguments>
+Status launch_early(void (*kernel)(Parameters...), const LaunchShape& shape, const Stream& stream,
+                    const std::string& what, Arguments&&... arguments) {
+  int major = 0;
+  KVLANE_TRY(cuda_status(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.device()),
+      "ask for a device's compute capability"));
+  if (shape.shared_bytes > 0) {
+    KVLANE_TRY(cuda_status(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shape.shared_bytes)),
+        "take " + std::to_string(shape.shared_bytes) + " bytes of shared memory for " + what));
+  }
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream.handle());
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  // What went wrong is told by launched(), as for any launch.
+  static_cast<void>(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+  return launched(what);
+}
+
+}  // namespace kvlane::gpu
