@@ -41,55 +41,56 @@ inline constexpr float kUnseen = -0x1p100F;
 
 // The lane's pairs: rows lane / 4 and lane / 4 + 8 of those of the warp.
 struct Pairs {
-  float max[2];    // what weights are beside, in units of log2
-  float most[2];   // the largest of the pages so far
-  float scale[2];  // half of a query's
+  float offset[2];  // kWeightBits less what weights are beside, in units of log2
+  float most[2];    // of the exponents that this lane has made so far, as they are beside that
+  float scale[2];   // half of a query's
   std::int32_t end[2];
 };
 
-// Scores of a page become weights, in units of 2^-11, and `keep` what is left of those so far.
-// Whether any lane of the warp has less than all; all lanes have read scales by then.
-template <class Thread>
-KVLANE_DEVICE bool weigh(Thread& t, const std::int32_t (&dot)[32], const float* key_scales,
-                         const float (&common)[2], int page, Pairs& pairs, float (&keep)[2],
-                         float (&weights)[32]) {
-  KVLANE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const Floats4 s = load_floats(key_scales + 4 * i);
-    KVLANE_UNROLL
-    for (int j = 8 * i; j < 8 * i + 8; ++j) {
-      weights[j] = static_cast<float>(dot[j]) * s.x[j / 4 % 2 * 2 + j % 2];
-    }
-  }
-  bool moved = false;
-  KVLANE_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    float seen = weights[2 * half];
-    KVLANE_UNROLL
-    for (int i = 1; i < 16; ++i) seen = larger(seen, weights[i / 2 * 4 + 2 * half + i % 2]);
-    seen = fused(prefill::max_of_columns(t, seen), pairs.scale[half], common[half]);
-    const bool visible = page < pairs.end[half];
-    const float old = pairs.max[half];
-    const float max = visible && seen > old + kMargin ? seen : old;
-    pairs.max[half] = max;
-    pairs.most[half] = visible ? larger(pairs.most[half], seen) : pairs.most[half];
-    moved = moved || max != old;
-    keep[half] = power_of_two(old - max);
-    const float base = visible ? common[half] - max + kWeightBits : kUnseen;
-    KVLANE_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      float& x = weights[i / 2 * 4 + 2 * half + i % 2];
-      x = power_of_two(fused(x, pairs.scale[half], base));
-    }
-  }
-  return t.ballot(moved) != 0;
-}
+// Of a page, for a lane's pairs and tokens: what is there before scores are.
+struct OfPage {
+  float scales[16];  // of K's tokens
+  float base[2];     // what all exponents of a pair have in common
+};
 
-// Weights as operands, 16 tokens each.
-KVLANE_DEVICE void pack(const float (&weights)[32], std::uint32_t (&operands)[4][4]) {
+// Weights from scores, as operands of 16 tokens each, and the largest exponents of them that this
+// lane has.
+KVLANE_DEVICE void weigh(const std::int32_t (&dot)[32], const OfPage& page, const Pairs& pairs,
+                         std::uint32_t (&operands)[4][4], float (&seen)[2]) {
+  float most[2][2];
   KVLANE_UNROLL
   for (int i = 0; i < 16; ++i) {
-    operands[i / 4][i % 4] = pack_fp16(weights[2 * i], weights[2 * i + 1]);
+    const int tile = i / 2, half = i % 2;
+    float x[2];
+    KVLANE_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      x[j] = fused(static_cast<float>(dot[2 * i + j]) * page.scales[2 * tile + j],
+                   pairs.scale[half], page.base[half]);
+    }
+    const float of_both = larger(x[0], x[1]);
+    float& so_far = most[half][tile % 2];
+    so_far = tile < 2 ? of_both : larger(so_far, of_both);
+    operands[i / 4][i % 4] = pack_fp16(power_of_two(x[0]), power_of_two(x[1]));
+  }
+  KVLANE_UNROLL
+  for (int half = 0; half < 2; ++half) seen[half] = larger(most[half][0], most[half][1]);
+}
+
+// Moves what weights of a pair are beside to the page's maximum: where that is kMargin too large,
+// or, with `first`, where the pair sees the page. `keep` is what is left of weights so far. A
+// pair's own exponents alone decide.
+template <class Thread>
+KVLANE_DEVICE void move(Thread& t, const bool (&first)[2], const float (&seen)[2], OfPage& page,
+                        Pairs& pairs, float (&keep)[2]) {
+  KVLANE_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const float most = prefill::max_of_columns(t, seen[half]);
+    const bool moves = first[half] || most > kWeightBits + kMargin;
+    const float by = moves ? most - kWeightBits : 0;
+    keep[half] = power_of_two(-by);
+    page.base[half] -= by;
+    pairs.offset[half] -= by;
+    pairs.most[half] = moves ? kWeightBits : pairs.most[half];
   }
 }
 
@@ -110,7 +111,7 @@ struct Scorer {
   using Shared = HackHopperShared<kDim, kBits>;
   static constexpr int kOutputs = kDim / 2 + 4;  // of a lane; the last four are of ones
   static constexpr int kPairs = 64;
-  static constexpr int kPagesInFlight = 4;  // of a turn of the loop: 1, 2 or 4
+  static constexpr int kPagesInFlight = 2;  // of a turn of the loop: 1, 2 or 4
   using PageStage = Stage<Shared::kStages>;
 
   Thread& t;
@@ -121,34 +122,12 @@ struct Scorer {
   PageStage stage{};   // of the page whose weights are made
   PageStage before{};  // of the page before
   Pairs pairs{};
-  std::uint32_t operands[4][4];
   float out[kOutputs];
 
   KVLANE_DEVICE int pair_of_half(int half) const { return pair_of<1>(t, 0, half); }
 
-  // What all scores of the warp's pairs have in common, of eight pages.
-  KVLANE_DEVICE void multiply_means(int together) {
-    const int lane = t.lane(), column = lane % 4, row = lane / 4, odd = row % 2;
-    float d[4] = {};
-    KVLANE_UNROLL
-    for (int piece = column; piece < Shared::kParts + column; piece += 4) {
-      const Words4 m = shared.means[kPagesTogether * (together % 2) + row][piece];
-      KVLANE_UNROLL
-      for (int part = 1; part >= 0; --part) {
-        const Words4(&y)[2] = shared.of_warps[t.warp()].parts[part][row][piece];
-        t.mma_fp16(d, y[odd].w, m.w[0], m.w[1]);
-        t.mma_fp16(d, y[1 - odd].w, m.w[2], m.w[3]);
-      }
-    }
-    KVLANE_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      shared.common[pair_of_half(i / 2)][2 * column + i % 2] = 2 * pairs.scale[i / 2] * d[i];
-    }
-    t.sync_warp();
-  }
-
   KVLANE_DEVICE void share_part(int part, int pair, int piece, const Words4& y) {
-    Words4(&to)[2] = shared.of_warps[pair / kPrefillRows].parts[part][pair % 8][piece];
+    Words4(&to)[2] = shared.parts[pair / kPrefillRows][part][pair % 8][piece];
     KVLANE_UNROLL
     for (int i = 0; i < 4; ++i) to[i / 2 ^ pair % 2].w[i % 2 * 2 + pair / 8 % 2] = y.w[i];
   }
@@ -185,7 +164,8 @@ struct Scorer {
       const int row = (unit.first_pair + pair) / group;
       pairs.end[half] =
           (unit.position + row) / kBlockTokens - batch.window.recent - batch.window.sink;
-      pairs.max[half] = pairs.most[half] = prefill::lowest();
+      pairs.offset[half] = 0;
+      pairs.most[half] = kWeightBits;
       pairs.scale[half] = pair < unit.pairs ? batch.queries.scales[row_of(pair)] * 0.5F : 0;
       if (t.lane() % 4 == 0) {
         shared.rows[pair] = pair < unit.pairs ? static_cast<std::int32_t>(row_of(pair)) : -1;
@@ -209,6 +189,7 @@ struct Scorer {
     for (int i = 0; i < kOutputs; ++i) out[i] = 0;
     t.publish();
     t.sync_warpgroup(warpgroup);
+    done_with(shared.queries_there);
   }
 
   KVLANE_DEVICE void score(std::int32_t (&dot)[32], int of_stage) {
@@ -221,7 +202,7 @@ struct Scorer {
     }
     t.close_products();
   }
-  KVLANE_DEVICE void add_values(int of_stage) {
+  KVLANE_DEVICE void add_values(int of_stage, const std::uint32_t (&operands)[4][4]) {
     KVLANE_UNROLL
     for (int step = 0; step < kBlockTokens / 16; ++step) {
       t.multiply_fp16(out, operands[step], shared.values[of_stage][0][0], step);
@@ -229,15 +210,27 @@ struct Scorer {
     t.close_products();
   }
 
-  KVLANE_DEVICE bool weigh_page(int page, const std::int32_t (&dot)[32], float (&keep)[2],
-                                float (&weights)[32]) {
-    float common[2];
+  // When K is there, and before scores are.
+  KVLANE_DEVICE void load_page(int page, OfPage& of) {
+    const float* const scales = shared.key_scales[stage.index][t.lane() % 4];
+    KVLANE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const Floats4 s = load_floats(scales + 4 * i);
+      KVLANE_UNROLL
+      for (int j = 0; j < 4; ++j) of.scales[4 * i + j] = s.x[j];
+    }
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half)
+      of.base[half] = 2 * pairs.scale[half] * mean_of(page, half);
+  }
+  KVLANE_DEVICE float mean_of(int page, int half) const {
+    return shared.common[page / kPagesTogether % 2][pair_of_half(half)][page % kPagesTogether];
+  }
+  KVLANE_DEVICE void place_page(int page, OfPage& of) {
     KVLANE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      common[half] = shared.common[pair_of_half(half)][page % kPagesTogether];
+      of.base[half] = page < pairs.end[half] ? of.base[half] + pairs.offset[half] : kUnseen;
     }
-    return weigh(t, dot, shared.key_scales[stage.index][t.lane() % 4], common, page, pairs, keep,
-                 weights);
   }
 
   // The warp does without it from now on.
@@ -245,11 +238,12 @@ struct Scorer {
     if (t.lane() == 0) t.arrive(done);
   }
 
-  // Weights of a page, from scores that come to `dot`, while V of the page before is added and
-  // scores of the page behind come to `next`. Of the pages of a turn the first one begins its own
-  // scores, too, and the last one no others.
+  // Weights of a page go to `made`, from scores that come to `dot`, while V of the page before is
+  // added with `held` and scores of the page behind come to `next`. Of the pages of a turn the
+  // first one begins its own scores, too, and the last one no others.
   template <bool kFirst, bool kLast>
-  KVLANE_DEVICE void step(int page, std::int32_t (&dot)[32], std::int32_t (&next)[32]) {
+  KVLANE_DEVICE void step(int page, std::int32_t (&dot)[32], std::int32_t (&next)[32],
+                          std::uint32_t (&held)[4][4], std::uint32_t (&made)[4][4]) {
     PageStage after = stage;
     after.advance();
     if constexpr (kFirst) {
@@ -259,95 +253,163 @@ struct Scorer {
     }
     t.wait_arrivals(shared.values_there[before.index], before.parity);
     t.begin_products();
-    add_values(before.index);
+    add_values(before.index, held);
     if constexpr (!kLast) {
       t.wait_arrivals(shared.keys_there[after.index], after.parity);
       t.begin_products();
       score(next, after.index);
     }
-    if (page % kPagesTogether == 0) multiply_means(page / kPagesTogether);
+    OfPage of;
+    load_page(page, of);
+    place_page(page, of);
     t.template wait_products_but<kLast ? 1 : 2>(dot);
-    float keep[2], weights[32];
-    const bool moved = weigh_page(page, dot, keep, weights);
+    float seen[2];
+    weigh(dot, of, pairs, made, seen);
+    const float most = kWeightBits + kMargin;
+    const bool moved = t.ballot(seen[0] > most || seen[1] > most) != 0;
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half) pairs.most[half] = larger(pairs.most[half], seen[half]);
     done_with(shared.keys_done[stage.index]);
-    t.settle(weights);
+    settle_all(made);
     // The wait is in both branches: before them the compiler would put it before the powers of two.
     // States move seldom, after the first pages.
     if (moved) {
-      t.template wait_products_but<kLast ? 0 : 1>(out, operands[0], operands[1], operands[2],
-                                                  operands[3]);
+      float keep[2];
+      move(t, {false, false}, seen, of, pairs, keep);
+      weigh(dot, of, pairs, made, seen);
+      t.template wait_products_but<kLast ? 0 : 1>(out, held[0], held[1], held[2], held[3]);
       KVLANE_UNROLL
       for (int i = 0; i < kOutputs; ++i) out[i] *= keep[i % 4 / 2];
     } else {
-      t.template wait_products_but<kLast ? 0 : 1>(out, operands[0], operands[1], operands[2],
-                                                  operands[3]);
+      t.template wait_products_but<kLast ? 0 : 1>(out, held[0], held[1], held[2], held[3]);
     }
     done_with(shared.values_done[before.index]);
-    pack(weights, operands);
     before = stage;
     stage = after;
   }
+  KVLANE_DEVICE void settle_all(std::uint32_t (&operands)[4][4]) {
+    KVLANE_UNROLL
+    for (auto& of_tokens : operands) t.settle(of_tokens);
+  }
 
-  KVLANE_DEVICE void first_page() {
+  KVLANE_DEVICE void first_page(std::uint32_t (&made)[4][4]) {
     std::int32_t dot[32];
-    float keep[2], weights[32];
+    float keep[2], seen[2];
+    OfPage of;
     t.wait_arrivals(shared.keys_there[0], 0);
     t.begin_products();
     score(dot, 0);
-    multiply_means(0);
+    load_page(0, of);
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half) pairs.offset[half] = kWeightBits - of.base[half];
+    place_page(0, of);
     t.template wait_products_but<0>(dot);
-    weigh_page(0, dot, keep, weights);
+    weigh(dot, of, pairs, made, seen);
+    move(t, {0 < pairs.end[0], 0 < pairs.end[1]}, seen, of, pairs, keep);
+    weigh(dot, of, pairs, made, seen);
     done_with(shared.keys_done[0]);
-    pack(weights, operands);
     stage.advance();
   }
 
   KVLANE_DEVICE void attend() {
     std::int32_t even[32], odd[32];
-    first_page();
+    std::uint32_t held[4][4], made[4][4];
+    first_page(held);
     int page = 1;
-    if constexpr (kPagesInFlight > 1) {
+    if constexpr (kPagesInFlight > 2) {
       KVLANE_NO_UNROLL
       for (; page + kPagesInFlight <= count; page += kPagesInFlight) {
-        step<true, false>(page, even, odd);
+        step<true, false>(page, even, odd, held, made);
         if constexpr (kPagesInFlight == 4) {
-          step<false, false>(page + 1, odd, even);
-          step<false, false>(page + 2, even, odd);
+          step<false, false>(page + 1, odd, even, made, held);
+          step<false, false>(page + 2, even, odd, held, made);
         }
-        step<false, true>(page + kPagesInFlight - 1, odd, even);
+        step<false, true>(page + kPagesInFlight - 1, odd, even, made, held);
       }
     }
     KVLANE_NO_UNROLL
-    for (; page < count; ++page) step<true, true>(page, even, odd);
+    for (; page + 2 <= count; page += 2) {
+      step<true, false>(page, even, odd, held, made);
+      step<false, true>(page + 1, odd, even, made, held);
+    }
+    if (page < count) {
+      step<true, true>(page, even, odd, held, made);
+      last_values(made);
+    } else {
+      last_values(held);
+    }
+  }
+  KVLANE_DEVICE void last_values(std::uint32_t (&held)[4][4]) {
     t.wait_arrivals(shared.values_there[before.index], before.parity);
     t.begin_products();
-    add_values(before.index);
+    add_values(before.index, held);
     t.template wait_products_but<0>(out);
   }
 
+  // Mixes channels back where they are, as mix_row() does it, in the same order: channel
+  // 8 part + 2 column + i of a pair is out[4 part + 2 half + i].
+  KVLANE_DEVICE void mix_back() {
+    if (batch.mix.run == 1) return;
+    KVLANE_UNROLL
+    for (int i = 0; i < kDim / 2; i += 2) mix_two(out[i], out[i + 1]);
+    KVLANE_UNROLL
+    for (int step = 1; step < 4; step *= 2) {
+      if (2 * step >= batch.mix.run) continue;
+      const float sign = (t.lane() & step) != 0 ? -1 : 1;
+      KVLANE_UNROLL
+      for (int i = 0; i < kDim / 2; ++i) {
+        const float other = float_of(t.shuffle(bits_of(out[i]), t.lane() ^ step));
+        out[i] = fused(sign, out[i], other);
+      }
+    }
+    KVLANE_UNROLL
+    for (int apart = 1; apart < kDim / 8; apart *= 2) {
+      if (8 * apart >= batch.mix.run) continue;
+      KVLANE_UNROLL
+      for (int i = 0; i < kDim / 2; ++i) {
+        if ((i / 4 & apart) == 0) mix_two(out[i], out[i + 4 * apart]);
+      }
+    }
+    KVLANE_UNROLL
+    for (int i = 0; i < kDim / 2; ++i) out[i] = times(out[i], batch.mix.scale);
+  }
+  KVLANE_DEVICE static void mix_two(float& x, float& y) {
+    const float a = x, b = y;
+    x = a + b;
+    y = a - b;
+  }
+
+  // A lane has 8 bytes of 32 that are neighbours in a row.
   KVLANE_DEVICE void store() {
-    const int own = t.lane() / 4, column = t.lane() % 4;
-    float(&states)[8][kDim] = shared.of_warps[t.warp()].out;
-    t.sync_warp();
+    const int column = t.lane() % 4;
+    std::int32_t rows[2];
     KVLANE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float unit = power_of_two(pairs.max[half] - pairs.most[half] - kWeightBits);
+      const float most = prefill::max_of_columns(t, pairs.most[half]);
+      const float unit = power_of_two(-most);
+      KVLANE_UNROLL
+      for (int part = 0; part <= kDim / 8; ++part) {
+        out[4 * part + 2 * half] *= unit;
+        out[4 * part + 2 * half + 1] *= unit;
+      }
+      rows[half] = shared.rows[pair_of_half(half)];
+      if (column == 0 && rows[half] >= 0) {
+        const float sum = out[kDim / 2 + 2 * half];
+        batch.max[rows[half]] = sum == 0 ? minus_infinity() : most - pairs.offset[half];
+        batch.sum[rows[half]] = sum;
+      }
+    }
+    mix_back();
+    KVLANE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (rows[half] < 0) continue;
+      float* const to = batch.out + std::size_t(rows[half]) * batch.head_dim + 2 * column;
       KVLANE_UNROLL
       for (int part = 0; part < kDim / 8; ++part) {
-        float* const to = states[own] + ((8 * part + 2 * column) ^ own % 4 * 8);
-        to[0] = out[4 * part + 2 * half] * unit;
-        to[1] = out[4 * part + 2 * half + 1] * unit;
+        if (8 * part >= batch.head_dim) continue;
+        const float* const own = out + (4 * part + 2 * half);
+        store_pair(reinterpret_cast<std::byte*>(to + 8 * part), bits_of(own[0]), bits_of(own[1]));
       }
-      const int pair = pair_of_half(half);
-      const std::int32_t row = shared.rows[pair];
-      if (column == 0 && row >= 0) {
-        const float sum = out[kDim / 2 + 2 * half] * unit;
-        batch.max[row] = sum == 0 ? minus_infinity() : pairs.most[half];
-        batch.sum[row] = sum;
-      }
-      t.sync_warp();
-      store_rows(t, batch, shared.rows + (pair - own), states);
-      t.sync_warp();
     }
   }
 };
@@ -365,7 +427,10 @@ KVLANE_DEVICE void attend_coded_tile_on_hopper(Thread& t, const HackPrefillBatch
   const int own = (prefill_tokens(unit, group) - 1) / kBlockTokens;  // of the last pair
   const int first = batch.window.sink, count = own - batch.window.recent - first;
   const int warpgroup = t.warpgroup();
-  if (t.index() == 0) t.init_arrivals(shared.first_means_there, 1);
+  if (t.index() == 0) {
+    t.init_arrivals(shared.first_means_there, 1);
+    t.init_arrivals(shared.queries_there, Shared::kWarps);
+  }
   if (t.index() < Shared::kPlaces) t.init_arrivals(shared.pages_there[t.index()], 1);
   if (t.index() < Shared::kStages) {
     t.init_arrivals(shared.keys_there[t.index()], gpu::kWarpgroupThreads / gpu::kWarpThreads);

@@ -47,17 +47,17 @@ struct HackHopperShared {
   alignas(128) gpu::Words4 pages[kPlaces][kPageWords];
   // Queries of a warp as they meet means of channels: u, and y - u
   // (attention/hack_prepare_device.h), as operands for 8 channels of the pairs row and row + 8, of
-  // which the first one is in place row % 2. In the end its outputs.
-  union OfWarp {
-    gpu::Words4 parts[2][8][kParts][2];
-    float out[8][kDim];
-  } of_warps[kWarps];
+  // which the first one is in place row % 2.
+  gpu::Words4 parts[kWarps][2][8][kParts][2];
   // These means, of two times eight pages; four pieces more are for the banks' sake.
   gpu::Words4 means[2 * hack_prefill::kPagesTogether][kParts + 4];
   // Of K's tokens, for the columns of scores that a lane has; four more are for the banks' sake.
   alignas(16) float key_scales[kStages][4][20];
   std::int32_t rows[kPairs];
-  float common[kPairs][hack_prefill::kPagesTogether];
+  // What all scores of a pair have in common, but for its scale, of two times eight pages.
+  float common[2][kPairs][hack_prefill::kPagesTogether];
+  // Queries are there, as they meet means.
+  gpu::Arrivals queries_there;
   // A page is there, as it comes from memory.
   gpu::Arrivals first_means_there, pages_there[kPlaces];
   // A stage's K (with its scales), or V, is there; or is no longer needed.
@@ -78,6 +78,10 @@ struct Stage {
     const bool last = index == kStages - 1;
     index = last ? 0 : index + 1;
     parity ^= last ? 1 : 0;
+  }
+  KVLANE_DEVICE Stage before() const {
+    const bool first = index == 0;
+    return {first ? kStages - 1 : index - 1, parity ^ (first ? 1U : 0U)};
   }
 };
 
@@ -174,9 +178,9 @@ struct Bringer {
   static constexpr int kThreads = gpu::kWarpgroupThreads;
   // All eight pages' means are there before the first of these pages is.
   static constexpr int kMeansAhead = kPagesTogether;
-  // Those of 16 pages before, in their place, have been multiplied when they are copied: K of pages
-  // kStages behind that page has come.
-  static_assert(kMeansAhead + Shared::kPlaces - 1 + Shared::kStages <= 2 * kPagesTogether);
+  // Those of 16 pages before, in their place, have been multiplied when they are copied: a page
+  // that all have read is behind that page.
+  static_assert(kMeansAhead + Shared::kPlaces - 1 < 2 * kPagesTogether);
 
   Thread& t;
   const HackPrefillBatch& batch;
@@ -336,12 +340,44 @@ struct Bringer {
     if (t.lane() == 0) t.arrive(there);
   }
 
+  // Means of eight pages meet queries of two scoring warps. Scores of pages nine before have been
+  // weighed, so nobody reads what was there: K of pages behind them has come.
+  static_assert(Shared::kStages < kPagesTogether);
+  KVLANE_DEVICE void multiply_means(int together) {
+    // From an exchange, so that no addresses are kept from one call to the next.
+    const unsigned anew = t.shuffle(index, t.lane());
+    const int lane = anew % kWarpThreads, column = lane % 4, row = lane / 4, odd = row % 2;
+    KVLANE_NO_UNROLL
+    for (int i = 0; i < kHackHopperScoring; ++i) {
+      const int warp = kHackHopperScoring * int(anew / kWarpThreads) + i;
+      float d[2][4] = {};  // with y - u, and u
+      KVLANE_UNROLL
+      for (int piece = column; piece < Shared::kParts + column; piece += 4) {
+        const Words4 m = shared.means[kPagesTogether * (together % 2) + row][piece];
+        KVLANE_UNROLL
+        for (int part = 0; part < 2; ++part) {
+          const Words4(&y)[2] = shared.parts[warp][1 - part][row][piece];
+          t.mma_fp16(d[part], y[odd].w, m.w[0], m.w[1]);
+          t.mma_fp16(d[part], y[1 - odd].w, m.w[2], m.w[3]);
+        }
+      }
+      KVLANE_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int pair = kPrefillRows * warp + row + j / 2 * 8;
+        shared.common[together % 2][pair][2 * column + j % 2] = d[0][j] + d[1][j];
+      }
+    }
+  }
+
   KVLANE_DEVICE void bring() {
     if (index == 0) copy_first_pages();
     t.wait_arrivals(shared.first_means_there, 0);
-    Stage<Shared::kStages> stage, before;
+    t.wait_arrivals(shared.queries_there, 0);
+    t.sync_warpgroup(kHackHopperScoring);  // numbers of 0 are there
+    Stage<Shared::kStages> stage;
     KVLANE_NO_UNROLL
     for (int page = 0; page < count; ++page) {
+      if (page % kPagesTogether == 0) multiply_means(page / kPagesTogether);
       Part part;
       t.wait_arrivals(shared.pages_there[page % Shared::kPlaces], page / Shared::kPlaces % 2);
       const Words4* const words = shared.pages[page % Shared::kPlaces];
@@ -356,10 +392,10 @@ struct Bringer {
       tell(shared.values_there[stage.index]);
       if (index == 0 && page > 0) {
         // All have read the page before when its V is there.
+        const Stage<Shared::kStages> before = stage.before();
         t.wait_arrivals(shared.values_there[before.index], before.parity);
         copy_page(page + Shared::kPlaces - 1);
       }
-      before = stage;
       stage.advance();
     }
   }
