@@ -120,10 +120,10 @@ EXPECTED = {
         for partition in (0, 32, 64, 128)
     },
     **{
-        f"attend_coded_units<{dim}, {bits}, {bits}, {partition}, {whole}, {heads}>": coded_attention(dim, bits, partition)
-        for bits, partition in ((2, 0), (4, 0), (2, 32), (2, 64), (2, 128), (4, 64))
-        for dim in ((64, 128, 256) if bits == 2 and partition != 32 else (64, 128))
-        for whole, heads in (((0, 2), (1, 2), (1, 1)) if partition == 0 else ((0, 2),))
+        f"attend_coded_units<{dim}, {bits}, {bits}, {part}, {whole}, {heads}>": coded_attention(dim, bits, part)
+        for bits, part in ((2, 0), (4, 0), (2, 32), (2, 64), (2, 128), (4, 64))
+        for dim in ((64, 128, 256) if bits == 2 and part != 32 else (64, 128))
+        for whole, heads in (((0, 2), (1, 2), (1, 1)) if part == 0 else ((0, 2),))
     },
     # Codes of K and V, and their metadata; products of both, sums of weights and, where values are split, means.
     "attend_dequantised_units<1>": {"load16": 14, "mma_fp16": 68, "transpose": 8},
@@ -148,13 +148,13 @@ EXPECTED = {
 }
 
 
-# The first page, one of several loops over others, and the last one's V; means of channels for both of the former.
+# The first page, one of several loops over others, and the last one's V; means of channels, of the pairs of one warp.
 # Pages and means are copied in whole.
 ON_HOPPER = {
     f"attend_coded_tiles_on_hopper<{dim}, {bits}>": {
         "warpgroup_bytes": 2 * dim // 32,
         "warpgroup_fp16": 2 * 4,
-        "mma_fp16": 2 * dim // 8,
+        "mma_fp16": dim // 8,
         "exp2": 2 * 32,
         "bulk": 2,
     }
