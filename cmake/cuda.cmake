@@ -40,3 +40,9 @@ if(KVLANE_WARNINGS_ARE_ERRORS)
   target_compile_options(kvlane_options INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xptxas=--warning-as-error>")
 endif()
+
+# Whether there is code for sm_90: then X_hopper.cu files are compiled, whose instructions sm_90a alone has.
+set(KVLANE_HOPPER OFF)
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)(90a?(-real|-virtual)?|all|all-major|native)(;|$)")
+  set(KVLANE_HOPPER ON)
+endif()

@@ -50,8 +50,9 @@ add_custom_target(kvlane_tests)
 # kvlane_library(NAME [DEPS ...] [PRIVATE ...] [ONLY REGEX] [WITHOUT REGEX]): src/NAME/*.cpp as the
 # static library kvlane_NAME, of which only those whose path matches ONLY, and not those that match
 # WITHOUT. DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are
-# used in its .cpp files only. X_test.cpp files become the test program NAME_test, X_fuzz.cpp files one
-# libFuzzer program each.
+# used in its .cpp files only. X_hopper.cu files are compiled for sm_90a alone, and X_no_hopper.cpp stand
+# in for them where a build with CUDA has no code for sm_90. X_test.cpp files become the test program
+# NAME_test, X_fuzz.cpp files one libFuzzer program each.
 function(kvlane_library name)
   cmake_parse_arguments(arg "" "ONLY;WITHOUT" "DEPS;PRIVATE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
@@ -70,7 +71,15 @@ function(kvlane_library name)
   if(KVLANE_CUDA)
     list(FILTER sources EXCLUDE REGEX "_no_cuda\\.cpp$")
     file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cu)
+    set(hopper_kernels ${kernels})
+    list(FILTER hopper_kernels INCLUDE REGEX "_hopper\\.cu$")
+    list(FILTER kernels EXCLUDE REGEX "_hopper\\.cu$")
     list(APPEND sources ${kernels})
+    if(KVLANE_HOPPER)
+      list(FILTER sources EXCLUDE REGEX "_no_hopper\\.cpp$")
+    endif()
+  else()
+    list(FILTER sources EXCLUDE REGEX "_no_hopper\\.cpp$")
   endif()
   if(KVLANE_UCX)
     list(FILTER sources EXCLUDE REGEX "/ucx_absent\\.cpp$")
@@ -96,13 +105,21 @@ function(kvlane_library name)
     set(scope INTERFACE)
   endif()
   target_link_libraries(kvlane_${name} ${scope} kvlane_options)
+  set(ours ${arg_DEPS})
   foreach(dep ${arg_DEPS})
     if(TARGET kvlane_${dep})
-      target_link_libraries(kvlane_${name} ${scope} kvlane_${dep})
-    else()
-      target_link_libraries(kvlane_${name} ${scope} ${dep})
+      list(TRANSFORM ours REPLACE "^${dep}$" kvlane_${dep})
     endif()
   endforeach()
+  target_link_libraries(kvlane_${name} ${scope} ${ours})
+
+  if(KVLANE_HOPPER AND hopper_kernels)
+    # Its own architecture is a target's, not a source's.
+    add_library(kvlane_${name}_hopper OBJECT ${hopper_kernels})
+    set_target_properties(kvlane_${name}_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    target_link_libraries(kvlane_${name}_hopper PRIVATE kvlane_options ${ours})
+    target_sources(kvlane_${name} PRIVATE $<TARGET_OBJECTS:kvlane_${name}_hopper>)
+  endif()
 
   if(KVLANE_TESTS AND tests)
     add_executable(${name}_test ${tests})

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Registers, shared memory and spills of all GPU kernels, as ptxas tells them.
 
-Compiles every src/*/*.cu that has kernels for each architecture, apart from any build, and prints a table. Fails when
-a kernel spills registers or has a stack frame (the build does, too).
+Compiles every src/*/*.cu that has kernels for each architecture, apart from any build, and prints a table; X_hopper.cu
+for sm_90a alone, where sm_90 is asked for. Fails when a kernel spills registers or has a stack frame (the build does,
+too).
 
     tools/kernel_registers.py [ARCHITECTURE...]        # sm_80 sm_89 sm_90
 """
@@ -39,9 +40,19 @@ def short_name(mangled):
     return f"{name}<{TYPES[element] if element else ', '.join(re.findall(r'[0-9]+', numbers))}>"
 
 
+def target_of(source, architecture):
+    """nvcc's options for a source, or None where it is not compiled for this architecture."""
+    if not source.stem.endswith("_hopper"):
+        return [f"-arch={architecture}"]
+    return ["-gencode=arch=compute_90a,code=sm_90a"] if architecture == "sm_90" else None
+
+
 def report(nvcc, source, architecture):
     """Rows of (kernel, registers, shared bytes, stack bytes, spilled bytes)."""
-    command = [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-cubin", f"-arch={architecture}", "-Xptxas=-v"]
+    target = target_of(source, architecture)
+    if target is None:
+        return []
+    command = [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-cubin", *target, "-Xptxas=-v"]
     command += [f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-o", os.devnull, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

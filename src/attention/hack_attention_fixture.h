@@ -78,6 +78,9 @@ struct Scores {
   double off = 0;
 };
 
+// What a kernel has weights in where they meet V.
+enum class WeightsIn : std::uint8_t { kEightBits, kBinary16 };
+
 // Of V: m + s code; the code is that from the middle where the axes are both.
 struct CodedValue {
   double code, m, s;
@@ -201,17 +204,18 @@ class Scene {
     const int own = places_[row].position / kBlockTokens;
     return {shape_.window.sink, std::max(shape_.window.sink, own - shape_.window.recent)};
   }
-  Row exact(int row, int head) const;
+  Row exact(int row, int head, WeightsIn weights = WeightsIn::kEightBits) const;
 
   // `result` is [rows()][head_dim], divided by the sum unless that is 0; `max` and `sum` are
   // [rows()]: of all tokens.
   void expect_right(const std::vector<float>& result, const std::vector<float>& max,
-                    const std::vector<float>& sum) const {
+                    const std::vector<float>& sum,
+                    WeightsIn weights = WeightsIn::kEightBits) const {
     const int d = shape_.head_dim;
     std::vector<Row> right(rows());
     parallel_for(static_cast<std::int64_t>(rows()), [&](std::int64_t at) {
       const int i = static_cast<int>(at);
-      right[i] = exact(i / shape_.heads, i % shape_.heads);
+      right[i] = exact(i / shape_.heads, i % shape_.heads, weights);
     });
     for (std::size_t at = 0; at < rows(); ++at) {
       const int query = static_cast<int>(at) / shape_.heads;
@@ -246,6 +250,8 @@ class Scene {
   static constexpr double kU = 0x1p-23;
 
   Scores scores(int row, int head) const;
+  void open_values(int row, int head, const std::vector<double>& weights, double share,
+                   Row& to) const;
   CodedValue value(int sequence, int kv_head, int token, int channel) const;
   static std::byte* bytes(Lines& lines) { return reinterpret_cast<std::byte*>(lines.data()); }
   static const std::byte* bytes(const Lines& lines) {
@@ -340,6 +346,8 @@ struct ExactQuery {
 //    is the same number, but where the weight's and the unit's error reach the middle between two:
 //    there it may be one unit off. By both the state's sum has no part in that. Else it has the
 //    same weights, so what counts is a value's distance from the result.
+//  - Weights in binary16 are rounded by 2^-11 of themselves, or 2^-36 of the largest, and have a
+//    part in the state's sum as they are; values of V are rounded by 2^-11 of themselves.
 inline Scores Scene::scores(int query_row, int head) const {
   const int d = shape_.head_dim, kv_head = head / (shape_.heads / shape_.kv_heads);
   const int sequence = places_[query_row].sequence;
@@ -382,7 +390,34 @@ inline CodedValue Scene::value(int sequence, int kv_head, int token, int channel
   return {code - (both ? double{hack::middle_code(hack_.v)} : 0), affine.m, affine.s};
 }
 
-inline Row Scene::exact(int query_row, int head) const {
+// The sum of a row's weights and its result, where these are in binary16.
+inline void Scene::open_values(int query_row, int head, const std::vector<double>& weights,
+                               double share, Row& to) const {
+  constexpr double kHalf = 0x1p-11, kLeast = 0x1p-36;
+  const int d = shape_.head_dim, kv_head = head / (shape_.heads / shape_.kv_heads);
+  const int sequence = places_[query_row].sequence;
+  const int first = blocks_of(query_row).begin * kBlockTokens;
+  const int tokens = static_cast<int>(weights.size());
+  to.sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  const double lost = kHalf * to.sum + kLeast * tokens;
+  to.sum_allowed = 3 * share * to.sum + lost;
+  for (int i = 0; i < d; ++i) {
+    std::vector<double> values(tokens);
+    double magnitudes = 0, roundings = 0;
+    for (int token = 0; token < tokens; ++token) {
+      const CodedValue v = value(sequence, kv_head, first + token, i);
+      values[token] = v.m + v.s * v.code;
+      to.exact[i] += weights[token] * values[token] / to.sum;
+      magnitudes += weights[token] * std::abs(values[token]) / to.sum;
+    }
+    for (int token = 0; token < tokens; ++token) {
+      roundings += (kHalf * weights[token] + kLeast) * std::abs(values[token] - to.exact[i]);
+    }
+    to.allowed[i] = 1.02 * (roundings / (to.sum - lost) + (kHalf + 2 * share) * magnitudes) + 1e-30;
+  }
+}
+
+inline Row Scene::exact(int query_row, int head, WeightsIn weights_in) const {
   const int sequence = places_[query_row].sequence;
   const Blocks blocks = blocks_of(query_row);
   const int first = blocks.begin * kBlockTokens;
@@ -396,10 +431,23 @@ inline Row Scene::exact(int query_row, int head) const {
   row.max_allowed = scores.off;
   const double share =
       std::numbers::ln2 * scores.off + 2 * kU + 3 * (pages + 100) * kU + tokens * kU;
+  const auto mixed_back = [&](Row result) {
+    const double norm = std::sqrt(
+        std::inner_product(result.exact.begin(), result.exact.end(), result.exact.begin(), 0.0));
+    // Mixing back and once more: sums of two, 8 at most each time.
+    for (double& allowed : result.allowed) allowed += shape_.mix ? 20 * kU * norm : 0;
+    return result;
+  };
   // Weights, these in codes, and how far off each of them may be.
   std::vector<double> weights(tokens), coded(tokens), unit(pages), off(tokens);
   for (int token = 0; token < tokens; ++token) {
     weights[token] = std::exp2(scores.of[token] - row.max);
+  }
+  if (weights_in == WeightsIn::kBinary16) {
+    open_values(query_row, head, weights, share, row);
+    return mixed_back(row);
+  }
+  for (int token = 0; token < tokens; ++token) {
     coded[token] = weights[token] * (both ? value(sequence, kv_head, first + token, 0).s : 1);
     double& of_page = unit[token / kBlockTokens];
     of_page = std::max(of_page, coded[token] / 255);
@@ -414,7 +462,6 @@ inline Row Scene::exact(int query_row, int head) const {
     lost += both ? 0 : off[token];
   }
   row.sum_allowed = 3 * share * row.sum + lost;
-  double norm = 0;
   for (int i = 0; i < d; ++i) {
     double magnitudes = 0, roundings = 0;
     for (int token = 0; token < tokens; ++token) {
@@ -430,11 +477,8 @@ inline Row Scene::exact(int query_row, int head) const {
       roundings += off[token] * std::abs(both ? v.code : v.m + v.s * v.code - row.exact[i]);
     }
     row.allowed[i] = 1.02 * (roundings / (row.sum - lost) + 2 * share * magnitudes) + 1e-30;
-    norm += row.exact[i] * row.exact[i];
   }
-  // Mixing back and once more: sums of two, 8 at most each time.
-  for (double& allowed : row.allowed) allowed += shape_.mix ? 20 * kU * std::sqrt(norm) : 0;
-  return row;
+  return mixed_back(row);
 }
 
 }  // namespace kvlane::hack_fixture

@@ -24,7 +24,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
-#include "attention/hack_prefill_gpu.h"
+#include "attention/hack_prefill_hopper.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
 
@@ -78,6 +78,9 @@ Status attend_hack_prefill_on_gpu(const HackKind& kind, const HackPrefillBatch& 
         "attention on codes on a GPU needs slabs at multiples of 64 bytes and all else of 16");
   }
   if (count == 0) return {};
+  KVLANE_ASSIGN(const bool on_hopper,
+                takes_hack_hopper_kernel(kind, batch.head_dim, stream.device()));
+  if (on_hopper) return attend_hack_prefill_on_hopper(kind, batch, units, count, stream);
   const auto [kernel, bytes] = launch_of(kind, batch);
   KVLANE_TRY(gpu::use_device(stream.device()));
   KVLANE_TRY(gpu::cuda_status(

@@ -120,7 +120,9 @@ KVLANE_DEVICE void attend_coded_tile(Thread& t, const HackPrefillBatch& batch,
     if (index + 1 < shared.pages_end) {
       copy_page(t, batch, shared, index + 1, pages + (page_words - place));
     }
-    if (kBoth && (index - first) % kPagesTogether == 0) multiply_means(t, batch, index, shared);
+    if (kBoth && (index - first) % kPagesTogether == 0) {
+      multiply_means<kTiles>(t, batch, index, shared);
+    }
     t.sync_block();
     Scores<kTiles> scores;
     score<kPartition>(t, shared, page, float((1 << batch.key_bits) - 1), scores);

@@ -8,7 +8,7 @@
 #include <limits>
 #include <memory>
 
-#include "attention/hack_prefill_gpu.h"
+#include "attention/hack_prefill_hopper.h"
 #include "attention/hack_prepared_fixture.h"
 #include "gpu/emulated_block.h"
 
@@ -18,11 +18,48 @@ namespace {
 using hack_fixture::Prepared;
 using hack_fixture::Scene;
 using hack_fixture::SceneShape;
+using hack_fixture::WeightsIn;
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
-void attend(const HackKind& kind, const HackPrefillBatch& batch, const PrefillUnit& unit,
-            std::uint64_t seed) {
+// That of all GPUs, and that of sm_90a.
+enum class Kernel : std::uint8_t { kAll, kHopper };
+
+// Those that there are.
+std::vector<Kernel> kernels_for(const HackKind& kind, int head_dim) {
+  if (with_hack_hopper_kernel(kind, head_dim, [](auto) {})) return {Kernel::kAll, Kernel::kHopper};
+  return {Kernel::kAll};
+}
+
+// By one block.
+void attend_in_turn(const HackKind& kind, const HackPrefillBatch& batch,
+                    const std::vector<PrefillUnit>& units, std::uint64_t seed) {
+  with_hack_hopper_kernel(kind, batch.head_dim, [&](auto known) {
+    using Known = decltype(known);
+    using Shared = HackHopperShared<Known::kDim, Known::kBits>;
+    const auto shared = std::make_unique<Shared>();
+    std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(Shared));
+    const auto next = [&](unsigned turn) { return turn < units.size() ? &units[turn] : nullptr; };
+    gpu::run_block(kHackHopperThreads, seed, [&](gpu::EmulatedThread& thread) {
+      attend_coded_tiles<Known::kDim, Known::kBits>(thread, batch, next, *shared);
+    });
+  });
+}
+
+void attend(Kernel kernel, const HackKind& kind, const HackPrefillBatch& batch,
+            const PrefillUnit& unit, std::uint64_t seed) {
+  if (kernel == Kernel::kHopper) {
+    with_hack_hopper_kernel(kind, batch.head_dim, [&](auto known) {
+      using Known = decltype(known);
+      using Shared = HackHopperShared<Known::kDim, Known::kBits>;
+      const auto shared = std::make_unique<Shared>();
+      std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(Shared));
+      gpu::run_block(kHackHopperThreads, seed, [&](gpu::EmulatedThread& thread) {
+        attend_coded_tile_on_hopper<Known::kDim, Known::kBits>(thread, batch, unit, *shared);
+      });
+    });
+    return;
+  }
   bool there = false;
   with_hack_prefill_kernel(kind.partition, batch.head_dim, [&](auto known) {
     constexpr int kDim = decltype(known)::kDim;
@@ -52,30 +89,49 @@ std::vector<PrefillUnit> units_of(const Scene& scene) {
                       *hack_prefill_shape(shape.kind, shape.heads, shape.kv_heads, shape.head_dim));
 }
 
-Outcome run(const Scene& scene, const std::vector<PrefillUnit>& units, std::uint64_t seed = 1) {
-  const SceneShape& shape = scene.shape();
+// What attend(batch) leaves.
+template <class Attend>
+Outcome outcome_of(const Scene& scene, std::uint64_t seed, const Attend& attend) {
   Prepared prepared(scene, seed);
   Outcome o{std::vector<float>(scene.rows(), kPoison), std::vector<float>(scene.rows(), kPoison),
-            std::vector<float>(scene.rows() * shape.head_dim, kPoison)};
+            std::vector<float>(scene.rows() * scene.shape().head_dim, kPoison)};
   HackPrefillBatch batch = scene.prefill_batch();
   batch.queries = prepared.pointers();
   batch.max = o.max.data();
   batch.sum = o.sum.data();
   batch.out = o.out.data();
-  for (const PrefillUnit& unit : units) attend(shape.kind, batch, unit, seed++);
+  attend(batch);
   return o;
 }
-Outcome run(const Scene& scene, std::uint64_t seed = 1) {
-  return run(scene, units_of(scene), seed);
+
+Outcome run(Kernel kernel, const Scene& scene, const std::vector<PrefillUnit>& units,
+            std::uint64_t seed = 1) {
+  return outcome_of(scene, seed, [&](const HackPrefillBatch& batch) {
+    for (const PrefillUnit& unit : units) attend(kernel, scene.shape().kind, batch, unit, seed++);
+  });
 }
 
-void expect_right(const Scene& scene, Outcome outcome) {
+Outcome run_in_turn(const Scene& scene, const std::vector<PrefillUnit>& units, std::uint64_t seed) {
+  return outcome_of(scene, seed, [&](const HackPrefillBatch& batch) {
+    attend_in_turn(scene.shape().kind, batch, units, seed);
+  });
+}
+
+// By all kernels that there are.
+void expect_right(const Scene& scene) {
   const int d = scene.shape().head_dim;
-  for (std::size_t i = 0; i < outcome.out.size(); ++i) {
-    const float sum = outcome.sum[i / d];
-    if (sum != 0) outcome.out[i] /= sum;
+  for (const Kernel kernel : kernels_for(scene.shape().kind, d)) {
+    Outcome outcome = run(kernel, scene, units_of(scene));
+    for (std::size_t i = 0; i < outcome.out.size(); ++i) {
+      const float sum = outcome.sum[i / d];
+      if (sum != 0) outcome.out[i] /= sum;
+    }
+    const bool on_hopper = kernel == Kernel::kHopper;
+    SCOPED_TRACE(on_hopper ? "the kernel of sm_90a" : "the kernel of all GPUs");
+    scene.expect_right(outcome.out, outcome.max, outcome.sum,
+                       on_hopper ? WeightsIn::kBinary16 : WeightsIn::kEightBits);
+    if (testing::Test::HasFatalFailure()) return;
   }
-  scene.expect_right(outcome.out, outcome.max, outcome.sum);
 }
 
 TEST(HackPrefillDevice, EveryKindAndHeadDim) {
@@ -83,7 +139,7 @@ TEST(HackPrefillDevice, EveryKindAndHeadDim) {
     for (const int head_dim : {16, 64, 80, 128, 144, 256}) {
       const Scene scene({kind, kind.partition == 0, 2, 1, head_dim, {3}, {{3 * 64 + 5, 3}}},
                         head_dim);
-      expect_right(scene, run(scene));
+      expect_right(scene);
       if (HasFatalFailure()) return;
     }
   }
@@ -92,7 +148,7 @@ TEST(HackPrefillDevice, EveryKindAndHeadDim) {
 TEST(HackPrefillDevice, EveryGroup) {
   for (const int group : {1, 2, 3, 5, 8, 16, 29}) {
     const Scene scene({{2, 2, 0}, true, group, 1, 64, {3}, {{120, 20}}}, group);
-    expect_right(scene, run(scene));
+    expect_right(scene);
     if (HasFatalFailure()) return;
   }
 }
@@ -100,15 +156,19 @@ TEST(HackPrefillDevice, EveryGroup) {
 // Rows of one unit whose own blocks differ, those that see no page, more pages than means are
 // multiplied of at once, several KV heads, none.
 TEST(HackPrefillDevice, EveryPlaceInASequence) {
-  for (const HackKind& kind : {HackKind{2, 2, 0}, HackKind{2, 2, 64}}) {
-    const Scene scene({kind,
+  struct Case {
+    HackKind kind;
+    int head_dim;
+  };
+  for (const Case& one : {Case{{2, 2, 0}, 64}, Case{{4, 4, 0}, 128}, Case{{2, 2, 64}, 64}}) {
+    const Scene scene({one.kind,
                        true,
                        4,
                        2,
-                       64,
+                       one.head_dim,
                        {0, 2, 1, 3, 9, 18},
                        {{0, 20}, {60, 70}, {64, 1}, {127, 66}, {9 * 64, 2}, {18 * 64 + 63, 1}}});
-    expect_right(scene, run(scene));
+    expect_right(scene);
     if (HasFatalFailure()) return;
   }
 }
@@ -116,7 +176,7 @@ TEST(HackPrefillDevice, EveryPlaceInASequence) {
 TEST(HackPrefillDevice, BlocksOfTheWindowAreLeftOut) {
   for (const KvWindow window : {KvWindow{1, 0}, KvWindow{0, 2}, KvWindow{2, 1}, KvWindow{9, 9}}) {
     const Scene scene({{2, 2, 0}, true, 2, 1, 64, {5}, {{4 * 64 - 10, 80}}, window});
-    expect_right(scene, run(scene));
+    expect_right(scene);
     if (HasFatalFailure()) return;
   }
 }
@@ -126,7 +186,7 @@ TEST(HackPrefillDevice, SharpAndFlatWeights) {
   for (const HackKind& kind : {HackKind{2, 2, 0}, HackKind{2, 2, 64}}) {
     for (const float size : {0.0F, 0.01F, 30.0F}) {
       const Scene scene({kind, false, 2, 1, 64, {4}, {{4 * 64, 3}}}, 3, size);
-      expect_right(scene, run(scene));
+      expect_right(scene);
       if (HasFatalFailure()) return;
     }
   }
@@ -135,9 +195,34 @@ TEST(HackPrefillDevice, SharpAndFlatWeights) {
 TEST(HackPrefillDevice, NoOrderOfThreadsChangesABit) {
   for (const HackKind& kind : {HackKind{2, 2, 0}, HackKind{2, 2, 32}}) {
     const Scene scene({kind, true, 3, 1, 96, {10}, {{9 * 64 + 50, 40}}});
-    const Outcome first = run(scene);
-    for (const std::uint64_t seed : {100, 200}) {
-      EXPECT_TRUE(run(scene, seed) == first) << "seed " << seed;
+    for (const Kernel kernel : kernels_for(kind, 96)) {
+      const Outcome first = run(kernel, scene, units_of(scene));
+      for (const std::uint64_t seed : {100, 200, 300, 400, 500, 600, 700, 800}) {
+        EXPECT_TRUE(run(kernel, scene, units_of(scene), seed) == first) << "seed " << seed;
+      }
+    }
+  }
+}
+
+// Blocks of sm_90a take units one after the other, some without sealed pages.
+TEST(HackPrefillDevice, NoUnitBeforeChangesABit) {
+  for (const int head_dim : {64, 96}) {
+    for (const int bits : {2, 4}) {
+      const Scene scene({{bits, bits, 0},
+                         true,
+                         4,
+                         2,
+                         head_dim,
+                         {12, 1, 5},
+                         {{9 * 64 + 50, 70}, {10, 20}, {3 * 64, 80}}},
+                        head_dim);
+      std::vector<PrefillUnit> units = units_of(scene);
+      ASSERT_GE(units.size(), 8U);
+      std::swap(units[1], units.back());
+      const Outcome alone = run(Kernel::kHopper, scene, units);
+      for (const std::uint64_t seed : {1, 2, 3}) {
+        EXPECT_TRUE(run_in_turn(scene, units, seed) == alone) << head_dim << ", seed " << seed;
+      }
     }
   }
 }
@@ -145,7 +230,6 @@ TEST(HackPrefillDevice, NoOrderOfThreadsChangesABit) {
 // A prompt in one part and in three.
 TEST(HackPrefillDevice, NoChunkChangesABit) {
   const Scene scene({{2, 2, 0}, true, 5, 1, 64, {4}, {{40, 200}}});
-  const Outcome whole = run(scene);
   const PrefillShape shape = *hack_prefill_shape({2, 2, 0}, 5, 1, 64);
   std::vector<PrefillUnit> units;
   for (const PrefillSpan& span :
@@ -153,7 +237,9 @@ TEST(HackPrefillDevice, NoChunkChangesABit) {
     const auto of_span = plan_prefill({&span, 1}, shape);
     units.insert(units.end(), of_span.begin(), of_span.end());
   }
-  EXPECT_TRUE(run(scene, units) == whole);
+  for (const Kernel kernel : kernels_for({2, 2, 0}, 64)) {
+    EXPECT_TRUE(run(kernel, scene, units) == run(kernel, scene, units_of(scene)));
+  }
 }
 
 TEST(HackPrefillShape, WhatThereIsNoKernelFor) {

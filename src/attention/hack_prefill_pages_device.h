@@ -179,14 +179,13 @@ KVLANE_DEVICE void unpack(Thread& t, const HackPrefillBatch& batch, const Page& 
 }
 
 // Begins to copy queries; codes and channels that are not there are 0.
-template <class Thread, int kDim, int kTiles>
+template <class Thread, class Shared>
 KVLANE_DEVICE void copy_queries(Thread& t, const HackPrefillBatch& batch, const PrefillUnit& unit,
-                                int group, HackPrefillShared<kDim, kTiles>& shared) {
-  using Shared = HackPrefillShared<kDim, kTiles>;
+                                int group, Shared& shared) {
   const int piece = t.index() % Shared::kPieces;
-  constexpr int kRows = kPrefillWarps * kWarpThreads / Shared::kPieces;  // at one time
+  const int rows = t.threads() / Shared::kPieces;  // at one time
   KVLANE_NO_UNROLL
-  for (int row = t.index() / Shared::kPieces; row < Shared::kPairs; row += kRows) {
+  for (int row = t.index() / Shared::kPieces; row < Shared::kPairs; row += rows) {
     const bool wanted = row < unit.pairs && 16 * piece < batch.head_dim;
     const std::size_t from =
         wanted ? prefill::row_of(batch, unit, group, unit.first_pair + row) : 0;
@@ -227,9 +226,9 @@ KVLANE_DEVICE void copy_page(Thread& t, const HackPrefillBatch& batch,
 
 // By both: what all scores of the warp's pairs have in common, of eight pages from `index` on, as
 // far as there are. Means are columns, queries u and y - u (attention/hack_prepare_device.h).
-template <class Thread, int kDim, int kTiles>
+template <int kTiles, class Thread, class Shared>
 KVLANE_DEVICE void multiply_means(Thread& t, const HackPrefillBatch& batch, int index,
-                                  HackPrefillShared<kDim, kTiles>& shared) {
+                                  Shared& shared) {
   const int column = t.lane() % 4, page = index + t.lane() / 4;
   const bool exists = page < shared.pages_end;
   const std::byte* const means =

@@ -117,12 +117,13 @@ class CudaThread {
   }
   __device__ void add(std::uint32_t& word, std::uint32_t x) { atomicAdd(&word, x); }
 
- private:
-  static constexpr unsigned kAll = ~0U;
-
+ protected:
   __device__ static unsigned shared_address(const Words4& words) {
     return static_cast<unsigned>(__cvta_generic_to_shared(&words));
   }
+
+ private:
+  static constexpr unsigned kAll = ~0U;
 };
 
 }  // namespace kvlane::gpu

@@ -42,10 +42,16 @@
 namespace kvlane::gpu {
 
 inline constexpr int kWarpThreads = 32;
+inline constexpr int kWarpgroupThreads = 4 * kWarpThreads;
 
 // 16 bytes, as one access moves them.
 struct alignas(16) Words4 {
   std::uint32_t w[4];
+};
+
+// In shared memory, what threads wait at for others that go on (gpu/hopper_thread.h).
+struct Arrivals {
+  std::uint64_t state;
 };
 
 // Byte i of the result is byte (selector >> 4 i & 7) of the eight bytes of `low`, then `high`; with

@@ -104,6 +104,26 @@ KVLANE_DEVICE float low_fp16(std::uint32_t pair) {
 #endif
 }
 KVLANE_DEVICE float high_fp16(std::uint32_t pair) { return low_fp16(pair >> 16); }
+// a b + c of pairs of binary16, each rounded once.
+KVLANE_DEVICE std::uint32_t fused_fp16(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+#ifdef __CUDA_ARCH__
+  std::uint32_t result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  const auto one = [](float x, float y, float z) {
+    // Rounded to odd between: so the second rounding sees what the first one cut off.
+    const double exact = double{x} * y + z;
+    auto nearest = static_cast<float>(exact);
+    if (nearest != exact && (std::bit_cast<std::uint32_t>(nearest) & 1) == 0) {
+      nearest = std::nextafter(nearest, exact > nearest ? HUGE_VALF : -HUGE_VALF);
+    }
+    return nearest;
+  };
+  return pack_fp16(one(low_fp16(a), low_fp16(b), low_fp16(c)),
+                   one(high_fp16(a), high_fp16(b), high_fp16(c)));
+#endif
+}
 // Both sums of two pairs.
 KVLANE_DEVICE std::uint32_t add_fp16(std::uint32_t a, std::uint32_t b) {
 #ifdef __CUDA_ARCH__

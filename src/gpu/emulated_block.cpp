@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -20,7 +21,11 @@ class EmulatedBlock {
  public:
   using Kernel = std::function<void(EmulatedThread&)>;
   EmulatedBlock(int threads, std::uint64_t seed, const Kernel& kernel)
-      : kernel_(kernel), random_(seed), warps_(threads / kWarpThreads) {
+      : kernel_(kernel),
+        random_(seed),
+        warps_(threads / kWarpThreads),
+        warpgroups_((threads + kWarpgroupThreads - 1) / kWarpgroupThreads),
+        slow_(static_cast<int>(random_() % (warps_.size() + 1))) {
     assert(threads % kWarpThreads == 0);
     for (int i = 0; i < threads; ++i) {
       fibers_.emplace_back([this, i] {
@@ -33,7 +38,7 @@ class EmulatedBlock {
 
   void run() {
     while (!ready_.empty()) {
-      const std::size_t pick = random_() % ready_.size();
+      const std::size_t pick = this->pick();
       running_ = ready_[pick];
       ready_[pick] = ready_.back();
       ready_.pop_back();
@@ -55,13 +60,88 @@ class EmulatedBlock {
   const std::array<EmulatedThread::Words, kWarpThreads>& brought(int index) const {
     return warps_[index / kWarpThreads].told;
   }
+  void meet_warpgroup(int index) {
+    meet(warpgroups_[index / kWarpgroupThreads], kWarpgroupThreads);
+  }
   void meet_block() { meet(whole_, threads()); }
+
+  // Arrivals are known by their address. Without a count nobody comes through.
+  void init_arrivals(const void* arrivals, int count) { arrivals_[arrivals] = {count}; }
+  void arrive(const void* arrivals) {
+    Phases& phases = arrivals_[arrivals];
+    ++phases.arrived;
+    end_phase(phases);
+    // What the others do by now is what they may do.
+    ready_.push_back(running_);
+    fibers_[running_].suspend();
+  }
+  void expect_bytes(const void* arrivals, std::int64_t bytes) {
+    arrivals_[arrivals].expected += bytes;
+    arrive(arrivals);
+  }
+  // Comes when somebody waits for it.
+  void copy_bulk(void* to, const void* from, std::int64_t bytes, const void* arrivals) {
+    std::memset(to, 0xFF, bytes);
+    Phases& phases = arrivals_[arrivals];
+    phases.copies.push_back({to, from, bytes});
+    wake(phases);
+  }
+  void wait_arrivals(const void* arrivals, unsigned parity) {
+    Phases& phases = arrivals_[arrivals];
+    while (phases.ended % 2 == parity) {
+      for (const BulkCopy& copy : phases.copies) {
+        std::memcpy(copy.to, copy.from, copy.bytes);
+        phases.expected -= copy.bytes;
+      }
+      phases.copies.clear();
+      if (end_phase(phases)) continue;
+      phases.waiting.push_back(running_);
+      fibers_[running_].suspend();
+    }
+  }
+  bool toss() { return random_() % 2 == 0; }
 
  private:
   struct Group {
     std::vector<int> waiting;
     std::array<EmulatedThread::Words, kWarpThreads> brought{}, told{};
   };
+
+  // Of the ready ones. Seldom one of the slow warp, so that all others are as far as they may be.
+  std::size_t pick() {
+    constexpr int kTries = 8;
+    std::size_t pick = 0;
+    for (int i = 0; i < kTries; ++i) {
+      pick = random_() % ready_.size();
+      if (ready_[pick] / kWarpThreads != slow_) break;
+    }
+    return pick;
+  }
+
+  struct BulkCopy {
+    void* to;
+    const void* from;
+    std::int64_t bytes;
+  };
+  struct Phases {
+    int count = 0, arrived = 0;
+    unsigned ended = 0;
+    std::int64_t expected = 0;  // bytes
+    std::vector<BulkCopy> copies{};
+    std::vector<int> waiting{};
+  };
+  // If it is over: whether.
+  bool end_phase(Phases& phases) {
+    if (phases.arrived != phases.count || phases.expected != 0) return false;
+    phases.arrived = 0;
+    ++phases.ended;
+    wake(phases);
+    return true;
+  }
+  void wake(Phases& phases) {
+    ready_.insert(ready_.end(), phases.waiting.begin(), phases.waiting.end());
+    phases.waiting.clear();
+  }
 
   void meet(Group& group, int size) {
     group.waiting.push_back(running_);
@@ -76,14 +156,34 @@ class EmulatedBlock {
   const Kernel& kernel_;
   std::mt19937_64 random_;
   std::deque<Fiber> fibers_;  // which stay where they are
-  std::vector<Group> warps_;
+  std::vector<Group> warps_, warpgroups_;
+  const int slow_;  // the number of a warp, or of none
   Group whole_;
+  std::map<const void*, Phases> arrivals_;
   std::vector<int> ready_;
   int running_ = 0;
 };
 
 int EmulatedThread::threads() const { return block_.threads(); }
 void EmulatedThread::sync_block() { block_.meet_block(); }
+void EmulatedThread::sync_warpgroup(int which) {
+  assert(which == warpgroup());
+  block_.meet_warpgroup(index_);
+}
+void EmulatedThread::init_arrivals(Arrivals& arrivals, int count) {
+  block_.init_arrivals(&arrivals, count);
+}
+void EmulatedThread::arrive(Arrivals& arrivals) { block_.arrive(&arrivals); }
+void EmulatedThread::expect_bytes(Arrivals& arrivals, unsigned bytes) {
+  block_.expect_bytes(&arrivals, bytes);
+}
+void EmulatedThread::copy_bulk(Words4& to, const std::byte* from, unsigned bytes,
+                               Arrivals& arrivals) {
+  block_.copy_bulk(&to, from, bytes, &arrivals);
+}
+void EmulatedThread::wait_arrivals(Arrivals& arrivals, unsigned parity) {
+  block_.wait_arrivals(&arrivals, parity);
+}
 
 const EmulatedThread::Lanes& EmulatedThread::exchange(std::uint32_t x) {
   block_.meet_warp(index_, {x});
@@ -210,6 +310,92 @@ void EmulatedThread::complete_copies(int group) {
     }
   }
   copies_.erase(copies_.begin(), copies_.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
+namespace {
+
+// Byte `at` of 32 bytes of a row in shared memory, as products of warpgroups find it: bits of the
+// address choose the place.
+std::uint8_t byte_of(const Words4& rows, int row, int step, int at) {
+  const auto linear = reinterpret_cast<std::uintptr_t>(&rows) + 128 * row + 32 * step + at;
+  std::uint8_t byte;
+  std::memcpy(&byte, reinterpret_cast<const void*>(linear ^ (linear >> 7 & 7) << 4), 1);
+  return byte;
+}
+float half_of(const Words4& rows, int row, int step, int at) {
+  return low_fp16(byte_of(rows, row, step, 2 * at) |
+                  std::uint32_t{byte_of(rows, row, step, 2 * at + 1)} << 8);
+}
+
+}  // namespace
+
+void EmulatedThread::begin_product(Product product, int step, const std::uint32_t* a) {
+  block_.meet_warpgroup(index_);
+  product.step = step;
+  product.group = product_groups_;
+  if (a != nullptr) {
+    block_.meet_warp(index_, {a[0], a[1], a[2], a[3]});
+    for (int i = 0; i < 4; ++i) product.of_row[i] = block_.brought(index_)[lane() / 4 * 4 + i];
+  }
+  const bool first = std::none_of(products_.begin(), products_.end(),
+                                  [&](const Product& other) { return other.d == product.d; });
+  if (first) {
+    product.to.resize(product.size);
+    std::memcpy(product.to.data(), product.d, product.size * sizeof(std::uint32_t));
+  }
+  std::memset(product.d, 0xFF, product.size * sizeof(std::uint32_t));
+  if (block_.toss()) sum(product);
+  products_.push_back(std::move(product));
+}
+
+void EmulatedThread::sum(Product& product) const {
+  product.sums.assign(product.size, 0);
+  const int first_row = warp() % 4 * 16 + lane() / 4;
+  const int values = product.kind == kHalves ? 16 : 32;
+  std::array<std::array<float, 32>, 2> of_a{};
+  for (int half = 0; half < 2; ++half) {
+    for (int k = 0; k < values; ++k) {
+      of_a[half][k] = product.kind == kHalves
+                          ? low_fp16(product.of_row[k % 8 / 2][k / 8 * 2 + half] >> 16 * (k % 2))
+                          : static_cast<std::int8_t>(
+                                byte_of(*product.a, first_row + 8 * half, product.step, k));
+    }
+  }
+  for (std::size_t i = 0; i < product.size; ++i) {
+    const int column = static_cast<int>(i) / 4 * 8 + lane() % 4 * 2 + static_cast<int>(i % 2);
+    for (int k = 0; k < values; ++k) {
+      const float of_b =
+          product.kind == kHalves
+              ? half_of(*product.b, column, product.step, k)
+              : static_cast<std::int8_t>(byte_of(*product.b, column, product.step, k));
+      product.sums[i] += double{of_a[i / 2 % 2][k]} * of_b;
+    }
+  }
+}
+
+void EmulatedThread::complete_products(int group) {
+  while (!products_.empty() && products_.front().group <= group) {
+    Product product = std::move(products_.front());
+    products_.erase(products_.begin());
+    if (product.sums.empty()) sum(product);
+    for (std::size_t i = 0; i < product.size; ++i) {
+      std::uint32_t& to = product.to[i];
+      if (product.kind == kHalves) {
+        to = bits_of(static_cast<float>(float_of(to) + product.sums[i]));
+      } else {
+        to = (product.kind == kAddBytes ? to : 0) +
+             static_cast<std::uint32_t>(static_cast<std::int32_t>(product.sums[i]));
+      }
+    }
+    // What more is added to comes with the last one.
+    const auto next = std::find_if(products_.begin(), products_.end(),
+                                   [&](const Product& other) { return other.d == product.d; });
+    if (next != products_.end()) {
+      next->to = std::move(product.to);
+    } else {
+      std::memcpy(product.d, product.to.data(), product.size * sizeof(std::uint32_t));
+    }
+  }
 }
 
 void run_block(int threads, std::uint64_t seed,

@@ -2,8 +2,8 @@
 //
 // Threads are fibers of one thread. At every barrier and exchange the next one that may go on runs,
 // chosen by `seed`: an order that a GPU could have too, so a barrier that is missing shows as a
-// wrong result for some seed. What is copied asynchronously has poison (bytes of FF) in its place
-// until the wait, so a wait that is missing shows too.
+// wrong result for some seed. With most seeds one warp is slow. What is copied asynchronously has
+// poison (bytes of FF) in its place until the wait, so a wait that is missing shows too.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -69,6 +69,39 @@ class EmulatedThread {
   void let_next_begin() {}
   void wait_previous() {}
   void add(std::uint32_t& word, std::uint32_t x) { word += x; }
+  // Of a warpgroup: see gpu/hopper_thread.h. What is multiplied is read at the begin of a product
+  // or at the wait, as the block's seed has it, and the result is poison until the wait.
+  void publish() {}
+  void begin_products() {}
+  template <bool kAdd, std::size_t kSize>
+  void multiply_s8s8(std::int32_t (&d)[kSize], const Words4& a, const Words4& b, int step) {
+    static_assert(sizeof(d) == kSize * sizeof(std::uint32_t));
+    begin_product({.d = d, .size = kSize, .kind = kAdd ? kAddBytes : kBytes, .a = &a, .b = &b},
+                  step);
+  }
+  template <std::size_t kSize>
+  void multiply_fp16(float (&d)[kSize], const std::uint32_t (&a)[4], const Words4& b, int step) {
+    begin_product({.d = d, .size = kSize, .kind = kHalves, .a = nullptr, .b = &b}, step, a);
+  }
+  void close_products() { ++product_groups_; }
+  template <int kLeft, class... Arrays>
+  void wait_products_but(Arrays&... /*results*/) {
+    complete_products(product_groups_ - kLeft - 1);
+    sync_warp();  // a warp waits as one
+  }
+  template <class Array>
+  void settle(Array& /*array*/) {}
+  int warpgroup() const { return index_ / kWarpgroupThreads; }
+  void sync_warpgroup(int which);
+  void init_arrivals(Arrivals& arrivals, int count);
+  void arrive(Arrivals& arrivals);
+  void expect_bytes(Arrivals& arrivals, unsigned bytes);
+  void copy_bulk(Words4& to, const std::byte* from, unsigned bytes, Arrivals& arrivals);
+  void wait_arrivals(Arrivals& arrivals, unsigned parity);
+  template <int kRegisters>
+  void take_registers() {}
+  template <int kRegisters>
+  void leave_registers() {}
 
   // What threads may bring to an exchange at most.
   static constexpr int kWords = 6;
@@ -98,6 +131,25 @@ class EmulatedThread {
   };
   std::vector<Copy> copies_;  // that were begun, in order
   int groups_ = 0;            // that were closed
+
+  enum ProductKind : std::uint8_t { kBytes, kAddBytes, kHalves };
+  struct Product {
+    void* d;
+    std::size_t size;  // of d
+    ProductKind kind;
+    const Words4 *a, *b;
+    int step = 0, group = 0;
+    std::array<Words, 4> of_row{};    // A in registers: what the lanes of this row have
+    std::vector<double> sums{};       // of products alone, once they are known
+    std::vector<std::uint32_t> to{};  // d before, of the first product that has it
+  };
+  void begin_product(Product product, int step, const std::uint32_t* a = nullptr);
+  void sum(Product& product) const;
+  // Those of groups up to this one.
+  void complete_products(int group);
+
+  std::vector<Product> products_;  // that were begun, in order
+  int product_groups_ = 0;         // that were closed
 };
 
 // Runs `kernel` once for each of `threads` threads, a multiple of 32, and returns when all are
