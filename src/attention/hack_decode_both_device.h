@@ -142,51 +142,77 @@ KVLANE_DEVICE Words2 take_numbers(const Words4* pieces, Place place, int i) {
   return half_of(pieces[4 * i + place.row / 2], place.row % 2);
 }
 
-// Sums of y m of up to 16 pages, for all heads, kMore times too large. `means` are those of the
-// pages `row` and, of more than eight, row + 8; y are u and what is left of it.
-template <int kHeads, int kMore, int kDim, class Thread>
-KVLANE_DEVICE void multiply_means(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
-                                  int head_dim, Place place, const std::byte* const (&means)[2],
-                                  bool many, float (&base)[kHackWarpPages][kDecodeColumns]) {
-  const int query = query_of_column<kHeads>(place.row);
-  const std::size_t row = (first_row(batch, unit) + query) * head_dim;
-  float d[4] = {};
+// What is loaded where a unit begins, all of it before any is used: channels 32 span + 8 column ...
+// of means, of the pages `row` and, of more than eight, row + 8; and of this lane's column, of
+// queries u and what is left of y, and what scores take of u.
+template <int kDim>
+struct Operands {
+  Words4 means[kDim / 32][2];
+  Words4 rests[kDim / 32];
+  Words2 codes[kDim / 32];
+  Words4 queries[kDim / kSpan];
+  Heads heads;
+};
+template <int kDim>
+KVLANE_DEVICE void load_means(const std::byte* const (&means)[2], bool many, int head_dim,
+                              Place place, Operands<kDim>& operands) {
   KVLANE_UNROLL
   for (int span = 0; span < kDim / 32; ++span) {
     const int channel = 32 * span + 8 * place.column;
-    const bool inside = channel < head_dim, there = inside && query < unit.queries;
-    const Words4 m[2] = {decode::load_if(inside, means[0], 2 * channel),
-                         decode::load_if(inside && many, means[1], 2 * channel)};
-    const Words4 rest = decode::load_if(there, batch.queries.rests, 2 * (row + channel));
-    Words2 codes{};
-    if (there) codes = load_pair(batch.queries.codes + row + channel);
-    KVLANE_UNROLL
-    for (int i = 0; i < 4; i += 2) {
-      const std::uint32_t a[4] = {m[0].w[i], m[1].w[i], m[0].w[i + 1], m[1].w[i + 1]};
-      t.mma_fp16(d, a, rest.w[i], rest.w[i + 1]);
-      t.mma_fp16(d, a, pair_of_codes(codes.w[i / 2], 0), pair_of_codes(codes.w[i / 2], 2));
-    }
+    const bool inside = channel < head_dim;
+    operands.means[span][0] = decode::load_if(inside, means[0], 2 * channel);
+    operands.means[span][1] = decode::load_if(inside && many, means[1], 2 * channel);
   }
+}
+template <int kHeads, int kDim>
+KVLANE_DEVICE void load_operands(const HackDecodeBatch& batch, const DecodeUnit& unit, int head_dim,
+                                 Place place, Operands<kDim>& operands) {
+  const int query = query_of_column<kHeads>(place.row);
+  const std::size_t row = (first_row(batch, unit) + query) * head_dim;
   KVLANE_UNROLL
-  for (int i = 0; i < 4; ++i) base[place.row + i / 2 * 8][2 * place.column + i % 2] = kMore * d[i];
+  for (int span = 0; span < kDim / 32; ++span) {
+    const int channel = 32 * span + 8 * place.column;
+    const bool there = channel < head_dim && query < unit.queries;
+    operands.rests[span] = decode::load_if(there, batch.queries.rests, 2 * (row + channel));
+    operands.codes[span] = Words2{};
+    if (there) operands.codes[span] = load_pair(batch.queries.codes + row + channel);
+  }
+  load_queries<kHeads, kDim>(batch, unit, place, operands.queries);
+  operands.heads = load_heads<kHeads>(batch, unit, place.column);
 }
 
-// Of each lane: what codes of K are multiplied with, as score_by_both() wants it, and Heads.
-template <int kHeads, int kDim, int kKeyBits, int kValueBits, class Thread>
-KVLANE_DEVICE void share_queries(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
-                                 Place place, HackPages<kDim, kKeyBits, kValueBits>& shared) {
-  Words4 queries[kDim / kSpan];
-  load_queries<kHeads, kDim>(batch, unit, place, queries);
+// Sums of y m of up to 16 pages, for all heads, and what else a lane needs for each page. What
+// score_by_both() wants kTimes too large is.
+template <int kDim, int kKeyBits, int kValueBits, class Thread>
+KVLANE_DEVICE void share_operands(Thread& t, const Operands<kDim>& operands, Place place,
+                                  HackPages<kDim, kKeyBits, kValueBits>& shared) {
+  constexpr float kMore = kTimes<kKeyBits>;
   KVLANE_UNROLL
   for (int span = 0; span < kDim / kSpan; ++span) {
-    const std::uint32_t(&w)[4] = queries[span].w;
+    const std::uint32_t(&w)[4] = operands.queries[span].w;
     shared.queries[span][t.lane()] = {{w[0], w[2], w[1], w[3]}};
   }
-  constexpr float kMore = kTimes<kKeyBits>;
-  const Heads heads = load_heads<kHeads>(batch, unit, place.column);
+  const Heads& heads = operands.heads;
   shared.heads[t.lane()] = {{heads.scale[0] / kMore, heads.scale[1] / kMore,
                              heads.centre[0] * kMore - kSumFloat,
                              heads.centre[1] * kMore - kSumFloat}};
+  float d[4] = {};
+  KVLANE_UNROLL
+  for (int span = 0; span < kDim / 32; ++span) {
+    const Words4(&m)[2] = operands.means[span];
+    const Words4& rest = operands.rests[span];
+    KVLANE_UNROLL
+    for (int i = 0; i < 4; i += 2) {
+      const std::uint32_t codes = operands.codes[span].w[i / 2];
+      const std::uint32_t a[4] = {m[0].w[i], m[1].w[i], m[0].w[i + 1], m[1].w[i + 1]};
+      t.mma_fp16(d, a, rest.w[i], rest.w[i + 1]);
+      t.mma_fp16(d, a, pair_of_codes(codes, 0), pair_of_codes(codes, 2));
+    }
+  }
+  KVLANE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    shared.base[place.row + i / 2 * 8][2 * place.column + i % 2] = kMore * d[i];
+  }
 }
 
 // Page i of a run.
@@ -241,20 +267,15 @@ KVLANE_DEVICE void attend_pages_by_both(Thread& t, const HackDecodeBatch& batch,
   const int own = t.lane() % kHackWarpPages;
   const std::uint32_t id = ids[own < count ? kDecodeWarps * own : 0];
   const auto page_of = [&](int i) { return pages + t.shuffle(id, i) * batch.block_bytes; };
+  // What this warp waits for first is asked for first: pages keep memory busy.
+  Operands<kDim> operands;
+  load_means({page_of(place.row) + shape.k_metadata, page_of(place.row + 8) + shape.k_metadata},
+             count > 8, shape.head_dim, place, operands);
   copy_page(t, page_of(0), shape, shared.copies[0]);
-  // While the queries are made memory is asked for what comes next: all means, and two pages.
-  const int line = t.lane() % 2 * 128;
-  const std::byte* const own_means = page_of(t.lane() / 2) + (shape.k_metadata + unsigned(line));
-  if (t.lane() / 2 < count && line < 2 * shape.head_dim) t.fetch_ahead(own_means);
-  for (int i = 1; i < 3 && i < count; ++i) {
-    fetch_bytes_ahead(t, page_of(i), unsigned(batch.layout.bytes));
-  }
+  if (count > 1) fetch_bytes_ahead(t, page_of(1), unsigned(batch.layout.bytes));
   t.wait_previous();
-  share_queries<kHeads>(t, batch, here, place, shared);
-  const std::byte* const means[2] = {page_of(place.row) + shape.k_metadata,
-                                     page_of(place.row + 8) + shape.k_metadata};
-  multiply_means<kHeads, kTimes<kKeyBits>, kDim>(t, batch, here, shape.head_dim, place, means,
-                                                 count > 8, shared.base);
+  load_operands<kHeads>(batch, here, shape.head_dim, place, operands);
+  share_operands(t, operands, place, shared);
   KVLANE_NO_UNROLL
   for (int i = 0; i < count; ++i) {
     t.wait_copies();

@@ -110,8 +110,8 @@ KVLANE_DEVICE void attend_pages_by_token(Thread& t, const HackDecodeBatch& batch
 // By all threads of a block of kDecodeWarps warps, for a page of the kind. kDim is at least
 // batch.head_dim, and the same if kWhole; 4 kHeads is at least unit.queries, and kHeads is 2 by
 // token; a unit by both has up to kDecodeWarps * kHackWarpPages pages. A unit without tokens leaves
-// states of no tokens. Batch, unit and tables are there before the launch in front of this one,
-// which may make the queries, has ended.
+// states of no tokens. Batch, unit, tables and pages are there before the launch in front of this
+// one, which may make the queries, has ended.
 template <int kDim, int kKeyBits, int kValueBits, int kPartition, bool kWhole, int kHeads,
           class Thread>
 KVLANE_DEVICE void attend_coded_unit(

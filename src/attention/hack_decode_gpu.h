@@ -22,12 +22,12 @@ constexpr int hack_head_dim_max(const HackKind& kind) {
   return kind.key_bits == 2 && kind.partition != 32 ? 256 : 128;
 }
 
-// Blocks of threads that a multiprocessor takes, as many as registers allow on sm_90; before it
-// sometimes one less.
+// Blocks of threads that a multiprocessor takes, as many as registers and shared memory allow on
+// sm_90; before it sometimes less.
 constexpr int hack_decode_blocks(const HackKind& kind, int dim) {
   if (dim == 64) return 4;
   if (dim == 256 || kind.partition == 32) return 2;
-  if (kind.partition == 0) return kind.key_bits == 2 ? 4 : 3;
+  if (kind.partition == 0) return kind.key_bits == 2 ? 4 : 2;
   return kind.key_bits == 2 ? 3 : 2;
 }
 
@@ -97,7 +97,8 @@ Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_he
 Status prepare_hack_on_gpu(const HackPrepare& prepare, const gpu::Stream& stream);
 
 // The same. `units` is [count], from plan_decode() with the shape above, of sequences in whole
-// blocks. Slabs begin at multiples of 64.
+// blocks. Slabs begin at multiples of 64. The launch may begin before the one in front of it has
+// ended (gpu/early_launch.h): that may make the queries, but neither units, tables nor slabs.
 Status attend_hack_on_gpu(const HackKind& kind, const HackDecodeBatch& batch,
                           const DecodeUnit* units, std::size_t count, const gpu::Stream& stream);
 

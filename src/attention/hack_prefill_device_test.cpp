@@ -31,21 +31,6 @@ std::vector<Kernel> kernels_for(const HackKind& kind, int head_dim) {
   return {Kernel::kAll};
 }
 
-// By one block.
-void attend_in_turn(const HackKind& kind, const HackPrefillBatch& batch,
-                    const std::vector<PrefillUnit>& units, std::uint64_t seed) {
-  with_hack_hopper_kernel(kind, batch.head_dim, [&](auto known) {
-    using Known = decltype(known);
-    using Shared = HackHopperShared<Known::kDim, Known::kBits>;
-    const auto shared = std::make_unique<Shared>();
-    std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(Shared));
-    const auto next = [&](unsigned turn) { return turn < units.size() ? &units[turn] : nullptr; };
-    gpu::run_block(kHackHopperThreads, seed, [&](gpu::EmulatedThread& thread) {
-      attend_coded_tiles<Known::kDim, Known::kBits>(thread, batch, next, *shared);
-    });
-  });
-}
-
 void attend(Kernel kernel, const HackKind& kind, const HackPrefillBatch& batch,
             const PrefillUnit& unit, std::uint64_t seed) {
   if (kernel == Kernel::kHopper) {
@@ -89,32 +74,19 @@ std::vector<PrefillUnit> units_of(const Scene& scene) {
                       *hack_prefill_shape(shape.kind, shape.heads, shape.kv_heads, shape.head_dim));
 }
 
-// What attend(batch) leaves.
-template <class Attend>
-Outcome outcome_of(const Scene& scene, std::uint64_t seed, const Attend& attend) {
+Outcome run(Kernel kernel, const Scene& scene, const std::vector<PrefillUnit>& units,
+            std::uint64_t seed = 1) {
+  const SceneShape& shape = scene.shape();
   Prepared prepared(scene, seed);
   Outcome o{std::vector<float>(scene.rows(), kPoison), std::vector<float>(scene.rows(), kPoison),
-            std::vector<float>(scene.rows() * scene.shape().head_dim, kPoison)};
+            std::vector<float>(scene.rows() * shape.head_dim, kPoison)};
   HackPrefillBatch batch = scene.prefill_batch();
   batch.queries = prepared.pointers();
   batch.max = o.max.data();
   batch.sum = o.sum.data();
   batch.out = o.out.data();
-  attend(batch);
+  for (const PrefillUnit& unit : units) attend(kernel, shape.kind, batch, unit, seed++);
   return o;
-}
-
-Outcome run(Kernel kernel, const Scene& scene, const std::vector<PrefillUnit>& units,
-            std::uint64_t seed = 1) {
-  return outcome_of(scene, seed, [&](const HackPrefillBatch& batch) {
-    for (const PrefillUnit& unit : units) attend(kernel, scene.shape().kind, batch, unit, seed++);
-  });
-}
-
-Outcome run_in_turn(const Scene& scene, const std::vector<PrefillUnit>& units, std::uint64_t seed) {
-  return outcome_of(scene, seed, [&](const HackPrefillBatch& batch) {
-    attend_in_turn(scene.shape().kind, batch, units, seed);
-  });
 }
 
 // By all kernels that there are.
@@ -199,29 +171,6 @@ TEST(HackPrefillDevice, NoOrderOfThreadsChangesABit) {
       const Outcome first = run(kernel, scene, units_of(scene));
       for (const std::uint64_t seed : {100, 200, 300, 400, 500, 600, 700, 800}) {
         EXPECT_TRUE(run(kernel, scene, units_of(scene), seed) == first) << "seed " << seed;
-      }
-    }
-  }
-}
-
-// Blocks of sm_90a take units one after the other, some without sealed pages.
-TEST(HackPrefillDevice, NoUnitBeforeChangesABit) {
-  for (const int head_dim : {64, 96}) {
-    for (const int bits : {2, 4}) {
-      const Scene scene({{bits, bits, 0},
-                         true,
-                         4,
-                         2,
-                         head_dim,
-                         {12, 1, 5},
-                         {{9 * 64 + 50, 70}, {10, 20}, {3 * 64, 80}}},
-                        head_dim);
-      std::vector<PrefillUnit> units = units_of(scene);
-      ASSERT_GE(units.size(), 8U);
-      std::swap(units[1], units.back());
-      const Outcome alone = run(Kernel::kHopper, scene, units);
-      for (const std::uint64_t seed : {1, 2, 3}) {
-        EXPECT_TRUE(run_in_turn(scene, units, seed) == alone) << head_dim << ", seed " << seed;
       }
     }
   }

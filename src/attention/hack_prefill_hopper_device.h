@@ -19,12 +19,8 @@
 // Within a warpgroup, too, scores of the page behind come while weights of a page are made, and V
 // of the page before is added. Scores want registers of their own then, two pages' by turns. The
 // compiler makes products wait for each other where one is on its way from one turn of a loop to
-// the next and the loop reads its results: so a turn has two pages, and begins with none on its
+// the next and the loop reads its results: so a turn has four pages, and begins with none on its
 // way.
-//
-// Weights wait for no maximum: they are made beside what was large enough so far, while a lane's
-// largest exponent is found, and made again in the rare page where that is beyond kMargin. What all
-// scores of a page have in common comes from the warpgroup that brings pages.
 //
 // Weights lie in the scores as operands of the next product. They are 2^11 times what they are, so
 // that binary16 has all its digits down to 2^-25 of the largest one. A pair's sums run over its
@@ -115,13 +111,14 @@ struct Scorer {
   using Shared = HackHopperShared<kDim, kBits>;
   static constexpr int kOutputs = kDim / 2 + 4;  // of a lane; the last four are of ones
   static constexpr int kPairs = 64;
+  static constexpr int kPagesInFlight = 2;  // of a turn of the loop: 1, 2 or 4
   using PageStage = Stage<Shared::kStages>;
 
   Thread& t;
   const HackPrefillBatch& batch;
   Shared& shared;
   int warpgroup;
-  int count = 0;       // of the unit's pages
+  int count;           // of pages
   PageStage stage{};   // of the page whose weights are made
   PageStage before{};  // of the page before
   Pairs pairs{};
@@ -140,8 +137,7 @@ struct Scorer {
     constexpr int kThreads = gpu::kWarpgroupThreads;
     constexpr int kCodes = kPairs * Shared::kPieces / kThreads;
     constexpr int kRests = kPairs * Shared::kParts / kThreads;
-    // From an exchange, so that no places are kept from one unit to the next.
-    const int index = t.shuffle(t.index() % kThreads, t.lane()), first = kPairs * warpgroup;
+    const int index = t.index() % kThreads, first = kPairs * warpgroup;
     const auto row_of = [&](int pair) {
       return pair < unit.pairs ? prefill::row_of(batch, unit, group, unit.first_pair + pair) : 0;
     };
@@ -193,7 +189,7 @@ struct Scorer {
     for (int i = 0; i < kOutputs; ++i) out[i] = 0;
     t.publish();
     t.sync_warpgroup(warpgroup);
-    if (count > 0) done_with(shared.queries_there);
+    done_with(shared.queries_there);
   }
 
   KVLANE_DEVICE void score(std::int32_t (&dot)[32], int of_stage) {
@@ -300,9 +296,9 @@ struct Scorer {
     std::int32_t dot[32];
     float keep[2], seen[2];
     OfPage of;
-    t.wait_arrivals(shared.keys_there[stage.index], stage.parity);
+    t.wait_arrivals(shared.keys_there[0], 0);
     t.begin_products();
-    score(dot, stage.index);
+    score(dot, 0);
     load_page(0, of);
     KVLANE_UNROLL
     for (int half = 0; half < 2; ++half) pairs.offset[half] = kWeightBits - of.base[half];
@@ -311,8 +307,7 @@ struct Scorer {
     weigh(dot, of, pairs, made, seen);
     move(t, {0 < pairs.end[0], 0 < pairs.end[1]}, seen, of, pairs, keep);
     weigh(dot, of, pairs, made, seen);
-    done_with(shared.keys_done[stage.index]);
-    before = stage;
+    done_with(shared.keys_done[0]);
     stage.advance();
   }
 
@@ -321,6 +316,17 @@ struct Scorer {
     std::uint32_t held[4][4], made[4][4];
     first_page(held);
     int page = 1;
+    if constexpr (kPagesInFlight > 2) {
+      KVLANE_NO_UNROLL
+      for (; page + kPagesInFlight <= count; page += kPagesInFlight) {
+        step<true, false>(page, even, odd, held, made);
+        if constexpr (kPagesInFlight == 4) {
+          step<false, false>(page + 1, odd, even, made, held);
+          step<false, false>(page + 2, even, odd, held, made);
+        }
+        step<false, true>(page + kPagesInFlight - 1, odd, even, made, held);
+      }
+    }
     KVLANE_NO_UNROLL
     for (; page + 2 <= count; page += 2) {
       step<true, false>(page, even, odd, held, made);
@@ -338,7 +344,6 @@ struct Scorer {
     t.begin_products();
     add_values(before.index, held);
     t.template wait_products_but<0>(out);
-    done_with(shared.values_done[before.index]);
   }
 
   // Mixes channels back where they are, as mix_row() does it, in the same order: channel
@@ -411,21 +416,18 @@ struct Scorer {
 
 }  // namespace hack_hopper
 
-// By all threads of a block of kHackHopperThreads, as attend_coded_tile() has it, but of units one
-// after the other: units(i), for i from 0 on, is the next one, or null. batch.key_bits and
-// batch.value_bits are kBits.
-template <int kDim, int kBits, class Thread, class Units>
-KVLANE_DEVICE void attend_coded_tiles(Thread& t, const HackPrefillBatch& batch, const Units& units,
-                                      HackHopperShared<kDim, kBits>& shared) {
+// By all threads of a block of kHackHopperThreads, as attend_coded_tile() has it. batch.key_bits
+// and batch.value_bits are kBits.
+template <int kDim, int kBits, class Thread>
+KVLANE_DEVICE void attend_coded_tile_on_hopper(Thread& t, const HackPrefillBatch& batch,
+                                               const PrefillUnit& unit,
+                                               HackHopperShared<kDim, kBits>& shared) {
   using Shared = HackHopperShared<kDim, kBits>;
-  const int first = batch.window.sink;
-  const auto pages_of = [&](const PrefillUnit& unit) {
-    const int own = (prefill_tokens(unit, shared.group) - 1) / kBlockTokens;  // of the last pair
-    return own - batch.window.recent - first;
-  };
+  const int group = batch.heads / batch.kv_heads;
+  const int own = (prefill_tokens(unit, group) - 1) / kBlockTokens;  // of the last pair
+  const int first = batch.window.sink, count = own - batch.window.recent - first;
   const int warpgroup = t.warpgroup();
   if (t.index() == 0) {
-    shared.group = batch.heads / batch.kv_heads;
     t.init_arrivals(shared.first_means_there, 1);
     t.init_arrivals(shared.queries_there, Shared::kWarps);
   }
@@ -440,35 +442,25 @@ KVLANE_DEVICE void attend_coded_tiles(Thread& t, const HackPrefillBatch& batch, 
   t.sync_block();
   if (warpgroup == kHackHopperScoring) {
     t.template leave_registers<kHackHopperBringingRegisters>();
-    hack_hopper::Bringer<kDim, kBits, Thread> bringer{t, batch, shared,
-                                                      unsigned(t.index()) % gpu::kWarpgroupThreads};
-    bringer.prepare();
-    KVLANE_NO_UNROLL
-    for (unsigned i = 0; const PrefillUnit* const unit = units(i); ++i) {
-      const int count = pages_of(*unit);
-      if (count > 0) bringer.bring(*unit, first, count);
+    if (count > 0) {
+      hack_hopper::Bringer<kDim, kBits, Thread> bringer{
+          t,
+          batch,
+          shared,
+          batch.tables + std::size_t(unit.sequence) * batch.table_stride + first,
+          batch.slabs + unit.kv_head * batch.layout.bytes,
+          count,
+          unsigned(t.index()) % gpu::kWarpgroupThreads};
+      bringer.prepare();
+      bringer.bring();
     }
   } else {
     t.template take_registers<kHackHopperScoringRegisters>();
-    hack_hopper::Scorer<kDim, kBits, Thread> scorer{t, batch, shared, warpgroup};
-    KVLANE_NO_UNROLL
-    for (unsigned i = 0; const PrefillUnit* const unit = units(i); ++i) {
-      scorer.count = pages_of(*unit);
-      scorer.prepare(*unit, shared.group);
-      if (scorer.count > 0) scorer.attend();
-      scorer.store();
-      t.sync_warpgroup(warpgroup);  // no warp needs its queries any more
-    }
+    hack_hopper::Scorer<kDim, kBits, Thread> scorer{t, batch, shared, warpgroup, count};
+    scorer.prepare(unit, group);
+    if (count > 0) scorer.attend();
+    scorer.store();
   }
-}
-
-// Of one unit.
-template <int kDim, int kBits, class Thread>
-KVLANE_DEVICE void attend_coded_tile_on_hopper(Thread& t, const HackPrefillBatch& batch,
-                                               const PrefillUnit& unit,
-                                               HackHopperShared<kDim, kBits>& shared) {
-  attend_coded_tiles<kDim, kBits>(
-      t, batch, [&](unsigned i) { return i == 0 ? &unit : nullptr; }, shared);
 }
 
 }  // namespace kvlane

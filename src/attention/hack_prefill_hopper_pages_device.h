@@ -2,10 +2,10 @@
 // of threads has in shared memory, and the warpgroup that brings pages there.
 //
 // Pages come by copies of a whole page, which one thread begins, to four places; means of channels
-// by copies of their own, eight pages before their page: those of eight pages meet the queries of a
-// unit at once, in the warps that bring pages, which have time for it. A thread reads its part of a
-// page, writes K for scores as soon as the stage is free, then opens V, which is needed half a page
-// later. What it writes products find behind a fence of its own and an arrival of its warp.
+// by copies of their own, eight pages before their page: those of eight pages are multiplied at
+// once. A thread reads its part of a page, writes K for scores as soon as the stage is free, then
+// opens V, which is needed half a page later. What it writes products find behind a fence of its
+// own and an arrival of its warp.
 //
 // Tokens are in one order in rows of K and along rows of V: the one in which a word's codes of V
 // become pieces of 16 bytes in the thread that has the word, and neighbouring tokens of K rows that
@@ -54,11 +54,6 @@ struct HackHopperShared {
   // Of K's tokens, for the columns of scores that a lane has; four more are for the banks' sake.
   alignas(16) float key_scales[kStages][4][20];
   std::int32_t rows[kPairs];
-  // What is needed seldom, and would be in registers of all threads: query heads of a KV head; and
-  // for the thread that begins copies, ids of a unit's pages, and the KV head's page of block 0.
-  std::int32_t group;
-  const std::int32_t* ids;
-  const std::byte* slabs;
   // What all scores of a pair have in common, but for its scale, of two times eight pages.
   float common[2][kPairs][hack_prefill::kPagesTogether];
   // Queries are there, as they meet means.
@@ -190,11 +185,10 @@ struct Bringer {
   Thread& t;
   const HackPrefillBatch& batch;
   Shared& shared;
-  unsigned index;       // of the thread in its warpgroup
-  int count = 0;        // of pages
-  unsigned past = 0;    // pages of units before
-  unsigned parity = 0;  // of phases that are one a unit
-  Stage<Shared::kStages> stage{};
+  const std::int32_t* ids;  // of the pages
+  const std::byte* slabs;   // the KV head's page of block 0
+  int count;                // of pages
+  unsigned index;           // of the thread in its warpgroup
   Unpacking own{};
   std::int32_t next = 0;        // the id of the page that is copied next
   std::int32_t next_means = 0;  // of the one whose means are
@@ -223,12 +217,11 @@ struct Bringer {
       shared.values[i / (8 * Shared::kPieces)][kDim + in_stage][i % Shared::kPieces] = {
           {pair, pair, pair, pair}};
     }
-    // Numbers of channels behind head_dim, which no copy writes.
+    // Numbers of channels behind head_dim.
     for (unsigned i = index; i < 2 * kPagesTogether * Shared::kParts; i += kThreads) {
       const int of_mean = i % Shared::kParts;
       if (8 * of_mean >= batch.head_dim) shared.means[i / Shared::kParts][of_mean] = {};
     }
-    t.sync_warpgroup(kHackHopperScoring);
   }
 
   // Begins to copy a page, and means of that kMeansAhead behind it, if they are there; and asks for
@@ -237,19 +230,18 @@ struct Bringer {
     if (page >= count) return;
     const int with_means = page + kMeansAhead;
     const auto bytes = static_cast<unsigned>(batch.layout.bytes);
-    const unsigned place = (past + page) % Shared::kPlaces;
-    gpu::Arrivals& there = shared.pages_there[place];
+    gpu::Arrivals& there = shared.pages_there[page % Shared::kPlaces];
     t.expect_bytes(there, bytes + (with_means < count ? mean_bytes() : 0));
-    t.copy_bulk(shared.pages[place][0], shared.slabs + next * batch.block_bytes, bytes, there);
+    t.copy_bulk(shared.pages[page % Shared::kPlaces][0], slabs + next * batch.block_bytes, bytes,
+                there);
     if (with_means < count) copy_means(with_means, next_means, there);
-    if (page + 1 < count) next = shared.ids[page + 1];
-    if (with_means + 1 < count) next_means = shared.ids[with_means + 1];
+    if (page + 1 < count) next = ids[page + 1];
+    if (with_means + 1 < count) next_means = ids[with_means + 1];
   }
   KVLANE_DEVICE unsigned mean_bytes() const { return 2 * batch.head_dim; }
   KVLANE_DEVICE void copy_means(int page, std::int32_t id, gpu::Arrivals& there) {
     t.copy_bulk(shared.means[page % (2 * kPagesTogether)][0],
-                shared.slabs + id * batch.block_bytes + batch.layout.k_metadata, mean_bytes(),
-                there);
+                slabs + id * batch.block_bytes + batch.layout.k_metadata, mean_bytes(), there);
   }
   // Those of the first pages, which the first page does not come without.
   KVLANE_DEVICE void copy_first_pages() {
@@ -257,9 +249,9 @@ struct Bringer {
     gpu::Arrivals& there = shared.first_means_there;
     t.expect_bytes(there, early * mean_bytes());
     KVLANE_NO_UNROLL
-    for (int page = 0; page < early; ++page) copy_means(page, shared.ids[page], there);
-    next = shared.ids[0];
-    if (kMeansAhead < count) next_means = shared.ids[kMeansAhead];
+    for (int page = 0; page < early; ++page) copy_means(page, ids[page], there);
+    next = ids[0];
+    if (kMeansAhead < count) next_means = ids[kMeansAhead];
     KVLANE_NO_UNROLL
     for (int page = 0; page < Shared::kPlaces; ++page) copy_page(page);
   }
@@ -303,20 +295,20 @@ struct Bringer {
   }
 
   // What is behind head_dim meets codes of 0 in the queries.
-  KVLANE_DEVICE void store_keys(const Part& part, int of_stage) {
-    Words4* const to = shared.keys[of_stage][0];
+  KVLANE_DEVICE void store_keys(const Part& part, int stage) {
+    Words4* const to = shared.keys[stage][0];
     KVLANE_UNROLL
     for (unsigned i = 0; i < kDim / 32; ++i) {
       to[own.key_to / sizeof(Words4) ^ 2 * i] = signed_piece<kBits>(part.keys[i], own.all);
     }
     if (index < kBlockTokens) {
-      float* const scales = shared.key_scales[of_stage][0];
+      float* const scales = shared.key_scales[stage][0];
       scales[own.scale_to] = low_fp16(part.key_scale);
     }
   }
 
-  KVLANE_DEVICE void store_values(const Part& part, int of_stage) {
-    Words4* const to = shared.values[of_stage][0];
+  KVLANE_DEVICE void store_values(const Part& part, int stage) {
+    Words4* const to = shared.values[stage][0];
     std::uint32_t scales[2][4];
     KVLANE_UNROLL
     for (int i = 0; i < 8; ++i) {
@@ -377,25 +369,18 @@ struct Bringer {
     }
   }
 
-  // All pages of a unit. The first ones are on their way while the unit before is scored.
-  KVLANE_DEVICE void bring(const PrefillUnit& unit, int first, int pages) {
-    count = pages;
-    if (index == 0) {
-      shared.ids = batch.tables + std::size_t(unit.sequence) * batch.table_stride + first;
-      shared.slabs = batch.slabs + unit.kv_head * batch.layout.bytes;
-      if (past > 0) wait_for_page_before();
-      copy_first_pages();
-    }
-    t.wait_arrivals(shared.first_means_there, parity);
-    t.wait_arrivals(shared.queries_there, parity);
-    parity ^= 1;
+  KVLANE_DEVICE void bring() {
+    if (index == 0) copy_first_pages();
+    t.wait_arrivals(shared.first_means_there, 0);
+    t.wait_arrivals(shared.queries_there, 0);
+    t.sync_warpgroup(kHackHopperScoring);  // numbers of 0 are there
+    Stage<Shared::kStages> stage;
     KVLANE_NO_UNROLL
     for (int page = 0; page < count; ++page) {
       if (page % kPagesTogether == 0) multiply_means(page / kPagesTogether);
       Part part;
-      const unsigned place = (past + page) % Shared::kPlaces;
-      t.wait_arrivals(shared.pages_there[place], (past + page) / Shared::kPlaces % 2);
-      const Words4* const words = shared.pages[place];
+      t.wait_arrivals(shared.pages_there[page % Shared::kPlaces], page / Shared::kPlaces % 2);
+      const Words4* const words = shared.pages[page % Shared::kPlaces];
       load_keys(words, part);
       if constexpr (kReadsAllFirst) load_values(words, part);
       t.wait_arrivals(shared.keys_done[stage.index], stage.parity ^ 1);
@@ -406,17 +391,13 @@ struct Bringer {
       store_values(part, stage.index);
       tell(shared.values_there[stage.index]);
       if (index == 0 && page > 0) {
-        wait_for_page_before();
+        // All have read the page before when its V is there.
+        const Stage<Shared::kStages> before = stage.before();
+        t.wait_arrivals(shared.values_there[before.index], before.parity);
         copy_page(page + Shared::kPlaces - 1);
       }
       stage.advance();
     }
-    past += count;
-  }
-  // All have read it when its V is there.
-  KVLANE_DEVICE void wait_for_page_before() {
-    const Stage<Shared::kStages> before = stage.before();
-    t.wait_arrivals(shared.values_there[before.index], before.parity);
   }
 };
 

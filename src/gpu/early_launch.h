@@ -20,8 +20,8 @@ struct LaunchShape {
 };
 
 // Of a kernel that calls wait_previous() before it reads what the launch in front of it writes, or
-// writes anything. Launches before that one are done when it begins. On devices before sm_90 it
-// begins when that one has ended, as any other.
+// writes anything. Launches before that one are done when it begins. On devices before sm_90,
+// and in a graph, it begins when that one has ended, as any other.
 template <class... Parameters, class... Arguments>
 Status launch_early(void (*kernel)(Parameters...), const LaunchShape& shape, const Stream& stream,
                     const std::string& what, Arguments&&... arguments) {
@@ -35,6 +35,11 @@ Status launch_early(void (*kernel)(Parameters...), const LaunchShape& shape, con
                              static_cast<int>(shape.shared_bytes)),
         "take " + std::to_string(shape.shared_bytes) + " bytes of shared memory for " + what));
   }
+  // In a graph it would be another kind of edge, which no device has run yet.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  KVLANE_TRY(
+      cuda_status(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream.handle()), &capture),
+                  "ask whether a stream is being captured"));
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -44,7 +49,7 @@ Status launch_early(void (*kernel)(Parameters...), const LaunchShape& shape, con
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle());
   config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = major >= 9 && capture == cudaStreamCaptureStatusNone ? 1 : 0;
   // What went wrong is told by launched(), as for any launch.
   static_cast<void>(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
   return launched(what);

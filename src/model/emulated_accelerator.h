@@ -435,8 +435,13 @@ class EmulatedAccelerator final : public Accelerator {
     }
     Status decode(ElementType, const splitzip::DeviceDecodeTask* tasks,
                   std::size_t count) override {
-      return code<splitzip::DeviceDecodeShared>(
-          tasks, count, [](auto&... all) { splitzip::decode_plane(all...); });
+      struct Shared {
+        splitzip::DeviceDecodeShared own;
+        splitzip::DeviceDecodeRing rings[kThreads / gpu::kWarpThreads];
+      };
+      return code<Shared>(tasks, count, [](auto& thread, const auto& task, Shared& shared) {
+        splitzip::decode_plane(thread, task, shared.own, shared.rings);
+      });
     }
     Status decode(ElementType, const channel::DeviceDecodeTask* tasks, std::size_t count) override {
       return code<channel::DeviceDecodeShared>(tasks, count,
