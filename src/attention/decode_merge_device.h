@@ -12,7 +12,8 @@ namespace kvlane {
 
 // Of a launch. Addresses of rows are multiples of 16 bytes; results of 8 where they are BF16.
 struct DecodeMerge {
-  // [sequences + 1], as DecodePlan has it; there before the launch in front of this one has ended.
+  // [sequences + 1], as DecodePlan has it; no launch in front of this one that may still run writes
+  // it (gpu/early_launch.h).
   const std::int32_t* first_state;
   std::int32_t sequences, heads;
   std::int32_t head_dim;  // a multiple of 4

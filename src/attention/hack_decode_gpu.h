@@ -93,7 +93,8 @@ Result<DecodeShape> hack_decode_shape(const HackKind& kind, int heads, int kv_he
 
 // What `prepare` points to lies in memory that the stream's device can reach, until the stream has
 // done the launch. Returns when the launch is in the stream. kInvalidArgument for a head_dim that
-// is not a multiple of 16 up to 256 and for addresses that are not multiples of 16.
+// is not a multiple of 16 up to 256 and for addresses that are not multiples of 16. Never launched
+// early: when it begins, what attention behind it reads before it ends is there.
 Status prepare_hack_on_gpu(const HackPrepare& prepare, const gpu::Stream& stream);
 
 // The same. `units` is [count], from plan_decode() with the shape above, of sequences in whole

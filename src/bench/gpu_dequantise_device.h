@@ -1,7 +1,7 @@
 // The opponent of attention on codes (attention/hack_decode_device.h) on the matrix unit: codes
 // become numbers in binary16 in registers, and these are multiplied. Bare `hack` at head_dim 128:
-// 2 bits, K and V by both axes. Units, pages, loads, queries, partial states and merge are those of
-// attention on codes.
+// 2 bits, K and V by both axes. Units, pages, queries, partial states and merge are those of
+// attention on codes; pages are loaded to registers, with memory asked for a page ahead.
 //
 // Tokens and channels are rows, query heads columns, 16 products a sum; which token is which row,
 // and where weights become operands, is as in attention/hack_decode_device.h. What takes time is to
@@ -383,7 +383,7 @@ KVLANE_DEVICE void add_values(Thread& t, const Values& values, Weights& weights,
   }
 }
 
-// This warp's pages: asked for ahead as attention on codes does it.
+// This warp's pages.
 template <DequantiseForm kForm, class Thread>
 KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
                                 Place place, const DequantiseShared& shared, State& state) {

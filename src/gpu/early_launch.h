@@ -19,16 +19,17 @@ struct LaunchShape {
   std::size_t shared_bytes = 0;  // besides what the kernel declares
 };
 
-// Of a kernel that calls wait_previous() before it reads what the launch in front of it writes, or
-// writes anything. Launches before that one are done when it begins. On devices before sm_90,
-// and in a graph, it begins when that one has ended, as any other.
+// Of a kernel that calls wait_previous() in every block, and before it writes anything or reads
+// what launches in front of it write: the one before it, and so on to the last one that was not
+// early. In a graph, or compiled for devices before sm_90, it begins when the one before has ended,
+// as any other.
 template <class... Parameters, class... Arguments>
 Status launch_early(void (*kernel)(Parameters...), const LaunchShape& shape, const Stream& stream,
                     const std::string& what, Arguments&&... arguments) {
-  int major = 0;
-  KVLANE_TRY(cuda_status(
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, stream.device()),
-      "ask for a device's compute capability"));
+  // Code for an older device waits for nothing, wherever it runs.
+  cudaFuncAttributes compiled{};
+  KVLANE_TRY(
+      cuda_status(cudaFuncGetAttributes(&compiled, kernel), "ask what a kernel was compiled for"));
   if (shape.shared_bytes > 0) {
     KVLANE_TRY(cuda_status(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -49,7 +50,7 @@ Status launch_early(void (*kernel)(Parameters...), const LaunchShape& shape, con
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle());
   config.attrs = &early;
-  config.numAttrs = major >= 9 && capture == cudaStreamCaptureStatusNone ? 1 : 0;
+  config.numAttrs = compiled.ptxVersion >= 90 && capture == cudaStreamCaptureStatusNone ? 1 : 0;
   // What went wrong is told by launched(), as for any launch.
   static_cast<void>(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
   return launched(what);

@@ -44,8 +44,8 @@ struct DecodePlan {
 };
 
 // Blocks of a unit of a sequence that has so many tokens: so few that the sequence alone makes as
-// many units as the shape says. Nothing else decides, so a sequence is cut, and its result rounded,
-// in the same way in any company.
+// many units as the shape says, or more where a unit may not be as long. Nothing else decides, so a
+// sequence is cut, and its result rounded, in the same way in any company.
 int decode_unit_blocks(int tokens, const DecodeShape& shape);
 
 // Of sequences with so many tokens each; one without tokens has no unit and no state. The states
