@@ -36,9 +36,8 @@ void attend(Kernel kernel, const HackKind& kind, const HackPrefillBatch& batch,
   if (kernel == Kernel::kHopper) {
     with_hack_hopper_kernel(kind, batch.head_dim, [&](auto known) {
       using Known = decltype(known);
-      using Shared = HackHopperShared<Known::kDim, Known::kBits>;
-      const auto shared = std::make_unique<Shared>();
-      std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(Shared));
+      const auto shared = std::make_unique<HackHopperShared<Known::kDim, Known::kBits>>();
+      std::memset(static_cast<void*>(shared.get()), 0xFF, sizeof(*shared));
       gpu::run_block(kHackHopperThreads, seed, [&](gpu::EmulatedThread& thread) {
         attend_coded_tile_on_hopper<Known::kDim, Known::kBits>(thread, batch, unit, *shared);
       });

@@ -443,14 +443,12 @@ KVLANE_DEVICE void attend_coded_tile_on_hopper(Thread& t, const HackPrefillBatch
   if (warpgroup == kHackHopperScoring) {
     t.template leave_registers<kHackHopperBringingRegisters>();
     if (count > 0) {
-      hack_hopper::Bringer<kDim, kBits, Thread> bringer{
-          t,
-          batch,
-          shared,
-          batch.tables + std::size_t(unit.sequence) * batch.table_stride + first,
-          batch.slabs + unit.kv_head * batch.layout.bytes,
-          count,
-          unsigned(t.index()) % gpu::kWarpgroupThreads};
+      const std::int32_t* const ids =
+          batch.tables + std::size_t(unit.sequence) * batch.table_stride + first;
+      const std::byte* const pages = batch.slabs + unit.kv_head * batch.layout.bytes;
+      const unsigned thread = unsigned(t.index()) % gpu::kWarpgroupThreads;
+      hack_hopper::Bringer<kDim, kBits, Thread> bringer{t,     batch, shared, ids,
+                                                        pages, count, thread};
       bringer.prepare();
       bringer.bring();
     }

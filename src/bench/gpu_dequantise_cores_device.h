@@ -205,7 +205,7 @@ KVLANE_DEVICE void weigh(Thread& t, const std::byte* page, Place place,
   for (int n = 0; n < kQueries; ++n) {
     const float by = shared.scales[n];
     const float max = larger(of_max[n], max_of_lanes(t, larger(scores[n][0], scores[n][1])));
-    float x[kHalves];
+    float x[kHalves] = {};
     KVLANE_UNROLL
     for (int h = 0; h < kHalves; ++h) {
       x[h] = power_of_two(fused(scores[n][h], by, -max * by));

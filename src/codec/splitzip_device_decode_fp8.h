@@ -65,7 +65,7 @@ struct Fp8Span {
   };
   KVLANE_DEVICE static Part part(const Words4* span, std::uint32_t lane) {
     const std::uint32_t column = lane % 4;
-    Part part;
+    Part part{};
     KVLANE_UNROLL
     for (std::uint32_t i = 0; i < 2; ++i) {
       typename Part::Half& half = part.of[i];

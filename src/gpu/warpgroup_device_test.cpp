@@ -39,7 +39,7 @@ TEST(Warpgroup, MultipliesRows) {
 
 // Rows of ones, which are the same in any place.
 struct Ones {
-  alignas(1024) Words4 rows[64][8];
+  alignas(1024) Words4 rows[64][8] = {};
   Ones() {
     for (auto& row : rows) {
       for (Words4& piece : row) piece = {{0x01010101, 0x01010101, 0x01010101, 0x01010101}};
