@@ -145,10 +145,7 @@ KVLANE_DEVICE void attend_coded_unit(
   }
   t.wait_previous();  // of a warp without pages, too
   hack_decode::share_state<kPartition == 0, kHeads>(t, place, state, shared);
-  t.sync_block();
-  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
-    hack_decode::store_state<kHeads>(t, batch, unit, query, shared);
-  }
+  hack_decode::store_states<kHeads>(t, batch, unit, shared);
 }
 
 }  // namespace kvlane

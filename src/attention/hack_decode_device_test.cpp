@@ -164,6 +164,29 @@ TEST(HackDecodeDevice, EveryKindAndHeadDim) {
   }
 }
 
+// As wide as the kernels are, with one query head a lane and with two.
+TEST(HackDecodeDevice, EveryKernel) {
+  for (const HackKind& kind : kHackKinds) {
+    for (const int head_dim : kHackDecodeDims) {
+      if (head_dim > hack_head_dim_max(kind)) continue;
+      for (const int group : {4, 7}) {
+        const Scene scene({kind, kind.partition == 0, group, 1, head_dim, {6}}, group);
+        expect_right(scene, run(scene, cut(scene, 8)));
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Of 64 pages, and somewhat fewer: the means of more than eight are multiplied at once.
+TEST(HackDecodeDevice, UnitsAsLongAsTheyMayBe) {
+  for (const int group : {1, 5}) {
+    const Scene scene({{2, 2, 0}, true, group, 1, 64, {64, 35}}, group);
+    expect_right(scene, run(scene, cut(scene, kDecodeWarps * kHackWarpPages)));
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
 TEST(HackDecodeDevice, EveryGroup) {
   for (const int group : {1, 2, 5, 8, 9, 16}) {
     const Scene scene({{2, 2, 0}, true, group, 1, 64, {2}}, group);

@@ -6,72 +6,32 @@
 
 #include <gtest/gtest.h>
 
-#include "attention/decode_gpu.h"
+#include <utility>
+
 #include "attention/hack_gpu_fixture.h"
 
 namespace kvlane {
 namespace {
 
-using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
 using gpu_fixture::take;
-using gpu_fixture::values_of;
-using gpu_fixture::view;
 using hack_fixture::Scene;
 
 constexpr int kMultiprocessors = 16;  // that plans are for: more cuts than one device would have
 
 class HackDecodeGpuTest : public hack_fixture::HackGpuTest {
  protected:
-  void expect_right(const Scene& scene, Around around = Around::kPoison) {
+  void expect_right(const Scene& scene, Around around = Around::kPoison,
+                    int multiprocessors = kMultiprocessors) {
     const auto& shape = scene.shape();
-    const DecodePlan plan =
-        plan_decode(scene.tokens(), take(hack_decode_shape(shape.kind, shape.heads, shape.kv_heads,
-                                                           shape.head_dim, kMultiprocessors)));
-    const Queries queries = prepare(scene, around);
-    const auto on_device = [&](ByteView content) {
-      return DeviceBytes(stream(), content, 0, around);
-    };
-    const auto poisoned = [&](std::size_t floats) {
-      return on_device(Bytes(floats * sizeof(float), DeviceBytes::kPoison));
-    };
-    const auto floats = [](const DeviceBytes& bytes) {
-      return reinterpret_cast<float*>(bytes.data());
-    };
-    const std::size_t states = plan.first_state.back(), rows = scene.rows();
-    const DeviceBytes units = on_device(view(plan.units)), pool = on_device(view(scene.pool()));
-    const DeviceBytes first_state = on_device(view(plan.first_state));
-    const DeviceBytes tables = on_device(view(scene.tables()));
-    const DeviceBytes max = poisoned(states), sum = poisoned(states);
-    const DeviceBytes out = poisoned(states * shape.head_dim);
-    const DeviceBytes result = poisoned(rows * shape.head_dim);
-    const DeviceBytes total_max = poisoned(rows), total_sum = poisoned(rows);
-    HackDecodeBatch batch = scene.batch();
-    batch.tables = reinterpret_cast<const std::int32_t*>(tables.data());
-    batch.slabs = pool.data() + scene.layer_offset();
-    batch.queries = queries.pointers();
-    batch.max = floats(max);
-    batch.sum = floats(sum);
-    batch.out = floats(out);
-    check(attend_hack_on_gpu(shape.kind, batch, reinterpret_cast<const DecodeUnit*>(units.data()),
-                             plan.units.size(), stream()));
-    check(merge_on_gpu({.first_state = reinterpret_cast<const std::int32_t*>(first_state.data()),
-                        .sequences = static_cast<std::int32_t>(shape.blocks.size()),
-                        .heads = shape.heads,
-                        .head_dim = shape.head_dim,
-                        .max = floats(max),
-                        .sum = floats(sum),
-                        .out = floats(out),
-                        .result_f32 = floats(result),
-                        .result_bf16 = nullptr,
-                        .total_max = floats(total_max),
-                        .total_sum = floats(total_sum),
-                        .total_out = nullptr},
-                       stream()));
-    check(stream().synchronize());
-    for (const DeviceBytes* const states_of : {&max, &sum, &out}) states_of->read();
-    scene.expect_right(values_of<float>(result.read()), values_of<float>(total_max.read()),
-                       values_of<float>(total_sum.read()));
+    const DecodeShape cuts = take(hack_decode_shape(shape.kind, shape.heads, shape.kv_heads,
+                                                    shape.head_dim, multiprocessors));
+    const Decoded got =
+        decode(scene, plan_decode(scene.tokens(), cuts), prepare(scene, around), around,
+               [&](const HackDecodeBatch& batch, const DecodeUnit* units, std::size_t count) {
+                 return attend_hack_on_gpu(shape.kind, batch, units, count, stream());
+               });
+    scene.expect_right(got.result, got.max, got.sum);
   }
 };
 
@@ -79,9 +39,13 @@ TEST_F(HackDecodeGpuTest, SmallOneOfEachKernel) {
   for (const HackKind& kind : kHackKinds) {
     for (const int head_dim : kHackDecodeDims) {
       if (head_dim > hack_head_dim_max(kind)) continue;
-      expect_right(Scene({kind, kind.partition == 0, 6, 2, head_dim, {1, 0, 9}}),
-                   DeviceBytes::Around::kNothing);
-      if (HasFatalFailure()) return;
+      // Of heads as wide as the kernel, with one head a lane and with two; and of narrower ones.
+      for (const auto& [heads, dim] :
+           {std::pair(6, head_dim), {12, head_dim}, {6, head_dim - 16}}) {
+        expect_right(Scene({kind, kind.partition == 0, heads, 2, dim, {1, 0, 9}}),
+                     DeviceBytes::Around::kNothing);
+        if (HasFatalFailure()) return;
+      }
     }
   }
 }
@@ -114,6 +78,14 @@ TEST_F(HackDecodeGpuTest, EveryLengthAroundTheEdges) {
 TEST_F(HackDecodeGpuTest, LongSequences) {
   expect_right(Scene({{2, 2, 0}, true, 8, 1, 128, {512, 1}}));
   expect_right(Scene({{2, 2, 64}, false, 4, 2, 64, {300}}));
+}
+
+// Of 64 pages, and somewhat fewer: the means of more than eight are multiplied at once.
+TEST_F(HackDecodeGpuTest, UnitsAsLongAsTheyMayBe) {
+  for (const int heads : {2, 8}) {
+    expect_right(Scene({{2, 2, 0}, true, heads, 1, 128, {64, 35, 130}}), Around::kPoison, 1);
+    if (HasFatalFailure()) return;
+  }
 }
 
 TEST_F(HackDecodeGpuTest, WhatThereIsNoKernelFor) {

@@ -146,6 +146,16 @@ KVLANE_DEVICE void store_state(Thread& t, const HackDecodeBatch& batch, const De
   }
 }
 
+// By all threads of the block, of which each warp has shared its state.
+template <int kHeads, int kDim, class Pages, class Thread>
+KVLANE_DEVICE void store_states(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
+                                const HackDecodeShared<kDim, Pages>& shared) {
+  t.sync_block();
+  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
+    store_state<kHeads>(t, batch, unit, query, shared);
+  }
+}
+
 }  // namespace hack_decode
 
 }  // namespace kvlane

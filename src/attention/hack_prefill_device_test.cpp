@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <memory>
 
@@ -159,6 +160,32 @@ TEST(HackPrefillDevice, SharpAndFlatWeights) {
       const Scene scene({kind, false, 2, 1, 64, {4}, {{4 * 64, 3}}}, 3, size);
       expect_right(scene);
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// V of a page is opened for all rows of a unit: those that do not see it must not learn of it, even
+// where a page that no encoder makes would be an infinity in 16 bits.
+TEST(HackPrefillDevice, WhatIsNotSeenIsNotFelt) {
+  for (const HackKind& kind : {HackKind{2, 2, 0}, HackKind{4, 4, 0}}) {
+    Scene scene({kind, true, 1, 1, 64, {3}, {{2 * 64 + 60, 10}}});  // four rows see two pages
+    const Outcome before = run(Kernel::kHopper, scene, units_of(scene));
+    auto* const page = const_cast<std::byte*>(scene.page(0, 2, 0));
+    const std::uint16_t most = 0x7BFF;  // 65,504
+    for (int token = 0; token < kBlockTokens; ++token) {
+      std::memcpy(page + scene.hack().layout.v_metadata + hack::scales_offset(64) + 2 * token,
+                  &most, sizeof(most));
+    }
+    const Outcome after = run(Kernel::kHopper, scene, units_of(scene));
+    for (std::size_t row = 0; row < scene.rows(); ++row) {
+      EXPECT_EQ(after.max[row], before.max[row]) << "row " << row;
+      EXPECT_EQ(after.sum[row], before.sum[row]) << "row " << row;
+      for (std::size_t i = 64 * row; i < 64 * row + 64; ++i) {
+        ASSERT_TRUE(std::isfinite(after.out[i])) << "row " << row;
+        if (row < 4) {
+          ASSERT_EQ(after.out[i], before.out[i]) << "row " << row;
+        }
+      }
     }
   }
 }

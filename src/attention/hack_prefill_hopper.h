@@ -17,11 +17,13 @@ struct HackHopperKernel {
 // Calls body(HackHopperKernel<...>{}) for the kernel of this kind and width. Whether there is one.
 template <class Body>
 bool with_hack_hopper_kernel(const HackKind& kind, int head_dim, const Body& body) {
-  if (kind.partition != 0 || kind.key_bits != kind.value_bits || head_dim > 128) return false;
-  if (kind.key_bits == 2) {
+  if (head_dim > 128) return false;
+  if (kind == HackKind{2, 2, 0}) {
     head_dim <= 64 ? body(HackHopperKernel<64, 2>{}) : body(HackHopperKernel<128, 2>{});
-  } else {
+  } else if (kind == HackKind{4, 4, 0}) {
     head_dim <= 64 ? body(HackHopperKernel<64, 4>{}) : body(HackHopperKernel<128, 4>{});
+  } else {
+    return false;
   }
   return true;
 }

@@ -19,8 +19,8 @@
 // Within a warpgroup, too, scores of the page behind come while weights of a page are made, and V
 // of the page before is added. Scores want registers of their own then, two pages' by turns. The
 // compiler makes products wait for each other where one is on its way from one turn of a loop to
-// the next and the loop reads its results: so a turn has four pages, and begins with none on its
-// way.
+// the next and the loop reads its results: so a turn has two pages, and begins with none on its
+// way. Four pages a turn are no faster.
 //
 // Weights lie in the scores as operands of the next product. They are 2^11 times what they are, so
 // that binary16 has all its digits down to 2^-25 of the largest one. A pair's sums run over its
@@ -111,7 +111,6 @@ struct Scorer {
   using Shared = HackHopperShared<kDim, kBits>;
   static constexpr int kOutputs = kDim / 2 + 4;  // of a lane; the last four are of ones
   static constexpr int kPairs = 64;
-  static constexpr int kPagesInFlight = 2;  // of a turn of the loop: 1, 2 or 4
   using PageStage = Stage<Shared::kStages>;
 
   Thread& t;
@@ -316,17 +315,6 @@ struct Scorer {
     std::uint32_t held[4][4], made[4][4];
     first_page(held);
     int page = 1;
-    if constexpr (kPagesInFlight > 2) {
-      KVLANE_NO_UNROLL
-      for (; page + kPagesInFlight <= count; page += kPagesInFlight) {
-        step<true, false>(page, even, odd, held, made);
-        if constexpr (kPagesInFlight == 4) {
-          step<false, false>(page + 1, odd, even, made, held);
-          step<false, false>(page + 2, even, odd, held, made);
-        }
-        step<false, true>(page + kPagesInFlight - 1, odd, even, made, held);
-      }
-    }
     KVLANE_NO_UNROLL
     for (; page + 2 <= count; page += 2) {
       step<true, false>(page, even, odd, held, made);

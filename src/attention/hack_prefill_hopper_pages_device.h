@@ -307,13 +307,17 @@ struct Bringer {
     }
   }
 
+  // Of V's tokens at most. All values stay finite then, with means to 2^14, as sealing has them: an
+  // infinity would be none with the weight 0 of a row that does not see the page.
+  static constexpr float kMostScale = (65504 - 0x1p14F) / (((1 << kBits) - 1) / 2.0F);
   KVLANE_DEVICE void store_values(const Part& part, int stage) {
     Words4* const to = shared.values[stage][0];
     std::uint32_t scales[2][4];
     KVLANE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const std::uint32_t(&s)[4] = part.scales[i / 4].w;
-      scales[i / 4][i % 4] = byte_perm(s[i % 2], s[2 + i % 2], i / 2 % 2 == 0 ? 0x5410 : 0x7632);
+      const std::uint32_t two = byte_perm(s[i % 2], s[2 + i % 2], i / 2 % 2 == 0 ? 0x5410 : 0x7632);
+      scales[i / 4][i % 4] = smaller_fp16(two, twice(kMostScale));
     }
     KVLANE_UNROLL
     for (unsigned i = 0; i < kDim / kWarpThreads; ++i) {

@@ -266,32 +266,21 @@ template <int kQueries, class Thread>
 KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
                                 Place place, DequantiseCoresShared& shared,
                                 Outputs<kQueries>& outputs) {
-  const int end = unit.end_token / kBlockTokens;
-  int page = unit.first_token / kBlockTokens + t.warp();
-  if (page >= end) return;
-  const std::int32_t* const ids = batch.tables + std::size_t(unit.sequence) * batch.table_stride;
-  const std::byte* const pages = batch.slabs + unit.kv_head * kLayout.bytes;
-  std::int32_t id = ids[page];
-  std::int32_t next = page + kDecodeWarps < end ? ids[page + kDecodeWarps] : 0;
-  KVLANE_NO_UNROLL
-  for (; page < end; page += kDecodeWarps) {
-    const std::byte* const at = pages + id * batch.block_bytes;
-    float scores[kQueries][kHalves];
-    score(t, at, place, shared, scores);
-    Words4 codes[kDim / 32];
+  float scores[kQueries][kHalves];
+  Words4 codes[kDim / 32];
+  const auto begin = [&](const std::byte* page) {
+    score(t, page, place, shared, scores);
     KVLANE_UNROLL
     for (int q = 0; q < kDim / 32; ++q) {
-      codes[q] = load_once(at + unsigned(4 * kDim * place.column + 16 * place.row) +
+      codes[q] = load_once(page + unsigned(4 * kDim * place.column + 16 * place.row) +
                            (kLayout.v_codes + 128 * q));
     }
-    id = next;
-    if (page + 2 * kDecodeWarps < end) next = ids[page + 2 * kDecodeWarps];
-    if (page + kDecodeWarps < end) {
-      fetch_bytes_ahead(t, pages + id * batch.block_bytes, unsigned(kLayout.bytes));
-    }
-    weigh(t, at, place, scores, outputs, shared);
+  };
+  const auto end = [&](const std::byte* page) {
+    weigh(t, page, place, scores, outputs, shared);
     add_values(t, codes, place, shared, outputs);
-  }
+  };
+  dequantise::for_pages(t, batch, unit, begin, end);
 }
 
 template <int kQueries, class Thread>
@@ -339,10 +328,7 @@ KVLANE_DEVICE void attend_dequantised_on_cores(Thread& t, const HackDecodeBatch&
   t.sync_block();
   dequantise_cores::attend_pages(t, batch, unit, place, shared, outputs);
   dequantise_cores::share_state(t, place, outputs, shared);
-  t.sync_block();
-  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
-    hack_decode::store_state<2>(t, batch, unit, query, shared.states);
-  }
+  hack_decode::store_states<2>(t, batch, unit, shared.states);
 }
 
 }  // namespace kvlane

@@ -67,35 +67,6 @@ KVLANE_DEVICE std::uint32_t turned(std::uint32_t word, int by) {
 #endif
 }
 
-// Pairs of binary16: a b + c, a b and a + b, rounded once.
-KVLANE_DEVICE std::uint32_t fused_pairs(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-#ifdef __CUDA_ARCH__
-  std::uint32_t d;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-#else
-  return pack_fp16(low_fp16(a) * low_fp16(b) + low_fp16(c),
-                   high_fp16(a) * high_fp16(b) + high_fp16(c));
-#endif
-}
-KVLANE_DEVICE std::uint32_t times_pairs(std::uint32_t a, std::uint32_t b) {
-#ifdef __CUDA_ARCH__
-  std::uint32_t d;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-#else
-  return pack_fp16(low_fp16(a) * low_fp16(b), high_fp16(a) * high_fp16(b));
-#endif
-}
-KVLANE_DEVICE std::uint32_t plus_pairs(std::uint32_t a, std::uint32_t b) {
-#ifdef __CUDA_ARCH__
-  std::uint32_t d;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-#else
-  return pack_fp16(low_fp16(a) + low_fp16(b), high_fp16(a) + high_fp16(b));
-#endif
-}
 // Number i of a word's two, twice.
 KVLANE_DEVICE std::uint32_t both_of(std::uint32_t pair, int i) {
 #ifdef __CUDA_ARCH__
@@ -127,8 +98,8 @@ KVLANE_DEVICE std::uint32_t pair_of(std::uint32_t word, std::uint32_t word8, int
   const std::uint32_t to_one = (15 - 2 * at) << 10;  // 4^-at
   const std::uint32_t offset =
       0x8000 | (25 - 2 * at) << 10 | 3 << (2 * at - 1);  // of 4^-at 1024 + h
-  return fused_pairs(cut(from, 0x00030003U << 2 * at, 0x64006400U), to_one * 0x10001U,
-                     offset * 0x10001U);
+  return fused_fp16(cut(from, 0x00030003U << 2 * at, 0x64006400U), to_one * 0x10001U,
+                    offset * 0x10001U);
 }
 
 // By all threads of the block: y of queries in binary16; columns without a head are 0.
@@ -238,7 +209,7 @@ KVLANE_DEVICE void score(Thread& t, const std::byte* page, Place place,
           KVLANE_UNROLL
           for (int i = 0; i < 4; ++i) {
             a[i] = pair_of(word[i % 2], word8[i % 2], r, i / 2);
-            if (kWhole) a[i] = fused_pairs(a[i], both_of(scales[h].w[e], i % 2), m[2 * r + i / 2]);
+            if (kWhole) a[i] = fused_fp16(a[i], both_of(scales[h].w[e], i % 2), m[2 * r + i / 2]);
           }
           t.mma_fp16(scores.of[h][e], a, q[2 * r], q[2 * r + 1]);
         }
@@ -349,9 +320,9 @@ KVLANE_DEVICE void add_values(Thread& t, const Values& values, Weights& weights,
     KVLANE_UNROLL
     for (int n = 0; n < 2; ++n) {
       KVLANE_UNROLL
-      for (int r = 1; r < 4; ++r) sums[n] = plus_pairs(sums[n], weights.of[r][n]);
+      for (int r = 1; r < 4; ++r) sums[n] = add_fp16(sums[n], weights.of[r][n]);
       KVLANE_UNROLL
-      for (int r = 0; r < 4; ++r) weights.of[r][n] = times_pairs(weights.of[r][n], scales[r][n]);
+      for (int r = 0; r < 4; ++r) weights.of[r][n] = times_fp16(weights.of[r][n], scales[r][n]);
     }
     t.mma_fp16(total, {kOnes, kOnes, kOnes, kOnes}, sums[0], sums[1]);
   }
@@ -372,7 +343,7 @@ KVLANE_DEVICE void add_values(Thread& t, const Values& values, Weights& weights,
         KVLANE_UNROLL
         for (int i = 0; i < 4; ++i) {
           a[i] = pair_of(word[i % 2], word8[i % 2], r, i / 2);
-          if (kWhole) a[i] = fused_pairs(a[i], scales[r][i / 2], both_of(means, i % 2));
+          if (kWhole) a[i] = fused_fp16(a[i], scales[r][i / 2], both_of(means, i % 2));
         }
         t.mma_fp16(out, a, weights.of[r][0], weights.of[r][1]);
       }
@@ -383,33 +354,46 @@ KVLANE_DEVICE void add_values(Thread& t, const Values& values, Weights& weights,
   }
 }
 
-// This warp's pages.
-template <DequantiseForm kForm, class Thread>
-KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
-                                Place place, const DequantiseShared& shared, State& state) {
-  const int end = unit.end_token / kBlockTokens;
+// This warp's pages, one after the other: begin(page), and when memory has been asked for the next
+// one, end(page).
+template <class Thread, class Begin, class End>
+KVLANE_DEVICE void for_pages(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
+                             const Begin& begin, const End& end) {
+  const int behind = unit.end_token / kBlockTokens;
   int page = unit.first_token / kBlockTokens + t.warp();
-  if (page >= end) return;
+  if (page >= behind) return;
   const std::int32_t* const ids = batch.tables + std::size_t(unit.sequence) * batch.table_stride;
   const std::byte* const pages = batch.slabs + unit.kv_head * kLayout.bytes;
   std::int32_t id = ids[page];
-  std::int32_t next = page + kDecodeWarps < end ? ids[page + kDecodeWarps] : 0;
+  std::int32_t next = page + kDecodeWarps < behind ? ids[page + kDecodeWarps] : 0;
   KVLANE_NO_UNROLL
-  for (; page < end; page += kDecodeWarps) {
+  for (; page < behind; page += kDecodeWarps) {
     const std::byte* const at = pages + id * batch.block_bytes;
-    hack_decode::Scores scores;
-    score<kForm>(t, at, place, shared, scores);
-    Values values;
-    load_values(at, place, values);
+    begin(at);
     id = next;
-    if (page + 2 * kDecodeWarps < end) next = ids[page + 2 * kDecodeWarps];
-    if (page + kDecodeWarps < end) {
+    if (page + 2 * kDecodeWarps < behind) next = ids[page + 2 * kDecodeWarps];
+    if (page + kDecodeWarps < behind) {
       fetch_bytes_ahead(t, pages + id * batch.block_bytes, unsigned(kLayout.bytes));
     }
+    end(at);
+  }
+}
+
+template <DequantiseForm kForm, class Thread>
+KVLANE_DEVICE void attend_pages(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
+                                Place place, const DequantiseShared& shared, State& state) {
+  hack_decode::Scores scores;
+  Values values;
+  const auto begin = [&](const std::byte* page) {
+    score<kForm>(t, page, place, shared, scores);
+    load_values(page, place, values);
+  };
+  const auto end = [&](const std::byte*) {
     Weights weights;
     weigh(t, place, shared, scores, state, weights);
     add_values<kForm>(t, values, weights, state);
-  }
+  };
+  for_pages(t, batch, unit, begin, end);
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) state.max[n] *= shared.scales[2 * place.column + n];
 }
@@ -442,10 +426,7 @@ KVLANE_DEVICE void attend_dequantised(Thread& t, const HackDecodeBatch& batch,
     if (state.sum[n] == 0) state.max[n] = minus_infinity();
   }
   hack_decode::share_state<false, 2>(t, place, state, shared.states);
-  t.sync_block();
-  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
-    hack_decode::store_state<2>(t, batch, unit, query, shared.states);
-  }
+  hack_decode::store_states<2>(t, batch, unit, shared.states);
 }
 
 }  // namespace kvlane

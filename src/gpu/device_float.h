@@ -124,6 +124,26 @@ KVLANE_DEVICE std::uint32_t fused_fp16(std::uint32_t a, std::uint32_t b, std::ui
                    one(high_fp16(a), high_fp16(b), high_fp16(c)));
 #endif
 }
+// Both products of two pairs.
+KVLANE_DEVICE std::uint32_t times_fp16(std::uint32_t a, std::uint32_t b) {
+#ifdef __CUDA_ARCH__
+  std::uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return pack_fp16(low_fp16(a) * low_fp16(b), high_fp16(a) * high_fp16(b));
+#endif
+}
+// The smaller ones of two pairs; of a number and none, the number.
+KVLANE_DEVICE std::uint32_t smaller_fp16(std::uint32_t a, std::uint32_t b) {
+#ifdef __CUDA_ARCH__
+  std::uint32_t result;
+  asm("min.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+#else
+  return pack_fp16(std::fmin(low_fp16(a), low_fp16(b)), std::fmin(high_fp16(a), high_fp16(b)));
+#endif
+}
 // Both sums of two pairs.
 KVLANE_DEVICE std::uint32_t add_fp16(std::uint32_t a, std::uint32_t b) {
 #ifdef __CUDA_ARCH__

@@ -28,7 +28,7 @@ void expect_right() {
                              rows.halves_a[0].bytes, rows.halves_b[0].bytes, halves.data()};
     run_block(kWarpgroupTestThreads, seed,
               [&](EmulatedThread& t) { multiply_rows<kColumns>(t, task, *shared); });
-    rows.expect_right(bytes, halves);
+    EXPECT_TRUE(rows.are_right(bytes, halves)) << kColumns << " columns";
   }
 }
 

@@ -33,24 +33,36 @@ class Rows {
     fill_halves(halves_b, 53);
   }
 
-  void expect_right(const std::vector<std::int32_t>& of_bytes,
-                    const std::vector<float>& of_halves) const {
+  // Whether these are the products, and where they are not.
+  testing::AssertionResult are_right(const std::vector<std::int32_t>& of_bytes,
+                                     const std::vector<float>& of_halves) const {
+    const auto wrong = [](const char* what, int row, int column, auto got, auto expected) {
+      return testing::AssertionFailure()
+             << what << " " << row << ", " << column << ": " << got << " instead of " << expected;
+    };
+    if (of_bytes.size() != std::size_t(kRows) * kByteColumns ||
+        of_halves.size() != std::size_t(kRows) * columns) {
+      return testing::AssertionFailure() << "not as many products as there are";
+    }
     for (int row = 0; row < kRows; ++row) {
       for (int column = 0; column < kByteColumns; ++column) {
         int sum = 0;
         for (int k = 0; k < 128; ++k) {
           sum += byte_at(bytes_a, 128 * row + k) * byte_at(bytes_b, 128 * column + k);
         }
-        ASSERT_EQ(of_bytes[row * kByteColumns + column], sum) << row << ", " << column;
+        const std::int32_t got = of_bytes[row * kByteColumns + column];
+        if (got != sum) return wrong("bytes", row, column, got, sum);
       }
       for (int column = 0; column < columns; ++column) {
         float sum = 3;
         for (int k = 0; k < 64; ++k) {
           sum += half_at(halves_a, 64 * row + k) * half_at(halves_b, 64 * column + k);
         }
-        ASSERT_EQ(of_halves[row * columns + column], sum) << row << ", " << column;
+        const float got = of_halves[row * columns + column];
+        if (got != sum) return wrong("halves", row, column, got, sum);
       }
     }
+    return testing::AssertionSuccess();
   }
 
   const int columns;

@@ -11,7 +11,7 @@ namespace kvlane::gpu {
 Result<bool> has_warpgroups(int device);
 
 // `columns` is 72 or 136. What the task points to lies in memory that the stream's device can
-// reach. kUnsupported for devices that have no such products.
+// reach. kUnsupported for devices that have no such products, kInvalidArgument for other columns.
 Status multiply_rows_on_gpu(const WarpgroupTask& task, int columns, const Stream& stream);
 
 }  // namespace kvlane::gpu

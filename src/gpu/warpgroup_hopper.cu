@@ -1,5 +1,8 @@
 // Products of warpgroups on sm_90a.
 // SPDX-License-Identifier: Apache-2.0
+#include <string>
+#include <utility>
+
 #include "gpu/cuda_status.h"
 #include "gpu/hopper_thread.h"
 #include "gpu/warpgroup_gpu.h"
@@ -32,10 +35,11 @@ Status launch(const WarpgroupTask& task, const Stream& stream) {
 
 Result<bool> has_warpgroups(int device) {
   int major = 0, minor = 0;
-  KVLANE_TRY(cuda_status(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-                         "say what it is"));
-  KVLANE_TRY(cuda_status(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-                         "say what it is"));
+  for (const auto& [attribute, of] : {std::pair(cudaDevAttrComputeCapabilityMajor, &major),
+                                      std::pair(cudaDevAttrComputeCapabilityMinor, &minor)}) {
+    KVLANE_TRY(cuda_status(cudaDeviceGetAttribute(of, attribute, device),
+                           "ask for a device's compute capability"));
+  }
   return major == 9 && minor == 0;
 }
 
@@ -43,7 +47,10 @@ Status multiply_rows_on_gpu(const WarpgroupTask& task, int columns, const Stream
   KVLANE_ASSIGN(const bool there, has_warpgroups(stream.device()));
   if (!there) return unsupported("products of warpgroups need a device of compute capability 9.0");
   KVLANE_TRY(use_device(stream.device()));
-  return columns == 72 ? launch<72>(task, stream) : launch<136>(task, stream);
+  if (columns == 72) return launch<72>(task, stream);
+  if (columns == 136) return launch<136>(task, stream);
+  return invalid_argument("rows are multiplied with 72 or 136 columns, not " +
+                          std::to_string(columns));
 }
 
 }  // namespace kvlane::gpu
