@@ -54,5 +54,6 @@ kvlane_simd(codec attention quant)
 
 # Of src/bench what is about GPUs, and how figures are printed.
 kvlane_library(bench DEPS codec model ONLY "/(gpu_[a-z_]*|figures)\\.cpp$")
+kvlane_emulated_accelerator(model_test)
 kvlane_fake_cufile(gpu_test)
 kvlane_gpu_bench()
