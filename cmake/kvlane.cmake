@@ -25,6 +25,10 @@ target_compile_definitions(kvlane_options INTERFACE KVLANE_VERSION="${PROJECT_VE
 if(KVLANE_SANITIZE)
   add_compile_options(-fsanitize=${KVLANE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${KVLANE_SANITIZE})
+  if(KVLANE_SANITIZE MATCHES undefined)
+    # What these look for, AddressSanitizer finds when memory is touched; they take a third of the time of loops.
+    add_compile_options(-fno-sanitize=null,object-size,pointer-overflow)
+  endif()
   # GCC sees too little of instrumented code to know; the builds without sanitizers warn.
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   if(KVLANE_SANITIZE MATCHES thread)
@@ -46,6 +50,10 @@ endif()
 
 # Every test program, and not what none of them needs.
 add_custom_target(kvlane_tests)
+# What each of them links.
+add_library(kvlane_test_paths STATIC EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/src/base/test_paths.cpp)
+target_link_libraries(kvlane_test_paths PRIVATE kvlane_options)
+target_compile_definitions(kvlane_test_paths PRIVATE KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 
 # kvlane_library(NAME [DEPS ...] [PRIVATE ...] [ONLY REGEX] [WITHOUT REGEX]): src/NAME/*.cpp as the
 # static library kvlane_NAME, of which only those whose path matches ONLY, and not those that match
@@ -64,7 +72,7 @@ function(kvlane_library name)
   endif()
   set(tests ${sources})
   set(fuzzers ${sources})
-  list(FILTER sources EXCLUDE REGEX "_(test|fuzz|main|plugin)\\.cpp$|/emulated_accelerator\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "_(test|fuzz|main|plugin)\\.cpp$|/(emulated_accelerator|test_paths)\\.cpp$")
   if(NOT KVLANE_X86)
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|avx512_bf16)\\.cpp$")
   endif()
@@ -124,8 +132,8 @@ function(kvlane_library name)
   if(KVLANE_TESTS AND tests)
     add_executable(${name}_test ${tests})
     add_dependencies(kvlane_tests ${name}_test)
-    target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} ${kvlane_gtest} GTest::gtest_main)
-    target_compile_definitions(${name}_test PRIVATE KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+    target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} kvlane_test_paths ${kvlane_gtest}
+                                               GTest::gtest_main)
     # What takes long here is what is tested. Under sanitizers optimising takes as long again, and is for those alone
     # whose kernels or references are in the tests themselves.
     if(KVLANE_SANITIZE AND NOT name MATCHES "^(attention|bench|cache|codec|gpu|ops|quant)$")
@@ -158,12 +166,20 @@ endfunction()
 # a file calls no inline function of a library: the linker could keep the AVX-512 copy of it for everybody. g++ 12
 # takes the undefined operands inside its own intrinsics for uninitialised variables (GCC bug 105593).
 function(kvlane_simd)
-  set(avx2 -mavx2 -mfma -mf16c)
+  # Most of the time of tests under sanitizers goes to kernels.
+  set(scalar "")
+  if(KVLANE_SANITIZE)
+    set(scalar -O2)
+  endif()
+  if(KVLANE_SANITIZE MATCHES undefined)
+    list(APPEND scalar -fno-sanitize=alignment)
+  endif()
+  set(avx2 ${scalar} -mavx2 -mfma -mf16c)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
     -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   set(avx512_bf16 ${avx512} -mavx512vbmi -mavx512vbmi2 -mavx512vnni -mavx512bf16)
   foreach(name ${ARGN})
-    foreach(tier avx2 avx512 avx512_bf16)
+    foreach(tier scalar avx2 avx512 avx512_bf16)
       file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*_${tier}.cpp)
       set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${${tier}}")
     endforeach()
@@ -182,12 +198,20 @@ function(kvlane_ucx_test)
     ${folder}/endpoint_links_test.cpp ${folder}/flow_control_links_test.cpp
     ${engine}/ranked_disaggregation_test.cpp ${engine}/engine_fixture_test.cpp)
   add_dependencies(kvlane_tests ucx_test)
-  target_compile_definitions(ucx_test PRIVATE KVLANE_TEST_UCX KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_compile_definitions(ucx_test PRIVATE KVLANE_TEST_UCX)
   target_link_libraries(ucx_test PRIVATE kvlane_engine kvlane_transfer PkgConfig::ucx PkgConfig::xxhash Threads::Threads
-                                         ${kvlane_gtest} GTest::gtest_main)
+                                         kvlane_test_paths ${kvlane_gtest} GTest::gtest_main)
   target_compile_options(ucx_test PRIVATE -O1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   gtest_discover_tests(ucx_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120 NO_PRETTY_VALUES
     PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
+endfunction()
+
+# What emulated threads meet in is no kernel, and half the time of tests on emulated devices.
+function(kvlane_emulated_block)
+  if(KVLANE_SANITIZE)
+    set_source_files_properties(${PROJECT_SOURCE_DIR}/src/gpu/emulated_block.cpp PROPERTIES
+      COMPILE_OPTIONS "-O2;-fno-sanitize=all")
+  endif()
 endfunction()
 
 # kvlane_emulated_accelerator(TEST...): a device on emulated threads, for these test programs. Its kernels take long to
@@ -214,8 +238,8 @@ function(kvlane_fake_cufile)
   target_link_libraries(fake_cufile PRIVATE kvlane_options)
   foreach(test ${ARGN})
     add_dependencies(${test} fake_cufile)
-    target_compile_definitions(${test} PRIVATE KVLANE_FAKE_CUFILE="$<TARGET_FILE:fake_cufile>")
   endforeach()
+  target_compile_definitions(kvlane_test_paths PRIVATE KVLANE_FAKE_CUFILE="$<TARGET_FILE:fake_cufile>")
 endfunction()
 
 # bench/commit.h for the library kvlane_bench, and with CUDA the program kvlane_gpu_bench on it.

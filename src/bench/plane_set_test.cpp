@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "base/test_paths.h"
 #include "model/forward.h"
 
 namespace kvlane {
@@ -96,7 +97,7 @@ TEST(PlaneSet, NarrowedValuesAreScaledByTheirSource) {
 
 TEST(CapturedPlanes, AreWhatTheCacheAndTheLayersHold) {
   const std::string directory =
-      std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/models/llama-gqa-bf16-llama3-sharded";
+      std::string(kSourceDir) + "/tests/fixtures/models/llama-gqa-bf16-llama3-sharded";
   auto model = Model::load(directory, {.isa = best_isa()});
   ASSERT_TRUE(model.ok());
   const KvShape shape = (*model)->config().kv_shape();
@@ -142,7 +143,7 @@ TEST(CapturedPlanes, AreWhatTheCacheAndTheLayersHold) {
 
 TEST(CapturedPlanes, NeedABlock) {
   const std::string directory =
-      std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/models/llama-gqa-bf16-llama3-sharded";
+      std::string(kSourceDir) + "/tests/fixtures/models/llama-gqa-bf16-llama3-sharded";
   auto model = Model::load(directory, {.isa = best_isa()});
   ASSERT_TRUE(model.ok());
   const std::vector<std::int32_t> tokens(63, 1);

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "bench/recorded_kv.h"
 #include "codec/codec.h"
 #include "model/tokenizer.h"
@@ -16,8 +17,8 @@
 namespace kvlane {
 namespace {
 
-const std::string kModel = std::string(KVLANE_SOURCE_DIR) + "/models/kvlane-tiny-gqa";
-const std::string kText = std::string(KVLANE_SOURCE_DIR) + "/README.md";
+const std::string kModel = std::string(kSourceDir) + "/models/kvlane-tiny-gqa";
+const std::string kText = std::string(kSourceDir) + "/README.md";
 
 template <class T>
 T take(Result<T> result) {

@@ -6,13 +6,14 @@
 
 #include <numeric>
 
+#include "base/test_paths.h"
 #include "codec/exponents.h"
 #include "model/forward.h"
 
 namespace kvlane {
 namespace {
 
-const std::string kModels = std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/models/";
+const std::string kModels = std::string(kSourceDir) + "/tests/fixtures/models/";
 
 std::unique_ptr<Model> load(const std::string& name) {
   auto model = Model::load(kModels + name, {.isa = best_isa()});

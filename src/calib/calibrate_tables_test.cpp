@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "base/bf16.h"
+#include "base/test_paths.h"
 #include "calib/kv_statistics.h"
 #include "model/forward.h"
 #include "quant/cachegen_symbols.h"
@@ -22,7 +23,7 @@
 namespace kvlane {
 namespace {
 
-const std::string kModels = std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/models/";
+const std::string kModels = std::string(kSourceDir) + "/tests/fixtures/models/";
 constexpr std::size_t kTokens = 200;  // three blocks, and 8 tokens that do not count
 constexpr int kCounted = 192;
 

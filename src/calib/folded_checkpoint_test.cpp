@@ -11,6 +11,7 @@
 #include "base/bf16.h"
 #include "base/file.h"
 #include "base/temporary_directory.h"
+#include "base/test_paths.h"
 #include "calib/calibrate_zack.h"
 #include "calib/fold.h"
 #include "calib/kv_tables_file.h"
@@ -23,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kModels = fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models";
+const fs::path kModels = fs::path(kSourceDir) / "tests/fixtures/models";
 
 template <class T>
 T take(Result<T> result) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/test_paths.h"
 #include "calib/calibrate_zack.h"
 #include "calib/fold.h"
 #include "calib/text_tokens.h"
@@ -152,7 +153,7 @@ TEST(ProductRotation, MissingRanksStayAChangeOfBasis) {
 }
 
 TEST(ProductRotation, LosesNoMoreThanTheRotationOfAStackOnAModel) {
-  const std::string source = KVLANE_SOURCE_DIR;
+  const std::string source = kSourceDir;
   const std::string directory = source + "/models/kvlane-tiny-gqa";
   const auto model = Model::load(directory, {.isa = best_isa()});
   ASSERT_TRUE(model.ok()) << model.status().message();

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "calib/kv_tables_file.h"
 #include "format/frame.h"
 #include "quant/kv_format.h"
@@ -17,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kGolden = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/slab";
+const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/slab";
 
 struct alignas(64) Line {
   std::byte bytes[64];

@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "model/tokenizer.h"
 
 namespace kvlane {
 namespace {
 
-const std::filesystem::path kModel =
-    std::filesystem::path(KVLANE_SOURCE_DIR) / "models/kvlane-tiny";
+const std::filesystem::path kModel = std::filesystem::path(kSourceDir) / "models/kvlane-tiny";
 
 class TextTokens : public testing::Test {
  protected:

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/bf16.h"
+#include "base/test_paths.h"
 #include "calib/calibrate_zack.h"
 #include "calib/fold.h"
 #include "cpu/parallel.h"
@@ -32,7 +33,7 @@ T take(Result<T> result) {
 
 struct World {
   explicit World(const std::string& name)
-      : directory(std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/models/" + name),
+      : directory(std::string(kSourceDir) + "/tests/fixtures/models/" + name),
         model(take(Model::load(directory, {.isa = best_isa()}))),
         checkpoint(take(Checkpoint::open(directory))),
         tokens(kTokens) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/test_paths.h"
 #include "calib/kv_tables_file.h"
 #include "codec/codec.h"
 #include "format/frame.h"
@@ -28,7 +29,7 @@ constexpr Isa kScalar = Isa::kScalar;
 KvTables load_tables(const char* name) {
   ModelIdentity model{};
   for (std::size_t i = 0; i < model.size(); ++i) model[i] = static_cast<std::byte>(100 + i);
-  const auto path = std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/golden/slab/zack" / name;
+  const auto path = std::filesystem::path(kSourceDir) / "tests/golden/slab/zack" / name;
   auto tables = load_kv_tables(path, model);
   EXPECT_TRUE(tables.ok()) << tables.status().message();
   return tables.ok() ? std::move(*tables) : KvTables{};

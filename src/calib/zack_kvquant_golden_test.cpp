@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/test_paths.h"
 #include "calib/kv_tables_file.h"
 #include "format/frame.h"
 #include "quant/golden_fixture.h"
@@ -30,7 +31,7 @@ class ZackKvquantGolden : public ::testing::Test {
     shape_ = {about_["layers"], about_["kv_heads"], about_["head_dim"], ElementType::kBf16};
     ModelIdentity model{};
     for (std::size_t i = 0; i < model.size(); ++i) model[i] = static_cast<std::byte>(100 + i);
-    const auto folder = std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/golden/slab";
+    const auto folder = std::filesystem::path(kSourceDir) / "tests/golden/slab";
     const std::filesystem::path files[] = {folder / "zack/tables.safetensors",
                                            folder / "zack_kvquant/tables.safetensors"};
     auto tables = load_kv_tables(files, model);

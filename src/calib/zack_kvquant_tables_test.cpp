@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/bf16.h"
+#include "base/test_paths.h"
 #include "calib/calibrate_tables.h"
 #include "model/forward.h"
 #include "quant/tables_fixture.h"
@@ -24,9 +25,8 @@ constexpr int kCounted = 192;
 class ZackKvquantTables : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto loaded =
-        Model::load(std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/models/qwen3-gqa-bf16",
-                    {.isa = best_isa()});
+    auto loaded = Model::load(std::string(kSourceDir) + "/tests/fixtures/models/qwen3-gqa-bf16",
+                              {.isa = best_isa()});
     ASSERT_TRUE(loaded.ok()) << loaded.status().message();
     model_ = std::move(*loaded);
     shape_ = model_->config().kv_shape();

@@ -7,14 +7,15 @@
 #include <algorithm>
 #include <string>
 
+#include "base/test_paths.h"
 #include "calib/calibrate_zack.h"
 
 namespace kvlane {
 namespace {
 
 std::unique_ptr<Model> load(const std::string& name) {
-  auto model = Model::load(std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/models/" + name,
-                           {.isa = best_isa()});
+  auto model =
+      Model::load(std::string(kSourceDir) + "/tests/fixtures/models/" + name, {.isa = best_isa()});
   EXPECT_TRUE(model.ok()) << model.status().message();
   return std::move(*model);
 }

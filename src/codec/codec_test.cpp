@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "format/frame.h"
 
 namespace kvlane {
@@ -19,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-const fs::path kGolden = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/codec";
+const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/codec";
 
 std::vector<fs::path> frames_in(const char* folder) {
   std::vector<fs::path> paths;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "base/test_paths.h"
 #include "engine/engine_fixture.h"
 #include "model/emulated_accelerator.h"
 
@@ -12,7 +13,7 @@ namespace kvlane {
 
 inline constexpr const char* kOnDevice = "llama-gqa-bf16-llama3-sharded";
 inline const auto kOnDeviceDirectory =
-    std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / kOnDevice;
+    std::filesystem::path(kSourceDir) / "tests/fixtures/models" / kOnDevice;
 
 inline EmulatedAccelerator& device() {
   static EmulatedAccelerator device;

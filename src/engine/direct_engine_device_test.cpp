@@ -42,8 +42,8 @@ class DirectEngineTest : public testing::Test {
   std::shared_ptr<Store> open_store(StoreOptions options = {}) const {
     options.create = true;
     options.directories.push_back({directory_.path(), 0});
-    const auto storage = take(
-        gpu::DirectStorage::open([] { return device().use_on_this_thread(); }, KVLANE_FAKE_CUFILE));
+    const auto storage =
+        take(gpu::DirectStorage::open([] { return device().use_on_this_thread(); }, kFakeCufile));
     return take(Store::open(options, direct_files(take(open_store_files({})), storage, {})));
   }
   static EngineOptions options_with(std::shared_ptr<Store> store,

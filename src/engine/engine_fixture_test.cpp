@@ -1,6 +1,7 @@
 // The model and the tokenizer that engine tests share.
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/engine_fixture.h"
+#include "base/test_paths.h"
 
 #include <filesystem>
 #include <map>
@@ -12,8 +13,7 @@ const Model& fixture_model(const std::string& name, const std::string& tier) {
   static std::map<std::pair<std::string, std::string>, std::unique_ptr<Model>> models;
   auto& model = models[{name, tier}];
   if (!model) {
-    const auto directory =
-        std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / name;
+    const auto directory = std::filesystem::path(kSourceDir) / "tests/fixtures/models" / name;
     model = take(Model::load(directory, {.isa = take(select_isa(tier))}));
   }
   return *model;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/temporary_directory.h"
+#include "base/test_paths.h"
 #include "engine/engine_fixture.h"
 #include "gpu/device.h"
 #include "model/gpu_accelerator.h"
@@ -18,9 +19,9 @@ TEST(StateEngineGpuTest, AConversationGoesOnAfterARestart) {
   if (!found.ok()) GTEST_SKIP() << "no GPU: " << found.status().message();
   const auto device = gpu_accelerator(0);
   if (!device.ok()) GTEST_SKIP() << device.status().message();
-  const auto model = take(Model::load(std::filesystem::path(KVLANE_SOURCE_DIR) /
-                                          "tests/fixtures/models/llama-gqa-bf16-llama3-sharded",
-                                      {.isa = best_isa(), .device = device->get()}));
+  const auto model = take(Model::load(
+      std::filesystem::path(kSourceDir) / "tests/fixtures/models/llama-gqa-bf16-llama3-sharded",
+      {.isa = best_isa(), .device = device->get()}));
   const GenerationRequest request = make_request(400, 5, 1);
   const std::pair<const char*, const char*> cases[] = {
       {"kv", "none"}, {"kv", "splitzip"}, {"kv", "splitzip:channel"}, {"hidden", "none"}};

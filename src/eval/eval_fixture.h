@@ -13,6 +13,7 @@
 
 #include "base/file.h"
 #include "base/random.h"
+#include "base/test_paths.h"
 #include "eval/eval_run.h"
 #include "model/expected_fixture.h"
 #include "model/tokenizer.h"
@@ -23,7 +24,7 @@ namespace kvlane::eval_fixture {
 using expected_fixture::take;
 
 inline const std::filesystem::path kModel =
-    std::filesystem::path(KVLANE_SOURCE_DIR) / "models/kvlane-tiny-gqa";
+    std::filesystem::path(kSourceDir) / "models/kvlane-tiny-gqa";
 
 inline const Model& model() {
   static const auto loaded = take(Model::load(kModel, {.isa = best_isa()}));
@@ -37,7 +38,7 @@ inline const Tokenizer& tokenizer() {
 
 // A text in English, some thousand tokens.
 inline std::vector<std::int32_t> text_tokens() {
-  const auto file = std::filesystem::path(KVLANE_SOURCE_DIR) / "ARCHITECTURE.md";
+  const auto file = std::filesystem::path(kSourceDir) / "ARCHITECTURE.md";
   return take(tokenizer().encode(take(read_text_file(file, 1 << 20)), false));
 }
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "format/frame.h"
 
 namespace kvlane {
@@ -17,7 +18,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-const fs::path kGolden = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/frame";
+const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/frame";
 
 std::string read_golden(const std::string& name) {
   Result<std::string> text = read_text_file(kGolden / name, 1 << 20);

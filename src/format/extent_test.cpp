@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "format/checksum.h"
 
 namespace kvlane {
@@ -60,8 +61,8 @@ TEST(Extent, HeadersComeBack) {
 
 // Made by spec/decoder/extent.py.
 TEST(Extent, GoldenBytesAreReadAndWrittenBack) {
-  const auto text = read_text_file(
-      std::string(KVLANE_SOURCE_DIR) + "/tests/golden/extent/hidden.extent", 1 << 20);
+  const auto text =
+      read_text_file(std::string(kSourceDir) + "/tests/golden/extent/hidden.extent", 1 << 20);
   ASSERT_TRUE(text.ok()) << text.status().message();
   const ByteView bytes = as_byte_view(*text);
   const auto head = parse_extent_head(bytes);

@@ -1,6 +1,7 @@
 // Frames: round trip, limits, every truncation and corruption, and the golden files.
 // SPDX-License-Identifier: Apache-2.0
 #include "format/frame.h"
+#include "base/test_paths.h"
 
 #include <gmock/gmock.h>
 #include <xxhash.h>
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 constexpr std::size_t kHeaderChecksumAt = 184;
-const fs::path kGolden = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/frame";
+const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/frame";
 
 Bytes read_bytes(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

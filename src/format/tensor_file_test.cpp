@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/test_paths.h"
 #include "format/describe.h"
 
 namespace kvlane {
@@ -20,7 +21,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-const fs::path kGolden = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/tensor_file";
+const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/tensor_file";
 
 std::string read_text(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

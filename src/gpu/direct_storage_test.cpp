@@ -34,7 +34,7 @@ class DirectStorageTest : public testing::Test {
   ~DirectStorageTest() override { fake_.reset(); }
 
   static Result<std::shared_ptr<DirectStorage>> open(std::function<Status()> enter = nothing) {
-    return DirectStorage::open(std::move(enter), KVLANE_FAKE_CUFILE);
+    return DirectStorage::open(std::move(enter), kFakeCufile);
   }
   static bool has(const Status& status, const std::string& text) {
     return status.message().find(text) != std::string::npos;

@@ -16,6 +16,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/test_paths.h"
+
 namespace kvlane {
 
 struct FakeCuFile {
@@ -53,13 +55,11 @@ inline bool reads_past_caches(const std::filesystem::path& directory) {
   return fd >= 0;
 }
 
-#ifdef KVLANE_FAKE_CUFILE
 inline FakeCuFile& fake_cufile() {
-  void* const file = dlopen(KVLANE_FAKE_CUFILE, RTLD_NOW | RTLD_LOCAL);
+  void* const file = dlopen(kFakeCufile, RTLD_NOW | RTLD_LOCAL);
   if (file == nullptr) throw std::runtime_error(dlerror());
   const auto get = reinterpret_cast<FakeCuFile* (*)()>(dlsym(file, "kvlane_fake_cufile"));
   return *get();
 }
-#endif
 
 }  // namespace kvlane

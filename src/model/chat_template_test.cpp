@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "model/jinja_interpreter.h"
 #include "model/jinja_lexer.h"
 #include "model/jinja_parser.h"
@@ -27,7 +28,7 @@ constexpr const char* kEos = "</s>";
 
 std::string read_fixture(const std::string& name) {
   const auto path =
-      std::filesystem::path(KVLANE_SOURCE_DIR) / "tests" / "fixtures" / "chat_template" / name;
+      std::filesystem::path(kSourceDir) / "tests" / "fixtures" / "chat_template" / name;
   Result<std::string> text = read_text_file(path, 1U << 20);
   EXPECT_TRUE(text.ok()) << text.status().message();
   return text.ok() ? *text : std::string();

@@ -14,6 +14,7 @@
 
 #include "base/file.h"
 #include "base/temporary_directory.h"
+#include "base/test_paths.h"
 #include "crypto/sha256.h"
 #include "model/describe.h"
 #include "model/layout.h"
@@ -359,7 +360,7 @@ TEST(CheckpointFixtures, AllOpen) {
         Fixture{"llama-mqa-f32", ElementType::kF32, 1, 16, 1},
         Fixture{"llama-gqa-f16", ElementType::kFp16, 1, 64, 1}}) {
     const auto checkpoint =
-        Checkpoint::open(fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / fixture.name);
+        Checkpoint::open(fs::path(kSourceDir) / "tests/fixtures/models" / fixture.name);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
     EXPECT_EQ(checkpoint->config().type, fixture.type) << fixture.name;
     EXPECT_EQ(checkpoint->config().kv_heads, fixture.kv_heads) << fixture.name;
@@ -374,8 +375,7 @@ TEST(CheckpointFixtures, AllOpen) {
 TEST(CheckpointFixtures, IdentityFollowsWhatTheContextDecides) {
   for (const auto& [name, most] :
        {std::pair{"phi3-gqa-bf16-longrope", 32}, {"mistral-gqa-bf16-window", 70}}) {
-    const auto checkpoint =
-        Checkpoint::open(fs::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models" / name);
+    const auto checkpoint = Checkpoint::open(fs::path(kSourceDir) / "tests/fixtures/models" / name);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
     const auto identity = [&](int context) { return *checkpoint->identity({}, context); };
     EXPECT_EQ(identity(most), identity(most - 1)) << name;

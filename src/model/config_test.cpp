@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "model/layout.h"
 
 namespace kvlane {
@@ -20,7 +21,7 @@ using Json = nlohmann::json;
 
 std::string fixture(const std::string& name) {
   const auto text =
-      read_text_file(std::string(KVLANE_SOURCE_DIR) + "/tests/fixtures/configs/" + name, 1 << 20);
+      read_text_file(std::string(kSourceDir) + "/tests/fixtures/configs/" + name, 1 << 20);
   return text.ok() ? *text : text.status().message();
 }
 

@@ -13,12 +13,13 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "model/safetensors.h"
 
 namespace kvlane::expected_fixture {
 
 inline const std::filesystem::path kModels =
-    std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/models";
+    std::filesystem::path(kSourceDir) / "tests/fixtures/models";
 
 template <class T>
 T take(Result<T> result) {

@@ -8,11 +8,12 @@
 #include <string>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 
 namespace kvlane::gguf_fixture {
 
 inline const std::filesystem::path kFixtures =
-    std::filesystem::path(KVLANE_SOURCE_DIR) / "tests" / "fixtures";
+    std::filesystem::path(kSourceDir) / "tests" / "fixtures";
 inline const std::filesystem::path kFiles = kFixtures / "gguf";
 
 inline std::string read_gguf(const std::string& name) {

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/test_paths.h"
 #include "cpu/isa.h"
 #include "gpu/gpu_fixture.h"
 #include "model/device_forward.h"
@@ -127,7 +128,7 @@ TEST_F(GreedyAgreementGpuTest, BundledModelsSayWhatTheySayOnTheCpu) {
   const auto device = take(gpu_accelerator(kDevice));
   for (const char* const name : {"kvlane-tiny", "kvlane-tiny-gqa", "kvlane-small"}) {
     SCOPED_TRACE(name);
-    const auto directory = std::filesystem::path(KVLANE_SOURCE_DIR) / "models" / name;
+    const auto directory = std::filesystem::path(kSourceDir) / "models" / name;
     const Text text = text_of(*take(Model::load(directory, {.isa = best_isa()})));
     const auto model = take(Model::load(directory, {.isa = best_isa(), .device = device.get()}));
     const KvShape shape = model->config().kv_shape();

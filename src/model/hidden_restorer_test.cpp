@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "base/test_paths.h"
 #include "cpu/parallel.h"
 #include "model/expected_fixture.h"
 #include "model/sequence_fixture.h"
@@ -21,7 +22,7 @@ namespace fs = std::filesystem;
 using namespace sequence_fixture;
 using Values = HiddenFormat::Values;
 
-const fs::path kBundled = fs::path(KVLANE_SOURCE_DIR) / "models";
+const fs::path kBundled = fs::path(kSourceDir) / "models";
 
 std::vector<std::byte> encoded(const HiddenFormat& format, ByteView rows) {
   std::vector<std::byte> bytes(kTokens * format.stored_bytes());

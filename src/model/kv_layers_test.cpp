@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/test_paths.h"
 #include "model/hidden_restorer.h"
 #include "model/sequence_fixture.h"
 
@@ -15,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace sequence_fixture;
 
-const fs::path kBundled = fs::path(KVLANE_SOURCE_DIR) / "models";
+const fs::path kBundled = fs::path(kSourceDir) / "models";
 const char* const kFormats[] = {"bf16", "int4", "hack", "hack:sink=1,recent=1"};
 
 TEST(KvLayers, FirstLayersHaveTheBitsOfAWholePassInAnyChunking) {

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/test_paths.h"
 #include "cpu/parallel.h"
 #include "model/local_ranks.h"
 #include "model/sequence_fixture.h"
@@ -239,7 +240,7 @@ TEST(RanksForward, PartsHaveTheBitsOfTheWhole) {
 
 // One process takes them through products in pieces, ranks all at once.
 TEST(RanksForward, LongPassesHaveThemToo) {
-  Parts parts(KVLANE_SOURCE_DIR "/models/kvlane-tiny-gqa");
+  Parts parts(std::string(kSourceDir) + "/models/kvlane-tiny-gqa");
   const KvTables tables = tables_of(parts.whole());
   for (const char* const format : {"bf16", "hack", "cachegen"}) {
     const Coding coding{format, &tables};
@@ -295,7 +296,7 @@ constexpr const char* kFormats[] = {
 };
 
 TEST(RanksForward, CodedCachesHaveTheBitsOfTheWhole) {
-  Parts parts(KVLANE_SOURCE_DIR "/models/kvlane-tiny-gqa");
+  Parts parts(std::string(kSourceDir) + "/models/kvlane-tiny-gqa");
   const KvTables tables = tables_of(parts.whole());
   for (const char* const format : kFormats) {
     const Coding coding{format, &tables};

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/temporary_directory.h"
+#include "base/test_paths.h"
 #include "model/forward.h"
 #include "ops/sampling.h"
 
@@ -18,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kSource = KVLANE_SOURCE_DIR;
+const fs::path kSource = kSourceDir;
 const fs::path kStories = kSource / "../shared/data/models/stories260K";
 constexpr int kSteps = 200;
 constexpr std::int32_t kBos = 1;

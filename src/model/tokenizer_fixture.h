@@ -8,13 +8,14 @@
 #include <string>
 
 #include "base/file.h"
+#include "base/test_paths.h"
 #include "model/tokenizer.h"
 
 namespace kvlane {
 
 inline std::string read_tokenizer_fixture(const std::string& name) {
   const Result<std::string> text = read_text_file(
-      std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/fixtures/tokenizer" / name, 1U << 20);
+      std::filesystem::path(kSourceDir) / "tests/fixtures/tokenizer" / name, 1U << 20);
   EXPECT_TRUE(text.ok()) << text.status().message();
   return text.ok() ? *text : std::string();
 }

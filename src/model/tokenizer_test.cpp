@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "base/test_paths.h"
 #include "model/tokenizer_fixture.h"
 
 namespace kvlane {
@@ -107,7 +108,7 @@ TEST(TokenizerTest, EncodesFromSeveralThreads) {
 }
 
 TEST(TokenizerTest, BundledModelsKeepTheirText) {
-  const auto directory = std::filesystem::path(KVLANE_SOURCE_DIR) / "models" / "kvlane-tiny-gqa";
+  const auto directory = std::filesystem::path(kSourceDir) / "models" / "kvlane-tiny-gqa";
   if (!std::filesystem::exists(directory)) GTEST_SKIP() << directory << " is not there";
   const Result<Tokenizer> tokenizer = Tokenizer::load(directory);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/test_paths.h"
 #include "cpu/parallel.h"
 #include "model/sequence_fixture.h"
 
@@ -67,8 +68,9 @@ std::vector<std::vector<float>> run(const Model& model, const KvFormat* format, 
 }
 
 TEST(WindowedForward, NothingOfWhatIsGivenBackIsRead) {
-  const auto model = take(Model::load(
-      KVLANE_SOURCE_DIR "/tests/fixtures/models/mistral-gqa-bf16-window", {.isa = best_isa()}));
+  const auto model =
+      take(Model::load(std::string(kSourceDir) + "/tests/fixtures/models/mistral-gqa-bf16-window",
+                       {.isa = best_isa()}));
   for (const char* name :
        {"bf16", "fp8_e4m3", "mxfp4", "int8", "int4", "kivi", "kivi:bits=4,group=64,sink=1", "hack",
         "hack:sink=1,recent=1", "hack:paper", "hack:paper,ktail=code", "hack:p=32,rqe=0",

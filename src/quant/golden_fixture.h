@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 
+#include "base/test_paths.h"
 #include "quant/linear_fixture.h"
 
 namespace kvlane::golden_fixture {
@@ -17,7 +18,7 @@ using linear_fixture::Slab;
 
 // A file below tests/golden/slab.
 inline Slab read(const std::string& name) {
-  const auto path = std::filesystem::path(KVLANE_SOURCE_DIR) / "tests/golden/slab" / name;
+  const auto path = std::filesystem::path(kSourceDir) / "tests/golden/slab" / name;
   std::ifstream file(path, std::ios::binary);
   EXPECT_TRUE(file.is_open()) << path;
   const std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -47,7 +47,7 @@ class DirectTest : public testing::Test {
   }
   void SetUp() override {
     if (!reads_past_caches(directory_.path())) GTEST_SKIP() << "no direct reads in /tmp here";
-    storage_ = take(gpu::DirectStorage::open([] { return Status(); }, KVLANE_FAKE_CUFILE));
+    storage_ = take(gpu::DirectStorage::open([] { return Status(); }, kFakeCufile));
   }
   ~DirectTest() override { fake_.reset(); }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/temporary_directory.h"
+#include "base/test_paths.h"
 #include "cpu/parallel.h"
 #include "model/hidden_restorer.h"
 #include "model/sequence_fixture.h"
@@ -25,7 +26,7 @@ using sequence_fixture::make_format;
 using sequence_fixture::random_tokens;
 using sequence_fixture::Sequence;
 
-const fs::path kModel = fs::path(KVLANE_SOURCE_DIR) / "models/kvlane-tiny";
+const fs::path kModel = fs::path(kSourceDir) / "models/kvlane-tiny";
 constexpr int kWhole = kTokens / kBlockTokens;  // complete blocks of a sequence
 
 BlockName name_of(int sequence, int block) { return key_of(64 * sequence + block).name; }

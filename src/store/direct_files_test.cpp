@@ -34,7 +34,7 @@ class DirectFilesTest : public ::testing::Test {
   ~DirectFilesTest() override { fake_.reset(); }
 
   void open_storage() {
-    storage_ = std::move(*gpu::DirectStorage::open([] { return Status(); }, KVLANE_FAKE_CUFILE));
+    storage_ = std::move(*gpu::DirectStorage::open([] { return Status(); }, kFakeCufile));
     taken_ = std::move(*storage_->take_memory({memory_.data(), memory_.bytes()}));
   }
   std::unique_ptr<StoreFiles> open_files() {

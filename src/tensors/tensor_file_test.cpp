@@ -12,6 +12,7 @@
 #include <iterator>
 #include <memory>
 
+#include "base/test_paths.h"
 #include "tensors/memory_sink.h"
 
 namespace kvlane {
@@ -20,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-const fs::path kGolden = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/tensor_file";
+const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/tensor_file";
 
 Bytes read_bytes(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/test_paths.h"
 #include "crypto/sha256.h"
 #include "format/describe.h"
 #include "transfer/hex.h"
@@ -18,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const fs::path kGolden = fs::path(KVLANE_SOURCE_DIR) / "tests/golden/message";
+const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/message";
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
