@@ -1,4 +1,5 @@
-// Fibers that take turns, and the barriers between them.
+// Fibers that take turns, and the barriers between them. Without sanitizers (cmake/kvlane.cmake),
+// for whole models run through here: what kernels read and write is touched in their own code.
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/emulated_block.h"
 
@@ -51,14 +52,14 @@ class EmulatedBlock {
 
   int threads() const { return static_cast<int>(fibers_.size()); }
 
-  // The calling fiber waits until all of its warp (its block) have come here.
-  void meet_warp(int index, const EmulatedThread::Words& words) {
+  // The calling fiber waits until all of its warp (its block) have come here: what they have
+  // brought, until it comes again.
+  const EmulatedThread::WarpWords& meet_warp(int index, const EmulatedThread::Words& words) {
     Group& warp = warps_[index / kWarpThreads];
-    warp.brought[index % kWarpThreads] = words;
+    EmulatedThread::WarpWords& brought = warp.words[warp.meetings % 2];
+    brought[index % kWarpThreads] = words;
     meet(warp, kWarpThreads);
-  }
-  const std::array<EmulatedThread::Words, kWarpThreads>& brought(int index) const {
-    return warps_[index / kWarpThreads].told;
+    return brought;
   }
   void meet_warpgroup(int index) {
     meet(warpgroups_[index / kWarpgroupThreads], kWarpgroupThreads);
@@ -104,7 +105,9 @@ class EmulatedBlock {
  private:
   struct Group {
     std::vector<int> waiting;
-    std::array<EmulatedThread::Words, kWarpThreads> brought{}, told{};
+    unsigned meetings = 0;
+    // Some may bring theirs to the next meeting while others still look at those of the last.
+    std::array<EmulatedThread::WarpWords, 2> words{};
   };
 
   // Of the ready ones. Seldom one of the slow warp, so that all others are as far as they may be.
@@ -146,7 +149,7 @@ class EmulatedBlock {
   void meet(Group& group, int size) {
     group.waiting.push_back(running_);
     if (static_cast<int>(group.waiting.size()) == size) {
-      group.told = group.brought;
+      ++group.meetings;
       ready_.insert(ready_.end(), group.waiting.begin(), group.waiting.end());
       group.waiting.clear();
     }
@@ -166,10 +169,12 @@ class EmulatedBlock {
 
 int EmulatedThread::threads() const { return block_.threads(); }
 void EmulatedThread::sync_block() { block_.meet_block(); }
+void EmulatedThread::meet_warpgroup() { block_.meet_warpgroup(index_); }
 void EmulatedThread::sync_warpgroup(int which) {
   assert(which == warpgroup());
-  block_.meet_warpgroup(index_);
+  meet_warpgroup();
 }
+bool EmulatedThread::toss() { return block_.toss(); }
 void EmulatedThread::init_arrivals(Arrivals& arrivals, int count) {
   block_.init_arrivals(&arrivals, count);
 }
@@ -185,23 +190,21 @@ void EmulatedThread::wait_arrivals(Arrivals& arrivals, unsigned parity) {
   block_.wait_arrivals(&arrivals, parity);
 }
 
-const EmulatedThread::Lanes& EmulatedThread::exchange(std::uint32_t x) {
-  block_.meet_warp(index_, {x});
-  const auto& all = block_.brought(index_);
-  for (int i = 0; i < kWarpThreads; ++i) seen_[i] = all[i][0];
-  return seen_;
+const EmulatedThread::WarpWords& EmulatedThread::exchange(const Words& words) {
+  return block_.meet_warp(index_, words);
 }
 
 std::uint32_t EmulatedThread::ballot(bool condition) {
   std::uint32_t votes = 0;
-  const Lanes& all = exchange(condition ? 1 : 0);
+  const Lanes all = exchange(condition ? 1U : 0U);
   for (int i = 0; i < kWarpThreads; ++i) votes |= all[i] << i;
   return votes;
 }
 
 std::uint32_t EmulatedThread::sum(std::uint32_t x) {
   std::uint32_t total = 0;
-  for (const std::uint32_t y : exchange(x)) total += y;
+  const Lanes all = exchange(x);
+  for (int i = 0; i < kWarpThreads; ++i) total += all[i];
   return total;
 }
 
@@ -210,8 +213,7 @@ void EmulatedThread::multiply(Sum (&d)[4], const std::uint32_t (&a)[4], std::uin
                               std::uint32_t b1, const ValueA& value_a, const ValueB& value_b) {
   constexpr int kValues = 32 / kBits;  // of a word
   constexpr int kPart = 4 * kValues;   // of a sum, that the first word of each lane has
-  block_.meet_warp(index_, {a[0], a[1], a[2], a[3], b0, b1});
-  const auto& all = block_.brought(index_);
+  const WarpWords& all = exchange({a[0], a[1], a[2], a[3], b0, b1});
   for (int i = 0; i < 4; ++i) {
     const int row = lane() / 4 + i / 2 * 8;
     const int column = lane() % 4 * 2 + i % 2;
@@ -265,7 +267,7 @@ void EmulatedThread::mma_s8s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4],
 }
 
 std::uint32_t EmulatedThread::transposed(std::uint32_t pair) {
-  const Lanes& all = exchange(pair);
+  const Lanes all = exchange(pair);
   std::uint32_t result = 0;
   for (int half = 0; half < 2; ++half) {
     const int row = lane() % 4 * 2 + half, column = lane() / 4;
@@ -274,16 +276,13 @@ std::uint32_t EmulatedThread::transposed(std::uint32_t pair) {
   return result;
 }
 
-// A lane reads its own row before the warp meets.
-void EmulatedThread::load_matrices(const Words4& own, std::uint32_t (&m)[4]) {
-  block_.meet_warp(index_, {own.w[0], own.w[1], own.w[2], own.w[3]});
-  const auto& all = block_.brought(index_);
+void EmulatedThread::exchange_matrices(Words4 own, std::uint32_t (&m)[4]) {
+  const WarpWords& all = exchange({own.w[0], own.w[1], own.w[2], own.w[3]});
   for (int i = 0; i < 4; ++i) m[i] = all[8 * i + lane() / 4][lane() % 4];
 }
 
-void EmulatedThread::load_transposed(const Words4& own, std::uint32_t (&m)[4]) {
-  block_.meet_warp(index_, {own.w[0], own.w[1], own.w[2], own.w[3]});
-  const auto& all = block_.brought(index_);
+void EmulatedThread::exchange_transposed(Words4 own, std::uint32_t (&m)[4]) {
+  const WarpWords& all = exchange({own.w[0], own.w[1], own.w[2], own.w[3]});
   const int column = lane() / 4;
   for (int i = 0; i < 4; ++i) {
     m[i] = 0;
@@ -292,11 +291,6 @@ void EmulatedThread::load_transposed(const Words4& own, std::uint32_t (&m)[4]) {
       m[i] |= (word >> 16 * (column % 2) & 0xFFFF) << 16 * half;
     }
   }
-}
-
-void EmulatedThread::copy_async(Words4& to, const std::byte* from, bool wanted) {
-  to = {{~0U, ~0U, ~0U, ~0U}};
-  copies_.push_back({&to, from, wanted, groups_});
 }
 
 void EmulatedThread::complete_copies(int group) {
@@ -310,92 +304,6 @@ void EmulatedThread::complete_copies(int group) {
     }
   }
   copies_.erase(copies_.begin(), copies_.begin() + static_cast<std::ptrdiff_t>(done));
-}
-
-namespace {
-
-// Byte `at` of 32 bytes of a row in shared memory, as products of warpgroups find it: bits of the
-// address choose the place.
-std::uint8_t byte_of(const Words4& rows, int row, int step, int at) {
-  const auto linear = reinterpret_cast<std::uintptr_t>(&rows) + 128 * row + 32 * step + at;
-  std::uint8_t byte;
-  std::memcpy(&byte, reinterpret_cast<const void*>(linear ^ (linear >> 7 & 7) << 4), 1);
-  return byte;
-}
-float half_of(const Words4& rows, int row, int step, int at) {
-  return low_fp16(byte_of(rows, row, step, 2 * at) |
-                  std::uint32_t{byte_of(rows, row, step, 2 * at + 1)} << 8);
-}
-
-}  // namespace
-
-void EmulatedThread::begin_product(Product product, int step, const std::uint32_t* a) {
-  block_.meet_warpgroup(index_);
-  product.step = step;
-  product.group = product_groups_;
-  if (a != nullptr) {
-    block_.meet_warp(index_, {a[0], a[1], a[2], a[3]});
-    for (int i = 0; i < 4; ++i) product.of_row[i] = block_.brought(index_)[lane() / 4 * 4 + i];
-  }
-  const bool first = std::none_of(products_.begin(), products_.end(),
-                                  [&](const Product& other) { return other.d == product.d; });
-  if (first) {
-    product.to.resize(product.size);
-    std::memcpy(product.to.data(), product.d, product.size * sizeof(std::uint32_t));
-  }
-  std::memset(product.d, 0xFF, product.size * sizeof(std::uint32_t));
-  if (block_.toss()) sum(product);
-  products_.push_back(std::move(product));
-}
-
-void EmulatedThread::sum(Product& product) const {
-  product.sums.assign(product.size, 0);
-  const int first_row = warp() % 4 * 16 + lane() / 4;
-  const int values = product.kind == kHalves ? 16 : 32;
-  std::array<std::array<float, 32>, 2> of_a{};
-  for (int half = 0; half < 2; ++half) {
-    for (int k = 0; k < values; ++k) {
-      of_a[half][k] = product.kind == kHalves
-                          ? low_fp16(product.of_row[k % 8 / 2][k / 8 * 2 + half] >> 16 * (k % 2))
-                          : static_cast<std::int8_t>(
-                                byte_of(*product.a, first_row + 8 * half, product.step, k));
-    }
-  }
-  for (std::size_t i = 0; i < product.size; ++i) {
-    const int column = static_cast<int>(i) / 4 * 8 + lane() % 4 * 2 + static_cast<int>(i % 2);
-    for (int k = 0; k < values; ++k) {
-      const float of_b =
-          product.kind == kHalves
-              ? half_of(*product.b, column, product.step, k)
-              : static_cast<std::int8_t>(byte_of(*product.b, column, product.step, k));
-      product.sums[i] += double{of_a[i / 2 % 2][k]} * of_b;
-    }
-  }
-}
-
-void EmulatedThread::complete_products(int group) {
-  while (!products_.empty() && products_.front().group <= group) {
-    Product product = std::move(products_.front());
-    products_.erase(products_.begin());
-    if (product.sums.empty()) sum(product);
-    for (std::size_t i = 0; i < product.size; ++i) {
-      std::uint32_t& to = product.to[i];
-      if (product.kind == kHalves) {
-        to = bits_of(static_cast<float>(float_of(to) + product.sums[i]));
-      } else {
-        to = (product.kind == kAddBytes ? to : 0) +
-             static_cast<std::uint32_t>(static_cast<std::int32_t>(product.sums[i]));
-      }
-    }
-    // What more is added to comes with the last one.
-    const auto next = std::find_if(products_.begin(), products_.end(),
-                                   [&](const Product& other) { return other.d == product.d; });
-    if (next != products_.end()) {
-      next->to = std::move(product.to);
-    } else {
-      std::memcpy(product.d, product.to.data(), product.size * sizeof(std::uint32_t));
-    }
-  }
 }
 
 void run_block(int threads, std::uint64_t seed,

@@ -34,7 +34,7 @@ class EmulatedThread {
   void sync_warp() { exchange(0); }
   std::uint32_t shuffle(std::uint32_t x, int lane) { return exchange(x)[lane]; }
   std::uint32_t shuffle_up(std::uint32_t x, int by, int width) {
-    const auto& all = exchange(x);
+    const Lanes all = exchange(x);
     return lane() % width < by ? x : all[lane() - by];
   }
   std::uint32_t ballot(bool condition);
@@ -52,9 +52,17 @@ class EmulatedThread {
   void mma_s8s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                 std::uint32_t b1);
   std::uint32_t transposed(std::uint32_t pair);
-  void load_matrices(const Words4& own, std::uint32_t (&m)[4]);
-  void load_transposed(const Words4& own, std::uint32_t (&m)[4]);
-  void copy_async(Words4& to, const std::byte* from, bool wanted);
+  // A lane reads its own row before the warp meets.
+  void load_matrices(const Words4& own, std::uint32_t (&m)[4]) { exchange_matrices(own, m); }
+  void load_transposed(const Words4& own, std::uint32_t (&m)[4]) { exchange_transposed(own, m); }
+  void copy_async(Words4& to, const std::byte* from, bool wanted) {
+    to = {{~0U, ~0U, ~0U, ~0U}};
+    if (wanted) {
+      fetch_ahead(from);
+      fetch_ahead(from + sizeof(Words4) - 1);
+    }
+    copies_.push_back({&to, from, wanted, groups_});
+  }
   // Reads the byte, so that AddressSanitizer sees whether it is there.
   void fetch_ahead(const std::byte* at) {
     static_cast<void>(*static_cast<const volatile std::byte*>(at));
@@ -106,11 +114,26 @@ class EmulatedThread {
   // What threads may bring to an exchange at most.
   static constexpr int kWords = 6;
   using Words = std::array<std::uint32_t, kWords>;
+  using WarpWords = std::array<Words, kWarpThreads>;
 
  private:
-  using Lanes = std::array<std::uint32_t, kWarpThreads>;
-  // What every thread of the warp has brought.
-  const Lanes& exchange(std::uint32_t x);
+  // What every thread of the warp has brought. Good until this one comes to the next exchange.
+  const WarpWords& exchange(const Words& words);
+  class Lanes {
+   public:
+    explicit Lanes(const WarpWords& words) : words_(words) {}
+    std::uint32_t operator[](int lane) const { return words_[lane][0]; }
+
+   private:
+    const WarpWords& words_;
+  };
+  Lanes exchange(std::uint32_t x) { return Lanes(exchange(Words{x})); }
+  void exchange_matrices(Words4 own, std::uint32_t (&m)[4]);
+  void exchange_transposed(Words4 own, std::uint32_t (&m)[4]);
+  // The warpgroup comes together.
+  void meet_warpgroup();
+  // As the block's seed has it.
+  bool toss();
   // The part of A B that this lane has, added to d. kBits of an operand; value_a(word, i) and
   // value_b(word, i) are the i-th of a word.
   template <int kBits, class Sum, class ValueA, class ValueB>
@@ -122,7 +145,6 @@ class EmulatedThread {
 
   EmulatedBlock& block_;
   const int index_;
-  Lanes seen_{};
   struct Copy {
     Words4* to;
     const std::byte* from;
