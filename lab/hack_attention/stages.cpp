@@ -60,8 +60,8 @@ struct Cache {
 
 void measure(Cache& cache, const char* name, int group) {
   const HackFormat& format = *cache.format;
-  const HackShape shape{format.options().k, format.options().v, format.layout(), kHeadDim,
-                        format.options().mix};
+  const HackShape shape{format.options().k, format.options().v, format.layout(),
+                        kHeadDim,           kHeadDim,           format.options().mix};
   std::vector<std::uint16_t> q(std::size_t(group) * kHeadDim);
   for (auto& x : q) x = to_bf16(cache.gauss(cache.engine)).bits;
   PageQuery rows{};
