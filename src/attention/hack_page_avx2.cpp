@@ -220,10 +220,15 @@ inline void power_rows(Scores& scores, int rows, const Scales& scales, Prefetch&
   if constexpr (kBoth) reduce<Sum>(total, rows, of.total);
 }
 
+// What reduce() has stored four at a time: a load of eight would wait until both are in the cache.
+inline __m256 load_fours(const float* x) {
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(x)), _mm_load_ps(x + 4), 1);
+}
+
 inline void code_rows(const Scores& scores, int rows, bool halves, Weighing& of, Weights& weights) {
   alignas(32) float inverse[kTileRows];
   for (int row = 0; row < rows; row += kLanes) {
-    const __m256 greatest = _mm256_load_ps(of.greatest + row);
+    const __m256 greatest = load_fours(of.greatest + row);
     const __m256 some = _mm256_cmp_ps(greatest, _mm256_setzero_ps(), _CMP_GT_OQ);
     const __m256 most = _mm256_set1_ps(static_cast<float>(kWeightMost));
     _mm256_store_ps(inverse + row, _mm256_and_ps(_mm256_div_ps(most, greatest), some));
@@ -252,16 +257,16 @@ inline void weigh_lanes(const HackShape& shape, const Weighing& of, bool halves,
                         __m256i rows, StateTile& tile, Weights& weights) {
   // Twice what a code is less in values than in products.
   const int middle = kBoth ? 1 - (1 << shape.v.bits) : 0;
-  const __m256 old_max = _mm256_maskload_ps(tile.max + first, rows);
-  const __m256 page_max = _mm256_load_ps(of.page_max + first);
+  const __m256 old_max = _mm256_load_ps(tile.max + first);
+  const __m256 page_max = load_fours(of.page_max + first);
   const __m256 max = _mm256_max_ps(old_max, page_max);
   const __m256 keep = exp2_negative(_mm256_sub_ps(old_max, max));
   const __m256 page_unit = exp2_negative(_mm256_sub_ps(page_max, max));
-  const __m256 unit = _mm256_div_ps(_mm256_mul_ps(page_unit, _mm256_load_ps(of.greatest + first)),
+  const __m256 unit = _mm256_div_ps(_mm256_mul_ps(page_unit, load_fours(of.greatest + first)),
                                     _mm256_set1_ps(static_cast<float>(kWeightMost)));
-  __m256 page_total = _mm256_mul_ps(_mm256_load_ps(of.total + first), page_unit);
+  __m256 page_total = _mm256_mul_ps(load_fours(of.total + first), page_unit);
   for (int part = 0; part < (halves ? 2 : 1); ++part) {
-    const __m256 codes = _mm256_maskload_ps(of.codes[part] + first, rows);
+    const __m256 codes = load_fours(of.codes[part] + first);
     const __m256 total = _mm256_mul_ps(codes, unit);
     const __m256 off = _mm256_mul_ps(codes, _mm256_set1_ps(0.5F * static_cast<float>(middle)));
     _mm256_store_ps(weights.shift[part] + first, _mm256_mul_ps(off, unit));
@@ -270,9 +275,12 @@ inline void weigh_lanes(const HackShape& shape, const Weighing& of, bool halves,
   }
   _mm256_store_ps(weights.keep + first, keep);
   _mm256_store_ps(weights.unit + first, unit);
-  const __m256 old_sum = _mm256_maskload_ps(tile.sum + first, rows);
-  _mm256_maskstore_ps(tile.max + first, rows, max);
-  _mm256_maskstore_ps(tile.sum + first, rows, _mm256_fmadd_ps(old_sum, keep, page_total));
+  // A masked store takes some processors forty operations.
+  const __m256 some = _mm256_castsi256_ps(rows);
+  const __m256 old_sum = _mm256_load_ps(tile.sum + first);
+  const __m256 sum = _mm256_fmadd_ps(old_sum, keep, page_total);
+  _mm256_store_ps(tile.max + first, _mm256_blendv_ps(old_max, max, some));
+  _mm256_store_ps(tile.sum + first, _mm256_blendv_ps(old_sum, sum, some));
 }
 
 template <bool kBoth>
@@ -288,6 +296,7 @@ inline void weigh_rows(const HackShape& shape, const HackItem& item, Scores& sco
     _mm256_store_ps(of.page_max + row, _mm256_setzero_ps());
     _mm256_store_ps(of.greatest + row, _mm256_setzero_ps());
     _mm256_store_ps(of.total + row, _mm256_setzero_ps());
+    for (auto& codes : of.codes) _mm256_store_ps(codes + row, _mm256_setzero_ps());
   }
   power_rows<kBoth>(scores, tile.rows, scales, prefetch, of);
   code_rows(scores, tile.rows, halves, of, weights);
