@@ -81,23 +81,19 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 // --- scores -------------------------------------------------------------------------------------
 
 // What all tokens of a page have in common: each query's product with m of the channels.
-inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
+template <int kRows>
+inline void find_bases(const HackShape& shape, const HackQuery& query, int row,
                        const std::byte* page, float* bases) {
-  __m256 m[kTileHeadDimMax / kLanes];
-  const int parts = shape.key_dim / kLanes;
-  for (int i = 0; i < parts; ++i) {
-    m[i] = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * kLanes * i);
-  }
-  __m256 sums[kTileRows];
-  for (int row = rows; row % 4 != 0; ++row) sums[row] = _mm256_setzero_ps();
-  for (int row = 0; row < rows; ++row) {
-    __m256 sum = _mm256_setzero_ps();
-    for (int i = 0; i < parts; ++i) {
-      sum = _mm256_fmadd_ps(_mm256_load_ps(query.values[row] + kLanes * i), m[i], sum);
+  __m256 sums[4];
+  for (__m256& sum : sums) sum = _mm256_setzero_ps();
+  const std::byte* m = page + shape.layout.k_metadata;
+  for (int i = 0; i < shape.key_dim; i += kLanes, m += 2 * kLanes) {
+    const __m256 of_channels = load_numbers(shape.k.meta, m);
+    for (int j = 0; j < kRows; ++j) {
+      sums[j] = _mm256_fmadd_ps(_mm256_load_ps(query.values[row + j] + i), of_channels, sums[j]);
     }
-    sums[row] = sum;
   }
-  reduce<Sum>(sums, rows, bases);
+  reduce<Sum>(sums, kRows, bases + row);
 }
 
 // Of kRows rows from `row` on and kGroups times 8 tokens from `token` on.
@@ -356,15 +352,16 @@ struct Avx2 {
   template <int kBits, bool kBoth>
   static void score(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
                     Prefetch& prefetch, Scores& scores) {
-    alignas(32) float bases[kTileRows];
-    if (kBoth) find_bases(shape, query, rows, page, bases);
+    alignas(32) float bases[kTileRows + 3];  // a row is written as four
     const int whole_rows = rows / 4 * 4;
     for (int row = 0; row < whole_rows; row += 4) {
+      if constexpr (kBoth) find_bases<4>(shape, query, row, page, bases);
       for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
         score_rows<kBits, kBoth, 4, 2>(shape, query, row, page, token, prefetch, bases, scores);
       }
     }
     for (int row = whole_rows; row < rows; ++row) {
+      if constexpr (kBoth) find_bases<1>(shape, query, row, page, bases);
       for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
         score_rows<kBits, kBoth, 1, 2>(shape, query, row, page, token, prefetch, bases, scores);
       }
