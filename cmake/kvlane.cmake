@@ -29,6 +29,9 @@ if(KVLANE_SANITIZE)
     # What these look for, AddressSanitizer finds when memory is touched; they take a third of the time of loops.
     add_compile_options(-fno-sanitize=null,object-size,pointer-overflow)
   endif()
+  # What emulated threads meet in is no kernel, and half the time of tests on emulated devices.
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/src/gpu/emulated_block.cpp PROPERTIES
+    COMPILE_OPTIONS "-O2;-fno-sanitize=all")
   # GCC sees too little of instrumented code to know; the builds without sanitizers warn.
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   if(KVLANE_SANITIZE MATCHES thread)
@@ -59,8 +62,8 @@ target_compile_definitions(kvlane_test_paths PRIVATE KVLANE_SOURCE_DIR="${PROJEC
 # static library kvlane_NAME, of which only those whose path matches ONLY, and not those that match
 # WITHOUT. DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are
 # used in its .cpp files only. X_hopper.cu files are compiled for sm_90a alone, and X_no_hopper.cpp stand
-# in for them where a build with CUDA has no code for sm_90. X_test.cpp files become the test program
-# NAME_test, X_fuzz.cpp files one libFuzzer program each.
+# in for them where a build with CUDA has no code for sm_90. X_test.cpp files, and X_fixture.cpp that they
+# share, become the test program NAME_test, X_fuzz.cpp files one libFuzzer program each.
 function(kvlane_library name)
   cmake_parse_arguments(arg "" "ONLY;WITHOUT" "DEPS;PRIVATE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
@@ -72,7 +75,7 @@ function(kvlane_library name)
   endif()
   set(tests ${sources})
   set(fuzzers ${sources})
-  list(FILTER sources EXCLUDE REGEX "_(test|fuzz|main|plugin)\\.cpp$|/(emulated_accelerator|test_paths)\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "_(test|fixture|fuzz|main|plugin)\\.cpp$|/(emulated_accelerator|test_paths)\\.cpp$")
   if(NOT KVLANE_X86)
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|avx512_bf16)\\.cpp$")
   endif()
@@ -94,7 +97,7 @@ function(kvlane_library name)
   else()
     list(FILTER sources EXCLUDE REGEX "/ucx(_connection|_inbox|_receiving|_worker)?\\.cpp$")
   endif()
-  list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
+  list(FILTER tests INCLUDE REGEX "_(test|fixture)\\.cpp$")
   # ucx_test is a program of its own.
   list(FILTER tests EXCLUDE REGEX "/ucx_[a-z_]*test\\.cpp$")
   list(FILTER fuzzers INCLUDE REGEX "_fuzz\\.cpp$")
@@ -171,9 +174,6 @@ function(kvlane_simd)
   if(KVLANE_SANITIZE)
     set(scalar -O2)
   endif()
-  if(KVLANE_SANITIZE MATCHES undefined)
-    list(APPEND scalar -fno-sanitize=alignment)
-  endif()
   set(avx2 ${scalar} -mavx2 -mfma -mf16c)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
     -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
@@ -196,7 +196,7 @@ function(kvlane_ucx_test)
   file(GLOB tests CONFIGURE_DEPENDS ${folder}/ucx_*test.cpp)
   add_executable(ucx_test ${tests} ${folder}/tcp_test.cpp ${folder}/endpoint_tcp_test.cpp
     ${folder}/endpoint_links_test.cpp ${folder}/flow_control_links_test.cpp
-    ${engine}/ranked_disaggregation_test.cpp ${engine}/engine_fixture_test.cpp)
+    ${engine}/ranked_disaggregation_test.cpp ${engine}/engine_fixture.cpp)
   add_dependencies(kvlane_tests ucx_test)
   target_compile_definitions(ucx_test PRIVATE KVLANE_TEST_UCX)
   target_link_libraries(ucx_test PRIVATE kvlane_engine kvlane_transfer PkgConfig::ucx PkgConfig::xxhash Threads::Threads
@@ -204,14 +204,6 @@ function(kvlane_ucx_test)
   target_compile_options(ucx_test PRIVATE -O1 $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   gtest_discover_tests(ucx_test DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120 NO_PRETTY_VALUES
     PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
-endfunction()
-
-# What emulated threads meet in is no kernel, and half the time of tests on emulated devices.
-function(kvlane_emulated_block)
-  if(KVLANE_SANITIZE)
-    set_source_files_properties(${PROJECT_SOURCE_DIR}/src/gpu/emulated_block.cpp PROPERTIES
-      COMPILE_OPTIONS "-O2;-fno-sanitize=all")
-  endif()
 endfunction()
 
 # kvlane_emulated_accelerator(TEST...): a device on emulated threads, for these test programs. Its kernels take long to

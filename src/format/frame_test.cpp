@@ -1,7 +1,6 @@
 // Frames: round trip, limits, every truncation and corruption, and the golden files.
 // SPDX-License-Identifier: Apache-2.0
 #include "format/frame.h"
-#include "base/test_paths.h"
 
 #include <gmock/gmock.h>
 #include <xxhash.h>
@@ -12,6 +11,8 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+
+#include "base/test_paths.h"
 
 namespace kvlane {
 namespace {

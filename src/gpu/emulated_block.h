@@ -58,15 +58,12 @@ class EmulatedThread {
   void copy_async(Words4& to, const std::byte* from, bool wanted) {
     to = {{~0U, ~0U, ~0U, ~0U}};
     if (wanted) {
-      fetch_ahead(from);
-      fetch_ahead(from + sizeof(Words4) - 1);
+      touch(from);
+      touch(from + sizeof(Words4) - 1);
     }
     copies_.push_back({&to, from, wanted, groups_});
   }
-  // Reads the byte, so that AddressSanitizer sees whether it is there.
-  void fetch_ahead(const std::byte* at) {
-    static_cast<void>(*static_cast<const volatile std::byte*>(at));
-  }
+  void fetch_ahead(const std::byte* at) { touch(at); }
   void wait_copies() { complete_copies(groups_); }
   void close_copies() { ++groups_; }
   template <int kLeft>
@@ -117,6 +114,10 @@ class EmulatedThread {
   using WarpWords = std::array<Words, kWarpThreads>;
 
  private:
+  // Reads the byte, so that AddressSanitizer sees whether it is there.
+  static void touch(const std::byte* at) {
+    static_cast<void>(*static_cast<const volatile std::byte*>(at));
+  }
   // What every thread of the warp has brought. Good until this one comes to the next exchange.
   const WarpWords& exchange(const Words& words);
   class Lanes {

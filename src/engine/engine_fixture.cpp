@@ -1,11 +1,12 @@
 // The model and the tokenizer that engine tests share.
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/engine_fixture.h"
-#include "base/test_paths.h"
 
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+
+#include "base/test_paths.h"
 
 namespace kvlane {
 
