@@ -180,6 +180,21 @@ void EndpointCore::stop() {
   for (auto& [on_delivered, outcome] : undelivered) on_delivered(std::move(outcome));
 }
 
+// The last call about a transfer may be why its id is used again, on another thread before that
+// call has returned: then the id is free when it has.
+void EndpointCore::outlast_last_call(Lock& lock, const TransferId& id) {
+  call_over_.wait(lock, [&] {
+    if (called_ == nullptr || caller_ == std::this_thread::get_id()) return true;
+    const auto outgoing = outgoing_.find(id);
+    const auto incoming = incoming_.find(id);
+    const bool last_of_outgoing = outgoing != outgoing_.end() && called_ == outgoing->second.get();
+    const bool last_of_incoming = incoming != incoming_.end() &&
+                                  called_ == incoming->second.get() &&
+                                  incoming->second->state == Incoming::State::kOver;
+    return !last_of_outgoing && !last_of_incoming;
+  });
+}
+
 // Sending.
 
 Status EndpointCore::check_new(const TransferId& id, const TransferBegin& begin,
@@ -226,7 +241,8 @@ Result<EndpointCore::OutgoingPtr> EndpointCore::push(const Address& peer, const 
                                                      const TransferBegin& begin,
                                                      std::size_t bytes_max,
                                                      OnDelivered on_delivered) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
+  outlast_last_call(lock, id);
   KVLANE_TRY(check_new(id, begin, bytes_max));
   KVLANE_ASSIGN(SessionPtr session, dial(peer));
   OutgoingPtr outgoing = keep_outgoing(id, begin, bytes_max, std::move(on_delivered));
@@ -239,7 +255,8 @@ Result<EndpointCore::OutgoingPtr> EndpointCore::park(const TransferId& id,
                                                      const TransferBegin& begin,
                                                      std::size_t bytes_max,
                                                      OnDelivered on_delivered) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
+  outlast_last_call(lock, id);
   KVLANE_TRY(check_new(id, begin, bytes_max));
   OutgoingPtr outgoing = keep_outgoing(id, begin, bytes_max, std::move(on_delivered));
   outgoing->parked = true;
@@ -321,7 +338,8 @@ Status EndpointCore::check_new_incoming(const TransferId& id, const TransferSink
 
 Status EndpointCore::expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink,
                             bool room) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
+  outlast_last_call(lock, id);
   KVLANE_TRY(check_new_incoming(id, sink.get()));
   auto incoming = std::make_shared<Incoming>(id, Incoming::State::kExpecting);
   incoming->sink = std::move(sink);
@@ -345,7 +363,8 @@ Status EndpointCore::grant(const TransferId& id) {
 
 Status EndpointCore::fetch(const Address& peer, const TransferId& id,
                            std::shared_ptr<TransferSink> sink) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
+  outlast_last_call(lock, id);
   KVLANE_TRY(check_new_incoming(id, sink.get()));
   KVLANE_ASSIGN(SessionPtr session, dial(peer));
   auto incoming = std::make_shared<Incoming>(id, Incoming::State::kFetching);

@@ -152,6 +152,10 @@ struct LinkCounts {
 };
 
 // One worker's door to the others. Thread-safe. Created with a network that outlives it.
+//
+// An id is free again, on every thread, as soon as the last call about its transfer is made. If
+// that call has not returned, whoever begins the next transfer of that id waits for it: hold no
+// lock that a sink or callback takes. From within the call itself, the id is still in use.
 class Endpoint {
  public:
   static Result<std::unique_ptr<Endpoint>> start(Network& network, EndpointOptions options);

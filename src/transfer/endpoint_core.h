@@ -7,8 +7,9 @@
 // the mutex held; the order of locks is endpoint, then network.
 //
 // Calls to the user are made on the network's thread only, one at a time: `called_` names the
-// transfer whose sink or callback is running, and cancel() and stop() wait for it. So a transfer in
-// the maps below stays there until its last call has returned.
+// transfer whose sink or callback is running, and cancel() and stop() wait for it, as does whoever
+// uses the id of a transfer whose last call that is. So a transfer in the maps below stays there
+// until its last call has returned.
 //
 // Implemented in endpoint.cpp (the user's calls), endpoint_links.cpp (links, handshake, time),
 // endpoint_sending.cpp and endpoint_receiving.cpp (the two roles).
@@ -81,6 +82,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   using Lock = std::unique_lock<std::mutex>;
 
   // endpoint.cpp
+  void outlast_last_call(Lock& lock, const TransferId& id);
   Status check_new(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max) const;
   OutgoingPtr keep_outgoing(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max,
                             OnDelivered on_delivered);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <semaphore>
 #include <thread>
 
 #include "transfer/test_link.h"
@@ -209,6 +210,64 @@ TEST_P(EndpointTcp, GrantsAtRandomTimesLetAllThrough) {
     EXPECT_EQ(sink->slabs(), 32U);
   }
   EXPECT_EQ(sender_->outgoing_bytes_free(), EndpointOptions().outgoing_bytes_max);
+}
+
+// What a worker hears last may be why it tries again, before that call has returned.
+TEST_P(EndpointTcp, AnIdIsFreeWhenItsLastCallIsMade) {
+  struct LingeringSink : TransferSink {
+    explicit LingeringSink(std::binary_semaphore& told) : over(told) {}
+    ~LingeringSink() override { std::this_thread::sleep_for(Seconds(0.01)); }
+    Status on_begin(const TransferBegin&) override { return {}; }
+    Status on_slab(const Frame&) override { return {}; }
+    Durations on_end(const TransferEnd&) override {
+      linger();
+      return {};
+    }
+    void on_failed(const Status&) override { linger(); }
+    void linger() const {
+      over.release();
+      std::this_thread::sleep_for(Seconds(0.02));
+    }
+    std::binary_semaphore& over;
+  };
+  std::binary_semaphore received(0);
+  std::binary_semaphore sent(0);
+  const TransferBegin begin = begin_of(70, 1);
+  // In turn: transfers that arrive, fetches of what nobody has, pushes that nobody expects.
+  for (int round = 0; round < 6; ++round) {
+    SCOPED_TRACE(round);
+    const bool arrives = round % 3 == 0;
+    const bool pushed = round % 3 != 1;
+    const auto sink = [&] { return std::make_shared<LingeringSink>(received); };
+    if (arrives) {
+      ASSERT_TRUE(receiver_->expect(id_of(1), Seconds(5), sink()).ok());
+    } else if (!pushed) {
+      const Status status = receiver_->fetch(sender_->address(), id_of(1), sink());
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
+    if (pushed) {
+      auto outgoing = sender_->push(receiver_->address(), id_of(1), begin, bytes_for(begin),
+                                    [&](const Result<Durations>& delivered) {
+                                      EXPECT_EQ(delivered.ok(), arrives);
+                                      sent.release();
+                                      std::this_thread::sleep_for(Seconds(0.02));
+                                    });
+      ASSERT_TRUE(outgoing.ok()) << outgoing.status().message();
+      if (arrives) {
+        ASSERT_TRUE(send_all(**outgoing, begin, 3).ok());
+        ASSERT_TRUE(received.try_acquire_for(Seconds(10)));
+        // While on_end has not returned.
+        const Status status = receiver_->expect(id_of(1), Seconds(5), sink());
+        ASSERT_TRUE(status.ok()) << status.message();
+        receiver_->cancel(id_of(1));
+      }
+      ASSERT_TRUE(sent.try_acquire_for(Seconds(10)));
+    } else {
+      ASSERT_TRUE(received.try_acquire_for(Seconds(10)));
+    }
+  }
+  sender_.reset();  // they wait for their last calls, which know what is above
+  receiver_.reset();
 }
 
 TEST_P(EndpointTcp, DestructorsAtRandomTimes) {
