@@ -305,6 +305,35 @@ TEST(Disaggregation, AnotherPromptOnTheOtherSideIsRefused) {
   decode.expect_clean();
 }
 
+TEST(Disaggregation, WhoIsRefusedAnIdTakesNothingFromWhoHasIt) {
+  const Model& model = fixture_model();
+  const auto network = make_network();
+  Worker prefill(*network, model);
+  Worker decode(*network, model);
+  const GenerationRequest request = make_mixed_request(100, 5, 1);
+  const TransferId transfer = random_transfer_id();
+  Answer answer;
+  const RequestId id = take(decode.engine->reserve(request, transfer));
+  ASSERT_TRUE(decode.engine->attach(id, answer.on_update()).ok());
+  Answer refused;
+  ASSERT_TRUE(
+      decode.engine
+          ->fetch_and_decode(request, prefill.endpoint->address(), transfer, refused.on_update())
+          .ok());
+  EXPECT_EQ(refused.wait().error.code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.wait().error.message(), testing::HasSubstr("in use"));
+  Prefilled prefilled;
+  ASSERT_TRUE(prefill.engine
+                  ->prefill_and_push(request, decode.endpoint->address(), transfer,
+                                     prefilled.on_prefilled())
+                  .ok());
+  EXPECT_TRUE(prefilled.wait().finish.error.ok()) << prefilled.wait().finish.error.message();
+  EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
+  EXPECT_EQ(answer.tokens(), alone(model, request));
+  prefill.expect_clean();
+  decode.expect_clean();
+}
+
 TEST(Disaggregation, AbortOnEitherSideAtAnyMomentReturnsEveryBlock) {
   const Model& model = fixture_model();
   const auto network = make_network();

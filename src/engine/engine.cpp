@@ -345,7 +345,7 @@ Result<RequestId> EngineImpl::reserve(GenerationRequest generation, const Transf
     return status;
   }
   // There may have been room before the endpoint knew of the transfer.
-  if (receiver->granted()) (void)endpoint_->grant(transfer);
+  if (receiver->granted()) (void)endpoint_->grant(transfer, *receiver);
   return id;
 }
 

@@ -142,8 +142,9 @@ void EngineImpl::on_peer_answer(Request& request, const Result<Durations>& deliv
 void EngineImpl::settle(Request& request) {
   if (!request.encoded || request.over) return;
   const bool failed = !request.journey_status.ok();
-  const bool known = failed || request.delivered || request.journey == Request::Journey::kPark;
-  if (!known) return;
+  // After a failure too the endpoint has the last word: then the id is free for another try.
+  const bool parked = request.journey == Request::Journey::kPark && !failed;
+  if (!parked && !request.delivered) return;
   // What passed since the prompt was computed has its own intervals: encode, transfer.
   Sequence& prompt = request.prompt();
   prompt.interval_start = SteadyClock::now();
@@ -157,7 +158,7 @@ Status EngineImpl::expect_arrival(Request& request) {
     return endpoint_->fetch(request.peer, request.transfer, request.receiver);
   }
   // If the transfer is over, the sink has been told why.
-  (void)endpoint_->grant(request.transfer);
+  (void)endpoint_->grant(request.transfer, *request.receiver);
   return {};
 }
 

@@ -15,6 +15,8 @@ void EngineImpl::loop() {
     // Without work, look up now and then for reservations that nobody came for.
     inbox_->take(commands, Seconds(worked ? 0 : 1), live_.empty());
     for (const Inbox::Command& command : commands) command();
+    // Who has just heard of an end finds it in the figures, however long the next pass takes.
+    if (!commands.empty()) publish_load();
     commands.clear();
     expire_unattached();
     worked = step();
@@ -125,7 +127,8 @@ void EngineImpl::conclude(Request& request, Sequence& last, Update update, Statu
 void EngineImpl::fail(Request& request, const Status& why) {
   if (request.over) return;
   if (request.receiver != nullptr) {
-    endpoint_->cancel(request.transfer);  // from here on its blocks are ours again
+    // From here on its blocks are ours again.
+    endpoint_->cancel(request.transfer, *request.receiver);
     request.receiver.reset();
   }
   if (request.job == nullptr) {
@@ -137,7 +140,6 @@ void EngineImpl::fail(Request& request, const Status& why) {
   if (request.prompt().state != Sequence::State::kSending) {
     finish_sending(request);  // a cancelled job sends nothing more, it only reports its end
   } else {
-    endpoint_->cancel(request.transfer);
     settle(request);
   }
 }

@@ -83,7 +83,7 @@ void KvSender::finish(const std::shared_ptr<Job>& job, TransferEnd end,
                       std::function<void(SentKv)> on_encoded) {
   const TimePoint computed = SteadyClock::now();
   post([job, end = std::move(end), computed, on_encoded = std::move(on_encoded)]() mutable {
-    if (job->cancelled_ && job->status_.ok()) job->status_ = aborted("the request was aborted");
+    if (job->cancelled_ && job->status_.ok()) job->status_ = Job::why_cancelled();
     const double encode = seconds_since(computed);
     if (job->status_.ok()) {
       end.raw_bytes = job->kv_.raw;

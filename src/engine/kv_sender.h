@@ -49,11 +49,15 @@ class KvSender {
           tokens_(tokens),
           codec_(codec),
           link_(std::move(link)) {}
-    // Skips what is not encoded yet; on_encoded still comes.
-    void cancel() { cancelled_ = true; }
+    // Ends the transfer and skips what is not encoded yet; on_encoded still comes.
+    void cancel() {
+      cancelled_ = true;
+      outgoing_->fail(why_cancelled());
+    }
 
    private:
     friend class KvSender;
+    static Status why_cancelled() { return aborted("the request was aborted"); }
     const std::shared_ptr<OutgoingTransfer> outgoing_;
     const BlockTable& table_;
     const int tokens_;  // of the prompt: the last block holds what is left

@@ -41,9 +41,9 @@ SlabSaver::~SlabSaver() {
 bool SlabSaver::add(const BlockToSave& block) {
   {
     const std::lock_guard lock(mutex_);
-    const std::uint64_t held = added_ - done_;
     // A single block always gets in.
-    if (held > 0 && (held + 1) * pool_.block_bytes() > options_.bytes_max) return false;
+    if (held_ > 0 && (held_ + 1) * pool_.block_bytes() > options_.bytes_max) return false;
+    ++held_;
     ++added_;
     queue_.push_back(block);
   }
@@ -60,6 +60,9 @@ void SlabSaver::loop() {
     queue_.pop_front();
     lock.unlock();
     if (!save(block).ok()) ++*failed_;
+    lock.lock();
+    --held_;  // before its owner hears that it may go, who may come with the next at once
+    lock.unlock();
     on_saved_(block.id);
     lock.lock();
     ++done_;

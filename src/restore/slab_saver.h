@@ -82,7 +82,8 @@ class SlabSaver {
   std::deque<BlockToSave> queue_;
   std::condition_variable progress_;  // for flush()
   std::uint64_t added_ = 0;           // blocks, ever
-  std::uint64_t done_ = 0;            // of these; the others wait or are being saved
+  std::uint64_t done_ = 0;            // of these: their owner has heard of it
+  std::uint64_t held_ = 0;            // of these: their slabs wait or are being read
   bool stop_ = false;
   // The store may tell after the end of this.
   const std::shared_ptr<std::atomic<std::int64_t>> failed_ =

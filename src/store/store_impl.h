@@ -184,6 +184,7 @@ class Store::Impl {
   std::shared_ptr<SparePages> spare = std::make_shared<SparePages>();
 
   std::mutex work;
+  Descriptor lock;  // on the directories, for longer than the catalogue is open
   std::unique_ptr<Catalogue> catalogue;
   std::int64_t id_last = 0;
   std::uint32_t segment_last = 0;
@@ -193,7 +194,6 @@ class Store::Impl {
   Room owed;               // what could not be given up yet, as the catalogue took no writes
   DiskReserve reserve;     // of directory 0
 
-  Descriptor lock;
   std::unique_ptr<StoreFiles> files;
   std::thread thread;
 };

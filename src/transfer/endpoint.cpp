@@ -68,12 +68,14 @@ class EndpointImpl : public Endpoint {
                         std::shared_ptr<TransferSink> sink) override {
     return core_->expect(id, wait, std::move(sink), /*room=*/false);
   }
-  Status grant(const TransferId& id) override { return core_->grant(id); }
+  Status grant(const TransferId& id, const TransferSink& sink) override {
+    return core_->grant(id, sink);
+  }
   Status fetch(const Address& peer, const TransferId& id,
                std::shared_ptr<TransferSink> sink) override {
     return core_->fetch(peer, id, std::move(sink));
   }
-  void cancel(const TransferId& id) override { core_->cancel(id); }
+  void cancel(const TransferId& id, const TransferSink& sink) override { core_->cancel(id, sink); }
 
  private:
   std::shared_ptr<OutgoingTransfer> handle(std::shared_ptr<Outgoing> outgoing) {
@@ -341,8 +343,7 @@ Status EndpointCore::expect(const TransferId& id, Seconds wait, std::shared_ptr<
   Lock lock(mutex_);
   outlast_last_call(lock, id);
   KVLANE_TRY(check_new_incoming(id, sink.get()));
-  auto incoming = std::make_shared<Incoming>(id, Incoming::State::kExpecting);
-  incoming->sink = std::move(sink);
+  auto incoming = std::make_shared<Incoming>(id, Incoming::State::kExpecting, std::move(sink));
   incoming->wait = wait;
   incoming->room = room;
   incoming->deadline = clock_ + std::chrono::duration_cast<SteadyClock::duration>(wait);
@@ -351,10 +352,11 @@ Status EndpointCore::expect(const TransferId& id, Seconds wait, std::shared_ptr<
   return {};
 }
 
-Status EndpointCore::grant(const TransferId& id) {
+Status EndpointCore::grant(const TransferId& id, const TransferSink& sink) {
   const Lock lock(mutex_);
   const auto at = incoming_.find(id);
-  if (at == incoming_.end() || at->second->state == Incoming::State::kOver) {
+  if (at == incoming_.end() || at->second->whose != &sink ||
+      at->second->state == Incoming::State::kOver) {
     return not_found("transfer " + to_string(id) + " is not expected any more");
   }
   if (at->second->grant()) tell_here(at->second);
@@ -367,8 +369,7 @@ Status EndpointCore::fetch(const Address& peer, const TransferId& id,
   outlast_last_call(lock, id);
   KVLANE_TRY(check_new_incoming(id, sink.get()));
   KVLANE_ASSIGN(SessionPtr session, dial(peer));
-  auto incoming = std::make_shared<Incoming>(id, Incoming::State::kFetching);
-  incoming->sink = std::move(sink);
+  auto incoming = std::make_shared<Incoming>(id, Incoming::State::kFetching, std::move(sink));
   incoming->session = std::move(session);
   incoming->last_heard = clock_;
   incoming_outcomes_.forget(id);
@@ -377,16 +378,13 @@ Status EndpointCore::fetch(const Address& peer, const TransferId& id,
   return {};
 }
 
-void EndpointCore::cancel(const TransferId& id) {
+void EndpointCore::cancel(const TransferId& id, const TransferSink& sink) {
   const Status why = aborted("the transfer was cancelled");
   IncomingPtr incoming;
-  std::shared_ptr<TransferSink> sink;  // destroyed after the lock is released
+  std::shared_ptr<TransferSink> last;  // destroyed after the lock is released
   Lock lock(mutex_);
-  if (const auto at = outgoing_.find(id); at != outgoing_.end() && !at->second->outcome) {
-    end_outgoing(OutgoingPtr(at->second), why, true);
-  }
   const auto at = incoming_.find(id);
-  if (at == incoming_.end()) return;
+  if (at == incoming_.end() || at->second->whose != &sink) return;
   incoming = at->second;
   if (incoming->state != Incoming::State::kOver) {
     incoming->state = Incoming::State::kOver;
@@ -397,7 +395,7 @@ void EndpointCore::cancel(const TransferId& id) {
   // Within a call of the sink, the caller lets go of it afterwards.
   if (called_ == incoming.get() && caller_ == std::this_thread::get_id()) return;
   call_over_.wait(lock, [&] { return called_ != incoming.get(); });
-  sink = std::move(incoming->sink);
+  last = std::move(incoming->sink);
   forget(incoming);
 }
 

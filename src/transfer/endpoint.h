@@ -122,7 +122,7 @@ class OutgoingTransfer {
 };
 
 // Called exactly once, from the network's thread: the receiver's durations, or why the transfer
-// failed (fail() and cancel() included).
+// failed (fail() included).
 using OnDelivered = std::function<void(Result<Durations>)>;
 
 struct EndpointOptions {
@@ -199,13 +199,14 @@ class Endpoint {
   virtual Status expect_waiting(const TransferId& id, Seconds wait,
                                 std::shared_ptr<TransferSink> sink) = 0;
   // There is room now: the sink may be called with slabs from here on, even before this returns.
-  // kNotFound when the transfer is over or was never expected. Nothing changes if there was room.
-  virtual Status grant(const TransferId& id) = 0;
-
-  // Ends a transfer on either side with kAborted; unknown ids are ignored. When it returns, the
-  // sink is not and will not be called, except from within one of its own calls. So it may wait for
-  // a call that is under way: hold no lock that the sink takes.
-  virtual void cancel(const TransferId& id) = 0;
+  // kNotFound when the transfer into `sink` is over or was never expected, even if another has its
+  // id now. Nothing changes if there was room.
+  virtual Status grant(const TransferId& id, const TransferSink& sink) = 0;
+  // Ends the transfer into `sink` on both sides with kAborted; nothing happens if there is none, or
+  // another has its id. When it returns, the sink is not and will not be called, except from within
+  // one of its own calls. So it may wait for a call that is under way: hold no lock that the sink
+  // takes.
+  virtual void cancel(const TransferId& id, const TransferSink& sink) = 0;
 };
 
 }  // namespace kvlane

@@ -69,9 +69,9 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   void fail(const OutgoingPtr& outgoing, const Status& why);
   void abandon(const OutgoingPtr& outgoing);
   Status expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink, bool room);
-  Status grant(const TransferId& id);
+  Status grant(const TransferId& id, const TransferSink& sink);
   Status fetch(const Address& peer, const TransferId& id, std::shared_ptr<TransferSink> sink);
-  void cancel(const TransferId& id);
+  void cancel(const TransferId& id, const TransferSink& sink);
 
   // The links' events.
   void on_message(const SessionPtr& session, ByteView bytes);
@@ -180,13 +180,21 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
 
 template <class Call>
 void EndpointCore::call_out(Lock& lock, const void* whom, Call call) {
+  // Also if the call throws: others wait for its end.
+  struct Under {
+    EndpointCore& core;
+    Lock& lock;
+    ~Under() {
+      lock.lock();
+      core.called_ = nullptr;
+      core.call_over_.notify_all();
+    }
+  };
   called_ = whom;
   caller_ = std::this_thread::get_id();
   lock.unlock();
+  const Under under{*this, lock};
   call();
-  lock.lock();
-  called_ = nullptr;
-  call_over_.notify_all();
 }
 
 }  // namespace kvlane

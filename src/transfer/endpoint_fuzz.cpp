@@ -137,7 +137,7 @@ void run(ByteReader input) {
     const auto argument = input.read<std::uint8_t>();
     if (kind == 255) {
       waiting->room = true;
-      (void)endpoint->grant(id_of(5));
+      (void)endpoint->grant(id_of(5), *waiting);
     }
     const bool has_body = kind % 13 >= 11;
     const ByteView body = has_body

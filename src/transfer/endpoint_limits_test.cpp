@@ -135,7 +135,7 @@ TEST(Endpoint, ALinkThatWasFullOfWhatIsOverTakesTheNext) {
   Journey first(workers, 1, begin);
   ASSERT_TRUE(first.send().ok());
   ASSERT_TRUE(network->run_until([&] { return first.sink->slabs() >= 3; }, Seconds(60)));
-  workers.b->cancel(first.id);
+  workers.b->cancel(first.id, *first.sink);
   ASSERT_TRUE(network->run_until([&] { return first.delivery.over(); }, Seconds(60)));
   EXPECT_FALSE(first.delivery.ok());
   network->run_for(Seconds(0.1));  // what was on its way has arrived

@@ -54,7 +54,7 @@ std::shared_ptr<LinkEvents> EndpointCore::accept(std::shared_ptr<Link> link) {
 Result<EndpointCore::SessionPtr> EndpointCore::dial(const Address& peer) {
   const std::string name = to_string(peer);
   if (const auto at = dialled_.find(name); at != dialled_.end()) {
-    if (!at->second->link->is_over()) {
+    if (!at->second->silent && !at->second->link->is_over()) {
       at->second->last_used = clock_;
       return at->second;
     }

@@ -203,7 +203,7 @@ TEST_P(EndpointOver, OtherModelsAndFormatsAreRefusedInTheHandshake) {
       }
       EXPECT_THAT(refused, HasSubstr(double_ ? "test:" : "127.0.0.1"));
     }
-    b->cancel(journey.id);
+    b->cancel(journey.id, *journey.sink);
     const auto sink = std::make_shared<CheckingSink>();
     ASSERT_TRUE(a->fetch(b->address(), id_of(5), sink).ok());
     ASSERT_TRUE(run(*sink));
@@ -330,7 +330,7 @@ TEST_P(EndpointOver, CancelFromWithinEveryCall) {
     std::atomic<bool> done = false;
     Journey journey(*this, 1, begin_of(200, 2), /*parked=*/false, [&](const char* call) {
       if (call == at) {
-        b->cancel(id_of(1));
+        b->cancel(id_of(1), *journey.sink);
         done = true;
       }
       return Status();
@@ -350,15 +350,16 @@ TEST_P(EndpointOver, CancelFromWithinEveryCall) {
 }
 
 TEST_P(EndpointOver, UnknownCancelsAreIgnored) {
-  a->cancel(id_of(1));
-  a->cancel({});
+  const CheckingSink sink;
+  a->cancel(id_of(1), sink);
+  a->cancel({}, sink);
 }
 
 TEST_P(EndpointOver, ACancelledIdCanBeUsedAgain) {
   const auto sink = std::make_shared<CheckingSink>();
   ASSERT_TRUE(b->expect(id_of(1), Seconds(5), sink).ok());
   EXPECT_EQ(b->expect(id_of(1), Seconds(5), sink).code(), Code::kInvalidArgument);
-  b->cancel(id_of(1));
+  b->cancel(id_of(1), *sink);
   Journey journey(*this, 1, begin_of(10, 1));
   ASSERT_TRUE(journey.send().ok());
   ASSERT_TRUE(run(journey));

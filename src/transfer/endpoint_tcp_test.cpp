@@ -169,8 +169,10 @@ TEST_P(EndpointTcp, CancelAtRandomTimesKeepsItsPromise) {
     std::thread sending([&] { (void)send_all(*outgoing, begin, 1); });
     const std::uint32_t pause = philox4x32(11, {i, 0, 0, 0})[0] % 1500;
     std::this_thread::sleep_for(std::chrono::microseconds(pause));
-    (i % 3 == 0 ? sender_ : receiver_)->cancel(id_of(i));
-    if (i % 3 != 0) {
+    if (i % 3 == 0) {
+      outgoing->fail(aborted("on purpose"));
+    } else {
+      receiver_->cancel(id_of(i), *sink);
       EXPECT_EQ(sink.use_count(), 1);
       sink->hook = [](const char* call) {
         ADD_FAILURE() << call << " after cancel()";
@@ -203,7 +205,7 @@ TEST_P(EndpointTcp, GrantsAtRandomTimesLetAllThrough) {
     const std::uint32_t pause = philox4x32(13, {i, 0, 0, 0})[0] % 3000;
     std::this_thread::sleep_for(std::chrono::microseconds(pause));
     granted = true;
-    EXPECT_TRUE(receiver_->grant(id_of(i)).ok());
+    EXPECT_TRUE(receiver_->grant(id_of(i), *sink).ok());
     sending.join();
     ASSERT_TRUE(delivery.wait());
     EXPECT_TRUE(delivery.ok()) << delivery.status().message();
@@ -257,9 +259,10 @@ TEST_P(EndpointTcp, AnIdIsFreeWhenItsLastCallIsMade) {
         ASSERT_TRUE(send_all(**outgoing, begin, 3).ok());
         ASSERT_TRUE(received.try_acquire_for(Seconds(10)));
         // While on_end has not returned.
-        const Status status = receiver_->expect(id_of(1), Seconds(5), sink());
+        const auto next = sink();
+        const Status status = receiver_->expect(id_of(1), Seconds(5), next);
         ASSERT_TRUE(status.ok()) << status.message();
-        receiver_->cancel(id_of(1));
+        receiver_->cancel(id_of(1), *next);
       }
       ASSERT_TRUE(sent.try_acquire_for(Seconds(10)));
     } else {

@@ -243,8 +243,10 @@ TEST(Endpoint, CancelAtAnyTimeKeepsItsPromise) {
       for (int i = 0; i < step; ++i) pair.network->step();
       const bool received = journey.sink->over();
       const bool delivered = journey.delivery.over();
-      (receiver_cancels ? pair.b : pair.a)->cancel(journey.id);
-      if (receiver_cancels) {
+      if (!receiver_cancels) {
+        journey.outgoing->fail(aborted("on purpose"));
+      } else {
+        pair.b->cancel(journey.id, *journey.sink);
         EXPECT_EQ(journey.sink.use_count(), 1) << "the endpoint lets go of the sink";
       }
       pair.network->run_for(Seconds(70));  // longer than the wait and the lease
@@ -262,7 +264,7 @@ TEST(Endpoint, CancelFromWithinTheEndOfAWait) {
   Pair pair;
   const auto sink = std::make_shared<CheckingSink>();
   sink->hook = [&](const char*) {
-    pair.b->cancel(id_of(1));
+    pair.b->cancel(id_of(1), *sink);
     return Status();
   };
   ASSERT_TRUE(pair.b->expect(id_of(1), Seconds(30), sink).ok());

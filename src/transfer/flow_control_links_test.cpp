@@ -55,16 +55,16 @@ TEST_P(FlowControlOver, RoomThatIsThereBeforeThePushCostsNothing) {
 }
 
 TEST_P(FlowControlOver, GrantingIsIdempotentAndNamesWhatIsOver) {
-  EXPECT_EQ(b->grant(id_of(1)).code(), Code::kNotFound);
+  EXPECT_EQ(b->grant(id_of(1), CheckingSink()).code(), Code::kNotFound);
   HeldJourney journey(*this, 1, begin_of(1, 1));
   journey.grant();
   journey.grant();
   ASSERT_TRUE(journey.send().ok());
   ASSERT_TRUE(run(journey));
-  EXPECT_EQ(b->grant(id_of(1)).code(), Code::kNotFound);
+  EXPECT_EQ(b->grant(id_of(1), *journey.sink).code(), Code::kNotFound);
   Journey roomy(*this, 2, begin_of(1, 1));
-  EXPECT_TRUE(b->grant(id_of(2)).ok()) << "it had room";
-  EXPECT_EQ(a->grant(id_of(2)).code(), Code::kNotFound) << "it is not the receiver";
+  EXPECT_TRUE(b->grant(id_of(2), *roomy.sink).ok()) << "it had room";
+  EXPECT_EQ(a->grant(id_of(2), *roomy.sink).code(), Code::kNotFound) << "it is not the receiver";
 }
 
 TEST_P(FlowControlOver, WaitingEndsInBoundedTimeOnBothSides) {
@@ -75,7 +75,7 @@ TEST_P(FlowControlOver, WaitingEndsInBoundedTimeOnBothSides) {
   EXPECT_EQ(journey.delivery.status().code(), Code::kExhausted);
   EXPECT_THAT(journey.delivery.status().message(), HasSubstr("the receiver reports"));
   EXPECT_EQ(a->outgoing_bytes_free(), EndpointOptions().outgoing_bytes_max);
-  EXPECT_EQ(b->grant(journey.id).code(), Code::kNotFound);
+  EXPECT_EQ(b->grant(journey.id, *journey.sink).code(), Code::kNotFound);
 }
 
 TEST_P(FlowControlOver, AWorkerThatDiesWhileOneWaitsIsNoticed) {
@@ -98,8 +98,10 @@ TEST_P(FlowControlOver, CancellingWhileOneWaitsKeepsItsPromise) {
     ASSERT_TRUE(journey.send().ok());
     ASSERT_TRUE(begins(journey));
     pause();
-    (receiver_cancels ? b : a)->cancel(journey.id);
-    if (receiver_cancels) {
+    if (!receiver_cancels) {
+      journey.outgoing->fail(aborted("on purpose"));
+    } else {
+      b->cancel(journey.id, *journey.sink);
       EXPECT_EQ(journey.sink.use_count(), 1);
     }
     ASSERT_TRUE(run(journey.delivery));
@@ -108,8 +110,25 @@ TEST_P(FlowControlOver, CancellingWhileOneWaitsKeepsItsPromise) {
       ASSERT_TRUE(run(*journey.sink));
       EXPECT_EQ(journey.sink->failure().code(), Code::kAborted);
     }
-    EXPECT_EQ(b->grant(journey.id).code(), Code::kNotFound);
+    EXPECT_EQ(b->grant(journey.id, *journey.sink).code(), Code::kNotFound);
   }
+}
+
+// Whoever was refused an id, or has had its turn, has no say over the one that has it.
+TEST_P(FlowControlOver, OnlyTheOneThatReceivesCancelsAndGrants) {
+  HeldJourney journey(*this, 1, begin_of(100, 2));
+  ASSERT_TRUE(journey.send().ok());
+  ASSERT_TRUE(begins(journey));
+  const auto other = std::make_shared<CheckingSink>();
+  EXPECT_EQ(b->fetch(a->address(), id_of(1), other).code(), Code::kInvalidArgument);
+  b->cancel(id_of(1), *other);
+  EXPECT_EQ(b->grant(id_of(1), *other).code(), Code::kNotFound);
+  pause();
+  EXPECT_FALSE(journey.sink->over());
+  EXPECT_EQ(journey.sink->slabs(), 0U);
+  journey.grant();
+  ASSERT_TRUE(run(journey));
+  journey.expect_success();
 }
 
 // Room comes for one after the other, in the order they asked, while all have been computed.

@@ -50,7 +50,7 @@ TEST(FlowControl, WaitingEndsInBoundedTimeOnBothSides) {
   EXPECT_EQ(journey.delivery.status().code(), Code::kExhausted);
   EXPECT_THAT(journey.delivery.status().message(), HasSubstr("the receiver reports"));
   EXPECT_EQ(pair.a->outgoing_bytes_free(), EndpointOptions().outgoing_bytes_max);
-  EXPECT_EQ(pair.b->grant(journey.id).code(), Code::kNotFound);
+  EXPECT_EQ(pair.b->grant(journey.id, *journey.sink).code(), Code::kNotFound);
 }
 
 TEST(FlowControl, APushThatNeverComesIsATimeoutEvenWithoutRoom) {
@@ -253,7 +253,7 @@ TEST(Arena, ComesBackHoweverATransferEnds) {
     }
     for (int i = 0; i < step; ++i) pair.network->step();
     if (step % 3 == 0) pair.network->cut(/*silent=*/false);
-    if (step % 3 == 1) pair.a->cancel(held.id);
+    if (step % 3 == 1) held.outgoing->fail(aborted("on purpose"));
     if (step % 3 == 2) pushed.outgoing.reset();
     parked.outgoing.reset();
     held.outgoing.reset();

@@ -28,9 +28,11 @@ class Incoming {
     kOver,       // the sink's last call was made, or is under way
   };
 
-  Incoming(const TransferId& transfer_id, State initial) : id(transfer_id), state(initial) {}
+  Incoming(const TransferId& transfer_id, State initial, std::shared_ptr<TransferSink> into)
+      : id(transfer_id), whose(into.get()), state(initial), sink(std::move(into)) {}
 
   const TransferId id;
+  const TransferSink* const whose;  // to tell transfers of one id apart; outlives `sink`
   State state;
 
   // BEGIN has come: to kRunning or, without room, to kWaiting.

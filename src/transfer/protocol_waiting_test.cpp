@@ -48,7 +48,7 @@ TEST_F(Waiting, NothingIsKeptBeforeThereIsRoom) {
   post(encode_begin(id_, begin));
   EXPECT_EQ(answer(), MessageType::kWait);
   EXPECT_EQ(sink_->slabs(), 0U);
-  ASSERT_TRUE(endpoint_->grant(id_).ok());
+  ASSERT_TRUE(endpoint_->grant(id_, *sink_).ok());
   expect_go();
   post(encode_slab(id_, frame_of(begin, {0, 1})));
   post(encode_end(id_, {0, end_of(1)}));
@@ -64,7 +64,7 @@ TEST_F(Waiting, ALostGoIsRepairedByTheNextBegin) {
   TestFaults faults;
   faults.loss = 1;
   network_->set_faults(faults);
-  ASSERT_TRUE(endpoint_->grant(id_).ok());
+  ASSERT_TRUE(endpoint_->grant(id_, *sink_).ok());
   EXPECT_TRUE(silent());
   network_->set_faults({});
   post(encode_begin(id_, begin));
@@ -74,7 +74,7 @@ TEST_F(Waiting, ALostGoIsRepairedByTheNextBegin) {
 TEST_F(Waiting, RoomBeforeBeginNeedsNoWait) {
   const TransferBegin begin = begin_of(1, 1);
   ASSERT_TRUE(endpoint_->expect_waiting(id_, Seconds(30), sink_).ok());
-  ASSERT_TRUE(endpoint_->grant(id_).ok());
+  ASSERT_TRUE(endpoint_->grant(id_, *sink_).ok());
   connect();
   post(encode_begin(id_, begin));
   post(encode_slab(id_, frame_of(begin, {0, 0})));
@@ -116,7 +116,7 @@ TEST_F(Waiting, ABeginThatChangesEndsTheTransfer) {
   begin_without_room(begin_of(100, 2));
   post(encode_begin(id_, begin_of(100, 3)));
   EXPECT_EQ(error().code(), Code::kCorrupt);
-  EXPECT_EQ(endpoint_->grant(id_).code(), Code::kNotFound);
+  EXPECT_EQ(endpoint_->grant(id_, *sink_).code(), Code::kNotFound);
 }
 
 TEST_F(Waiting, ASenderThatFallsSilentIsGivenUp) {
@@ -147,7 +147,7 @@ TEST_F(Waiting, AnotherLinkCannotTouchATransfer) {
   EXPECT_EQ(error().code(), Code::kNotFound);
   post(encode_error(id_, aborted("stop that")));
   EXPECT_TRUE(silent());
-  ASSERT_TRUE(endpoint_->grant(id_).ok());
+  ASSERT_TRUE(endpoint_->grant(id_, *sink_).ok());
   EXPECT_TRUE(silent()) << "the go is not for this link";
   EXPECT_EQ(first_events->messages().size(), first_read + 1);
 }
@@ -161,7 +161,7 @@ TEST_F(Waiting, TheSinkMayRefuseOrGrantWithinItsFirstCall) {
 
   const auto willing = std::make_shared<CheckingSink>();
   willing->hook = [&](const char* call) {
-    return call == std::string("begin") ? endpoint_->grant(id_of(2)) : Status();
+    return call == std::string("begin") ? endpoint_->grant(id_of(2), *willing) : Status();
   };
   ASSERT_TRUE(endpoint_->expect_waiting(id_of(2), Seconds(30), willing).ok());
   post(encode_begin(id_of(2), begin_of(1, 1)));

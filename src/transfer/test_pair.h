@@ -98,7 +98,7 @@ struct HeldJourney : Journey {
   }
   void grant() {
     granted = true;
-    EXPECT_TRUE(of.b->grant(id).ok());
+    EXPECT_TRUE(of.b->grant(id, *sink).ok());
   }
 
   Workers& of;
