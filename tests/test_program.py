@@ -293,6 +293,10 @@ class Synth(program.ProgramTest):
         first = identity("a")
         self.assertEqual(first, identity("b", "--seed", 0))
         self.assertNotEqual(first, identity("c", "--seed", 1))
+        self.assertNotIn(identity("d", "--seed", 2**64 - 1), (first, identity("e", "--seed", 2**63)))
+        for seed in (2**64, -1, "1.5"):
+            done = run("synth", "--config", GQA / "config.json", "--out", folder / "f", f"--seed={seed}")
+            self.assert_refused(done, "from 0 to 2^64 - 1", status=2)
 
     def test_synth_does_not_touch_what_is_there(self):
         with tempfile.TemporaryDirectory() as name:

@@ -107,6 +107,13 @@ class Calibration(program.ProgramTest):
         self.assert_refused(calibrate(folder, TEXTS["prose"], folder / "out"), str(folder))
         self.assert_refused(calibrate(GQA, TEXTS["prose"], folder / "no" / "out"), "no")
         self.assertFalse((folder / "out").exists())
+        text = folder / "text"
+        text.write_text(GERMAN * 40)
+        self.assert_refused(calibrate(GQA, text, text), "text is there already")
+        self.assertEqual(text.read_text(), GERMAN * 40)
+        again = folder / "again"
+        again.write_bytes(self.files["prose"].read_bytes())
+        self.assertEqual(calibrate(GQA, TEXTS["prose"], again).status, 0)
 
 
 @program.needs_program

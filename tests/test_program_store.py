@@ -96,7 +96,10 @@ class StoreTest(unittest.TestCase):
         self.assertIn("layers 0-2", self.run_store("ls", self.store).out)
         self.assertEqual(self.run_store("verify", "--json", self.store).json()["whole"], 5)
         out = self.folder / "out"
-        self.run_store("export", out, self.store)
+        exported = self.run_store("export", "--json", out, self.store).json()
+        self.assertEqual(exported, {"file": str(out), "extents": 5, "bytes": out.stat().st_size})
+        again = self.run_store("import", "--json", out, self.folder / "copy").json()
+        self.assertEqual(again, {"extents": 5})
         self.assertEqual(sorted(whole for _, whole in extent.walk(out.read_bytes())),
                          sorted(whole for _, whole in extent.walk(path.read_bytes())))  # fmt: skip
         # Segments are such files, too.

@@ -88,6 +88,17 @@ class CalibrateTables(unittest.TestCase):
         )
         self.assertFalse((self.folder / "out").exists())
 
+    def test_only_tables_of_the_same_model_are_written_over(self):
+        out = self.folder / "text.txt"
+        out.write_text("Something else. " * 500)
+        self.assert_refused(self.calibrate(out, text=out), "text.txt is there already")
+        self.assertEqual(out.read_text(), "Something else. " * 500)
+        other = self.folder / "other"
+        other.write_bytes(self.file.read_bytes())
+        self.assert_refused(self.calibrate(other, model=TINY), "other is there already")
+        self.assertEqual(self.calibrate(other).status, 0)
+        self.assertEqual(other.read_bytes(), self.file.read_bytes())
+
     def test_help_has_an_example(self):
         self.assertIn("Example: kvlane calibrate tables", run("calibrate", "tables", "--help").out)
 

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "calib/calibrate_codebook.h"
+#include "calib/codebook_file.h"
 #include "cli/calibration.h"
 #include "cli/command.h"
 #include "cli/progress.h"
@@ -60,6 +61,11 @@ void print(const CalibrationFlags& flags, const CodebookFile& file, double secon
 Status calibrate(const CalibrationFlags& flags) {
   const TimePoint start = SteadyClock::now();
   KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags));
+  KVLANE_TRY(check_out(flags, [&](const std::string& out) -> Status {
+    KVLANE_ASSIGN(const std::string text, read_text_file(out, kCodebookFileBytesMax));
+    const KvShape shape = input.model->config().kv_shape();
+    return parse_codebook_file(text, input.model->identity(), shape).status();
+  }));
   const std::vector<std::int32_t>& tokens = input.tokens;
   CodebookFile file;
   {

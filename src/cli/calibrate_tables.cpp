@@ -48,6 +48,8 @@ Status calibrate(const CalibrationFlags& flags) {
   const TimePoint start = SteadyClock::now();
   KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags));
   const ModelIdentity& identity = input.model->identity();
+  KVLANE_TRY(check_out(
+      flags, [&](const std::string& out) { return load_kv_tables(out, identity).status(); }));
   std::optional<KvTables> weights;
   if (!flags.weights.empty()) {
     KVLANE_ASSIGN(weights, load_kv_tables(flags.weights, identity));

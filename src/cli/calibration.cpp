@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <span>
 
 #include "calib/text_tokens.h"
@@ -70,6 +71,16 @@ Result<CalibrationInput> load_calibration_input(const CalibrationFlags& flags) {
   KVLANE_TRY(check_vocabulary(input.tokens, vocab));
   KVLANE_TRY(check_vocabulary(input.other, vocab));
   return input;
+}
+
+Status check_out(const CalibrationFlags& flags,
+                 const std::function<Status(const std::string&)>& read) {
+  std::error_code error;
+  if (!std::filesystem::exists(flags.out, error)) return {};
+  const Status status = read(flags.out);
+  if (status.ok()) return {};
+  return invalid_argument(
+      flags.out + " is there already and not what would be written over it: " + status.message());
 }
 
 }  // namespace kvlane

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,10 @@ struct CalibrationInput {
 
 // Loads them, with progress on the terminal.
 Result<CalibrationInput> load_calibration_input(const CalibrationFlags& flags);
+
+// Refuses to write over what is at --out, unless `read` says that it is such a file already.
+Status check_out(const CalibrationFlags& flags,
+                 const std::function<Status(const std::string&)>& read);
 
 // `kvlane calibrate tables`.
 void add_calibrate_tables(CLI::App& parent, Run& run);

@@ -202,9 +202,10 @@ void add_file_decode(CLI::App& parent, Run& run) {
   const auto flags = std::make_shared<DecodeFlags>();
   command->add_option("FILE", flags->path, "what `kvlane file encode` wrote, - for standard input")
       ->required();
-  command->add_option("--out", flags->out,
-                      "file to write, - for standard output (FILE without .kvl)");
-  command->add_flag("--check", flags->check, "write nothing: only say whether all of it is right");
+  CLI::Option* const out = command->add_option(
+      "--out", flags->out, "file to write, - for standard output (FILE without .kvl)");
+  command->add_flag("--check", flags->check, "write nothing: only say whether all of it is right")
+      ->excludes(out);
   add_common_flags(*command, *flags);
   command->callback([flags, &run] { run = [flags] { return decode(*flags); }; });
 }

@@ -121,7 +121,12 @@ Status export_all(const StoreFlags& flags) {
     count += 1;
   }
   KVLANE_TRY(out.commit());
-  std::cout << "wrote " << count << " extents, " << at << " bytes, to " << flags.file << '\n';
+  if (flags.json) {
+    const Json shown = {{"file", flags.file}, {"extents", count}, {"bytes", at}};
+    std::cout << shown.dump() << '\n';
+  } else {
+    std::cout << "wrote " << count << " extents, " << at << " bytes, to " << flags.file << '\n';
+  }
   return {};
 }
 
@@ -181,7 +186,11 @@ Status import_all(const StoreFlags& flags) {
   }
   store->flush();
   KVLANE_TRY(import->first_failure);
-  std::cout << "saved " << import->saved << " extents\n";
+  if (flags.json) {
+    std::cout << Json{{"extents", import->saved}}.dump() << '\n';
+  } else {
+    std::cout << "saved " << import->saved << " extents\n";
+  }
   return {};
 }
 
@@ -192,7 +201,7 @@ struct Subcommand {
   Status (*run)(const StoreFlags& flags);
   bool has_file;
   bool has_key;
-  bool has_json;
+  const char* json = "as one JSON object";
 };
 
 CLI::App* add(CLI::App& parent, Run& run, const Subcommand& what,
@@ -208,7 +217,7 @@ CLI::App* add(CLI::App& parent, Run& run, const Subcommand& what,
     command->add_option("--key-file", flags->key_file,
                         "file with the key of encrypted extents, 64 hexadecimal digits");
   }
-  if (what.has_json) command->add_flag("--json", flags->json, "as JSON");
+  command->add_flag("--json", flags->json, what.json);
   command->callback([flags, &run, what] { run = [flags, what] { return what.run(*flags); }; });
   return command;
 }
@@ -220,16 +229,16 @@ void add_store(CLI::App& app, Run& run) {
       app.add_subcommand("store", "Look into a state store, check it, copy it, fill it");
   command->require_subcommand(1);
   command->footer("Example: kvlane store verify /mnt/nvme0/kv /mnt/nvme1/kv");
-  const Subcommand all[] = {{"ls", "What extents there are, the longest unused first",
-                             "ls /mnt/nvme0/kv", list, false, false, true},
-                            {"stat", "How much of what there is", "stat /mnt/nvme0/kv --json",
-                             sum_up, false, false, true},
-                            {"verify", "Read everything; what is damaged is named, and forgotten",
-                             "verify /mnt/nvme0/kv --key-file key", verify, false, true, true},
-                            {"gc", "Remove what nobody needs and merge small segments",
-                             "gc /mnt/nvme0/kv", collect, false, false, true},
-                            {"export", "Write all extents into one file",
-                             "export kv.extents /mnt/nvme0/kv", export_all, true, false, false}};
+  const Subcommand all[] = {
+      {"ls", "What extents there are, the longest unused first", "ls /mnt/nvme0/kv", list, false,
+       false, "as JSON, an object in a line for each extent"},
+      {"stat", "How much of what there is", "stat /mnt/nvme0/kv --json", sum_up, false, false},
+      {"verify", "Read everything; what is damaged is named, and forgotten",
+       "verify /mnt/nvme0/kv --key-file key", verify, false, true},
+      {"gc", "Remove what nobody needs and merge small segments", "gc /mnt/nvme0/kv", collect,
+       false, false},
+      {"export", "Write all extents into one file", "export kv.extents /mnt/nvme0/kv", export_all,
+       true, false}};
   for (const Subcommand& each : all) add(*command, run, each, std::make_shared<StoreFlags>());
 
   add_store_warm(*command, run);
@@ -238,20 +247,21 @@ void add_store(CLI::App& app, Run& run) {
   CLI::App* const import =
       add(*command, run,
           {"import", "Save the extents of a file; the store is made if it is not there",
-           "import kv.extents /mnt/nvme1/kv --directory-bytes 400G", import_all, true, true, false},
+           "import kv.extents /mnt/nvme1/kv --directory-bytes 400G", import_all, true, true},
           flags);
   import
       ->add_option("--directory-bytes", flags->bytes_max,
                    "limit of each directory; the longest unused extents go (no limit)")
-      ->transform(CLI::AsSizeValue(false))
+      ->transform(size_value())
       ->check(store_limit());
   import->add_option("--segment-bytes", flags->segment_bytes, "where a segment ends (1 GiB)")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(size_value());
   import
       ->add_option("--saving-bytes", flags->saving_bytes,
                    "memory of what is not saved yet (256 MiB)")
-      ->transform(CLI::AsSizeValue(false));
-  import->add_flag("--verbose,-v", flags->verbose, "name each extent as soon as it is durable");
+      ->transform(size_value());
+  import->add_flag("--verbose,-v", flags->verbose, "name each extent as soon as it is durable")
+      ->excludes("--json");
 }
 
 }  // namespace kvlane

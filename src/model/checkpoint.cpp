@@ -183,7 +183,7 @@ Status Checkpoint::check_tensors() {
   const ModelLayout layout = model_layout(config_);
   const std::string prefix = layers_prefix(layout);
   for (const TensorSpec& spec : model_tensors(config_)) {
-    if (spec.name == layout.head && !tensors_.contains(spec.name)) {
+    if (spec.name == layout.head && !config_.tied_embeddings && !tensors_.contains(spec.name)) {
       return corrupt(directory_.string() + " has no tensor \"" + spec.name +
                      "\", but tie_word_embeddings of config.json is false");
     }

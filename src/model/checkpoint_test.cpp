@@ -213,6 +213,11 @@ TEST_F(CheckpointTest, AnUntiedModelNeedsItsOutputProjection) {
   expect_error(Code::kCorrupt, {"no tensor \"lm_head.weight\"", "tie_word_embeddings"});
   change_config({{"tie_word_embeddings", true}});
   EXPECT_TRUE(Checkpoint::open(directory()).ok());
+  std::erase_if(tensors, [](const Tensor& tensor) {
+    return tensor.spec.name == "model.embed_tokens.weight";
+  });
+  write_tensors("model.safetensors", tensors);
+  expect_error(Code::kCorrupt, {"no tensor \"model.embed_tokens.weight\""});
 }
 
 TEST_F(CheckpointTest, AWrongShapeIsNamedWithFileAndTensor) {
