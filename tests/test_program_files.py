@@ -229,7 +229,7 @@ class RefusalTest(FileTest):
         self.refuse("encode", plain, "--dtype", "bf16", "--shape", "2,3", why="10 values")
         self.refuse("decode", plain, why="say with --out")
         self.refuse("encode", plain, "--codec", "zip", why="zip", status=2)
-        self.refuse("decode", self.coded, "--check", "--out", self.folder / "x", why="--check excludes --out", status=2)
+        self.refuse("decode", self.coded, "--check", "--out", self.folder / "x", why="--out excludes --check", status=2)
         self.refuse("encode", plain, "--cpu", "z80", "--dtype", "bf16", why="z80")
 
     def test_truncated_files(self):
