@@ -113,7 +113,7 @@ class Pairs(unittest.TestCase):
     def test_tables_of_other_widths_are_refused(self):
         flags = self.flags("zack:keep=0.75+kvquant")
         self.assert_refused(run("generate", *flags, "--prompt", "x"), "--for zack:keep=0.75+kvquant --out FILE")
-        text = ("--text", TEXT, "--out", self.folder() / "other.safetensors")
+        text = ("--text", TEXT, "--out", self.tables.with_name("other.safetensors"))
         done = run("calibrate", "tables", GQA, *text, "--for", "zack:keep=0.5+kvquant", "--tokens", 100)
         self.assert_refused(done, "kvlane calibrate zack")
 
