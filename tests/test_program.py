@@ -294,9 +294,23 @@ class Synth(program.ProgramTest):
         self.assertEqual(first, identity("b", "--seed", 0))
         self.assertNotEqual(first, identity("c", "--seed", 1))
         self.assertNotIn(identity("d", "--seed", 2**64 - 1), (first, identity("e", "--seed", 2**63)))
-        for seed in (2**64, -1, "1.5"):
-            done = run("synth", "--config", GQA / "config.json", "--out", folder / "f", f"--seed={seed}")
-            self.assert_refused(done, "from 0 to 2^64 - 1", status=2)
+
+    def test_numbers_are_not_taken_for_others(self):
+        store = self.folder() / "store"
+        for flag, text, sentence in (
+            ("--seed", 2**64, f"{2**64} is too large"),
+            ("--seed", -1, "-1 is negative"),
+            ("--seed", "010", "010 begins with 0"),
+            ("--seed", "", "a number is missing"),
+            ("--max-tokens", "010", "010 begins with 0"),
+            ("--temperature", "", "a number is missing"),
+            ("--store-max", -1, "-1 is negative"),
+            ("--store-max", 2**64 + 1, f"{2**64 + 1} is too large"),
+        ):
+            done = run("generate", GQA, "--prompt", "x", "--store", store, flag, text)
+            self.assert_refused(done, f"{flag}: {sentence}", status=2)
+        self.assert_refused(run("serve", GQA, "--port", ""), "--port: a number is missing", status=2)
+        self.assertFalse(store.exists())
 
     def test_synth_does_not_touch_what_is_there(self):
         with tempfile.TemporaryDirectory() as name:

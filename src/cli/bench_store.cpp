@@ -6,7 +6,6 @@
 
 #include "bench/store_bench.h"
 #include "cli/bench.h"
-#include "cli/flags.h"
 #include "cli/progress.h"
 #include "codec/codec.h"
 
@@ -54,11 +53,11 @@ void add_bench_store(CLI::App& bench, Run& run) {
       ->required()
       ->type_name("DIR...");
   command->add_option("--bytes", options.bytes, "values over all directories (2 GiB)")
-      ->transform(size_value());
+      ->transform(CLI::AsSizeValue(false));
   command
       ->add_option("--extent-bytes", options.extent_bytes,
                    "values of an extent, a multiple of 32 KiB (1 MiB)")
-      ->transform(size_value());
+      ->transform(CLI::AsSizeValue(false));
   command->add_option("--depth", options.depth, "reads under way on each device")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();

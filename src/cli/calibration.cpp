@@ -79,8 +79,7 @@ Status check_out(const CalibrationFlags& flags,
   if (!std::filesystem::exists(flags.out, error)) return {};
   const Status status = read(flags.out);
   if (status.ok()) return {};
-  return invalid_argument(
-      flags.out + " is there already and not what would be written over it: " + status.message());
+  return invalid_argument(flags.out + " is there already and stays: " + status.message());
 }
 
 }  // namespace kvlane

@@ -8,7 +8,6 @@
 
 namespace CLI {
 class App;
-class Validator;
 }  // namespace CLI
 
 namespace kvlane {

@@ -9,7 +9,6 @@
 #include "bench/figures.h"
 #include "calib/kv_tables_file.h"
 #include "calib/text_tokens.h"
-#include "cli/flags.h"
 #include "cli/progress.h"
 #include "cpu/parallel.h"
 #include "crypto/sha256.h"
@@ -42,7 +41,6 @@ void add_eval_input_flags(CLI::App& command, EvalInputFlags& flags) {
       "--kv-tables", flags.tables,
       "what `kvlane calibrate tables` wrote for this model, for kvquant and cachegen");
   command.add_option("--seed", flags.seed, "of prompts and of bootstrap draws")
-      ->check(check_seed)
       ->capture_default_str();
   command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
       ->check(CLI::Range(1, 1024));

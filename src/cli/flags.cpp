@@ -3,7 +3,6 @@
 #include "cli/flags.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdint>
 #include <filesystem>
 #include <sstream>
@@ -124,14 +123,6 @@ void add_layout_flags(CLI::App& command, ModelFlags& flags) {
       ->envname("KVLANE_RANKS_KEY");
 }
 
-// CLI11 takes -1 for the largest number, as it does what is larger.
-bool is_uint64(const std::string& text) {
-  std::uint64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  return error == std::errc() && stop == end;
-}
-
 }  // namespace
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
@@ -139,13 +130,13 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   add_kv_flags(command, flags);
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")
-      ->transform(size_value())
+      ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(kKvMemoryMin, kKvMemoryMax))
       ->default_str("1GiB");
   command
       .add_option("--host-memory", flags.host_memory,
                   "memory for blocks that had to leave the KV memory; 0: none")
-      ->transform(size_value())
+      ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::uint64_t{0}, kKvMemoryMax))
       ->default_str("256MiB");
   command
@@ -190,12 +181,12 @@ void add_store_flags(CLI::App& command, StateFlags& flags) {
   command
       .add_option("--store-max", flags.bytes_max,
                   "most bytes on disk in each directory, for example 100GiB; 0: what the disk has")
-      ->transform(size_value())
+      ->transform(CLI::AsSizeValue(false))
       ->check(store_limit())
       ->default_str("0");
   command
       .add_option("--store-memory", flags.memory, "memory for what was read from the store last")
-      ->transform(size_value())
+      ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::uint64_t{0}, kKvMemoryMax))
       ->default_str("256MiB");
   command.add_option("--store-key", flags.key_file,
@@ -341,7 +332,7 @@ void add_push_flags(CLI::App& command, PushFlags& flags) {
   command
       .add_option("--kv-push-memory", flags.memory,
                   "memory for KV that waits for decode workers; the longest prompt must fit")
-      ->transform(size_value())
+      ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(kKvMemoryMin, kKvMemoryMax))
       ->default_str("1GiB");
 }
@@ -359,20 +350,6 @@ std::function<std::string(const std::string&)> number_between(double min, double
     sentence << "must be a number from " << min << " to " << max << ", not '" << text << "'";
     return sentence.str();
   };
-}
-
-CLI::Validator size_value() {
-  const auto read = [as_size = CLI::AsSizeValue(false)](std::string& text) {
-    const std::string given = text;
-    if (given.starts_with('-')) return given + " is negative";
-    std::string error = as_size(text);
-    return error.empty() && !is_uint64(text) ? given + " is not a number of bytes" : error;
-  };
-  return {read, "SIZE [b, kb(=1024b), ...]"};
-}
-
-std::string check_seed(const std::string& text) {
-  return is_uint64(text) ? std::string() : "must be a whole number from 0 to 2^64 - 1";
 }
 
 std::function<std::string(const std::string&)> store_limit() {

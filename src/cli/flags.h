@@ -109,11 +109,6 @@ void add_parent_flag(CLI::App& command, int& parent);
 // A check for numbers from `min` to `max`. CLI11's own lets "nan" through.
 std::function<std::string(const std::string&)> number_between(double min, double max);
 
-// Bytes, with a unit or without, as CLI::AsSizeValue reads them; refuses what does not fit.
-CLI::Validator size_value();
-// A check for seeds: all 64 bits and nothing else.
-std::string check_seed(const std::string& text);
-
 // A check for limits of a store's directories, in bytes. A number whose unit was forgotten would
 // keep nothing.
 std::function<std::string(const std::string&)> store_limit();

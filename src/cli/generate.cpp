@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "cli/flags.h"
 #include "cli/loaded_model.h"
 #include "server/openai_request.h"
 #include "server/openai_response.h"
@@ -131,9 +130,7 @@ void add_generate(CLI::App& app, Run& run) {
       ->capture_default_str();
   command->add_option("--top-p", flags->top_p, "draw from the most likely tokens that make up p")
       ->capture_default_str();
-  command->add_option("--seed", flags->seed, "same seed, same answer")
-      ->check(check_seed)
-      ->capture_default_str();
+  command->add_option("--seed", flags->seed, "same seed, same answer")->capture_default_str();
   command->add_option("--stop", flags->stop, "end before this text; may be repeated")
       ->allow_extra_args(false);  // or it would take DIR for a second text
   command->add_flag("--ignore-eos", flags->ignore_eos, "go on after the end-of-sequence token");

@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/environment.h"
+#include "cli/numbers.h"
 
 namespace {
 
@@ -59,6 +60,7 @@ int run_program(int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
+    kvlane::check_numbers(app);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help
     std::cerr << "kvlane: " << usage_error(app, error, argc, argv) << '\n';

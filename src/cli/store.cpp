@@ -252,14 +252,14 @@ void add_store(CLI::App& app, Run& run) {
   import
       ->add_option("--directory-bytes", flags->bytes_max,
                    "limit of each directory; the longest unused extents go (no limit)")
-      ->transform(size_value())
+      ->transform(CLI::AsSizeValue(false))
       ->check(store_limit());
   import->add_option("--segment-bytes", flags->segment_bytes, "where a segment ends (1 GiB)")
-      ->transform(size_value());
+      ->transform(CLI::AsSizeValue(false));
   import
       ->add_option("--saving-bytes", flags->saving_bytes,
                    "memory of what is not saved yet (256 MiB)")
-      ->transform(size_value());
+      ->transform(CLI::AsSizeValue(false));
   import->add_flag("--verbose,-v", flags->verbose, "name each extent as soon as it is durable")
       ->excludes("--json");
 }

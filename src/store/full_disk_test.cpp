@@ -304,8 +304,10 @@ TEST_F(FullDisk, ASlowDiskRefusesDraftsAndHoldsUpNobody) {
     EXPECT_TRUE(read_and_compare(*store_, store_->find(key_of(block % 4))[0]).ok());
     read_meanwhile += saved < put;
   }
-  EXPECT_GT(read_meanwhile, 0) << "reads waited for what is being saved";
   EXPECT_GT(refused, 0);
+  // Who was refused found four writes waiting, which take 80 ms: reads do not wait for them. Half,
+  // as a busy machine may stop this thread for as long.
+  EXPECT_GE(2 * read_meanwhile, refused);
   EXPECT_EQ(store_->figures().refused, static_cast<std::uint64_t>(refused));
   store_->flush();
   EXPECT_EQ(saved, put);

@@ -182,9 +182,10 @@ void EndpointCore::stop() {
   for (auto& [on_delivered, outcome] : undelivered) on_delivered(std::move(outcome));
 }
 
-// The last call about a transfer may be why its id is used again, on another thread before that
-// call has returned: then the id is free when it has.
-void EndpointCore::outlast_last_call(Lock& lock, const TransferId& id) {
+// For a new transfer of that id. The last call about the one before may be why the id is used
+// again, on another thread and before that call has returned: then it is free when the call has.
+EndpointCore::Lock EndpointCore::lock_for_new(const TransferId& id) {
+  Lock lock(mutex_);
   call_over_.wait(lock, [&] {
     if (called_ == nullptr || caller_ == std::this_thread::get_id()) return true;
     const auto outgoing = outgoing_.find(id);
@@ -195,6 +196,7 @@ void EndpointCore::outlast_last_call(Lock& lock, const TransferId& id) {
                                   incoming->second->state == Incoming::State::kOver;
     return !last_of_outgoing && !last_of_incoming;
   });
+  return lock;
 }
 
 // Sending.
@@ -243,8 +245,7 @@ Result<EndpointCore::OutgoingPtr> EndpointCore::push(const Address& peer, const 
                                                      const TransferBegin& begin,
                                                      std::size_t bytes_max,
                                                      OnDelivered on_delivered) {
-  Lock lock(mutex_);
-  outlast_last_call(lock, id);
+  const Lock lock = lock_for_new(id);
   KVLANE_TRY(check_new(id, begin, bytes_max));
   KVLANE_ASSIGN(SessionPtr session, dial(peer));
   OutgoingPtr outgoing = keep_outgoing(id, begin, bytes_max, std::move(on_delivered));
@@ -257,8 +258,7 @@ Result<EndpointCore::OutgoingPtr> EndpointCore::park(const TransferId& id,
                                                      const TransferBegin& begin,
                                                      std::size_t bytes_max,
                                                      OnDelivered on_delivered) {
-  Lock lock(mutex_);
-  outlast_last_call(lock, id);
+  const Lock lock = lock_for_new(id);
   KVLANE_TRY(check_new(id, begin, bytes_max));
   OutgoingPtr outgoing = keep_outgoing(id, begin, bytes_max, std::move(on_delivered));
   outgoing->parked = true;
@@ -340,8 +340,7 @@ Status EndpointCore::check_new_incoming(const TransferId& id, const TransferSink
 
 Status EndpointCore::expect(const TransferId& id, Seconds wait, std::shared_ptr<TransferSink> sink,
                             bool room) {
-  Lock lock(mutex_);
-  outlast_last_call(lock, id);
+  const Lock lock = lock_for_new(id);
   KVLANE_TRY(check_new_incoming(id, sink.get()));
   auto incoming = std::make_shared<Incoming>(id, Incoming::State::kExpecting, std::move(sink));
   incoming->wait = wait;
@@ -365,8 +364,7 @@ Status EndpointCore::grant(const TransferId& id, const TransferSink& sink) {
 
 Status EndpointCore::fetch(const Address& peer, const TransferId& id,
                            std::shared_ptr<TransferSink> sink) {
-  Lock lock(mutex_);
-  outlast_last_call(lock, id);
+  const Lock lock = lock_for_new(id);
   KVLANE_TRY(check_new_incoming(id, sink.get()));
   KVLANE_ASSIGN(SessionPtr session, dial(peer));
   auto incoming = std::make_shared<Incoming>(id, Incoming::State::kFetching, std::move(sink));

@@ -82,7 +82,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   using Lock = std::unique_lock<std::mutex>;
 
   // endpoint.cpp
-  void outlast_last_call(Lock& lock, const TransferId& id);
+  Lock lock_for_new(const TransferId& id);
   Status check_new(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max) const;
   OutgoingPtr keep_outgoing(const TransferId& id, const TransferBegin& begin, std::size_t bytes_max,
                             OnDelivered on_delivered);

@@ -32,7 +32,7 @@ class Incoming {
       : id(transfer_id), whose(into.get()), state(initial), sink(std::move(into)) {}
 
   const TransferId id;
-  const TransferSink* const whose;  // to tell transfers of one id apart; outlives `sink`
+  const TransferSink* const whose;  // of transfers of one id; known when `sink` is let go of, too
   State state;
 
   // BEGIN has come: to kRunning or, without room, to kWaiting.
