@@ -40,8 +40,11 @@ class GpuCheckTest(unittest.TestCase):
         self.write(self.bin / "ldconfig", "echo libcublasLt.so.13")
         self.write(self.bin / "cmake", "")
         self.write(self.bin / "python3", "exit 1")  # no PyTorch
-        self.write(self.bin / "compute-sanitizer", 'while [[ $1 == --* ]]; do [[ $1 == --tool ]] && shift; '
-                                                   '[[ $1 == --error-exitcode ]] && shift; shift; done; exec "$@"')
+        self.write(self.bin / "compute-sanitizer", """while [[ $1 == --* ]]; do
+  if [[ $1 == --tool || $1 == --error-exitcode || $1 == --num-cuda-barriers ]]; then shift; fi
+  shift
+done
+exec "$@" """)
         self.programs = self.root / "build" / "gpu-kernels-90"
         for part in PARTS:
             self.write(self.programs / f"{part}_test", PASSES)
@@ -74,7 +77,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(code, 0, text)
         self.assertEqual(steps["test-codec"]["remark"], "6 tests, 0 skipped")
         self.assertEqual(steps["racecheck-attention"]["remark"], "2 tests, 0 skipped")
-        self.assertEqual(len(steps), 22)
+        self.assertEqual(len(steps), 23)
         self.assertEqual(steps["others"]["outcome"], "left out")
         self.assertRegex(text, "Stand-in, sm_90, driver 1.2.3, commit abc")
 

@@ -82,7 +82,7 @@ cudaStream_t handle_of(const gpu::Stream& stream) {
 Status attend_on_gpu(const DecodeBatch& batch, const DecodeUnit* units, std::size_t count,
                      const gpu::Stream& stream) {
   KVLANE_TRY(decode_shape(batch.heads, batch.kv_heads, batch.head_dim, 1).status());
-  if (!aligned(batch.slabs) || !aligned(batch.q) || !aligned(batch.out) ||
+  if (!aligned(batch.slabs) || !aligned(batch.q) || !aligned(batch.out) || !aligned(units) ||
       batch.block_bytes % 16 != 0) {
     return misaligned();
   }

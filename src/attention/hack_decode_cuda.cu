@@ -103,7 +103,7 @@ Status attend_hack_on_gpu(const HackKind& kind, const HackDecodeBatch& batch,
                           const DecodeUnit* units, std::size_t count, const gpu::Stream& stream) {
   KVLANE_TRY(hack_decode_shape(kind, batch.heads, batch.kv_heads, batch.head_dim, 1).status());
   if (!aligned(batch.slabs, 64) || !aligned(batch.queries) || !aligned(batch.out, 16) ||
-      batch.block_bytes % 64 != 0 || batch.layout.bytes % 64 != 0) {
+      !aligned(units, 16) || batch.block_bytes % 64 != 0 || batch.layout.bytes % 64 != 0) {
     return misaligned();
   }
   if (count == 0) return {};

@@ -232,8 +232,9 @@ struct Scorer {
     }
   }
 
-  // The warp does without it from now on.
+  // The warp does without it from now on: one lane speaks for what all have read.
   KVLANE_DEVICE void done_with(gpu::Arrivals& done) {
+    t.sync_warp();
     if (t.lane() == 0) t.arrive(done);
   }
 

@@ -76,7 +76,8 @@ Status attend_dequantised_on_gpu(GpuDequantiser how, const HackDecodeBatch& batc
     return invalid_argument("attention that dequantises is for bare `hack` at head_dim 128");
   }
   if (!aligned(batch.slabs, 64) || batch.block_bytes % 64 != 0 || !aligned(batch.out, 16) ||
-      !aligned(batch.queries.codes, 16) || !aligned(batch.queries.rests, 16)) {
+      !aligned(units, 16) || !aligned(batch.queries.codes, 16) ||
+      !aligned(batch.queries.rests, 16)) {
     return invalid_argument(
         "attention that dequantises needs slabs at multiples of 64 bytes and all else of 16");
   }
