@@ -30,9 +30,12 @@ Result<std::string> describe(const std::string& path, bool whole) {
     return text;
   }
   if (std::filesystem::path(path).extension() == ".safetensors") {
-    return invalid_argument(path + " is a part of a checkpoint: inspect its directory");
+    return invalid_argument(path +
+                            " holds tensors of a checkpoint, or tables of formats: inspect the "
+                            "checkpoint's directory");
   }
   KVLANE_ASSIGN(const MappedFile file, MappedFile::open(path));
+  if (file.bytes().empty()) return invalid_argument(path + " is empty");
   auto description = begins_tensor_file(file.bytes()) ? describe_tensor_file_json(file.bytes())
                                                       : describe_frame_json(file.bytes());
   if (!description.ok()) return description.status().with_context(path);

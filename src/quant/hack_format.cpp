@@ -182,14 +182,26 @@ struct Choice {
   std::string parameters;
 };
 
+// Parameters of the paper's partitions mean nothing without these.
+Status check_needs_partitions(const FormatText& text) {
+  for (const char* const key : {"round", "ktail", "rqe", "diag"}) {
+    if (!text.has(key)) continue;
+    return invalid_argument("KV format 'hack': " + std::string(key) + " needs p=32, 64 or 128");
+  }
+  return {};
+}
+
 // What attention does, and what it wants beside codes for that.
 Status choose_compute(FormatText& text, bool paper, Choice& choice) {
   KVLANE_ASSIGN(const std::string compute, text.word("compute", kComputes, "int8"));
   choice.options.compute =
       static_cast<HackFormat::Compute>(std::ranges::find(kComputes, compute) - kComputes.begin());
   choice.parameters += parameter("compute", compute, "int8");
-  if (choice.options.compute != HackFormat::Compute::kComplete) return {};
-  if (!paper) return invalid_argument("KV format 'hack': compute=complete needs p");
+  if (choice.options.compute != HackFormat::Compute::kComplete) {
+    if (!text.has("sums")) return {};
+    return invalid_argument("KV format 'hack': sums needs compute=complete");
+  }
+  if (!paper) return invalid_argument("KV format 'hack': compute=complete needs p=32, 64 or 128");
   KVLANE_ASSIGN(const std::string sums, text.word("sums", kSums, "stored"));
   choice.options.sums = sums == "stored";
   choice.parameters += parameter("sums", sums, "stored");
@@ -222,6 +234,7 @@ Result<Choice> choose(FormatText& text) {
   KVLANE_ASSIGN(const std::string type, text.word("meta", kMetas, "fp16"));
   const Meta meta = type == kMetas[0] ? Meta::kFp16 : Meta::kBf16;
   const bool paper = partition != 0;
+  if (!paper) KVLANE_TRY(check_needs_partitions(text));
   KVLANE_ASSIGN(const int mix, text.one_of("mix", kSwitch, paper ? 0 : 1));
   Choice choice{{{k_bits, Axis::kBoth, 0, meta},
                  {v_bits, Axis::kBoth, 0, meta},

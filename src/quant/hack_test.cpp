@@ -54,16 +54,19 @@ TEST(HackFormat, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(refusal("hack:mix=2"), "KV format 'hack': mix is 0 or 1, not '2'");
   EXPECT_EQ(refusal("hack:compute=fp8"),
             "KV format 'hack': compute is int8, bf16, dequantise or complete, not 'fp8'");
-  EXPECT_EQ(refusal("hack:compute=complete"), "KV format 'hack': compute=complete needs p");
+  EXPECT_EQ(refusal("hack:compute=complete"),
+            "KV format 'hack': compute=complete needs p=32, 64 or 128");
   EXPECT_EQ(refusal("hack:p=64,compute=complete,sums=none"),
             "KV format 'hack': sums is stored or computed, not 'none'");
   for (const char* name :
        {"hack:sums=stored", "hack:p=64,sums=computed", "hack:p=64,compute=bf16,sums=stored"}) {
-    EXPECT_EQ(refusal(name), "KV format 'hack' has no parameter 'sums'");
+    EXPECT_EQ(refusal(name), "KV format 'hack': sums needs compute=complete");
   }
   EXPECT_EQ(refusal("hack:axes=k"), "KV format 'hack' has no parameter 'axes'");
-  EXPECT_EQ(refusal("hack:round=sr"), "KV format 'hack' has no parameter 'round'");
-  EXPECT_EQ(refusal("hack:ktail=code"), "KV format 'hack' has no parameter 'ktail'");
+  for (const std::string key : {"round=sr", "ktail=code", "rqe=0", "diag=int8"}) {
+    EXPECT_EQ(refusal("hack:" + key),
+              "KV format 'hack': " + key.substr(0, key.find('=')) + " needs p=32, 64 or 128");
+  }
   EXPECT_EQ(refusal("hack:p=64,diag=int8,compute=dequantise"),
             "KV format 'hack': diag=int8 needs compute=int8 or compute=complete");
   EXPECT_EQ(refusal("hack", {1, 1, 128, ElementType::kFp16}),

@@ -89,6 +89,7 @@ Result<Address> parse_address(std::string_view text) {
   std::string_view host;
   std::string_view port;
   KVLANE_TRY(split_host(text, host, port));
+  if (port.empty()) return invalid_argument("'" + std::string(text) + "' has no port");
   Address address;
   address.host = host;
   KVLANE_ASSIGN(address.port, parse_port(port));
