@@ -9,6 +9,9 @@ where it is known, to PREFIX.skipped.
 FILES is which files of tests, test_*.py where it is absent.
 """
 # SPDX-License-Identifier: Apache-2.0
+import concurrent.futures.process
+import io
+import multiprocessing
 import pathlib
 import sys
 import unittest
@@ -29,13 +32,35 @@ def count_ctest(report, prefix):
     return True
 
 
-def run_python(directory, prefix, files="test_*.py"):
-    tests = unittest.defaultTestLoader.discover(directory, pattern=files)
-    outcome = unittest.TextTestRunner(verbosity=1).run(tests)
+def run_file(directory, file):
+    """Whether the tests of a file passed, how many ran, how many failed, which were skipped and why."""
+    print(file, flush=True)
+    said = io.StringIO()
+    tests = unittest.defaultTestLoader.discover(directory, pattern=file)
+    outcome = unittest.TextTestRunner(stream=said, verbosity=1).run(tests)
     skipped = [f"{test.id()}: {reason}" for test, reason in outcome.skipped]
     failed = len(outcome.failures) + len(outcome.errors) + len(outcome.unexpectedSuccesses)
-    write_counts(prefix, outcome.testsRun, failed, skipped)
-    return outcome.wasSuccessful() and outcome.testsRun > 0
+    if not outcome.wasSuccessful():
+        print(f"{file}\n{said.getvalue()}", flush=True)
+    return outcome.wasSuccessful(), outcome.testsRun, failed, skipped
+
+
+def run_python(directory, prefix, files="test_*.py"):
+    """Two files at a time, each in a process of its own: they wait for servers more than they compute."""
+    names = sorted(path.name for path in pathlib.Path(directory).glob(files))
+    good, total, failed, skipped = True, 0, 0, []
+    with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        running = {name: pool.submit(run_file, directory, name) for name in names}
+        for name, outcome in running.items():
+            try:
+                passed, ran, failures, left_out = outcome.result()
+            except concurrent.futures.process.BrokenProcessPool:
+                print(f"{name}: no outcome, since a process of these tests died", flush=True)
+                passed, ran, failures, left_out = False, 1, 1, []
+            good &= passed
+            total, failed, skipped = total + ran, failed + failures, skipped + left_out
+    write_counts(prefix, total, failed, skipped)
+    return good and total > 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 
 #include <deque>
 
+#include "base/test_sanitizers.h"
 #include "engine/engine_fixture.h"
 #include "quant/format_fixture.h"
 #include "quant/kv_format.h"
@@ -118,7 +119,7 @@ TEST(CodedTransfer, EveryFormatAnswersAsOneProcessDoes) {
       const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
       Worker prefill(*network, fixture_model(), options_of(format));
       Worker decode(*network, fixture_model(), options_of(format));
-      for (const int prompt : {1, 128, 290}) {
+      for (const int prompt : every_other_if(kSanitized, std::vector{1, 128, 290})) {
         // Long enough that what came is read as sealed blocks, and blocks of the answer are sealed.
         const GenerationRequest request = make_mixed_request(prompt, 70, prompt);
         const std::vector<std::int32_t> expected =
@@ -263,7 +264,7 @@ TEST(CodedTransfer, WithLittleRoomForRowsPromptsThatLeaveStopAndGoOn) {
   std::int64_t stopped = 0;
   for (const char* const name : {"kivi:bits=2,group=32", "kivi:recent=1", "hack"}) {
     for (const bool whole : {false, true}) {
-      for (const bool shared : {false, true}) {
+      for (const bool shared : every_other_if(kThreadSanitized, std::vector{false, true})) {
         SCOPED_TRACE(std::string(name) + (whole ? " whole" : "") + (shared ? " shared" : ""));
         const auto format = make_format(name);
         const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/temporary_directory.h"
+#include "base/test_sanitizers.h"
 #include "engine/device_fixture.h"
 #include "engine/state_fixture.h"
 #include "quant/kv_format.h"
@@ -52,15 +53,15 @@ TEST(StateEngineOnDevice, AConversationGoesOnAfterARestart) {
   struct Case {
     const char *format, *codec, *form;
   };
-  const Case cases[] = {{"bf16", "none", "kv"},
-                        {"bf16", "splitzip", "kv"},
-                        {"bf16", "splitzip:channel", "kv"},
-                        {"hack", "none", "kv"},
-                        {"bf16", "none", "hidden"},
-                        {"bf16", "splitzip", "hidden=1"},
-                        {"hack", "none", "hidden"},
-                        {"hack:p=64", "none", "hidden"}};
-  for (const auto& [format, codec, form] : cases) {
+  const std::vector<Case> cases = {{"bf16", "none", "kv"},
+                                   {"bf16", "splitzip", "kv"},
+                                   {"bf16", "splitzip:channel", "kv"},
+                                   {"hack", "none", "kv"},
+                                   {"bf16", "none", "hidden"},
+                                   {"bf16", "splitzip", "hidden=1"},
+                                   {"hack", "none", "hidden"},
+                                   {"hack:p=64", "none", "hidden"}};
+  for (const auto& [format, codec, form] : every_other_if(kThreadSanitized, cases)) {
     SCOPED_TRACE(std::string(format) + " " + codec + " " + form);
     const TemporaryDirectory directory;
     const GenerationRequest first = make_request(180, 15, 1);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/test_paths.h"
+#include "base/test_sanitizers.h"
 #include "cpu/parallel.h"
 #include "model/sequence_fixture.h"
 
@@ -77,9 +78,9 @@ TEST(WindowedForward, NothingOfWhatIsGivenBackIsRead) {
         "hack:compute=bf16", "zack:keep=0.5", "zack:keep=0.5,sink=1,recent=1",
         "zack:keep=0.6+hack"}) {
     const auto format = std::string(name) == "bf16" ? nullptr : make_format(*model, name);
-    for (const int threads : {1, 3}) {
+    for (const int threads : every_other_if(kSanitized, std::vector{1, 3})) {
       set_parallel_threads(threads);
-      for (const int chunk : {1, 50, 64, 200}) {
+      for (const int chunk : every_other_if(kSanitized, std::vector{1, 50, 64, 200})) {
         const auto expected = run(*model, format.get(), chunk, false);
         const auto logits = run(*model, format.get(), chunk, true);
         ASSERT_EQ(logits.size(), expected.size());

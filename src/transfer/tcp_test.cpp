@@ -425,7 +425,7 @@ TEST_P(Tcp, ThroughputOverLoopback) {
   link_ = *network_->connect(address, here_);
   ASSERT_TRUE(link_->post(share(small(1))).ok());
   while (counter->bytes == 0) std::this_thread::yield();
-  constexpr std::size_t kMessages = testing::kSanitized ? 64 : 1024;
+  constexpr std::size_t kMessages = kSanitized ? 64 : 1024;
   const auto message = share(large((1 << 20) - kMessageHeaderBytes));
   const TimePoint start = SteadyClock::now();
   for (std::size_t sent = 0; sent < kMessages;) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/test_sanitizers.h"
 #include "format/frame.h"
 #include "transfer/endpoint.h"
 #include "transfer/message.h"
@@ -25,14 +26,6 @@
 namespace kvlane::testing {
 
 constexpr int kHeadDim = 4;
-
-// Sanitizers make copies twenty times slower; a measurement is pointless there, a smaller run is
-// not.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
 
 inline ModelIdentity model_named(unsigned char letter) {
   ModelIdentity model;
