@@ -252,9 +252,10 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
                   "what other workers are told instead of --kv-bind")
       ->check(check_printable);
   command
-      .add_option("--kv-timeout", flags.timeout,
-                  "seconds without a sign of the other worker: then a transfer has failed; longer "
-                  "than one slab takes on the link")
+      .add_option(
+          "--kv-timeout", flags.timeout,
+          "seconds without a sign of the other worker: then a transfer has failed; longer "
+          "than one slab takes on the link, and six of them than a slab of each transfer does")
       ->check(number_between(1, 3600))
       ->capture_default_str();
   command

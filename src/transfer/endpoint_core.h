@@ -41,6 +41,9 @@ inline constexpr std::size_t kTransfersMax = 4096;
 inline constexpr std::size_t kDialledMax = 256;
 // Heartbeats within the idle limit: so many chances on a network that loses messages.
 inline constexpr int kHeartbeatsPerIdle = 16;
+// A transfer of which nothing is heard is kept for so many idle limits while others of its link
+// move.
+inline constexpr int kIdleLimitsBehindOthers = 6;
 // A link without transfers is closed by its connector after so long.
 inline constexpr Seconds kIdleLinkLimit{300};
 
@@ -116,6 +119,7 @@ class EndpointCore : public std::enable_shared_from_this<EndpointCore> {
   void schedule_tick();
   void tick();
   void watch_session(Lock& lock, const SessionPtr& session, TimePoint now);
+  Seconds patience_with(const Session* link, TimePoint now) const;
   void note_silence(const SessionPtr& session, TimePoint now) const;
   void watch_outgoing(const OutgoingPtr& outgoing, TimePoint now);
   void watch_incoming(Lock& lock, const IncomingPtr& incoming, TimePoint now);

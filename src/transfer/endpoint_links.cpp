@@ -396,6 +396,12 @@ void EndpointCore::note_silence(const SessionPtr& session, TimePoint now) const 
   session->silent |= now - session->last_heard > options_.idle_timeout;
 }
 
+// Transfers of one link take turns: a turn of many on a slow link is longer than the idle limit.
+Seconds EndpointCore::patience_with(const Session* link, TimePoint now) const {
+  const bool others_move = link && now - link->last_moved <= options_.idle_timeout;
+  return options_.idle_timeout * (others_move ? kIdleLimitsBehindOthers : 1);
+}
+
 void EndpointCore::watch_outgoing(const OutgoingPtr& outgoing, TimePoint now) {
   if (outgoing->outcome) return;
   const SessionPtr& session = outgoing->session;
@@ -410,13 +416,13 @@ void EndpointCore::watch_outgoing(const OutgoingPtr& outgoing, TimePoint now) {
   }
   session->last_used = now;
   if (!outgoing->started()) return;  // the handshake has a limit of its own
-  if (now - outgoing->last_heard > options_.idle_timeout) {
+  const Seconds patience = patience_with(session.get(), now);
+  if (now - outgoing->last_heard > patience) {
     note_silence(session, now);
-    return end_outgoing(
-        outgoing,
-        timed_out("nothing from the receiver of transfer " + to_string(outgoing->id) + " for " +
-                  seconds_text(options_.idle_timeout)),
-        true);
+    return end_outgoing(outgoing,
+                        timed_out("nothing from the receiver of transfer " +
+                                  to_string(outgoing->id) + " for " + seconds_text(patience)),
+                        true);
   }
   if (outgoing->held() && outgoing->finished() && now - outgoing->lease_start > options_.lease) {
     return end_outgoing(outgoing,
@@ -455,10 +461,10 @@ void EndpointCore::watch_incoming(Lock& lock, const IncomingPtr& incoming, TimeP
       break;
     case Incoming::State::kRunning: break;
   }
-  if (now - incoming->last_heard > options_.idle_timeout) {
+  const Seconds patience = patience_with(incoming->session.get(), now);
+  if (now - incoming->last_heard > patience) {
     note_silence(incoming->session, now);
-    return fail("nothing from the sender of " + name + " for " +
-                seconds_text(options_.idle_timeout));
+    return fail("nothing from the sender of " + name + " for " + seconds_text(patience));
   }
   const bool waits = incoming->state == Incoming::State::kFetching || incoming->round() > 0;
   if (waits && now - std::max(incoming->last_told, incoming->last_slab) > heartbeat()) {

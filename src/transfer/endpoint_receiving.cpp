@@ -84,7 +84,7 @@ void EndpointCore::on_begin(Lock& lock, const SessionPtr& session, const Message
   const bool elsewhere = incoming->session && incoming->session != session;
   if (elsewhere) return answer_unknown(session, id);
   if (incoming->state == Incoming::State::kOver) return;  // its last call is under way
-  incoming->last_heard = clock_;
+  incoming->last_heard = session->last_moved = clock_;
   if (incoming->begun()) {
     if (*begin == incoming->begin()) return tell_here(incoming);
     return fail_incoming(lock, incoming, corrupt("the sender announced the transfer anew"), true);
@@ -103,9 +103,14 @@ void EndpointCore::on_begin(Lock& lock, const SessionPtr& session, const Message
 }
 
 void EndpointCore::on_slab(Lock& lock, const SessionPtr& session, const Message& message) {
-  const IncomingPtr incoming = find_begun(session, message.header.transfer);
-  if (!incoming) return;
-  incoming->last_heard = clock_;
+  const TransferId& id = message.header.transfer;
+  const IncomingPtr incoming = find_begun(session, id);
+  if (!incoming) {
+    // Of one that was given up: what its sender had posted stands before others.
+    if (incoming_outcomes_.find(id)) session->last_moved = clock_;
+    return;
+  }
+  incoming->last_heard = session->last_moved = clock_;
   if (incoming->state == Incoming::State::kWaiting) {
     if (clock_ - incoming->last_told > heartbeat()) tell_here(incoming);
     return;
@@ -141,7 +146,7 @@ void EndpointCore::on_end(Lock& lock, const SessionPtr& session, const Message& 
         at != incoming_.end() && (at->second->session == nullptr || at->second->session == session);
     return waits ? void() : answer_unknown(session, id);
   }
-  incoming->last_heard = clock_;
+  incoming->last_heard = session->last_moved = clock_;
   if (incoming->state == Incoming::State::kWaiting) return;  // it will be told again
   const Result<bool> new_round = incoming->on_end(std::move(*end));
   if (!new_round.ok()) return fail_incoming(lock, incoming, new_round.status(), true);

@@ -32,7 +32,7 @@ EndpointCore::OutgoingPtr EndpointCore::find_outgoing(const SessionPtr& session,
 
 void EndpointCore::on_fetch(const SessionPtr& session, const TransferId& id) {
   if (const OutgoingPtr outgoing = find_outgoing(session, id)) {
-    outgoing->last_heard = clock_;
+    outgoing->last_heard = session->last_moved = clock_;
     if (!outgoing->next()) outgoing->repeat();
     return enlist(outgoing);
   }
@@ -49,6 +49,7 @@ void EndpointCore::on_fetch(const SessionPtr& session, const TransferId& id) {
                                                       " goes to another worker")));
   }
   outgoing->session = session;
+  session->last_moved = clock_;
   begin_sending(outgoing);
 }
 
@@ -58,7 +59,7 @@ void EndpointCore::on_missing(Lock& lock, const SessionPtr& session, const Messa
   if (!missing.ok()) return refuse(lock, session, missing.status().with_context("MISSING"));
   const OutgoingPtr outgoing = find_outgoing(session, id);
   if (!outgoing) return answer_not_sent(session, id);
-  outgoing->last_heard = clock_;
+  outgoing->last_heard = session->last_moved = clock_;
   if (Status status = outgoing->answer(*missing, network_.now()); !status.ok()) {
     return end_outgoing(outgoing, std::move(status), true);
   }
@@ -69,7 +70,7 @@ void EndpointCore::on_missing(Lock& lock, const SessionPtr& session, const Messa
 void EndpointCore::on_wait(const SessionPtr& session, const TransferId& id) {
   const OutgoingPtr outgoing = find_outgoing(session, id);
   if (!outgoing) return answer_not_sent(session, id);
-  outgoing->last_heard = clock_;
+  outgoing->last_heard = session->last_moved = clock_;
   if (outgoing->hold()) outgoing->lease_start = clock_;
 }
 
@@ -87,6 +88,7 @@ void EndpointCore::on_done(Lock& lock, const SessionPtr& session, const Message&
   if (!durations.ok()) return refuse(lock, session, durations.status().with_context("DONE"));
   const OutgoingPtr outgoing = find_outgoing(session, message.header.transfer);
   if (!outgoing) return;
+  session->last_moved = clock_;
   if (!outgoing->finished()) {
     return end_outgoing(outgoing, corrupt("the receiver acknowledged a transfer before its end"),
                         true);

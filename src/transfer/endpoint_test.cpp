@@ -6,6 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
+#include <vector>
+
 #include "transfer/test_pair.h"
 
 namespace kvlane {
@@ -76,6 +79,44 @@ TEST(Endpoint, LinksThatWereTheBottleneckHaveASpeed) {
   heavy(2, true);
   ASSERT_TRUE(pair.a->link_speed(std::nullopt));
   EXPECT_NEAR(pair.a->link_speed(std::nullopt)->bytes_per_second, 20e6, 1e6);
+}
+
+// Thirty take turns on a link that carries five of their slabs a second: each waits six seconds for
+// its turn, three times the idle limit.
+TEST(Endpoint, TurnsThatAreLongerThanTheIdleLimitAreWaitedFor) {
+  TestFaults faults;
+  faults.bytes_per_second = 250e3;
+  const TransferBegin begin = begin_of(64, 3);
+  for (const bool parked : {false, true}) {
+    Pair pair(faults, options_for_test(), options_for_test(), std::size_t{1} << 17);
+    std::vector<std::shared_ptr<CheckingSink>> sinks;
+    std::deque<Delivery> deliveries;
+    for (std::uint32_t number = 1; number <= 30; ++number) {
+      const TransferId id = id_of(number);
+      const auto sink = sinks.emplace_back(std::make_shared<CheckingSink>());
+      const auto over = deliveries.emplace_back().callback();
+      const std::size_t bytes_max = outgoing_bytes_needed(begin, std::size_t{1} << 16);
+      std::shared_ptr<OutgoingTransfer> outgoing;
+      if (parked) {
+        outgoing = *pair.a->park(id, begin, bytes_max, over);
+        ASSERT_TRUE(pair.b->fetch(pair.a->address(), id, sink).ok());
+      } else {
+        ASSERT_TRUE(pair.b->expect(id, Seconds(30), sink).ok());
+        outgoing = *pair.a->push(pair.b->address(), id, begin, bytes_max, over);
+      }
+      for (std::uint32_t layer = 0; layer < 3; ++layer) {
+        FrameHeader header = frame_header_of(begin, {layer, 0});
+        header.head_dim = 200;
+        ASSERT_TRUE(add_frame(*outgoing, frame_with(header, {layer, 0})).ok());
+      }
+      outgoing->finish(end_of(17));
+    }
+    pair.network->run_for(Seconds(60));
+    for (std::size_t i = 0; i < sinks.size(); ++i) {
+      EXPECT_TRUE(sinks[i]->end().has_value()) << sinks[i]->failure().message();
+      EXPECT_TRUE(deliveries[i].ok()) << deliveries[i].status().message();
+    }
+  }
 }
 
 TEST(Endpoint, SlabsLeaveWhileMoreAreComputed) {

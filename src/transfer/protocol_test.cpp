@@ -302,6 +302,37 @@ TEST_F(Protocol, ASenderThatFallsSilentIsGivenUp) {
   EXPECT_FALSE(events_->closed().has_value()) << "the link stays";
 }
 
+// It may only wait for its turn; but not without end.
+TEST_F(Protocol, ASenderThatIsBusyWithOthersIsWaitedForLonger) {
+  begin_push(begin_of(1, 1));
+  const auto other = std::make_shared<CheckingSink>();
+  ASSERT_TRUE(endpoint_->expect(id_of(2), Seconds(30), other).ok());
+  const TransferBegin begin = begin_of(64, 100);
+  post(encode_begin(id_of(2), begin));
+  const auto others_move = [&](std::uint32_t from, std::uint32_t to) {
+    for (std::uint32_t layer = from; layer < to; ++layer) {
+      post(encode_slab(id_of(2), frame_of(begin, {layer, 0})));
+      run(0.5);
+    }
+  };
+  others_move(0, 16);
+  endpoint_->cancel(id_of(2), *other);
+  others_move(16, 22);  // what was on its way; eleven seconds in all, and the idle limit is two
+  EXPECT_FALSE(sink_->over());
+  others_move(22, 26);
+  EXPECT_EQ(sink_->failure().code(), Code::kTimeout);
+}
+
+TEST_F(Protocol, ASenderThatIsBusyWithUnknownTransfersIsNot) {
+  begin_push(begin_of(1, 1));
+  const TransferBegin begin = begin_of(64, 100);
+  for (std::uint32_t layer = 0; layer < 6; ++layer) {
+    post(encode_slab(id_of(2), frame_of(begin, {layer, 0})));
+    run(0.5);
+  }
+  EXPECT_EQ(sink_->failure().code(), Code::kTimeout);
+}
+
 TEST_F(Protocol, AnErrorBeforeBeginReachesTheSink) {
   ASSERT_TRUE(endpoint_->expect(id_, Seconds(30), sink_).ok());
   connect();

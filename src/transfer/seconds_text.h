@@ -12,7 +12,8 @@ namespace kvlane {
 
 inline std::string seconds_text(Seconds seconds) {
   std::array<char, 32> text{};
-  const auto written = std::to_chars(text.begin(), text.end(), seconds.count());
+  const auto written =
+      std::to_chars(text.begin(), text.end(), seconds.count(), std::chars_format::general, 6);
   return std::string(text.data(), written.ptr) + " s";
 }
 

@@ -46,6 +46,7 @@ class Session : public LinkEvents, public std::enable_shared_from_this<Session> 
   TimePoint last_hello{};
   TimePoint last_used{};   // by a transfer
   TimePoint last_heard{};  // of the peer: a message, or that it takes what is queued
+  TimePoint last_moved{};  // a message of the peer about a transfer that is known
   bool silent = false;     // it owed a transfer something for so long that it counts as gone
 
  private:

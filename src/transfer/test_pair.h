@@ -23,8 +23,11 @@ struct Workers {
 // On one test network.
 struct Pair : Workers {
   explicit Pair(const TestFaults& faults = {}, EndpointOptions for_a = options_for_test(),
-                EndpointOptions for_b = options_for_test())
-      : network(TestNetwork::create({.drive = TestNetwork::Drive::kManual, .faults = faults})) {
+                EndpointOptions for_b = options_for_test(),
+                std::size_t queue_bytes_max = std::size_t{8} << 20)
+      : network(TestNetwork::create({.drive = TestNetwork::Drive::kManual,
+                                     .faults = faults,
+                                     .queue_bytes_max = queue_bytes_max})) {
     a = std::move(*Endpoint::start(*network, std::move(for_a)));
     b = std::move(*Endpoint::start(*network, std::move(for_b)));
   }
