@@ -244,7 +244,7 @@ class Inspect(program.ProgramTest):
             (GOLDEN / "frame/corrupt/truncated_body.frame", "frame 0"),
             (GOLDEN / "frame/corrupt/header_checksum_wrong.frame", "checksum"),
             (GOLDEN / "frame/unsupported/version_2.frame", "version 2"),
-            (GQA / "model.safetensors", "inspect its directory"),
+            (GQA / "model.safetensors", "inspect the checkpoint's directory"),
         ):
             with self.subTest(path):
                 self.assert_refused(run("inspect", path), fragment)
