@@ -236,8 +236,10 @@ class Inspect(program.ProgramTest):
     def test_what_is_neither(self):
         folder = self.folder()
         (folder / "garbage").write_bytes(os.urandom(1000))
+        (folder / "empty").touch()
         for path, fragment in (
             (folder / "garbage", "frame 0"),
+            (folder / "empty", "is empty"),
             (folder / "nothing", "cannot open"),
             (folder, "config.json"),
             ("/dev/zero", "not a regular file"),

@@ -255,7 +255,7 @@ void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
       .add_option(
           "--kv-timeout", flags.timeout,
           "seconds without a sign of the other worker: then a transfer has failed; longer "
-          "than one slab takes on the link, and six of them than a slab of each transfer does")
+          "than one slab takes on the link, and than a sixth of what one of each transfer takes")
       ->check(number_between(1, 3600))
       ->capture_default_str();
   command

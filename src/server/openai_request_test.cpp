@@ -500,7 +500,8 @@ TEST(HttpTest, ParsesUrlsAndAddresses) {
     EXPECT_FALSE(parse_url(bad).ok()) << bad;
   }
   EXPECT_EQ(*parse_address("127.0.0.1:5"), (Address{"127.0.0.1", 5}));
-  EXPECT_FALSE(parse_address("127.0.0.1").ok());
+  EXPECT_EQ(parse_address("127.0.0.1").status().message(), "'127.0.0.1' has no port");
+  EXPECT_FALSE(parse_address("127.0.0.1:").ok());
 }
 
 }  // namespace

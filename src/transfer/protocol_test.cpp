@@ -321,6 +321,7 @@ TEST_F(Protocol, ASenderThatIsBusyWithOthersIsWaitedForLonger) {
   EXPECT_FALSE(sink_->over());
   others_move(22, 26);
   EXPECT_EQ(sink_->failure().code(), Code::kTimeout);
+  EXPECT_THAT(sink_->failure().message(), HasSubstr("for 12 s"));
 }
 
 TEST_F(Protocol, ASenderThatIsBusyWithUnknownTransfersIsNot) {
