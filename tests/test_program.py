@@ -233,10 +233,17 @@ class Inspect(program.ProgramTest):
         for frame, wanted in zip(told["frames"], expected):
             self.assertEqual(frame, frame | wanted)
 
+    def test_tensors_of_a_checkpoint(self):
+        told = run("inspect", GQA / "model.safetensors", "--json").json()
+        self.assertEqual(told["kind"], "safetensors")
+        self.assertEqual(told["values"], run("inspect", GQA, "--json").json()["parameters"])
+        self.assertIn({"name": "model.norm.weight", "dtype": "BF16", "shape": [256], "bytes": 512}, told["tensors"])
+
     def test_what_is_neither(self):
         folder = self.folder()
         (folder / "garbage").write_bytes(os.urandom(1000))
         (folder / "empty").touch()
+        (folder / "cut.safetensors").write_bytes((GQA / "model.safetensors").read_bytes()[:-1])
         for path, fragment in (
             (folder / "garbage", "frame 0"),
             (folder / "empty", "is empty"),
@@ -246,7 +253,7 @@ class Inspect(program.ProgramTest):
             (GOLDEN / "frame/corrupt/truncated_body.frame", "frame 0"),
             (GOLDEN / "frame/corrupt/header_checksum_wrong.frame", "checksum"),
             (GOLDEN / "frame/unsupported/version_2.frame", "version 2"),
-            (GQA / "model.safetensors", "inspect the checkpoint's directory"),
+            (folder / "cut.safetensors", "the file is truncated"),
         ):
             with self.subTest(path):
                 self.assert_refused(run("inspect", path), fragment)

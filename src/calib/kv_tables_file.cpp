@@ -3,15 +3,16 @@
 #include "calib/kv_tables_file.h"
 
 #include <cstring>
+#include <utility>
 
 #include "base/file.h"
 #include "crypto/sha256.h"
-#include "model/safetensors.h"
 
 namespace kvlane {
 namespace {
 
 constexpr float kVersion = 1;
+constexpr float kTokensMax = 1e18F;  // rounded to F32, still a whole number of 64 bits
 constexpr const char* kVersionName = "kvlane.version";
 constexpr const char* kModelName = "kvlane.model";
 constexpr const char* kTokensName = "kvlane.tokens";
@@ -63,26 +64,39 @@ Bytes build_kv_tables(const KvTables& tables, const ModelIdentity& model, std::u
   return file;
 }
 
-Result<KvTables> parse_kv_tables(ByteView file, const ModelIdentity& model) {
-  KVLANE_ASSIGN(KvTables tables, read_values(file));
-  KVLANE_ASSIGN(const auto version, take(tables, kVersionName, 1));
+bool is_kv_tables(const std::map<std::string, TensorView>& tensors) {
+  return tensors.contains(kVersionName);
+}
+
+Result<KvTablesFile> parse_kv_tables(ByteView file) {
+  KvTablesFile found;
+  KVLANE_ASSIGN(found.tables, read_values(file));
+  KVLANE_ASSIGN(const auto version, take(found.tables, kVersionName, 1));
   if (version[0] != kVersion) {
     return unsupported("version " + std::to_string(version[0]) +
                        " of files of KV tables is not known, 1 is");
   }
-  KVLANE_ASSIGN(const auto bytes, take(tables, kModelName, model.size()));
-  KVLANE_ASSIGN(const auto tokens, take(tables, kTokensName, 1));
-  ModelIdentity found{};
-  for (std::size_t i = 0; i < found.size(); ++i) {
+  KVLANE_ASSIGN(const auto bytes, take(found.tables, kModelName, found.model.size()));
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
     if (!(bytes[i] >= 0 && bytes[i] <= 255)) return corrupt("'kvlane.model' is no row of bytes");
-    found[i] = static_cast<std::byte>(bytes[i]);
+    found.model[i] = static_cast<std::byte>(bytes[i]);
   }
-  if (found != model) {
+  KVLANE_ASSIGN(const auto tokens, take(found.tables, kTokensName, 1));
+  if (!(tokens[0] >= 0 && tokens[0] <= kTokensMax)) {
+    return corrupt("'kvlane.tokens' is no number of tokens");
+  }
+  found.tokens = static_cast<std::uint64_t>(tokens[0]);
+  return found;
+}
+
+Result<KvTables> parse_kv_tables(ByteView file, const ModelIdentity& model) {
+  KVLANE_ASSIGN(KvTablesFile found, parse_kv_tables(file));
+  if (found.model != model) {
     return invalid_argument("the tables belong to another model: to " +
-                            to_hex(found).substr(0, 16) + ", not to " +
+                            to_hex(found.model).substr(0, 16) + ", not to " +
                             to_hex(model).substr(0, 16));
   }
-  return tables;
+  return std::move(found.tables);
 }
 
 std::vector<std::filesystem::path> kv_tables_files(const std::filesystem::path& directory,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "base/bytes.h"
 #include "format/shape.h"
 #include "kvlane/status.h"
+#include "model/safetensors.h"
 #include "quant/kv_tables.h"
 
 namespace kvlane {
@@ -21,8 +23,20 @@ inline constexpr std::size_t kKvTablesFileBytesMax = std::size_t{1} << 30;
 // tokens: of the text that the tables come from.
 Bytes build_kv_tables(const KvTables& tables, const ModelIdentity& model, std::uint64_t tokens);
 
-// Untrusted bytes. kCorrupt when they are no file of tables, kUnsupported for another version,
-// kInvalidArgument when they belong to another model.
+// Whose tables these are.
+struct KvTablesFile {
+  KvTables tables;
+  ModelIdentity model;
+  std::uint64_t tokens = 0;  // of the text that the tables come from
+};
+
+// Whether a safetensors file with these tensors says that it is one of tables.
+bool is_kv_tables(const std::map<std::string, TensorView>& tensors);
+
+// Untrusted bytes. kCorrupt when they are no file of tables, kUnsupported for another version.
+Result<KvTablesFile> parse_kv_tables(ByteView file);
+
+// The same for one model: kInvalidArgument when they belong to another.
 Result<KvTables> parse_kv_tables(ByteView file, const ModelIdentity& model);
 
 // Where the directory of a model that `kvlane calibrate zack` made has its tables (spec/zack.md).

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "calib/describe_safetensors.h"
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cli/zack_rates.h"
@@ -22,6 +23,11 @@ struct InspectFlags {
   bool json = false;
 };
 
+Result<std::string> describe_file(const std::filesystem::path& path, ByteView bytes) {
+  if (path.extension() == ".safetensors") return describe_safetensors_json(bytes);
+  return begins_tensor_file(bytes) ? describe_tensor_file_json(bytes) : describe_frame_json(bytes);
+}
+
 Result<std::string> describe(const std::string& path, bool whole) {
   if (std::filesystem::is_directory(path) || std::filesystem::path(path).extension() == ".gguf") {
     Progress progress("reading " + path);
@@ -29,15 +35,9 @@ Result<std::string> describe(const std::string& path, bool whole) {
     KVLANE_TRY(add_zack_rates(path, whole, text));
     return text;
   }
-  if (std::filesystem::path(path).extension() == ".safetensors") {
-    return invalid_argument(path +
-                            " holds tensors of a checkpoint, or tables of formats: inspect the "
-                            "checkpoint's directory");
-  }
   KVLANE_ASSIGN(const MappedFile file, MappedFile::open(path));
   if (file.bytes().empty()) return invalid_argument(path + " is empty");
-  auto description = begins_tensor_file(file.bytes()) ? describe_tensor_file_json(file.bytes())
-                                                      : describe_frame_json(file.bytes());
+  auto description = describe_file(path, file.bytes());
   if (!description.ok()) return description.status().with_context(path);
   return description;
 }
@@ -71,12 +71,12 @@ Status inspect(const InspectFlags& flags) {
 
 void add_inspect(CLI::App& app, Run& run) {
   CLI::App* const command = app.add_subcommand(
-      "inspect", "Tell what is in a checkpoint directory, a file of frames or a tensor file");
+      "inspect", "Tell what is in a checkpoint, a file of tensors or tables, or a file of frames");
   command->footer("Example: kvlane inspect models/kvlane-tiny-gqa");
   const auto flags = std::make_shared<InspectFlags>();
   command
       ->add_option("PATH", flags->path,
-                   "model directory or .gguf file, file of KV frames, or FILE.kvl")
+                   "model directory or .gguf file, .safetensors, file of KV frames, or FILE.kvl")
       ->required();
   command->add_flag("--json", flags->json, "one JSON object");
   command->callback([flags, &run] { run = [flags] { return inspect(*flags); }; });
