@@ -17,9 +17,9 @@ Status errno_status(const char* verb, const std::filesystem::path& path) {
   std::string message =
       std::string("cannot ") + verb + " " + path.string() + ": " + std::strerror(error);
   if (error == ENOENT || error == ENOTDIR) return not_found(std::move(message));
-  if (error == ENOSPC || error == EDQUOT || error == EMFILE || error == ENFILE) {
-    return exhausted(std::move(message));
-  }
+  if (error == ENOSPC || error == EDQUOT) return exhausted(std::move(message));
+  // The process's or the system's descriptors, and not the disk, are short.
+  if (error == EMFILE || error == ENFILE) return unavailable(std::move(message));
   return invalid_argument(std::move(message));
 }
 

@@ -53,7 +53,6 @@ Result<ChildProcess> start_gateway(const MockWorkers& workers) {
 }
 
 Status run_bench_gateway(const BenchGatewayFlags& flags) {
-  allow_many_open_files();
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   GatewayBenchOptions options = flags.options;
   options.pace = {from_milliseconds(flags.prefill_ms), from_milliseconds(flags.interval_ms)};

@@ -96,7 +96,6 @@ Status all_failed(const ServeBenchRun& run) {
 }
 
 Status run_bench_serve(const BenchServeFlags& flags) {
-  allow_many_open_files();
   KVLANE_ASSIGN(ServeBenchOptions options, options_from(flags));
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   options.load.stop_descriptor = signals.descriptor();

@@ -14,7 +14,7 @@ namespace kvlane {
 void choose_how_to_wait(char** argv);
 
 // Raises the limit of open files to what the system allows. Shells allow 1,024 by default, which is
-// less than the connections that a server or a load generator has.
+// less than the connections that a server or a load generator has, or the segments of a store.
 void allow_many_open_files();
 
 }  // namespace kvlane

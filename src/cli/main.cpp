@@ -66,6 +66,7 @@ int run_program(int argc, char** argv) {
     std::cerr << "kvlane: " << usage_error(app, error, argc, argv) << '\n';
     return kUsage;
   }
+  kvlane::allow_many_open_files();
   const kvlane::Status status = run();
   if (status.ok()) return 0;
   std::cerr << "kvlane: " << status.message() << '\n';

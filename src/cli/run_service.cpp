@@ -38,7 +38,6 @@ void print_ready(const ReadyLine& ready, bool json) {
 }
 
 Status run_until_signal(Service& service, const ReadyLine& ready, bool json, int descriptor) {
-  allow_many_open_files();
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   print_ready(ready, json);
   std::array<pollfd, 2> entries = {{{signals.descriptor(), POLLIN, 0}, {descriptor, POLLIN, 0}}};

@@ -48,7 +48,16 @@ RankState::RankState(RankStateParts parts, const Plan& plan, Tell tell)
       });
 }
 
-RankState::~RankState() = default;
+// Reads that are under way end with the store, and each of them calls what the restorer was given:
+// so that goes before what it uses does.
+RankState::~RankState() {
+  jobs_.clear();
+  streams_.clear();
+  slabs_.reset();
+  hidden_.reset();
+  restorer_.reset();
+  parts_.store.reset();
+}
 
 int RankState::shards() const {
   const bool whole = parts_.format != nullptr && codes_heads_together(*parts_.format);

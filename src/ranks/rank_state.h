@@ -85,7 +85,7 @@ class RankState {
   void end_rows(std::uint64_t stream);
   void flush();
 
-  const RankStateParts parts_;
+  RankStateParts parts_;
   const Tell tell_;
   const SlabKind kind_;
   std::atomic<bool> wake_told_ = false;

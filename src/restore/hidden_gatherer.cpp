@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "cpu/background.h"
 #include "restore/hidden_extents.h"
+#include "restore/missing_layers.h"
 
 namespace kvlane {
 namespace {
@@ -371,6 +372,39 @@ Status HiddenGatherer::gather_part(const Rows& rows, int done, int count) {
   return {};
 }
 
+// The drafts of a block; of one that the store has in part, with the layers that it lacks alone.
+Result<std::vector<ExtentDraft>> HiddenGatherer::lacking(SavedRows::OpenBlock& block,
+                                                         const BlockName& name) {
+  std::vector<ExtentDraft> drafts;
+  for (std::optional<ExtentDraft>& draft : block.drafts) {
+    draft->set_name(name);
+    const ExtentHead& head = draft->head();
+    const auto missing = missing_layers(store_, head.key, {head.layer, head.layers()});
+    const bool in_part =
+        missing.size() > 1 || (missing.size() == 1 && missing[0].count < head.layers());
+    if (!in_part) drafts.push_back(std::move(*draft));
+    for (std::size_t i = 0; in_part && i < missing.size(); ++i) {
+      KVLANE_ASSIGN(ExtentDraft part, part_of(*draft, missing[i]));
+      drafts.push_back(std::move(part));
+    }
+  }
+  return drafts;
+}
+
+Result<ExtentDraft> HiddenGatherer::part_of(const ExtentDraft& whole, LayerRun layers) {
+  ExtentHead head = whole.head();
+  const int skipped = layers.first - head.layer;
+  const auto begin = head.parts.begin() + skipped;
+  head.parts = {begin, begin + layers.count};
+  head.layer = layers.first;
+  KVLANE_ASSIGN(ExtentDraft draft, this->draft(head));
+  for (int part = 0; part < layers.count; ++part) {
+    const auto from = whole.part(skipped + part);
+    std::memcpy(draft.part(part).data(), from.data(), from.size());
+  }
+  return draft;
+}
+
 void HiddenGatherer::put(const Complete& complete) {
   const auto found = complete.saved->open_.find(complete.block);
   const bool whole = found != complete.saved->open_.end() &&
@@ -378,13 +412,14 @@ void HiddenGatherer::put(const Complete& complete) {
                                  [](int rows) { return rows == kBlockTokens; });
   if (!whole) {
     counters_->tokens_lost += kBlockTokens;
+  } else if (auto drafts = lacking(found->second, complete.name); !drafts.ok()) {
+    counters_->tokens_lost += kBlockTokens;
   } else {
-    const auto puts = std::make_shared<Puts>(extents_.size());
-    for (std::optional<ExtentDraft>& draft : found->second.drafts) {
-      draft->set_name(complete.name);
-      const int directory = extent_directory(complete.first_name, draft->head().layer,
-                                             draft->head().position, directories_);
-      store_.put(std::move(*draft), directory, [puts, counters = counters_](const Status& status) {
+    const auto puts = std::make_shared<Puts>(drafts->size());
+    for (ExtentDraft& draft : *drafts) {
+      const int directory = extent_directory(complete.first_name, draft.head().layer,
+                                             draft.head().position, directories_);
+      store_.put(std::move(draft), directory, [puts, counters = counters_](const Status& status) {
         if (!status.ok()) puts->failed = true;
         if (--puts->left > 0) return;
         if (puts->failed) {

@@ -179,6 +179,8 @@ class HiddenGatherer {
   void perform(Work& work);
   void gather(const Rows& rows);
   Result<ExtentDraft> draft(const ExtentHead& head);
+  Result<std::vector<ExtentDraft>> lacking(SavedRows::OpenBlock& block, const BlockName& name);
+  Result<ExtentDraft> part_of(const ExtentDraft& whole, LayerRun layers);
   Status gather_part(const Rows& rows, int done, int count);
   void put(const Complete& complete);
   static void drop(SavedRows& saved);

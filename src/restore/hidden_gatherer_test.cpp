@@ -243,6 +243,30 @@ TEST_F(HiddenGathererTest, SequencesOfRaggedPassesComeBackBitForBit) {
   }
 }
 
+// With a form that saved fewer layers before, what is missing is saved beside what is there.
+TEST_F(HiddenGathererTest, LayersThatAreThereAlreadyAreLeftAsTheyAre) {
+  for (const int last : {3, layers_}) {
+    options_.layer_last = last;
+    open();
+    Saved sequence(*model_, nullptr, 0);
+    sequence.rows = gatherer_->begin();
+    for (int i = 0; i < 4; ++i) pass(sequence, 70);
+    settle();
+    EXPECT_EQ(gatherer_->figures().tokens_lost, 0U);
+    EXPECT_EQ(gatherer_->figures().blocks, std::uint64_t{kWhole});
+    for (int block = 0; block < kWhole; ++block) expect_stored(sequence, block);
+    const BlockKey key{.name = name_of(0, 1), .kind = ExtentKind::kHidden};
+    std::vector<LayerRun> runs;
+    for (const PinnedExtent& extent : store_->find(key)) {
+      runs.push_back({extent.head().layer, extent.head().layers()});
+    }
+    const std::vector<LayerRun> both = {{1, 2}, {3, layers_ - 3}};
+    EXPECT_EQ(runs, last == 3 ? std::vector<LayerRun>({both[0]}) : both);
+    gatherer_ = nullptr;
+    store_ = nullptr;
+  }
+}
+
 TEST_F(HiddenGathererTest, EightBitsAndAKey) {
   options_.format = take(HiddenFormat::parse("hidden:int8", *model_));
   store_options_.key.emplace();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cpu/background.h"
+#include "restore/missing_layers.h"
 
 namespace kvlane {
 
@@ -81,22 +82,11 @@ Status SlabSaver::save(const BlockToSave& block) {
                      .shards = options_.shards,
                      .shard = options_.shard};
   for (const LayerRun& run : runs_) {
-    for (const LayerRun& missing : missing_of(run, key)) KVLANE_TRY(save(block, key, missing));
+    for (const LayerRun& missing : missing_layers(store_, key, run)) {
+      KVLANE_TRY(save(block, key, missing));
+    }
   }
   return {};
-}
-
-// Another form may have saved some layers, cut otherwise.
-std::vector<LayerRun> SlabSaver::missing_of(const LayerRun& run, const BlockKey& key) const {
-  std::vector<LayerRun> missing;
-  for (int layer = run.first; layer < run.first + run.count; ++layer) {
-    if (store_.holds(key, layer, 1)) continue;
-    if (missing.empty() || missing.back().first + missing.back().count < layer) {
-      missing.push_back({layer, 0});
-    }
-    ++missing.back().count;
-  }
-  return missing;
 }
 
 Status SlabSaver::save(const BlockToSave& block, const BlockKey& key, const LayerRun& run) {

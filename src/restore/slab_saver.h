@@ -65,7 +65,6 @@ class SlabSaver {
  private:
   void loop();
   Status save(const BlockToSave& block);
-  std::vector<LayerRun> missing_of(const LayerRun& run, const BlockKey& key) const;
   Status save(const BlockToSave& block, const BlockKey& key, const LayerRun& run);
 
   const BlockPool& pool_;

@@ -126,9 +126,10 @@ Result<Catalogue> Catalogue::connect(const std::filesystem::path& path, int flag
 }
 
 Result<Catalogue> Catalogue::create(const std::filesystem::path& path, std::string identity,
-                                    int directories) {
+                                    int directories, const CatalogueChanges& first) {
   KVLANE_ASSIGN(Catalogue catalogue, connect(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE));
-  // One transaction: a catalogue has all of its tables or counts as damaged.
+  // One transaction: a catalogue has all of its tables and all that was found for it, or counts as
+  // damaged. With empty tables it would say that no segment is worth keeping.
   KVLANE_TRY(catalogue.run("BEGIN IMMEDIATE"));
   KVLANE_TRY(catalogue.run(kSchema));
   KVLANE_ASSIGN(const Statement insert, catalogue.prepare("INSERT INTO store VALUES (?2, ?1)"));
@@ -136,6 +137,7 @@ Result<Catalogue> Catalogue::create(const std::filesystem::path& path, std::stri
   ::sqlite3_bind_blob(insert.get(), 2, identity.data(), static_cast<int>(identity.size()),
                       SQLITE_TRANSIENT);
   KVLANE_TRY(catalogue.step(insert.get()));
+  KVLANE_TRY(catalogue.write_changes(first));
   const std::string version = "PRAGMA application_id = " + std::to_string(kApplicationId) +
                               "; PRAGMA user_version = " + std::to_string(kVersion) + "; COMMIT";
   KVLANE_TRY(catalogue.run(version.c_str()));

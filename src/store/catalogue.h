@@ -71,9 +71,10 @@ struct CatalogueChanges {
 // One thread at a time. Movable.
 class Catalogue {
  public:
-  // A new one; `path` must not be there.
+  // A new one with `first` in it; `path` must not be there. What was begun and not ended, by
+  // whatever failed, opens as kCorrupt.
   static Result<Catalogue> create(const std::filesystem::path& path, std::string identity,
-                                  int directories);
+                                  int directories, const CatalogueChanges& first = {});
   // kNotFound, kCorrupt when it is no catalogue or damaged, kUnsupported when another version made
   // it.
   enum class Access { kRead, kWrite };

@@ -42,6 +42,23 @@ CatalogueExtent row(std::int64_t id, int block, std::uint64_t used) {
   return {.id = id, .segment = 3, .page = 7, .used = used, .head = hidden_head(block, 1, 2)};
 }
 
+// All of what it is made with, or it counts as damaged: empty tables would say that no segment is
+// worth keeping.
+TEST_F(CatalogueTest, OneThatIsMadeAnewHasEverythingOrNothing) {
+  const CatalogueChanges all{.new_segments = {{3, 0}}, .added = {row(1, 10, 5), row(2, 11, 4)}};
+  ASSERT_TRUE(Catalogue::create(path(), "0123", 1, all).ok());
+  const auto contents = load();
+  ASSERT_TRUE(contents.ok()) << contents.status().message();
+  EXPECT_EQ(contents->segments.size(), 1U);
+  EXPECT_EQ(contents->extents.size(), 2U);
+
+  std::filesystem::remove(path());
+  // The second row has the key of the first, so the last step but one fails.
+  const CatalogueChanges torn{.new_segments = {{3, 0}}, .added = {row(1, 10, 5), row(2, 10, 4)}};
+  EXPECT_FALSE(Catalogue::create(path(), "0123", 1, torn).ok());
+  EXPECT_EQ(load().status().code(), Code::kCorrupt);
+}
+
 TEST_F(CatalogueTest, WhatWasCommittedIsThere) {
   {
     Catalogue catalogue = create();

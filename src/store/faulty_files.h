@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/random.h"
+#include "format/extent.h"
 #include "store/files.h"
 
 namespace kvlane {
@@ -34,10 +36,12 @@ class FaultyDisk {
 
   // Asked before each request; a Status that is no ok() is what the request ends with. `number`
   // counts requests of one kind.
-  enum class Kind { kRead, kWrite, kSync, kCreate, kGiveBack };
+  enum class Kind { kRead, kWrite, kSync, kCreate, kGiveBack, kOpen };
   std::function<Status(Kind kind, int number, const std::string& path)> fault;
   // Of a read that is to be short.
   std::function<bool(int number)> short_read;
+  // Of every file: reads of it fail.
+  std::optional<std::uint64_t> lost_page;
 
   // How many bytes it takes, holes excepted; 0: any number.
   std::uint64_t bytes_max = 0;
@@ -121,6 +125,8 @@ class FaultyFiles final : public StoreFiles {
       if (there) return invalid_argument(path.string() + " is there");
       KVLANE_TRY(disk_->ask(FaultyDisk::Kind::kCreate, path.string()));
       disk_->files_[path.string()];
+    } else {
+      KVLANE_TRY(disk_->ask(FaultyDisk::Kind::kOpen, path.string()));
     }
     return std::unique_ptr<StoreFile>(std::make_unique<Open>(path.string()));
   }
@@ -210,6 +216,10 @@ class FaultyFiles final : public StoreFiles {
     }
     if (end > now.size() || (disk_->short_read && disk_->short_read(number))) {
       return corrupt(path + " ends before byte " + std::to_string(end));
+    }
+    const std::uint64_t lost = disk_->lost_page.value_or(0) * kExtentPageBytes;
+    if (disk_->lost_page && request.offset <= lost && lost < end) {
+      return unavailable("cannot read " + path + ": Input/output error");
     }
     std::copy_n(now.begin() + static_cast<std::ptrdiff_t>(request.offset), request.memory.size(),
                 request.memory.begin());

@@ -28,18 +28,22 @@ class Pages {
 
   // Empty when the disk does not give it.
   ByteView at(std::uint64_t offset) {
-    if (offset < begin_ || offset + kExtentPageBytes > begin_ + filled_) {
-      const std::uint64_t wanted = std::min(kWindowBytes, bytes_ - offset);
-      const std::span<std::byte> memory(window_.data(), wanted);
-      begin_ = offset;
-      filled_ = transfer_and_wait(*files_, *file_, false, offset, memory).ok() ? wanted : 0;
-      if (filled_ == 0) return {};
-    }
+    const bool there = offset >= begin_ && offset + kExtentPageBytes <= begin_ + filled_;
+    // Beside a sector that is lost there are pages that are not.
+    if (!there && !read(offset, kWindowBytes) && !read(offset, kExtentPageBytes)) return {};
     return {window_.data() + (offset - begin_), kExtentPageBytes};
   }
 
  private:
   Pages(StoreFiles& files, StoreFile& file) : files_(&files), file_(&file) {}
+
+  bool read(std::uint64_t offset, std::uint64_t bytes_max) {
+    const std::uint64_t wanted = std::min(bytes_max, bytes_ - offset);
+    const std::span<std::byte> memory(window_.data(), wanted);
+    begin_ = offset;
+    filled_ = transfer_and_wait(*files_, *file_, false, offset, memory).ok() ? wanted : 0;
+    return filled_ > 0;
+  }
 
   StoreFiles* files_;
   StoreFile* file_;
@@ -104,8 +108,9 @@ Result<CatalogueContents> contents_from_segments(
     for (const FileEntry& entry : entries) {
       const auto segment = segment_number(entry.name);
       if (!segment) continue;
-      auto file = files.open(folder / entry.name, FileAccess::kOpen, number);
-      if (!file.ok() || !scan(files, **file, *segment, contents.extents).ok()) continue;
+      // Whatever keeps a segment from being read is no reason to forget it.
+      KVLANE_ASSIGN(const auto file, files.open(folder / entry.name, FileAccess::kOpen, number));
+      KVLANE_TRY(scan(files, *file, *segment, contents.extents));
       contents.segments.push_back({*segment, number});
     }
   }

@@ -245,6 +245,66 @@ TEST_F(Recovery, ADamagedCatalogueIsMadeAnew) {
   EXPECT_EQ(store_->figures().extents, 9U);
 }
 
+// Descriptors were short, or the disk was in trouble: nothing is given up for that.
+TEST_F(Recovery, WhatCannotBeOpenedNowIsThereTheNextTime) {
+  options_.segment_bytes = 2 * block_bytes();
+  ASSERT_TRUE(open().ok());
+  for (int block = 0; block < 6; ++block) save_and_wait_block(*store_, block);
+  store_ = nullptr;
+  const std::filesystem::path path = catalogue_path(directory_.path() / "a");
+  for (const bool rebuilds : {false, true}) {
+    if (rebuilds) std::filesystem::remove(path);
+    int opened = 0;
+    disk_->fault = [&opened](Kind kind, int, const std::string&) {
+      return kind == Kind::kOpen && ++opened > 1 ? unavailable("Too many open files") : Status();
+    };
+    EXPECT_EQ(open().code(), Code::kUnavailable);
+    disk_->fault = nullptr;
+    EXPECT_EQ(disk_->files().size(), 3U);
+    ASSERT_TRUE(open().ok());
+    EXPECT_EQ(store_->opening().extents_lost, 0U);
+    EXPECT_EQ(blocks_there(*store_, 6).size(), 6U);
+    expect_all_whole();
+    store_ = nullptr;
+  }
+}
+
+// A window of many pages that the disk does not give is read page by page.
+TEST_F(Recovery, ALostSectorHidesOneExtentFromARebuild) {
+  ASSERT_TRUE(open().ok());
+  for (int block = 0; block < 4; ++block) save_and_wait_block(*store_, block);
+  const std::uint64_t extents = store_->figures().extents;
+  store_ = nullptr;
+  std::filesystem::remove(catalogue_path(directory_.path() / "a"));
+  only_segment();
+  // The page with the second extent's header.
+  disk_->lost_page = head_bytes(3) / kExtentPageBytes;
+  ASSERT_TRUE(open().ok());
+  EXPECT_EQ(store_->figures().extents, extents - 1);
+  disk_->lost_page.reset();
+  expect_all_whole();
+}
+
+// Copies of garbage collection failed: the file that they went to gets no more.
+TEST_F(Recovery, NothingFollowsWhatGarbageCollectionCouldNotWrite) {
+  options_.directories.pop_back();
+  for (int block = 0; block < 2; ++block) {
+    ASSERT_TRUE(open().ok());
+    save_and_wait_block(*store_, block);
+  }
+  ASSERT_TRUE(open().ok());
+  save_and_wait_block(*store_, 2);
+  const std::size_t segments = disk_->files().size();
+  disk_->fault = [](Kind kind, int, const std::string&) {
+    return kind == Kind::kSync ? unavailable("cannot write: Input/output error") : Status();
+  };
+  EXPECT_EQ(store_->collect_garbage().status().code(), Code::kUnavailable);
+  disk_->fault = nullptr;
+  save_and_wait_block(*store_, 3);
+  EXPECT_EQ(disk_->files().size(), segments + 1);
+  for (int block = 0; block < 4; ++block) expect_block(*store_, block);
+}
+
 // Whoever reads an extent while it is moved still finds its bytes in the old place.
 TEST_F(Recovery, GarbageCollectionMakesNoHolesWhereOthersMayRead) {
   options_.segment_bytes = 8 * block_bytes();

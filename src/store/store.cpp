@@ -140,7 +140,7 @@ void Store::put(ExtentDraft draft, int directory, SaveDone done) {
     impl_->queue.push_back({.draft = std::move(draft),
                             .directory = (directory % count + count) % count,
                             .done = std::move(done)});
-    impl_->saving += 1;
+    impl_->puts += 1;
     // While it waits for others, the thread that saves is not disturbed.
     if (impl_->queue.size() > 1 && !impl_->saves_now()) return;
   }
@@ -151,7 +151,7 @@ void Store::flush() {
   std::unique_lock guard(impl_->mutex);
   impl_->flushing += 1;
   impl_->changed.notify_one();
-  impl_->saved.wait(guard, [this] { return impl_->saving == 0; });
+  impl_->saved.wait(guard, [this, last = impl_->puts] { return impl_->puts_done >= last; });
   impl_->flushing -= 1;
 }
 

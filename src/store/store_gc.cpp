@@ -84,6 +84,14 @@ Status Store::Impl::collect(const std::shared_ptr<StoredSegment>& segment, Colle
   return settle(segment, moves, status, collected);
 }
 
+// Under `mutex`, as put_back() does: no more goes into a file that has failed.
+void Store::Impl::give_copy_back(const Moved& move, const Status& why, Room& room) {
+  const auto& segment = move.place.segment;
+  room.holes.push_back({segment, move.place.page, move.extent->pages()});
+  Directory& directory = directories[static_cast<std::size_t>(segment->directory)];
+  if (directory.open == segment && why.code() != Code::kExhausted) directory.open = nullptr;
+}
+
 // The extents are where they were copied to, or the copies are given up.
 Status Store::Impl::settle(const std::shared_ptr<StoredSegment>& segment, std::deque<Moved>& moves,
                            const Status& status, Collected& collected) {
@@ -100,7 +108,7 @@ Status Store::Impl::settle(const std::shared_ptr<StoredSegment>& segment, std::d
       }
       // Copies in vain are given back. The old bytes are read by those who have begun to, and go
       // with their segment, which these keep open.
-      if (!status.ok()) room.holes.push_back({move.place.segment, move.place.page, pages});
+      if (!status.ok()) give_copy_back(move, status, room);
       release(*move.place.segment, pages, room);
     }
   }

@@ -113,6 +113,7 @@ class Store::Impl {
   std::vector<std::shared_ptr<StoredSegment>> worth_collecting();
   Status collect(const std::shared_ptr<StoredSegment>& segment, Collected& collected);
   Status copy_extent(const std::shared_ptr<StoredExtent>& extent, Moved& moved);
+  void give_copy_back(const Moved& move, const Status& why, Room& room);
   Status settle(const std::shared_ptr<StoredSegment>& segment, std::deque<Moved>& moves,
                 const Status& status, Collected& collected);
 
@@ -171,8 +172,9 @@ class Store::Impl {
   std::deque<Save> queue;
   std::vector<std::shared_ptr<StoredExtent>> condemned;
   std::vector<std::weak_ptr<StoredExtent>> touched;
-  std::size_t saving = 0;    // puts that are queued or under way
-  std::size_t flushing = 0;  // callers that wait for them
+  std::uint64_t puts = 0;       // so far
+  std::uint64_t puts_done = 0;  // the first of them: they are saved in their order
+  std::size_t flushing = 0;     // callers that wait for some
   bool ending = false;
   std::unique_ptr<ExtentIndex> index;
   std::unique_ptr<MemoryTier> memory;

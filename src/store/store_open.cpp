@@ -165,9 +165,10 @@ Status Store::Impl::open_catalogue(const std::string& identity) {
     if (opening.rebuilt) {
       opening.notes.push_back("the catalogue was made anew from the segments: " + status.message());
     }
-    KVLANE_ASSIGN(Catalogue made, Catalogue::create(path, identity, count));
+    KVLANE_ASSIGN(Catalogue made, Catalogue::create(path, identity, count,
+                                                    {.new_segments = contents.segments,
+                                                     .added = contents.extents}));
     catalogue = std::make_unique<Catalogue>(std::move(made));
-    KVLANE_TRY(catalogue->commit({.new_segments = contents.segments, .added = contents.extents}));
     KVLANE_TRY(files->sync_directory(directories[0].path));
   }
   if (contents.directories < count) KVLANE_TRY(catalogue->set_directories(count));
@@ -211,6 +212,8 @@ Status Store::Impl::open_segments(const CatalogueContents& contents, CatalogueCh
       segment->path = segments_path(directory.path) / segment_file_name(row.segment);
       auto file = files->open(segment->path, FileAccess::kOpen, row.directory);
       status = file.status();
+      // What cannot be opened now may be there all the same: only what is missing is given up.
+      if (!status.ok() && status.code() != Code::kNotFound) return status;
       if (file.ok()) segment->file = std::move(*file);
     }
     if (status.ok()) {

@@ -50,7 +50,7 @@ void Store::Impl::run() {
     }
     group.clear();
     guard.lock();
-    saving -= count;
+    puts_done += count;
     saved.notify_all();
   }
 }

@@ -60,6 +60,25 @@ TEST_F(StoreTest, WhatIsSavedIsFoundAndRead) {
   EXPECT_EQ(figures.failed + figures.refused + figures.damaged, 0U);
 }
 
+// Others may put one extent after the other meanwhile.
+TEST_F(StoreTest, FlushWaitsForWhatWasPutBeforeAlone) {
+  open();
+  std::atomic<int> block = 0;
+  std::atomic<bool> more = true;
+  std::function<void()> put_next = [&] {
+    store_->put(draft_of(*store_, hidden_head(block++, 0, 3)), 0, [&](const Status& status) {
+      EXPECT_TRUE(status.ok()) << status.message();
+      if (more) put_next();
+    });
+  };
+  put_next();
+  store_->flush();
+  EXPECT_TRUE(store_->holds(key_of(0), 0, 3));
+  more = false;
+  store_->flush();
+  EXPECT_EQ(store_->figures().extents, static_cast<std::uint64_t>(block));
+}
+
 TEST_F(StoreTest, TheNextProcessFindsIt) {
   open();
   for (int block = 0; block < 3; ++block) save_block(*store_, block);
