@@ -100,6 +100,26 @@ class ForeignRouter(WorkerTest):
                 self.assertGreater(apart["kvlane"]["kv"]["shipped_bytes"], 0)
                 self.assert_account(apart["kvlane"])
 
+    def test_kv_of_another_prompt_of_that_length(self):
+        other = [400 + i for i in range(130)]
+        mine = [2500 + i for i in range(130)]
+        alone = complete(self.decode.url, mine, 12, cache_salt="alone").json()["choices"]
+        params = park(self.prefill, other)
+        self.assert_error(complete(self.decode.url, mine, 12, kv_transfer_params=params), 502, "another prompt")
+        # Nothing of it is kept under this prompt's name either.
+        self.assertEqual(complete(self.decode.url, mine, 12).json()["choices"], alone)
+
+    def test_log_probabilities_that_only_one_of_both_was_asked_for(self):
+        alone = complete(self.decode.url, PROMPT, 3, logprobs=2).json()["choices"]
+        apart = complete(self.decode.url, PROMPT, 3, logprobs=2, kv_transfer_params=park(self.prefill, PROMPT, logprobs=5))
+        self.assertEqual(apart.json()["choices"], alone)
+        plain = complete(self.decode.url, PROMPT, 3, kv_transfer_params=park(self.prefill, PROMPT, logprobs=5))
+        self.assertIsNone(plain.json()["choices"][0]["logprobs"])
+        for asked in ({}, {"logprobs": 1}):
+            params = park(self.prefill, PROMPT, **asked)
+            answer = complete(self.decode.url, PROMPT, 3, logprobs=2, kv_transfer_params=params)
+            self.assert_error(answer, 502, "fewer log probabilities")
+
     def test_links_tell_what_carries_them(self):
         params = park(self.prefill, PROMPT)
         self.assertEqual(complete(self.decode.url, PROMPT, 2, kv_transfer_params=params).status, 200)

@@ -91,19 +91,20 @@ def _durations(body):
     return {name: _seconds(seconds, name) for name, seconds in durations.items()}
 
 
+def _hex(body, name, digits):
+    text = _text(body, name, digits, digits)
+    if not re.fullmatch("[0-9a-f]+", text):
+        raise corrupt(f"{name} is not {digits} hexadecimal digits")
+    return text
+
+
 def _worker(body):
     port = _integer(_member(body, "port"), "port", 0, 65535)
-    model = _text(body, "model", 64, 64)
-    if not re.fullmatch("[0-9a-f]{64}", model):
-        raise corrupt("model is not 64 hexadecimal digits")
+    model = _hex(body, "model", 64)
     codecs = [_name(codec, "codecs", 24) for codec in _array(body, "codecs", 1, 32)]
     if not isinstance(_member(body, "capabilities"), dict):
         raise corrupt("capabilities is not an object")
-    tables = {}
-    if "tables" in body:
-        tables["tables"] = _text(body, "tables", 16, 16)
-        if not re.fullmatch("[0-9a-f]{16}", tables["tables"]):
-            raise corrupt("tables is not 16 hexadecimal digits")
+    tables = {"tables": _hex(body, "tables", 16)} if "tables" in body else {}
     return {"engine": _text(body, "engine", 1, 64), "host": _text(body, "host", 0, 255), "port": port, "model": model,
             "format": _name(_member(body, "format"), "format", 128), "codecs": codecs} | tables  # fmt: skip
 
@@ -120,8 +121,9 @@ def _begin(body):
     layers = _integer(_member(body, "layers"), "layers", 1, 4096)
     if layers * -(-tokens // BLOCK_TOKENS) > SLABS_MAX:
         raise corrupt(f"{tokens} tokens in {layers} layers are too many slabs")
-    return {"tokens": tokens, "layers": layers, "format": _name(_member(body, "format"), "format", 128),
-            "codec": _name(_member(body, "codec"), "codec", 24)}  # fmt: skip
+    begin = {"tokens": tokens, "layers": layers, "format": _name(_member(body, "format"), "format", 128),
+             "codec": _name(_member(body, "codec"), "codec", 24)}  # fmt: skip
+    return begin | ({"prompt": _hex(body, "prompt", 64)} if "prompt" in body else {})
 
 
 def _token(value):

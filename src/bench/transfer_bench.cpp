@@ -134,7 +134,7 @@ class Receiver {
     }
     if (next_ < checked_) wipe();
     const auto receiver = std::make_shared<KvReceiver>(
-        *end_.table, lane_, options_.tokens, options_.isa, nullptr,
+        *end_.table, lane_, options_.tokens, std::nullopt, options_.isa, nullptr,
         [this](const Result<ReceivedKv>& received) {
           // Before the sender hears of it, so that it cannot be too early with the next.
           Status status = received.ok() ? check(*received) : received.status();

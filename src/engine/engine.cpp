@@ -335,7 +335,7 @@ Result<RequestId> EngineImpl::reserve(GenerationRequest generation, const Transf
   request->transfer = transfer;
   request->attach_deadline = SteadyClock::now() + std::chrono::duration_cast<SteadyClock::duration>(
                                                       options_.reservation_lease);
-  const std::shared_ptr<KvReceiver> receiver = make_receiver(*request);
+  KVLANE_ASSIGN(const std::shared_ptr<KvReceiver> receiver, make_receiver(*request));
   KVLANE_ASSIGN(const RequestId id, enqueue(std::move(request)));
   // In this order: what the endpoint reports is posted behind the request it is about.
   const Status status = endpoint_->expect_waiting(transfer, options_.reservation_lease, receiver);
@@ -356,13 +356,14 @@ Result<RequestId> EngineImpl::fetch_and_decode(GenerationRequest generation, con
   request->peer = peer;
   request->transfer = transfer;
   request->on_update = std::move(on_update);
-  make_receiver(*request);
+  KVLANE_TRY(make_receiver(*request).status());
   return enqueue(std::move(request));
 }
 
-std::shared_ptr<KvReceiver> EngineImpl::make_receiver(Request& request) {
+Result<std::shared_ptr<KvReceiver>> EngineImpl::make_receiver(Request& request) {
+  KVLANE_ASSIGN(const PromptDigest prompt, prompt_digest(request.generation.prompt));
   request.receiver = std::make_shared<KvReceiver>(
-      request.prompt().table, parts_.receiving, request.prompt_tokens(), model_.isa(),
+      request.prompt().table, parts_.receiving, request.prompt_tokens(), prompt, model_.isa(),
       options_.kv_format, later(request.id, [this](Request& r, const Result<ReceivedKv>& received) {
         arrive(r, received);
       }));

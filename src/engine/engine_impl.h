@@ -88,7 +88,7 @@ class EngineImpl final : public Engine {
   // Any thread (engine.cpp).
   Result<RequestPtr> new_request(GenerationRequest generation,
                                  Request::Journey journey = Request::Journey::kNone);
-  std::shared_ptr<KvReceiver> make_receiver(Request& request);
+  Result<std::shared_ptr<KvReceiver>> make_receiver(Request& request);
   Result<RequestId> enqueue(RequestPtr request);
   // A callable for any thread and any time: runs `act` on the engine's thread with the request, if
   // both still live then.

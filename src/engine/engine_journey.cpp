@@ -16,11 +16,45 @@ FirstToken to_wire(const PrefillOutcome::First& first) {
   return wire;
 }
 
-PrefillOutcome::First from_wire(const FirstToken& wire) {
+// With log probabilities where the request wants them, which may be more or less than what the
+// prefill worker was asked for.
+Result<PrefillOutcome::First> from_wire(const FirstToken& wire, const GenerationRequest& request,
+                                        int vocab) {
+  if (wire.token < 0 || wire.token >= vocab) {
+    return corrupt("the prefill worker's first token, " + std::to_string(wire.token) +
+                   ", is not in the vocabulary");
+  }
   PrefillOutcome::First first{wire.token, {}, {}};
-  if (!wire.logprob) return first;
+  if (!request.logprobs) return first;
+  const auto wanted = static_cast<std::size_t>(std::min(*request.logprobs, vocab));
+  if (!wire.logprob || wire.top.size() < wanted) {
+    return corrupt(
+        "the prefill worker was asked for fewer log probabilities of the first token "
+        "than this request wants");
+  }
   first.logprobs = TokenLogprobs{*wire.logprob, {}};
   for (const auto& [token, logprob] : wire.top) first.logprobs->top.push_back({token, logprob});
+  first.logprobs->top.resize(wanted);
+  return first;
+}
+
+// What the prefill worker says of the answers that it began, held against what was asked for here.
+Result<std::vector<PrefillOutcome::First>> first_tokens(const GenerationRequest& request,
+                                                        const TransferEnd& end, int vocab) {
+  std::vector<PrefillOutcome::First> first;
+  for (const FirstToken& wire : end.first) {
+    KVLANE_ASSIGN(PrefillOutcome::First each, from_wire(wire, request, vocab));
+    first.push_back(std::move(each));
+  }
+  if (static_cast<int>(first.size()) != request.n) {
+    return corrupt("the prefill worker began " + std::to_string(first.size()) +
+                   " answers, this request wants " + std::to_string(request.n));
+  }
+  const auto prompt_tokens = std::ssize(request.prompt);
+  if (end.cached_tokens > prompt_tokens) {
+    return corrupt("the prefill worker had " + std::to_string(end.cached_tokens) +
+                   " tokens of a prompt that has " + std::to_string(prompt_tokens));
+  }
   return first;
 }
 
@@ -61,8 +95,9 @@ Status EngineImpl::depart(Request& request) {
     return endpoint->link_speed(peer);
   };
   const Codec& codec = codecs_->for_transfer(link());
+  KVLANE_ASSIGN(const PromptDigest prompt, prompt_digest(request.generation.prompt));
   const TransferBegin begin{request.prompt_tokens(), pool_.shape().layers, kv_format(),
-                            std::string(codec.name())};
+                            std::string(codec.name()), prompt};
   const std::size_t bytes_max = messages_bytes_max(request);
   const OnDelivered on_delivered = later(
       request.id,
@@ -170,26 +205,9 @@ void EngineImpl::arrive(Request& request, const Result<ReceivedKv>& received) {
     conclude(request, prompt, {}, received.status().with_context("The prompt's KV did not arrive"));
     return;
   }
-  std::vector<PrefillOutcome::First> first;
-  for (const FirstToken& wire : received->end.first) {
-    if (wire.token < 0 || wire.token >= model_.config().vocab) {
-      conclude(request, prompt, {},
-               corrupt("the prefill worker's first token, " + std::to_string(wire.token) +
-                       ", is not in the vocabulary"));
-      return;
-    }
-    first.push_back(from_wire(wire));
-  }
-  if (static_cast<int>(first.size()) != request.generation.n) {
-    conclude(request, prompt, {},
-             corrupt("the prefill worker began " + std::to_string(first.size()) +
-                     " answers, this request wants " + std::to_string(request.generation.n)));
-    return;
-  }
-  if (received->end.cached_tokens > request.prompt_tokens()) {
-    conclude(request, prompt, {},
-             corrupt("the prefill worker had " + std::to_string(received->end.cached_tokens) +
-                     " tokens of a prompt that has " + std::to_string(request.prompt_tokens())));
+  const auto first = first_tokens(request.generation, received->end, model_.config().vocab);
+  if (!first.ok()) {
+    conclude(request, prompt, {}, first.status());
     return;
   }
   // Until now the other worker's account ran.
@@ -211,7 +229,7 @@ void EngineImpl::arrive(Request& request, const Result<ReceivedKv>& received) {
   prompt.table.set_tokens(request.prompt_tokens());
   publish_blocks(prompt);
   give_back_unseen(prompt);
-  answer_prompt(prompt, first);
+  answer_prompt(prompt, *first);
 }
 
 }  // namespace kvlane

@@ -17,11 +17,13 @@ std::size_t sequence_bytes(const KvShape& shape, int tokens) {
 
 }  // namespace
 
-KvReceiver::KvReceiver(const BlockTable& table, SlabLane& lane, int tokens, Isa isa,
+KvReceiver::KvReceiver(const BlockTable& table, SlabLane& lane, int tokens,
+                       const std::optional<PromptDigest>& prompt, Isa isa,
                        std::shared_ptr<const KvFormat> format, OnReceived on_received)
     : table_(table),
       lane_(lane),
       tokens_(tokens),
+      prompt_(prompt),
       isa_(isa),
       format_(std::move(format)),
       on_received_(std::move(on_received)),
@@ -37,6 +39,12 @@ Status KvReceiver::on_begin(const TransferBegin& begin) {
   if (begin.tokens != tokens_) {
     return invalid_argument("the prefill worker sends " + std::to_string(begin.tokens) +
                             " tokens of KV, this request's prompt has " + std::to_string(tokens_));
+  }
+  if (prompt_ && begin.prompt != prompt_) {
+    return invalid_argument(begin.prompt
+                                ? "the prefill worker sends KV of another prompt than this "
+                                  "request's"
+                                : "the prefill worker does not say of which prompt its KV is");
   }
   if (begin.layers != table_.pool().shape().layers) {
     return invalid_argument("the prefill worker sends " + std::to_string(begin.layers) +

@@ -34,9 +34,11 @@ class KvReceiver final : public TransferSink {
  public:
   using OnReceived = std::function<void(Result<ReceivedKv>)>;
 
-  // `table` has room for `tokens` tokens once grant() was called; `lane` leads to its blocks and
+  // `table` has room for `tokens` tokens once grant() was called; `prompt`: theirs, without which K
+  // and V of any prompt of that length are taken; `lane` leads to its blocks and
   // outlives this; `isa` is the tier of the decoders. `format`, null without one: of a coded table.
-  KvReceiver(const BlockTable& table, SlabLane& lane, int tokens, Isa isa,
+  KvReceiver(const BlockTable& table, SlabLane& lane, int tokens,
+             const std::optional<PromptDigest>& prompt, Isa isa,
              std::shared_ptr<const KvFormat> format, OnReceived on_received);
 
   // The table has its blocks now, and rows for those that arrive as rows. From any thread.
@@ -61,6 +63,7 @@ class KvReceiver final : public TransferSink {
   const BlockTable& table_;
   SlabLane& lane_;
   const int tokens_;
+  const std::optional<PromptDigest> prompt_;
   const Isa isa_;
   const std::shared_ptr<const KvFormat> format_;
   const OnReceived on_received_;

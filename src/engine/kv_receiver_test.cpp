@@ -3,7 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/kv_receiver.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
 #include <cstring>
@@ -102,7 +102,7 @@ class ReceivedRows : public testing::TestWithParam<std::tuple<int, std::string>>
 
 TEST_P(ReceivedRows, AreThoseThatWereSentAndNothingElseIsTouched) {
   SlabLane lane;
-  KvReceiver receiver(table_, lane, tokens(), best_isa(), nullptr,
+  KvReceiver receiver(table_, lane, tokens(), std::nullopt, best_isa(), nullptr,
                       [](const Result<ReceivedKv>&) {});
   receiver.grant();
   ASSERT_TRUE(receiver.on_begin({tokens(), kShape.layers, "bf16", "none"}).ok());
@@ -125,6 +125,7 @@ INSTANTIATE_TEST_SUITE_P(LengthsAndCodecs, ReceivedRows,
 class ReceivedSealed : public testing::Test {
  protected:
   static constexpr int kTokens = 2 * kBlockTokens + 9;
+  static constexpr PromptDigest kPrompt{std::byte{7}};
 
   void SetUp() override {
     format_ = *make_kv_format("int8", {.shape = kShape});
@@ -135,10 +136,14 @@ class ReceivedSealed : public testing::Test {
     format_->pack({0, 0}, slab_.data(), packed_.data());
     ASSERT_TRUE(table_.grow(kTokens).ok());
     ASSERT_TRUE(table_.open_arriving_rows(kTokens).ok());
-    receiver_ = std::make_unique<KvReceiver>(table_, lane_, kTokens, Isa::kScalar, format_,
+    receiver_ = std::make_unique<KvReceiver>(table_, lane_, kTokens, kPrompt, Isa::kScalar, format_,
                                              [](const Result<ReceivedKv>&) {});
     receiver_->grant();
-    ASSERT_TRUE(receiver_->on_begin({kTokens, kShape.layers, format_->name(), "none"}).ok());
+    ASSERT_TRUE(receiver_->on_begin(begin(kPrompt)).ok());
+  }
+
+  TransferBegin begin(const std::optional<PromptDigest>& prompt) const {
+    return {kTokens, kShape.layers, format_->name(), "none", prompt};
   }
 
   FrameHeader header(int block) const {
@@ -167,6 +172,14 @@ TEST_F(ReceivedSealed, SlabsAreThoseThatWereSealed) {
   ASSERT_TRUE(receiver_->on_slab({header(1), packed_, {}}).ok());
   EXPECT_EQ(std::memcmp(table_.sealed(1, 0), slab_.data(), slab_.size()), 0);
   EXPECT_EQ(rows_.blocks_free(), 2);  // only the open block has rows
+}
+
+TEST_F(ReceivedSealed, AnotherPromptOfThatLengthIsRefused) {
+  EXPECT_THAT(receiver_->on_begin(begin(PromptDigest{std::byte{8}})).message(),
+              testing::HasSubstr("another prompt"));
+  EXPECT_THAT(receiver_->on_begin(begin(std::nullopt)).message(),
+              testing::HasSubstr("does not say of which prompt"));
+  EXPECT_TRUE(receiver_->on_begin(begin(kPrompt)).ok());
 }
 
 TEST_F(ReceivedSealed, WhatIsNotRightIsRefused) {

@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -45,12 +46,20 @@ Result<TransferId> parse_transfer_id(std::string_view text);
 // Durations in seconds by the names of the time account.
 using Durations = std::map<std::string, double>;
 
+// Tells prompts apart: SHA-256 of their tokens, each as 32 bits, little-endian.
+using PromptDigest = std::array<std::byte, 32>;
+// kInternal when OpenSSL refuses.
+Result<PromptDigest> prompt_digest(std::span<const std::int32_t> tokens);
+
 // What is coming: sent before the first slab.
 struct TransferBegin {
   int tokens = 0;      // of the sequence whose KV follows
   int layers = 0;      // slabs to expect: layers * blocks_for(tokens)
   std::string format;  // of the cache
   std::string codec;
+  // Of the sequence's tokens, prompt_digest(). Equal lengths are no proof: who mixes transfers up
+  // would get the answer to another's prompt, and keep it under its own prompt's name.
+  std::optional<PromptDigest> prompt;
 
   friend bool operator==(const TransferBegin&, const TransferBegin&) = default;
 };

@@ -249,11 +249,12 @@ Bytes encode_error(const TransferId& id, const Status& why) {
 }
 
 Bytes encode_begin(const TransferId& id, const TransferBegin& begin) {
-  return seal_json(MessageType::kBegin, id,
-                   {{"tokens", begin.tokens},
-                    {"layers", begin.layers},
-                    {"format", begin.format},
-                    {"codec", begin.codec}});
+  Json body = {{"tokens", begin.tokens},
+               {"layers", begin.layers},
+               {"format", begin.format},
+               {"codec", begin.codec}};
+  if (begin.prompt) body["prompt"] = to_hex(*begin.prompt);
+  return seal_json(MessageType::kBegin, id, body);
 }
 
 Bytes encode_slab(const TransferId& id, ByteView frame) {
@@ -365,6 +366,11 @@ Result<TransferBegin> decode_begin(ByteView body) {
   begin.layers = static_cast<int>(layers);
   KVLANE_ASSIGN(begin.format, read_name(json, "format", kCacheFormatBytesMax));
   KVLANE_ASSIGN(begin.codec, read_name(json, "codec", kCodecNameBytesMax));
+  if (json.contains("prompt")) {
+    PromptDigest& digest = begin.prompt.emplace();
+    KVLANE_ASSIGN(const std::string prompt, read_text(json, "prompt", 2 * digest.size()));
+    if (!parse_hex(prompt, digest)) return wrong_member("prompt", "64 hexadecimal digits");
+  }
   if (const Status valid = check_begin(begin); !valid.ok()) return corrupt(valid.message());
   return begin;
 }

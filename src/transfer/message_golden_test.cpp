@@ -102,11 +102,12 @@ Result<Read> read_body(const Message& message) {
     }
     case MessageType::kBegin: {
       KVLANE_ASSIGN(const TransferBegin begin, decode_begin(body));
-      return Read{{{"tokens", begin.tokens},
+      Json read = {{"tokens", begin.tokens},
                    {"layers", begin.layers},
                    {"format", begin.format},
-                   {"codec", begin.codec}},
-                  encode_begin(id, begin)};
+                   {"codec", begin.codec}};
+      if (begin.prompt) read["prompt"] = to_hex(*begin.prompt);
+      return Read{read, encode_begin(id, begin)};
     }
     case MessageType::kSlab: return Read{describe_slab(body), encode_slab(id, body)};
     case MessageType::kEnd: {

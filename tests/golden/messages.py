@@ -65,6 +65,7 @@ def make_valid(write):
     valid("error_cut_off", (ERROR, unknown, {"code": "internal", "message": "x" * 4096}, ID))
     same("begin", BEGIN, BEGINNING)
     same("begin_largest", BEGIN, {"tokens": 4194304, "layers": 64, "format": "z" * 96, "codec": "s" * 24})
+    same("begin_of_a_prompt", BEGIN, BEGINNING | {"prompt": "0a1b" * 16})
     valid("slab", (SLAB, SLAB_FRAME, {"frame": SLAB_HEADER.to_json()}, ID))
     valid("slab_that_is_no_frame", (SLAB, b"no frame", {"refused": "corrupt"}, ID))
     same("end", END, ENDING)
@@ -146,7 +147,7 @@ def make_refused_members(corrupt):
     ])  # fmt: skip
     wrong(BEGIN, BEGINNING, ID, [
         ("tokens", 0), ("tokens", 4194305), ("tokens", 1.0), ("layers", 0), ("layers", 4097), ("format", "9"),
-        ("codec", "c" * 25),
+        ("codec", "c" * 25), ("prompt", "5c"), ("prompt", "5C" * 32), ("prompt", 7),
     ])  # fmt: skip
     corrupt("begin_too_many_slabs", message(BEGIN, BEGINNING | {"tokens": 4194304, "layers": 65}))
     wrong(END, ENDING, ID, [
