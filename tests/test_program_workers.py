@@ -111,7 +111,8 @@ class ForeignRouter(WorkerTest):
 
     def test_log_probabilities_that_only_one_of_both_was_asked_for(self):
         alone = complete(self.decode.url, PROMPT, 3, logprobs=2).json()["choices"]
-        apart = complete(self.decode.url, PROMPT, 3, logprobs=2, kv_transfer_params=park(self.prefill, PROMPT, logprobs=5))
+        more = park(self.prefill, PROMPT, logprobs=5)
+        apart = complete(self.decode.url, PROMPT, 3, logprobs=2, kv_transfer_params=more)
         self.assertEqual(apart.json()["choices"], alone)
         plain = complete(self.decode.url, PROMPT, 3, kv_transfer_params=park(self.prefill, PROMPT, logprobs=5))
         self.assertIsNone(plain.json()["choices"][0]["logprobs"])

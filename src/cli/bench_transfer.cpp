@@ -102,8 +102,10 @@ void add_bench_transfer(CLI::App& bench, Run& run) {
   command->add_option("--rounds", options.rounds, "medians are over so many runs of all codecs")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command->add_option("--listen", flags->listen,
-                      "HOST:PORT: receive here, from another process; port 0 is any");
+  command->add_option(
+      "--listen", flags->listen,
+      "HOST:PORT: receive here, from another process; port 0 is any. The address is "
+      "printed first, on a line of its own, before what --json prints");
   command->add_option("--send-to", flags->send_to, "HOST:PORT: the other process listens there");
   add_shared_memory_flag(*command, flags->shared_memory);
   add_streams_flag(*command, options.streams);

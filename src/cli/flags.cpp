@@ -174,37 +174,47 @@ void add_part_flags(CLI::App& command, ModelFlags& flags) {
   add_layout_flags(command, flags);
 }
 
+// Options of a store say nothing without one, and whoever gives a key and forgets the store
+// believes that what is kept is encrypted.
 void add_store_flags(CLI::App& command, StateFlags& flags) {
-  command.add_option("--store", flags.directories,
-                     "directory of a state store: what leaves memory is kept there and brought "
-                     "back, after a restart too; several, one a device, are used together");
+  CLI::Option* const store = command.add_option(
+      "--store", flags.directories,
+      "directory of a state store: what leaves memory is kept there and brought back, after a "
+      "restart too; several, one a device, are used together");
   command
       .add_option("--store-max", flags.bytes_max,
                   "most bytes on disk in each directory, for example 100GiB; 0: what the disk has")
       ->transform(CLI::AsSizeValue(false))
       ->check(store_limit())
+      ->needs(store)
       ->default_str("0");
   command
       .add_option("--store-memory", flags.memory, "memory for what was read from the store last")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::uint64_t{0}, kKvMemoryMax))
+      ->needs(store)
       ->default_str("256MiB");
-  command.add_option("--store-key", flags.key_file,
-                     "file with 64 hexadecimal digits: what is stored is encrypted with AES-256");
+  command
+      .add_option("--store-key", flags.key_file,
+                  "file with 64 hexadecimal digits: what is stored is encrypted with AES-256")
+      ->needs(store);
 }
 
 void add_state_flags(CLI::App& command, StateFlags& flags) {
   add_store_flags(command, flags);
+  CLI::Option* const store = command.get_option("--store");
   command
       .add_option("--store-form", flags.form,
                   "what is stored of each layer: " + std::string(kStateFormNames) +
                       " (what brings long sequences back in the least time here; measured at the "
                       "first start; on a device, and with --tp or --pp, auto is hidden or kv, "
                       "whatever has fewer bytes)")
+      ->needs(store)
       ->capture_default_str();
   command
       .add_option("--store-codec", flags.codec,
                   "lossless codec of stored slabs: " + std::string(codec_names()))
+      ->needs(store)
       ->capture_default_str();
   command
       .add_option(
@@ -212,9 +222,13 @@ void add_state_flags(CLI::App& command, StateFlags& flags) {
           "whether slabs without a codec go from the disk to a GPU past the host's memory, by "
           "NVIDIA's cuFile: auto (where that is there), on (or not at all), off")
       ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->needs(store)
       ->capture_default_str();
-  command.add_option("--store-profile", flags.profile,
-                     "what `kvlane profile` wrote (default: profiles.json beside the store)");
+  command
+      .add_option("--store-profile", flags.profile,
+                  "profiles of this machine, as `kvlane profile` writes them; what they lack is "
+                  "measured and added (default: profiles.json beside the store)")
+      ->needs(store);
 }
 
 void add_server_flags(CLI::App& command, ServerFlags& flags) {

@@ -87,7 +87,8 @@ void EngineImpl::end_answer(Sequence& sequence, FinishReason reason) {
   Update update;
   update.choice = sequence.choice;
   if (!sequence.text.stopped()) update.text = sequence.text.finish();
-  update.ended = reason;
+  // What was held back of a character that never became whole may be a stop string's end.
+  update.ended = sequence.text.stopped() ? FinishReason::kStop : reason;
   if (++request.answers_over < request.generation.n) {
     tell(request, std::move(update));
     return;

@@ -240,5 +240,26 @@ TEST(OutputText, HoldsBackWhatMayBecomeAStopString) {
   EXPECT_EQ(feed("aaa", {}), (std::pair<std::string, std::string>{"aaa", "aaa"}));
 }
 
+// Letter by letter, of which the first `minimum` may not end the answer.
+TEST(OutputText, AStopStringThatEndsBehindTheMinimumCounts) {
+  const Tokenizer& tokenizer = fixture_tokenizer();
+  const auto feed = [&](const std::string& text, std::vector<std::string> stop, int minimum) {
+    OutputText output(tokenizer, std::move(stop));
+    std::string seen;
+    for (const char letter : text) {
+      const auto tokens = take(tokenizer.encode(std::string(1, letter)));
+      EXPECT_EQ(tokens.size(), 1U);
+      seen += output.push(tokens.front(), --minimum < 0);
+    }
+    return seen + output.finish();
+  };
+  EXPECT_EQ(feed("xabcx", {"abc"}, 3), "x");      // its last letter is behind the minimum
+  EXPECT_EQ(feed("xabcx", {"abc"}, 4), "xabcx");  // it was whole before
+  EXPECT_EQ(feed("abcabcx", {"abc"}, 4), "abc");
+  EXPECT_EQ(feed("xabyx", {"ab", "xabcd"}, 3), "xabyx");  // held back for the longer one
+  EXPECT_EQ(feed("xabyab", {"ab", "xabcd"}, 3), "xaby");
+  EXPECT_EQ(feed("aaaa", {"aa"}, 2), "a");
+}
+
 }  // namespace
 }  // namespace kvlane

@@ -21,7 +21,7 @@ std::size_t overlap(const std::string& text, const std::string& stop) {
 std::string OutputText::push(std::int32_t token, bool may_stop) {
   if (stopped_) return {};
   held_ += stream_.push(token);
-  if (!may_stop) return std::exchange(held_, {});
+  if (!may_stop) settled_ = held_.size();
   return release_certain();
 }
 
@@ -34,7 +34,10 @@ std::string OutputText::finish() {
 
 std::string OutputText::release_certain() {
   std::size_t first = std::string::npos;
-  for (const std::string& stop : stop_) first = std::min(first, held_.find(stop));
+  for (const std::string& stop : stop_) {
+    const std::size_t from = settled_ < stop.size() ? 0 : settled_ - stop.size() + 1;
+    first = std::min(first, held_.find(stop, from));
+  }
   if (first != std::string::npos) {
     stopped_ = true;
     held_.resize(first);
@@ -42,8 +45,10 @@ std::string OutputText::release_certain() {
   }
   std::size_t keep = 0;
   for (const std::string& stop : stop_) keep = std::max(keep, overlap(held_, stop));
-  std::string certain = held_.substr(0, held_.size() - keep);
-  held_.erase(0, held_.size() - keep);
+  const std::size_t sure = held_.size() - keep;
+  std::string certain = held_.substr(0, sure);
+  held_.erase(0, sure);
+  settled_ -= std::min(settled_, sure);
   return certain;
 }
 

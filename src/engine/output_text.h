@@ -18,8 +18,8 @@ class OutputText {
       : stream_(tokenizer, TokenStream::Begin::kContinuation), stop_(std::move(stop)) {}
 
   // Takes one more token and returns the text that is certain now. What may be the beginning of a
-  // stop string is held back; after a stop string nothing more comes. With `may_stop` false what is
-  // there so far does not count as a stop string, now or later.
+  // stop string is held back; after a stop string nothing more comes. With `may_stop` false a stop
+  // string that is whole by now does not count, now or later; one that has only begun may.
   std::string push(std::int32_t token, bool may_stop = true);
   // The rest, at the end of an answer that no stop string ended.
   std::string finish();
@@ -32,6 +32,7 @@ class OutputText {
   TokenStream stream_;
   const std::vector<std::string> stop_;
   std::string held_;
+  std::size_t settled_ = 0;  // of `held_`: no stop string that ends here counts
   bool stopped_ = false;
 };
 

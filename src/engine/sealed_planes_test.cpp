@@ -108,7 +108,8 @@ Sent send(const Cache& cache, std::string_view codec, std::optional<LinkSpeed> l
 // A receiver that has room.
 struct Receiving {
   explicit Receiving(Cache& to)
-      : receiver(to.table, lane, kTokens, std::nullopt, best_isa(), to.format, [](const Result<ReceivedKv>&) {}) {
+      : receiver(to.table, lane, kTokens, std::nullopt, best_isa(), to.format,
+                 [](const Result<ReceivedKv>&) {}) {
     receiver.grant();
     EXPECT_TRUE(
         receiver.on_begin({kTokens, kShape.layers, to.format->name(), "splitzip:channel"}).ok());

@@ -23,7 +23,7 @@ std::int64_t visible_keys(std::int64_t position, std::int64_t rows, std::int64_t
 
 int prefill_rows(const HeadWidths& head, int widest, int accumulators_max) {
   const std::int64_t like_widest =
-      round_up(divide_up(std::int64_t{kPrefillRows} * widest, key_work(head)));
+      round_up(divide_up(std::int64_t{kPrefillUnitRows} * widest, key_work(head)));
   const std::int64_t room =
       accumulators_max / (head.v + kPrefillKeys) / kPrefillRowsStep * kPrefillRowsStep;
   return static_cast<int>(std::max<std::int64_t>(kPrefillRowsStep, std::min(like_widest, room)));

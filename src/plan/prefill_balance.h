@@ -19,13 +19,13 @@ namespace kvlane {
 
 // Rows of a unit of the widest head, B_r in the paper; and that units are multiples of, as the
 // matrix unit's tiles are.
-inline constexpr int kPrefillRows = 64;
+inline constexpr int kPrefillUnitRows = 64;
 inline constexpr int kPrefillRowsStep = 16;
 // Keys of a tile: what their scores take of the accumulators.
 inline constexpr int kPrefillKeys = 64;
 
 struct PrefillBalanceSteps {
-  // Narrow heads have more rows a unit, so that units are alike; else kPrefillRows.
+  // Narrow heads have more rows a unit, so that units are alike; else kPrefillUnitRows.
   bool rows_by_width = true;
   // Tasks of the last round, in which machines would be idle, are cut to a machine's share of it.
   bool redistribute = true;
@@ -50,7 +50,7 @@ struct PrefillBalance {
 };
 
 // Rows of a unit of `head` among heads of which the widest has work `widest` a key: rows *
-// key_work() as of kPrefillRows of the widest, rounded up to a multiple of kPrefillRowsStep. No
+// key_work() as of kPrefillUnitRows of the widest, rounded up to a multiple of kPrefillRowsStep. No
 // more than have room in `accumulators_max`, but kPrefillRowsStep.
 int prefill_rows(const HeadWidths& head, int widest, int accumulators_max);
 

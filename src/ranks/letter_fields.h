@@ -21,7 +21,7 @@
 namespace kvlane {
 
 // Upper limits of what is read, so that memory follows from the letter's length.
-inline constexpr std::uint32_t kTextBytesMax = 1024;
+inline constexpr std::uint32_t kLetterTextBytesMax = 1024;
 inline constexpr std::uint32_t kRanksMax = 4096;
 inline constexpr std::uint32_t kIntMax = std::numeric_limits<std::int32_t>::max();
 
@@ -36,7 +36,7 @@ class LetterWriter {
   void real(double value) { bytes_.write(std::bit_cast<std::uint64_t>(value)); }
   void raw(ByteView value) { bytes_.write_bytes(value); }
   void text(std::string_view value) {
-    value = value.substr(0, kTextBytesMax);
+    value = value.substr(0, kLetterTextBytesMax);
     integer(static_cast<std::int32_t>(value.size()));
     raw(as_byte_view(value));
   }
@@ -92,7 +92,7 @@ class LetterReader {
   std::uint64_t number() { return bytes_.read<std::uint64_t>(); }
   double real() { return std::bit_cast<double>(bytes_.read<std::uint64_t>()); }
   std::string text() {
-    const int size = integer(kTextBytesMax);
+    const int size = integer(kLetterTextBytesMax);
     return std::string(as_text(bytes_.read_bytes(size)));
   }
   std::vector<std::int32_t> list() {

@@ -20,12 +20,16 @@ using nlohmann::json;
 
 namespace {
 
-// Of answers that are not streamed: a whole context of tokens, their ids included.
-constexpr std::size_t kAnswerBytesMax = 64 << 20;
+// Of answers that are not streamed: a request may ask for 1,048,576 log probabilities, some 70
+// bytes each where tokens are short.
+constexpr std::size_t kAnswerBytesMax = 256 << 20;
 constexpr std::size_t kSmallAnswerBytesMax = 1 << 20;
 
 // A reservation waits for nothing but its turn and, with a long prompt, the tokenizer.
 constexpr Seconds kReserveTime{15};
+
+// The head of an answer that is not streamed comes when all of it has been computed.
+constexpr Seconds kAnswerTime{7 * 24 * 3600};
 
 // How long a failure of the decode worker waits for one of the prefill worker that explains it.
 constexpr Seconds kSettleTime{1};
@@ -105,6 +109,13 @@ struct Gateway::Outcome {
     error.message =
         "The " + worker + " worker " + to_string(url) + " failed: " + why.message() + ".";
     return {blamed, to_response(error)};
+  }
+
+  // Nobody was asked.
+  static Outcome line_is_full(std::size_t waiting) {
+    return {Kind::kFinal, to_response(to_api_error(exhausted(
+                              std::to_string(waiting) +
+                              " requests wait for a worker, and no more may: try again later.")))};
   }
 
   // What an answer other than 200 means.
@@ -285,23 +296,28 @@ asio::awaitable<void> Gateway::complete(Api api, const HttpRequest& http, HttpRe
 asio::awaitable<Gateway::Outcome> Gateway::answer_when_possible(Client& client, HttpReply& reply) {
   const TimePoint start = SteadyClock::now();
   const TimePoint deadline = deadline_after(options_.patience);
-  if (line_.size() > 0 && line_.size() < options_.waiting_max) {
+  if (line_.size() > 0) {
+    if (line_.size() >= options_.waiting_max) co_return Outcome::line_is_full(line_.size());
     client.place.emplace(line_, executor_);
   }
   for (;;) {
-    while (client.place && !client.place->first() && SteadyClock::now() < deadline) {
-      co_await client.place->wait(deadline);
+    while (client.place && SteadyClock::now() < std::min(client.place->turn(), deadline)) {
+      const TimePoint until = std::min(client.place->turn(), deadline);
+      co_await client.place->wait(until);
     }
     if (client.place) client.waited = seconds_since(start);
     Outcome outcome = co_await try_workers(client, reply);
     const bool full = outcome.kind != Outcome::Kind::kAnswered && outcome.response.status == 429;
     const TimePoint again = deadline_after(kAskAgain);
     if (!full || again > deadline) co_return outcome;
-    if (!client.place) {
-      if (line_.size() >= options_.waiting_max) co_return outcome;
+    line_.close_until(again);
+    if (client.place) {
+      client.place->step_in();  // it may have stepped out
+    } else if (line_.size() < options_.waiting_max) {
       client.place.emplace(line_, executor_);
+    } else {
+      co_return outcome;
     }
-    if (client.place->first()) co_await client.place->wait(again);
   }
 }
 
@@ -387,6 +403,13 @@ asio::awaitable<void> Gateway::run_prefill(std::shared_ptr<PrefillTask> task, Ur
   if (task->failure && task->on_failure) task->on_failure();
 }
 
+// For what may take as long as it takes: the worker's health is watched meanwhile.
+HttpCallLimits Gateway::patient_calls() const {
+  HttpCallLimits limits = options_.calls;
+  limits.head_timeout = kAnswerTime;
+  return limits;
+}
+
 // Sends the prompt off. What becomes of it is in the task.
 void Gateway::start_prefill(const std::shared_ptr<PrefillTask>& task, const Client& client,
                             std::size_t prefill, const TransferId& id,
@@ -409,7 +432,7 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t p
   // Both workers count the request from here on, or a burst would find the same ones least loaded.
   WorkerPool::Visit visit(decode_, decode, client.tokens);
   const auto task =
-      std::make_shared<PrefillTask>(executor_, options_.calls, prefill_, prefill, client.tokens);
+      std::make_shared<PrefillTask>(executor_, patient_calls(), prefill_, prefill, client.tokens);
   const TransferId id = random_transfer_id();
   const Url decode_url = decode_.worker(decode).url;
   const std::string ticket = to_text(json{{"transfer_id", to_string(id)}});
@@ -426,9 +449,9 @@ asio::awaitable<Gateway::Outcome> Gateway::attempt(Client& client, std::size_t p
     task->visit.refused();
     co_return reserved;
   }
-  client.place.reset();  // there is room: the next one may try
+  if (client.place) client.place->step_out();  // there is room: the next one may try
 
-  HttpCall answer(executor_, options_.calls);
+  HttpCall answer(executor_, patient_calls());
   visit.on_lost([&answer](const Status& why) { answer.cancel(why); });
   PrefillGuard guard(task);
   task->on_failure = [&answer] { answer.cancel(); };

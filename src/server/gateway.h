@@ -68,6 +68,7 @@ class Gateway {
   asio::awaitable<void> metrics(const HttpRequest& http, HttpReply& reply);
   asio::awaitable<void> pass_on(const HttpRequest& http, HttpReply& reply);
 
+  HttpCallLimits patient_calls() const;
   HttpCallRequest call(const std::string& path, const std::string& request_id,
                        std::string body) const;
 

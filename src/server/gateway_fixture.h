@@ -87,6 +87,13 @@ class GatewayTest : public testing::Test {
   RawResponse complete(std::string_view body, std::string_view fields = {}) const {
     return raw_exchange(port_, "POST", "/v1/completions", body, fields);
   }
+  // The same without waiting for the answer.
+  std::unique_ptr<RawHttp> post(std::string_view body) const {
+    auto client = std::make_unique<RawHttp>(port_);
+    client->send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+                 std::to_string(body.size()) + "\r\n\r\n" + std::string(body));
+    return client;
+  }
   template <class Condition>
   static bool eventually(Condition condition) {
     for (int i = 0; i < 1000; ++i) {

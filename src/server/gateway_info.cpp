@@ -1,5 +1,6 @@
 // What a gateway tells about its workers, and what it lets one of them tell.
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "server/coroutine.h"
@@ -14,6 +15,9 @@ namespace {
 
 // The tokens of the longest prompt that /tokenize takes, with their texts.
 constexpr std::size_t kAnswerBytesMax = 64 << 20;
+
+// A worker takes so long for none of these; one that says nothing is passed over.
+constexpr Seconds kInfoTime{15};
 
 }  // namespace
 
@@ -39,13 +43,15 @@ asio::awaitable<void> Gateway::pass_on(const HttpRequest& http, HttpReply& reply
   std::set<std::size_t> tried;
   HttpResponse response =
       to_response(to_api_error(unavailable("No decode worker answers about its model.")));
+  HttpCallLimits limits = options_.calls;
+  limits.head_timeout = std::min(limits.head_timeout, kInfoTime);
   while (const std::optional<std::size_t> index = decode_.pick(tried)) {
     tried.insert(*index);
     const Url url = decode_.worker(*index).url;
     HttpCallRequest request = call(http.path, http.id, http.body);
     request.method = http.method == "POST" ? "POST" : "GET";
     const Result<HttpResponse> answer =
-        co_await http_fetch(executor_, url, request, options_.calls, kAnswerBytesMax);
+        co_await http_fetch(executor_, url, request, limits, kAnswerBytesMax);
     // 401: the worker does not know this gateway's key, which is not the client's business.
     const bool usable = answer.ok() && answer->status < 500 && answer->status != 401;
     if (!usable) continue;

@@ -240,11 +240,7 @@ TEST_F(GatewayTest, RequestsWaitInLineForRoom) {
   patience_ = Seconds(20);
   start({prefill.url}, {decode.url});
   std::vector<std::unique_ptr<RawHttp>> clients;
-  for (int i = 0; i < 12; ++i) {
-    clients.push_back(std::make_unique<RawHttp>(port_));
-    clients.back()->send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
-                         std::to_string(std::string_view(kWhole).size()) + "\r\n\r\n" + kWhole);
-  }
+  for (int i = 0; i < 12; ++i) clients.push_back(post(kWhole));
   clients[3]->close();  // one that leaves the line holds nobody up
   double queue_longest = 0;
   for (std::size_t i = 0; i < clients.size(); ++i) {
@@ -266,14 +262,61 @@ TEST_F(GatewayTest, TheLineHasALimit) {
   patience_ = Seconds(2);
   waiting_max_ = 1;
   start({prefill.url}, {decode.url});
-  RawHttp waiting(port_);
-  waiting.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: " +
-               std::to_string(std::string_view(kWhole).size()) + "\r\n\r\n" + kWhole);
+  const auto waiting = post(kWhole);
   EXPECT_TRUE(eventually([&] { return decode.engine->refused() > 2; }));
   const TimePoint begin = SteadyClock::now();
-  EXPECT_EQ(complete(kWhole).status, 429);
+  const RawResponse refused = complete(kWhole);
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_THAT(refused.body, HasSubstr("1 requests wait for a worker"));
   EXPECT_LT(seconds_since(begin), 1);
-  EXPECT_EQ(waiting.read_response().status, 429) << "patience ends";
+  EXPECT_EQ(waiting->read_response().status, 429) << "patience ends";
+}
+
+// Whoever finds the line full is refused, even at the moment when room comes.
+TEST_F(GatewayTest, NobodyOvertakesAFullLine) {
+  FakeEnginePlan narrow;
+  narrow.running_max = 1;
+  narrow.token_delay = std::chrono::milliseconds(40);
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode, narrow);
+  patience_ = Seconds(20);
+  waiting_max_ = 1;
+  start({prefill.url}, {decode.url});
+  const auto running = post(kWhole);
+  EXPECT_TRUE(eventually([&] { return !decode.engine->idle(); }));
+  const auto waiting = post(kWhole);
+  EXPECT_TRUE(eventually([&] { return decode.engine->refused() > 1; }));
+  std::atomic<bool> over = false;
+  std::atomic<int> overtook = 0;
+  std::vector<std::thread> others;
+  for (int i = 0; i < 4; ++i) {
+    others.emplace_back([&] {
+      while (!over) overtook += complete(kWhole).status == 200 && !over;
+    });
+  }
+  EXPECT_EQ(waiting->read_response().status, 200);
+  over = true;
+  EXPECT_EQ(overtook, 0);
+  for (std::thread& other : others) other.join();
+  EXPECT_EQ(running->read_response().status, 200);
+}
+
+// Room to decode is no reason to ask a full prefill worker again and again, for each that waits.
+TEST_F(GatewayTest, AFullPrefillWorkerIsAskedSeldom) {
+  FakeEnginePlan full;
+  full.refuse = exhausted("the queue is full");
+  const Running prefill = start_worker(Role::kPrefill, full);
+  const Running decode = start_worker(Role::kDecode);
+  patience_ = Seconds(1);
+  start({prefill.url}, {decode.url});
+  constexpr int kClients = 16;
+  std::vector<std::unique_ptr<RawHttp>> clients;
+  for (int i = 0; i < kClients; ++i) clients.push_back(post(kWhole));
+  for (const auto& client : clients) EXPECT_EQ(client->read_response().status, 429);
+  // Each client's first try and last, and every 20 ms one and those that stood behind it until the
+  // prefill worker had answered: some 120. Without a pause it was 600.
+  EXPECT_TRUE(eventually([&] { return decode.engine->idle(); }));
+  EXPECT_LE(decode.engine->aborted_requests().size(), 5U * 50 + 2 * kClients);
 }
 
 TEST_F(GatewayTest, ADecodeFailureInTheMiddleIsAnEvent) {

@@ -3,13 +3,18 @@
 #include <array>
 #include <charconv>
 
+#include "server/api_error.h"
 #include "server/coroutine.h"
 #include "server/http_server.h"
+#include "server/openai_response.h"
 #include "server/tcp_stream.h"
 
 namespace kvlane {
 
 namespace {
+
+// What a server that stops still has to say must be taken in so much time.
+constexpr Seconds kCutShortTime{1};
 
 std::string chunk_size_line(std::size_t bytes) {
   std::array<char, 2 * sizeof(bytes)> digits{};
@@ -40,6 +45,13 @@ std::string HttpReply::head(const HttpResponse& response, std::string_view frami
   return text;
 }
 
+asio::awaitable<Status> HttpReply::write_all(std::string_view bytes) {
+  writing_ = true;
+  const Status written = co_await stream_.write_all(bytes, write_timeout_);
+  writing_ = !written.ok();
+  co_return written;
+}
+
 asio::awaitable<Status> HttpReply::send(const HttpResponse& response) {
   if (started_) co_return internal_error("a second response to one request");
   started_ = true;
@@ -47,7 +59,7 @@ asio::awaitable<Status> HttpReply::send(const HttpResponse& response) {
   const std::string length = std::to_string(response.body.size());
   std::string text = head(response, "Content-Length: " + length + "\r\n");
   if (request_.method != "HEAD") text += response.body;
-  const Status written = co_await stream_.write_all(text, write_timeout_);
+  const Status written = co_await write_all(text);
   finished_ = written.ok();
   co_return written;
 }
@@ -56,6 +68,7 @@ asio::awaitable<Status> HttpReply::start_stream(const HttpResponse& response) {
   if (started_) co_return internal_error("a second response to one request");
   started_ = true;
   status_ = response.status;
+  events_ = response.content_type == kEventStreamType;
   // Without chunks (HTTP/1.0) the end of the connection is the end of the body.
   if (!chunked_) keep_alive_ = false;
   std::string text = head(response, chunked_ ? "Transfer-Encoding: chunked\r\n" : "");
@@ -64,7 +77,7 @@ asio::awaitable<Status> HttpReply::start_stream(const HttpResponse& response) {
   } else {
     text += response.body;
   }
-  const Status written = co_await stream_.write_all(text, write_timeout_);
+  const Status written = co_await write_all(text);
   co_return written;
 }
 
@@ -78,7 +91,7 @@ asio::awaitable<Status> HttpReply::write(std::string_view piece) {
     text += "\r\n";
     piece = text;
   }
-  const Status written = co_await stream_.write_all(piece, write_timeout_);
+  const Status written = co_await write_all(piece);
   co_return written;
 }
 
@@ -86,9 +99,24 @@ asio::awaitable<Status> HttpReply::finish() {
   if (!started_ || finished_) co_return internal_error("the end of a stream that is not open");
   Status written;
   const std::string_view last_chunk = "0\r\n\r\n";
-  if (chunked_) written = co_await stream_.write_all(last_chunk, write_timeout_);
+  if (chunked_) written = co_await write_all(last_chunk);
   finished_ = written.ok();
   co_return written;
+}
+
+asio::awaitable<void> HttpReply::cut_short(const ApiError& error) {
+  if (finished_ || writing_ || (started_ && !events_)) co_return;
+  keep_alive_ = false;
+  write_timeout_ = kCutShortTime;
+  if (!started_) {
+    const HttpResponse response = to_response(error);
+    const Status sent = co_await send(response);
+    if (sent.ok()) co_return;
+  } else {
+    const std::string event = sse_event(to_json_text(error));
+    const Status written = co_await write(event);
+    if (written.ok()) co_await finish();
+  }
 }
 
 }  // namespace kvlane

@@ -66,10 +66,12 @@ ApiError parse_failure(const error_code& error, const HttpServerOptions& options
 struct Connection {
   explicit Connection(tcp::socket socket) : stream(std::move(socket)) {}
   TcpStream stream;
-  std::string unread;    // bytes behind the request that is being parsed
-  bool busy = false;     // a request is being read or handled
-  bool last = false;     // close when it is done
-  bool refused = false;  // one too many: it is told so and closed
+  std::string unread;      // bytes behind the request that is being parsed
+  bool busy = false;       // a request is being read or handled
+  bool handled = false;    // a handler runs, which `cancel` ends
+  bool last = false;       // close when it is done
+  bool refused = false;    // one too many: it is told so and closed
+  bool cut_short = false;  // the server did not wait for its handler
   asio::cancellation_signal cancel;
 };
 
@@ -206,8 +208,14 @@ asio::awaitable<bool> HttpServer::Core::serve_one(Connection& connection) {
     connection.cancel.emit(asio::cancellation_type::terminal);
   });
   auto token = asio::bind_cancellation_slot(connection.cancel.slot(), asio::use_awaitable);
+  connection.handled = true;
   co_await asio::co_spawn(executor, run_handler(request, reply), token);
+  connection.handled = false;
   connection.stream.stop_watching();
+  if (connection.cut_short) {
+    const ApiError error = to_api_error(unavailable("The server stops."));
+    co_await reply.cut_short(error);
+  }
   connection.busy = false;
   log_request(request.method, request.path, reply.status(), request.id,
               seconds_since(request.received));
@@ -313,8 +321,12 @@ void HttpServer::Core::end_connections(bool busy_ones_too) {
     connection->last = true;
     if (!connection->busy) connection->stream.close();
     if (!connection->busy || !busy_ones_too) continue;
-    connection->cancel.emit(asio::cancellation_type::terminal);
-    connection->stream.close();
+    connection->cut_short = connection->handled;
+    if (connection->handled) {
+      connection->cancel.emit(asio::cancellation_type::terminal);
+    } else {
+      connection->stream.close();
+    }
   }
 }
 

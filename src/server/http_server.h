@@ -23,6 +23,7 @@
 namespace kvlane {
 
 class TcpStream;
+struct ApiError;
 
 // What one request is answered with: either send(), or start_stream(), write()..., finish(). Valid
 // while the handler runs. Once any of them returned an error, nothing can be said any more.
@@ -38,6 +39,10 @@ class HttpReply {
   asio::awaitable<Status> write(std::string_view piece);
   asio::awaitable<Status> finish();
 
+  // The handler was cancelled: says `error` instead of the answer, or behind the events of a
+  // stream, as far as that can be done soon.
+  asio::awaitable<void> cut_short(const ApiError& error);
+
   // The head is out: the status can no longer be changed.
   bool started() const { return started_; }
   bool finished() const { return finished_; }
@@ -48,6 +53,7 @@ class HttpReply {
 
  private:
   std::string head(const HttpResponse& response, std::string_view framing) const;
+  asio::awaitable<Status> write_all(std::string_view bytes);
 
   TcpStream& stream_;
   const HttpRequest& request_;
@@ -56,6 +62,8 @@ class HttpReply {
   Seconds write_timeout_;
   bool started_ = false;
   bool finished_ = false;
+  bool events_ = false;   // a stream of server-sent events
+  bool writing_ = false;  // still true where a write was cancelled
   int status_ = 0;
 };
 

@@ -4,8 +4,11 @@
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/thread_pool.hpp>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "server/coroutine.h"
 #include "server/mailbox.h"
@@ -23,10 +26,25 @@ class RequestReader {
   template <class T>
   asio::awaitable<T> read(std::function<T()> read, std::size_t body_bytes) {
     if (body_bytes <= kReadHereBytesMax) co_return read();
-    const auto mailbox = std::make_shared<Mailbox<T>>(executor_);
-    asio::post(thread_, [mailbox, read] { mailbox->push(read()); });
-    T result = co_await mailbox->take();
-    co_return result;
+    // An exception, as of no memory, is the request's, as it is where bodies are short; on the
+    // pool's thread it would end the process.
+    struct Done {
+      std::optional<T> result;
+      std::exception_ptr thrown;
+    };
+    const auto mailbox = std::make_shared<Mailbox<Done>>(executor_);
+    asio::post(thread_, [mailbox, read] {
+      Done done;
+      try {
+        done.result = read();
+      } catch (...) {
+        done.thrown = std::current_exception();
+      }
+      mailbox->push(std::move(done));
+    });
+    Done done = co_await mailbox->take();
+    if (done.thrown) std::rethrow_exception(done.thrown);
+    co_return std::move(*done.result);
   }
 
  private:

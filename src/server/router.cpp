@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/router.h"
 
+#include <algorithm>
+
 #include "server/api_error.h"
 #include "server/coroutine.h"
 
@@ -10,9 +12,12 @@ namespace kvlane {
 namespace {
 
 bool has_key(const HttpRequest& request, std::string_view key) {
-  constexpr std::string_view kScheme = "Bearer ";
+  constexpr std::string_view kScheme = "bearer ";  // in any case: RFC 9110, 11.1
   const std::string_view header = request.headers.find("Authorization");
-  return header.starts_with(kScheme) && same_secret(header.substr(kScheme.size()), key);
+  const bool scheme = header.size() >= kScheme.size() &&
+                      std::equal(kScheme.begin(), kScheme.end(), header.begin(),
+                                 [](char wanted, char c) { return wanted == (c | ('A' ^ 'a')); });
+  return scheme && same_secret(header.substr(kScheme.size()), key);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/tcp_stream.h"
 
+#include <poll.h>
+
 #include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/connect.hpp>
@@ -14,12 +16,20 @@ namespace kvlane {
 using asio::ip::tcp;
 using boost::system::error_code;
 
+namespace {
+
+// While bytes of its next request wait, whether a peer is still there is asked so often.
+constexpr std::chrono::milliseconds kPeerAskedEvery{250};
+
+}  // namespace
+
 struct TcpStream::State {
   explicit State(const asio::any_io_executor& executor)
-      : socket(executor), timer(executor), resolver(executor) {}
+      : socket(executor), timer(executor), watch_timer(executor), resolver(executor) {}
   explicit State(tcp::socket accepted)
       : socket(std::move(accepted)),
         timer(socket.get_executor()),
+        watch_timer(socket.get_executor()),
         resolver(socket.get_executor()) {}
 
   void cancel_all() {
@@ -42,9 +52,12 @@ struct TcpStream::State {
 
   static void watch_once(const std::shared_ptr<State>& state, std::uint64_t watch,
                          std::function<void()> on_gone);
+  static void watch_behind_bytes(const std::shared_ptr<State>& state, std::uint64_t watch,
+                                 std::function<void()> on_gone);
 
   tcp::socket socket;
   asio::steady_timer timer;
+  asio::steady_timer watch_timer;
   tcp::resolver resolver;
   std::uint64_t operation = 0;  // counts deadlines, so that a late timer does not hit the next one
   std::uint64_t watch = 0;      // counts watches, likewise
@@ -171,13 +184,33 @@ void TcpStream::State::watch_once(const std::shared_ptr<State>& state, std::uint
       watch_once(alive, watch, on_gone);
     } else if (error || peek_error) {
       on_gone();
+    } else {
+      watch_behind_bytes(alive, watch, on_gone);
     }
   };
   state->socket.async_wait(tcp::socket::wait_read, std::move(on_event));
 }
 
+// The next request waits to be read, and an end behind it is no event of its own.
+void TcpStream::State::watch_behind_bytes(const std::shared_ptr<State>& state, std::uint64_t watch,
+                                          std::function<void()> on_gone) {
+  state->watch_timer.expires_after(kPeerAskedEvery);
+  state->watch_timer.async_wait(
+      [weak = std::weak_ptr<State>(state), watch, on_gone = std::move(on_gone)](error_code error) {
+        const std::shared_ptr<State> alive = weak.lock();
+        if (error || alive == nullptr || alive->watch != watch) return;
+        pollfd entry{alive->socket.native_handle(), POLLRDHUP, 0};
+        if (::poll(&entry, 1, 0) > 0) {
+          on_gone();
+        } else {
+          watch_behind_bytes(alive, watch, on_gone);
+        }
+      });
+}
+
 void TcpStream::stop_watching() {
   ++state_->watch;
+  state_->watch_timer.cancel();
   error_code ignored;
   state_->socket.cancel(ignored);
 }
@@ -195,6 +228,7 @@ asio::awaitable<void> TcpStream::linger(TimePoint deadline) {
 
 void TcpStream::close() {
   state_->closed = true;
+  state_->watch_timer.cancel();
   state_->resolver.cancel();
   error_code ignored;
   state_->socket.close(ignored);

@@ -45,8 +45,8 @@ class TcpStream {
   // Everything. The peer must take some of it at least every `stall`.
   asio::awaitable<Status> write_all(std::string_view bytes, Seconds stall);
 
-  // Calls `on_gone` once when the peer has closed or reset the connection, and not when it sends
-  // something: then nothing more can be learnt without reading. Ends with stop_watching(). A peer
+  // Calls `on_gone` once when the peer has closed or reset the connection, also behind bytes that
+  // nobody has read yet; then it may take a quarter of a second. Ends with stop_watching(). A peer
   // that closes only its sending half counts as gone.
   void watch_peer(std::function<void()> on_gone);
   void stop_watching();

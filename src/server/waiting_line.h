@@ -4,30 +4,39 @@
 
 #include <boost/asio/steady_timer.hpp>
 #include <cstddef>
-#include <list>
+#include <cstdint>
+#include <map>
 
 #include "base/clock.h"
 #include "server/coroutine.h"
 
 namespace kvlane {
 
-// Only the first in the line tries its luck; so the workers are asked seldom, and nobody overtakes.
-// On the loop's thread.
+// Only the first in the line tries its luck, and nobody does for a while once one was refused; so
+// the workers are asked seldom, and nobody overtakes. On the loop's thread.
 class WaitingLine {
  public:
-  // A place in the line; leaving it (by destruction) lets the next one forward.
+  // A place in the line, at first at its end. Whoever steps out lets the next one forward.
   class Place {
    public:
     Place(WaitingLine& line, const asio::any_io_executor& executor)
-        : line_(line), wake_(executor), self_(line.places_.insert(line.places_.end(), this)) {}
-    ~Place() {
-      line_.places_.erase(self_);
-      if (!line_.places_.empty()) line_.places_.front()->wake_.cancel();
+        : line_(line), wake_(executor), number_(++line.last_number_) {
+      step_in();
     }
+    ~Place() { step_out(); }
     Place(const Place&) = delete;
     Place& operator=(const Place&) = delete;
 
-    bool first() const { return line_.places_.front() == this; }
+    // Where it was: before all that came later.
+    void step_in() { line_.places_.emplace(number_, this); }
+    void step_out() {
+      const bool first = may_try_next();
+      if (line_.places_.erase(number_) == 0 || !first || line_.places_.empty()) return;
+      line_.places_.begin()->second->wake_.cancel();
+    }
+
+    // When this may try: TimePoint::max() unless it is the first.
+    TimePoint turn() const { return may_try_next() ? line_.open_at_ : TimePoint::max(); }
 
     // Returns at `until`, or earlier when this has become the first.
     asio::awaitable<void> wait(TimePoint until) {
@@ -38,15 +47,23 @@ class WaitingLine {
     }
 
    private:
+    bool may_try_next() const {
+      return !line_.places_.empty() && line_.places_.begin()->second == this;
+    }
+
     WaitingLine& line_;
     asio::steady_timer wake_;
-    std::list<Place*>::iterator self_;
+    const std::uint64_t number_;
   };
 
   std::size_t size() const { return places_.size(); }
+  // One was refused: nobody in the line tries before that.
+  void close_until(TimePoint when) { open_at_ = when; }
 
  private:
-  std::list<Place*> places_;
+  std::map<std::uint64_t, Place*> places_;  // by the order in which they came
+  std::uint64_t last_number_ = 0;
+  TimePoint open_at_ = TimePoint::min();
 };
 
 }  // namespace kvlane
