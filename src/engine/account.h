@@ -1,6 +1,6 @@
 // The time account of a request: exclusive intervals that add up to its completion time.
 //
-// The same names appear in responses, metrics, benchmarks and the simulator. Overlapped time
+// The same names appear in responses, metrics and benchmarks. Overlapped time
 // belongs to compute; `transfer` counts only what nothing else hid.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
