@@ -29,7 +29,6 @@ import time
 from served import PROGRAM, write_report
 from shaped_workers import FAR, FAR_ADDRESS, NEAR, PATIENCE, Unavailable, network, shape, two_namespaces
 
-IPERF_PORT = 5201
 GOAL = 0.9
 
 

@@ -12,7 +12,6 @@ BF16, FP16, FP8_E4M3, FP8_E5M2 = 2, 3, 4, 5
 # Section 1: bits of a value, of its exponent, and entries of the codebook.
 FIELDS = {BF16: (16, 8, 16), FP8_E4M3: (8, 4, 8), FP8_E5M2: (8, 5, 16)}
 PREFIX_BYTES = 16
-CODEBOOK_BYTES = 16
 GROUP, CHUNK = 128, 256
 CHUNK_ESCAPES_MAX = 127
 RAW_CHUNK = 255

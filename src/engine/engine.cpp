@@ -238,7 +238,9 @@ Status EngineImpl::validate(const GenerationRequest& request) const {
   if (const int blocks = blocks_needed(request); blocks > pool_.blocks_total()) {
     return invalid_argument("prompt and max_tokens need " + std::to_string(blocks) +
                             " KV blocks, the whole KV memory has " +
-                            std::to_string(pool_.blocks_total()));
+                            std::to_string(pool_.blocks_total()) + ": ask for fewer tokens (" +
+                            std::to_string(kBlockTokens) +
+                            " take a block), or start with more --kv-memory");
   }
   return {};
 }
