@@ -276,7 +276,7 @@ TEST_F(GatewayTest, TheLineHasALimit) {
 TEST_F(GatewayTest, NobodyOvertakesAFullLine) {
   FakeEnginePlan narrow;
   narrow.running_max = 1;
-  narrow.token_delay = std::chrono::milliseconds(40);
+  narrow.token_delay = std::chrono::milliseconds(200);
   const Running prefill = start_worker(Role::kPrefill);
   const Running decode = start_worker(Role::kDecode, narrow);
   patience_ = Seconds(20);

@@ -84,6 +84,7 @@ asio::awaitable<Status> HttpReply::start_stream(const HttpResponse& response) {
 asio::awaitable<Status> HttpReply::write(std::string_view piece) {
   if (!started_ || finished_) co_return internal_error("a piece of body outside of a stream");
   if (piece.empty()) co_return Status();  // an empty chunk would end the body
+  told_all_ = events_ && piece.ends_with(kDoneEvent);
   std::string text;
   if (chunked_) {
     text = chunk_size_line(piece.size());
@@ -112,11 +113,14 @@ asio::awaitable<void> HttpReply::cut_short(const ApiError& error) {
     const HttpResponse response = to_response(error);
     const Status sent = co_await send(response);
     if (sent.ok()) co_return;
-  } else {
-    const std::string event = sse_event(to_json_text(error));
-    const Status written = co_await write(event);
-    if (written.ok()) co_await finish();
+    co_return;
   }
+  Status written;
+  if (!told_all_) {
+    const std::string event = sse_event(to_json_text(error));
+    written = co_await write(event);
+  }
+  if (written.ok()) co_await finish();
 }
 
 }  // namespace kvlane

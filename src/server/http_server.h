@@ -62,8 +62,9 @@ class HttpReply {
   Seconds write_timeout_;
   bool started_ = false;
   bool finished_ = false;
-  bool events_ = false;   // a stream of server-sent events
-  bool writing_ = false;  // still true where a write was cancelled
+  bool events_ = false;    // a stream of server-sent events
+  bool told_all_ = false;  // the last of them is out
+  bool writing_ = false;   // still true where a write was cancelled
   int status_ = 0;
 };
 

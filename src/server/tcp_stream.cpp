@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/tcp_stream.h"
 
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <boost/asio/buffer.hpp>
@@ -20,6 +22,19 @@ namespace {
 
 // While bytes of its next request wait, whether a peer is still there is asked so often.
 constexpr std::chrono::milliseconds kPeerAskedEvery{250};
+
+// Answers may take hours to begin; a connection that something on the way has forgotten ends after
+// two minutes or so.
+void notice_lost_peers(tcp::socket& socket) {
+  error_code ignored;
+  socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  const auto set = [&](int option, int value) {
+    ::setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof(value));
+  };
+  set(TCP_KEEPIDLE, 60);
+  set(TCP_KEEPINTVL, 10);
+  set(TCP_KEEPCNT, 6);
+}
 
 }  // namespace
 
@@ -131,6 +146,7 @@ asio::awaitable<Status> TcpStream::connect(const Address& peer, TimePoint deadli
   if (error || state->timed_out || state->closed) co_return state->failure(error, doing);
   error_code ignored;
   state->socket.set_option(tcp::no_delay(true), ignored);
+  notice_lost_peers(state->socket);
   co_return Status();
 }
 

@@ -29,8 +29,11 @@ class Pages {
   // Empty when the disk does not give it.
   ByteView at(std::uint64_t offset) {
     const bool there = offset >= begin_ && offset + kExtentPageBytes <= begin_ + filled_;
-    // Beside a sector that is lost there are pages that are not.
-    if (!there && !read(offset, kWindowBytes) && !read(offset, kExtentPageBytes)) return {};
+    // Beside a sector that is lost there are pages that are not: its window is read one by one.
+    if (!there && offset >= alone_until_ && !read(offset, kWindowBytes)) {
+      alone_until_ = offset + kWindowBytes;
+    }
+    if (!there && offset < alone_until_ && !read(offset, kExtentPageBytes)) return {};
     return {window_.data() + (offset - begin_), kExtentPageBytes};
   }
 
@@ -51,6 +54,7 @@ class Pages {
   std::uint64_t bytes_ = 0;
   std::uint64_t begin_ = 0;
   std::uint64_t filled_ = 0;
+  std::uint64_t alone_until_ = 0;
 };
 
 Status scan(StoreFiles& files, StoreFile& file, std::uint32_t segment,

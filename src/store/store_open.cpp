@@ -153,13 +153,13 @@ Status Store::Impl::open_catalogue(const std::string& identity) {
   }
   KVLANE_TRY(join_directories(identity));
   if (!status.ok()) {
+    std::vector<fs::path> paths;
+    for (const Directory& directory : directories) paths.push_back(directory.path);
+    KVLANE_ASSIGN(contents, contents_from_segments(*files, paths));
     for (const char* suffix : {"", "-wal", "-shm"}) {
       std::error_code ignored;  // it may not be there
       fs::rename(path.string() + suffix, path.string() + ".bad" + suffix, ignored);
     }
-    std::vector<fs::path> paths;
-    for (const Directory& directory : directories) paths.push_back(directory.path);
-    KVLANE_ASSIGN(contents, contents_from_segments(*files, paths));
     // Without segments there was nothing yet: a process was killed before it had a catalogue.
     opening.rebuilt = !contents.segments.empty();
     if (opening.rebuilt) {
@@ -194,7 +194,7 @@ Status Store::Impl::load(CatalogueContents contents) {
                             " had damaged rows or lost their bytes and will be computed again");
   }
   if (opening.segments_missing > 0) {
-    opening.notes.push_back(counted(opening.segments_missing, "segment") + " could not be opened");
+    opening.notes.push_back(counted(opening.segments_missing, "segment") + " missing");
   }
   return {};
 }
@@ -213,7 +213,9 @@ Status Store::Impl::open_segments(const CatalogueContents& contents, CatalogueCh
       auto file = files->open(segment->path, FileAccess::kOpen, row.directory);
       status = file.status();
       // What cannot be opened now may be there all the same: only what is missing is given up.
-      if (!status.ok() && status.code() != Code::kNotFound) return status;
+      if (!status.ok() && status.code() != Code::kNotFound) {
+        return status.with_context("The store is left as it is");
+      }
       if (file.ok()) segment->file = std::move(*file);
     }
     if (status.ok()) {
