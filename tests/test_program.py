@@ -321,6 +321,14 @@ class Synth(program.ProgramTest):
         self.assert_refused(run("serve", GQA, "--port", ""), "--port: a number is missing", status=2)
         self.assertFalse(store.exists())
 
+    def test_options_of_a_store_want_a_store(self):
+        for flag, value in (
+            ("--store-key", "/nowhere"), ("--store-max", "1GiB"), ("--store-memory", "1GiB"), ("--store-form", "kv"),
+            ("--store-codec", "splitzip"), ("--store-direct", "off"), ("--store-profile", "/nowhere"),
+        ):  # fmt: skip
+            with self.subTest(flag):
+                self.assert_refused(run("serve", GQA, "--port", 0, flag, value), f"{flag} requires --store", status=2)
+
     def test_synth_does_not_touch_what_is_there(self):
         with tempfile.TemporaryDirectory() as name:
             (program.pathlib.Path(name) / "config.json").write_text("mine")

@@ -15,6 +15,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Null where it is none.
+Json whole_number(float value) {
+  constexpr float kMax = 1e18F;
+  if (!(value >= 0 && value <= kMax)) return nullptr;
+  return static_cast<std::uint64_t>(value);
+}
+
 // "kvquant" of "kvquant.layers.3.k.lower".
 std::set<std::string> formats_of(const KvTables& tables) {
   std::set<std::string> formats;
@@ -34,7 +41,7 @@ Result<std::string> describe_safetensors_json(ByteView file) {
     KVLANE_ASSIGN(const KvTablesFile found, parse_kv_tables(file));
     description = {{"kind", "kv_tables"},
                    {"model_identity", to_hex(found.model)},
-                   {"tokens", found.tokens},
+                   {"tokens", whole_number(found.tokens)},
                    {"formats", formats_of(found.tables)}};
   }
   Json list = Json::array();

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "calib/kv_tables_file.h"
@@ -43,6 +45,21 @@ TEST(DescribeSafetensors, TellsWhoseTablesTheseAre) {
   EXPECT_EQ(told["tokens"], 4096);
   EXPECT_EQ(told["formats"], Json::parse(R"(["kvquant", "zack:keep=0.5+kvquant"])"));
   EXPECT_EQ(told["tensors"].size(), 2U + 3U);
+}
+
+// That number is for people, and nobody refuses tables for it.
+TEST(DescribeSafetensors, ANumberOfTokensThatIsNoneIsNull) {
+  Bytes file = build_kv_tables({}, {}, 4096);
+  const float right = 4096;
+  const ByteView pattern = std::as_bytes(std::span(&right, 1));
+  const auto at = std::search(file.begin(), file.end(), pattern.begin(), pattern.end());
+  ASSERT_NE(at, file.end());
+  for (const float wrong : {-1.0F, 1e30F, std::numeric_limits<float>::quiet_NaN()}) {
+    const ByteView bytes = std::as_bytes(std::span(&wrong, 1));
+    std::copy(bytes.begin(), bytes.end(), at);
+    EXPECT_TRUE(described(file)["tokens"].is_null()) << wrong;
+    EXPECT_TRUE(parse_kv_tables(file, ModelIdentity{}).ok()) << wrong;
+  }
 }
 
 TEST(DescribeSafetensors, RefusesWhatIsNone) {

@@ -12,7 +12,6 @@ namespace kvlane {
 namespace {
 
 constexpr float kVersion = 1;
-constexpr float kTokensMax = 1e18F;  // rounded to F32, still a whole number of 64 bits
 constexpr const char* kVersionName = "kvlane.version";
 constexpr const char* kModelName = "kvlane.model";
 constexpr const char* kTokensName = "kvlane.tokens";
@@ -82,10 +81,7 @@ Result<KvTablesFile> parse_kv_tables(ByteView file) {
     found.model[i] = static_cast<std::byte>(bytes[i]);
   }
   KVLANE_ASSIGN(const auto tokens, take(found.tables, kTokensName, 1));
-  if (!(tokens[0] >= 0 && tokens[0] <= kTokensMax)) {
-    return corrupt("'kvlane.tokens' is no number of tokens");
-  }
-  found.tokens = static_cast<std::uint64_t>(tokens[0]);
+  found.tokens = tokens[0];
   return found;
 }
 

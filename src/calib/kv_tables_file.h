@@ -23,11 +23,11 @@ inline constexpr std::size_t kKvTablesFileBytesMax = std::size_t{1} << 30;
 // tokens: of the text that the tables come from.
 Bytes build_kv_tables(const KvTables& tables, const ModelIdentity& model, std::uint64_t tokens);
 
-// Whose tables these are.
+// Tables, and whose they are.
 struct KvTablesFile {
   KvTables tables;
   ModelIdentity model;
-  std::uint64_t tokens = 0;  // of the text that the tables come from
+  float tokens = 0;  // of the text that the tables come from, as the file says: for people
 };
 
 // Whether a safetensors file with these tensors says that it is one of tables.

@@ -34,9 +34,9 @@ class KvReceiver final : public TransferSink {
  public:
   using OnReceived = std::function<void(Result<ReceivedKv>)>;
 
-  // `table` has room for `tokens` tokens once grant() was called; `prompt`: theirs, without which K
-  // and V of any prompt of that length are taken; `lane` leads to its blocks and
-  // outlives this; `isa` is the tier of the decoders. `format`, null without one: of a coded table.
+  // `table` has room for `tokens` tokens once grant() was called. `prompt` is theirs; without one,
+  // K and V of any prompt of that length are taken. `lane` leads to the table's blocks and outlives
+  // this; `isa` is the tier of the decoders. `format`, null without one: of a coded table.
   KvReceiver(const BlockTable& table, SlabLane& lane, int tokens,
              const std::optional<PromptDigest>& prompt, Isa isa,
              std::shared_ptr<const KvFormat> format, OnReceived on_received);

@@ -113,9 +113,10 @@ struct Gateway::Outcome {
 
   // Nobody was asked.
   static Outcome line_is_full(std::size_t waiting) {
-    return {Kind::kFinal, to_response(to_api_error(exhausted(
-                              std::to_string(waiting) +
-                              " requests wait for a worker, and no more may: try again later.")))};
+    return {
+        Kind::kFinal,
+        to_response(to_api_error(exhausted("The line of " + std::to_string(waiting) +
+                                           " who wait for a worker is full: try again later.")))};
   }
 
   // What an answer other than 200 means.

@@ -47,6 +47,22 @@ class GatewayTest : public testing::Test {
     return running;
   }
 
+  struct Pair {
+    Running prefill, decode;
+  };
+
+  // A gateway before one worker of each kind, of which the one that decodes has room for so many
+  // requests, and takes so long for a token.
+  Pair start_narrow(int running_max, std::chrono::milliseconds token_delay) {
+    FakeEnginePlan narrow;
+    narrow.running_max = running_max;
+    narrow.token_delay = token_delay;
+    Pair pair{start_worker(Role::kPrefill), start_worker(Role::kDecode, narrow)};
+    patience_ = Seconds(20);
+    start({pair.prefill.url}, {pair.decode.url});
+    return pair;
+  }
+
   // A server that is no worker: `handler` answers everything.
   std::unique_ptr<HttpServer> start_impostor(HttpHandler handler) {
     HttpServerOptions options;
@@ -73,6 +89,7 @@ class GatewayTest : public testing::Test {
     options.probe_timeout = probe_timeout_;
     options.patience = patience_;
     options.waiting_max = waiting_max_;
+    options.calls = calls_;
     gateway_ = std::make_unique<Gateway>(loop_, std::move(options));
     Router router;
     router.require_key(std::move(key));
@@ -106,6 +123,7 @@ class GatewayTest : public testing::Test {
   Seconds probe_timeout_{2};
   Seconds patience_{0.1};
   std::size_t waiting_max_ = 256;
+  HttpCallLimits calls_;
   FakeWire wire_;
   FakePrompter prompter_;
   EventLoop loop_;

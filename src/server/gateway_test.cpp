@@ -232,13 +232,7 @@ TEST_F(GatewayTest, FullWorkersAreTriedThenTold) {
 }
 
 TEST_F(GatewayTest, RequestsWaitInLineForRoom) {
-  FakeEnginePlan narrow;
-  narrow.running_max = 2;
-  narrow.token_delay = std::chrono::milliseconds(3);
-  const Running prefill = start_worker(Role::kPrefill);
-  const Running decode = start_worker(Role::kDecode, narrow);
-  patience_ = Seconds(20);
-  start({prefill.url}, {decode.url});
+  const Pair workers = start_narrow(2, std::chrono::milliseconds(3));
   std::vector<std::unique_ptr<RawHttp>> clients;
   for (int i = 0; i < 12; ++i) clients.push_back(post(kWhole));
   clients[3]->close();  // one that leaves the line holds nobody up
@@ -267,25 +261,20 @@ TEST_F(GatewayTest, TheLineHasALimit) {
   const TimePoint begin = SteadyClock::now();
   const RawResponse refused = complete(kWhole);
   EXPECT_EQ(refused.status, 429);
-  EXPECT_THAT(refused.body, HasSubstr("1 requests wait for a worker"));
+  EXPECT_THAT(refused.body, HasSubstr("The line of 1 who wait for a worker is full"));
   EXPECT_LT(seconds_since(begin), 1);
   EXPECT_EQ(waiting->read_response().status, 429) << "patience ends";
 }
 
 // Whoever finds the line full is refused, even at the moment when room comes.
 TEST_F(GatewayTest, NobodyOvertakesAFullLine) {
-  FakeEnginePlan narrow;
-  narrow.running_max = 1;
-  narrow.token_delay = std::chrono::milliseconds(200);
-  const Running prefill = start_worker(Role::kPrefill);
-  const Running decode = start_worker(Role::kDecode, narrow);
-  patience_ = Seconds(20);
   waiting_max_ = 1;
-  start({prefill.url}, {decode.url});
+  const Pair workers = start_narrow(1, std::chrono::milliseconds(200));
+  const FakeEngine& decode = *workers.decode.engine;
   const auto running = post(kWhole);
-  EXPECT_TRUE(eventually([&] { return !decode.engine->idle(); }));
+  EXPECT_TRUE(eventually([&] { return !decode.idle(); }));
   const auto waiting = post(kWhole);
-  EXPECT_TRUE(eventually([&] { return decode.engine->refused() > 1; }));
+  EXPECT_TRUE(eventually([&] { return decode.refused() > 1; }));
   std::atomic<bool> over = false;
   std::atomic<int> overtook = 0;
   std::vector<std::thread> others;
@@ -390,6 +379,35 @@ TEST_F(GatewayTest, AWorkerThatFallsSilentIsGivenUp) {
   EXPECT_TRUE(streamed.whole);
   EXPECT_THAT(streamed.body, HasSubstr("in the middle of the answer: it does not answer any more"));
   EXPECT_THAT(streamed.body, Not(HasSubstr("[DONE]")));
+}
+
+// An answer that is not streamed has its head when it is complete: that may take longer than all
+// else that workers are asked.
+TEST_F(GatewayTest, AnAnswerMayTakeAsLongAsItTakes) {
+  calls_.head_timeout = Seconds(0.5);
+  const Pair workers = start_narrow(1, std::chrono::milliseconds(400));
+  EXPECT_EQ(complete(kWhole).status, 200);
+}
+
+// Well, as far as probes see, but with nothing to say about its model: another one answers.
+TEST_F(GatewayTest, QuestionsAboutTheModelPassASilentWorkerOver) {
+  calls_.head_timeout = Seconds(0.3);
+  const auto silent =
+      start_impostor([this](const HttpRequest& request, HttpReply& reply) -> asio::awaitable<void> {
+        if (request.path == "/health") {
+          HttpResponse response;
+          response.body = R"({"load": {}})";
+          co_await reply.send(response);
+          co_return;
+        }
+        asio::steady_timer timer(loop_.executor());
+        timer.expires_after(std::chrono::hours(1));
+        co_await timer.async_wait(asio::use_awaitable);
+      });
+  const Running prefill = start_worker(Role::kPrefill);
+  const Running decode = start_worker(Role::kDecode);
+  start({prefill.url}, {url_of(*silent), decode.url});
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(raw_exchange(port_, "GET", "/v1/models").status, 200);
 }
 
 TEST_F(GatewayTest, ServersThatAreNoWorkersAreNamed) {

@@ -111,8 +111,7 @@ asio::awaitable<void> HttpReply::cut_short(const ApiError& error) {
   write_timeout_ = kCutShortTime;
   if (!started_) {
     const HttpResponse response = to_response(error);
-    const Status sent = co_await send(response);
-    if (sent.ok()) co_return;
+    co_await send(response);
     co_return;
   }
   Status written;

@@ -97,7 +97,8 @@ class HttpServer {
   const Address& address() const;
 
   // Accepts nothing more, closes idle connections, gives running handlers `grace` to end, then
-  // cancels them; no handler runs when it returns. Not to be called from the loop.
+  // cancels them and tells their clients so; no handler runs when it returns. Not to be called from
+  // the loop.
   void stop(Seconds grace);
 
  private:

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/router.h"
 
-#include <algorithm>
+#include <boost/beast/core/string.hpp>
 
 #include "server/api_error.h"
 #include "server/coroutine.h"
@@ -12,12 +12,10 @@ namespace kvlane {
 namespace {
 
 bool has_key(const HttpRequest& request, std::string_view key) {
-  constexpr std::string_view kScheme = "bearer ";  // in any case: RFC 9110, 11.1
+  constexpr std::string_view kScheme = "Bearer ";  // in upper or lower case: RFC 9110, 11.1
   const std::string_view header = request.headers.find("Authorization");
-  const bool scheme = header.size() >= kScheme.size() &&
-                      std::equal(kScheme.begin(), kScheme.end(), header.begin(),
-                                 [](char wanted, char c) { return wanted == (c | ('A' ^ 'a')); });
-  return scheme && same_secret(header.substr(kScheme.size()), key);
+  return boost::beast::iequals(header.substr(0, kScheme.size()), kScheme) &&
+         same_secret(header.substr(kScheme.size()), key);
 }
 
 }  // namespace

@@ -30,13 +30,14 @@ class WaitingLine {
     // Where it was: before all that came later.
     void step_in() { line_.places_.emplace(number_, this); }
     void step_out() {
-      const bool first = may_try_next();
-      if (line_.places_.erase(number_) == 0 || !first || line_.places_.empty()) return;
+      const bool first = is_first();
+      line_.places_.erase(number_);
+      if (!first || line_.places_.empty()) return;
       line_.places_.begin()->second->wake_.cancel();
     }
 
     // When this may try: TimePoint::max() unless it is the first.
-    TimePoint turn() const { return may_try_next() ? line_.open_at_ : TimePoint::max(); }
+    TimePoint turn() const { return is_first() ? line_.open_at_ : TimePoint::max(); }
 
     // Returns at `until`, or earlier when this has become the first.
     asio::awaitable<void> wait(TimePoint until) {
@@ -47,7 +48,7 @@ class WaitingLine {
     }
 
    private:
-    bool may_try_next() const {
+    bool is_first() const {
       return !line_.places_.empty() && line_.places_.begin()->second == this;
     }
 

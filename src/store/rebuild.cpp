@@ -25,6 +25,8 @@ class Pages {
   }
 
   std::uint64_t bytes() const { return bytes_; }
+  // Of the first read that failed.
+  const Status& trouble() const { return trouble_; }
 
   // Empty when the disk does not give it.
   ByteView at(std::uint64_t offset) {
@@ -44,8 +46,10 @@ class Pages {
     const std::uint64_t wanted = std::min(bytes_max, bytes_ - offset);
     const std::span<std::byte> memory(window_.data(), wanted);
     begin_ = offset;
-    filled_ = transfer_and_wait(*files_, *file_, false, offset, memory).ok() ? wanted : 0;
-    return filled_ > 0;
+    const Status status = transfer_and_wait(*files_, *file_, false, offset, memory);
+    filled_ = status.ok() ? wanted : 0;
+    if (trouble_.ok()) trouble_ = status;
+    return status.ok();
   }
 
   StoreFiles* files_;
@@ -55,11 +59,15 @@ class Pages {
   std::uint64_t begin_ = 0;
   std::uint64_t filled_ = 0;
   std::uint64_t alone_until_ = 0;
+  Status trouble_;
 };
 
+// Sectors may be lost, and extents with them. Where nothing can be read the disk is in trouble, and
+// what it has is not given up.
 Status scan(StoreFiles& files, StoreFile& file, std::uint32_t segment,
             std::vector<CatalogueExtent>& found) {
   KVLANE_ASSIGN(Pages pages, Pages::of(files, file));
+  const std::size_t before = found.size();
   for (std::uint64_t offset = 0; offset < pages.bytes();) {
     Result<ExtentHead> head = parse_extent_head(pages.at(offset));
     if (!head.ok() || head->extent_bytes() > pages.bytes() - offset) {
@@ -72,7 +80,7 @@ Status scan(StoreFiles& files, StoreFile& file, std::uint32_t segment,
                      .head = std::move(*head)});
     offset += bytes;
   }
-  return {};
+  return found.size() > before ? Status() : pages.trouble();
 }
 
 // Newer ones hide older ones.

@@ -269,6 +269,22 @@ TEST_F(Recovery, WhatCannotBeOpenedNowIsThereTheNextTime) {
   }
 }
 
+TEST_F(Recovery, ADiskThatGivesNothingIsNoEmptyStore) {
+  ASSERT_TRUE(open().ok());
+  for (int block = 0; block < 4; ++block) save_and_wait_block(*store_, block);
+  store_ = nullptr;
+  std::filesystem::remove(catalogue_path(directory_.path() / "a"));
+  disk_->fault = [](Kind kind, int, const std::string&) {
+    return kind == Kind::kRead ? unavailable("cannot read: Input/output error") : Status();
+  };
+  EXPECT_EQ(open().code(), Code::kUnavailable);
+  disk_->fault = nullptr;
+  ASSERT_TRUE(open().ok());
+  EXPECT_TRUE(store_->opening().rebuilt);
+  EXPECT_EQ(blocks_there(*store_, 4).size(), 4U);
+  expect_all_whole();
+}
+
 // A window of many pages that the disk does not give is read page by page.
 TEST_F(Recovery, ALostSectorHidesOneExtentFromARebuild) {
   ASSERT_TRUE(open().ok());
