@@ -47,6 +47,7 @@ set(of_hack "hadamard(_avx512)?|hack_(scalar|(open|seal)[a-z0-9_]*)")
 set(of_zack "zack_ranks|zack_seal_(no_cuda|gpu_test)|format_text")
 kvlane_library(quant DEPS format cpu gpu ONLY "/(${of_hack}|${of_zack})\\.cpp$")
 kvlane_library(attention DEPS cpu cache gpu plan quant)
+kvlane_racecheck_test(attention hack_prefill)
 # The forward pass on devices and what moves slabs there; reading checkpoints needs libraries.
 set(of_slabs "forward_pass|plain_layout|slab_(coder|lane)(_gpu_test)?")
 kvlane_library(model DEPS format codec ops attention cache gpu plan ONLY "/((device|gpu)_[a-z_]*|${of_slabs})\\.cpp$")

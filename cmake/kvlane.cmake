@@ -58,6 +58,22 @@ add_library(kvlane_test_paths STATIC EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/src/
 target_link_libraries(kvlane_test_paths PRIVATE kvlane_options)
 target_compile_definitions(kvlane_test_paths PRIVATE KVLANE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 
+# kvlane_racecheck_test(LIBRARY KERNEL): the GPU tests of src/LIBRARY/KERNEL_hopper.cu alone, with every thread of it
+# arriving for itself (gpu/hopper_thread.h), as the program LIBRARY_racecheck_test for compute-sanitizer.
+function(kvlane_racecheck_test library kernel)
+  if(NOT KVLANE_TESTS OR NOT KVLANE_HOPPER)
+    return()
+  endif()
+  set(program ${library}_racecheck_test)
+  set(stem ${PROJECT_SOURCE_DIR}/src/${library}/${kernel})
+  # Its kernels come before those of the library, which nobody asks for then.
+  add_executable(${program} ${stem}_gpu_test.cpp ${stem}_hopper.cu)
+  set_target_properties(${program} PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  target_compile_definitions(${program} PRIVATE KVLANE_EVERY_THREAD_ARRIVES)
+  target_link_libraries(${program} PRIVATE kvlane_${library} kvlane_test_paths ${kvlane_gtest} GTest::gtest_main)
+  add_dependencies(kvlane_tests ${program})
+endfunction()
+
 # kvlane_library(NAME [DEPS ...] [PRIVATE ...] [ONLY REGEX] [WITHOUT REGEX]): src/NAME/*.cpp as the
 # static library kvlane_NAME, of which only those whose path matches ONLY, and not those that match
 # WITHOUT. DEPS are names of our own libraries or targets that its headers need; PRIVATE targets are

@@ -41,11 +41,13 @@ inline constexpr int kRuns = 4;
 // Loads of a warp that are on their way.
 inline constexpr int kAhead = 8;
 
-// Four channels of the states of a run, which are worth their distance from the row's maximum.
+// Four channels of some states, and their sum, beside the largest of their maxima; minus infinity
+// and zeros of none with tokens.
 struct Part {
   Floats4 out;
-  float sum;
+  float sum, max;
 };
+KVLANE_DEVICE Part no_part() { return {{}, 0, minus_infinity()}; }
 
 struct Row {
   std::size_t first;  // state i of the row is first + i * heads
@@ -58,71 +60,72 @@ KVLANE_DEVICE Row row_of(const DecodeMerge& merge, int row) {
           (merge.first_state[sequence + 1] - first) / merge.heads};
 }
 
-// Of all states with tokens; minus infinity without any.
-template <class Thread>
-KVLANE_DEVICE float max_of(Thread& t, const DecodeMerge& merge, const Row& row) {
-  float max = minus_infinity();
-  for (int i = t.lane(); i < row.states; i += kWarpThreads) {
-    const std::size_t at = row.first + std::size_t(i) * merge.heads;
-    const float own = merge.max[at];
-    max = larger(max, merge.sum[at] != 0 ? own : minus_infinity());
-  }
-  KVLANE_UNROLL
-  for (int by = 1; by < kWarpThreads; by *= 2) {
-    max = larger(max, float_of(t.shuffle(bits_of(max), t.lane() ^ by)));
-  }
-  return max;
+// What something beside `max` is worth beside one that is not less.
+KVLANE_DEVICE float worth(float max, float beside) {
+  return max == minus_infinity() ? 0 : power_of_two(max - beside);
 }
 
-// Of the four channels from `channel` on, which are there. Lanes find out 32 factors at a time;
-// what is loaded depends on nothing before it.
+// Adds a part.
+KVLANE_DEVICE void add(Part& all, const Part& part) {
+  const float max = larger(all.max, part.max);
+  const float keep = worth(all.max, max), by = worth(part.max, max);
+  all.sum = fused(part.sum, by, times(all.sum, keep));
+  KVLANE_UNROLL
+  for (int j = 0; j < 4; ++j) all.out.x[j] = fused(part.out.x[j], by, times(all.out.x[j], keep));
+  all.max = max;
+}
+
+// Up to kAhead states from number `from` on, of the four channels from `channel` on, which are
+// there. All that is loaded is on its way at once: lanes find out a factor each.
 template <class Thread>
-KVLANE_DEVICE Part merge_run(Thread& t, const DecodeMerge& merge, const Row& row, int run,
-                             int channel, float max) {
-  const int begin = row.states * run / kRuns, end = row.states * (run + 1) / kRuns;
-  Part part{};
-  KVLANE_NO_UNROLL
-  for (int chunk = begin; chunk < end; chunk += kWarpThreads) {
-    const int own_state = chunk + t.lane() < end ? chunk + t.lane() : end - 1;
-    const std::size_t own_at = row.first + std::size_t(own_state) * merge.heads;
-    const float own_max = merge.max[own_at], own_sum = merge.sum[own_at];
-    const bool counts = own_sum != 0 && chunk + t.lane() < end;
-    const float factor = counts ? power_of_two(own_max - max) : 0;
-    const float weight = counts ? own_sum * factor : 0;
-    const int left = end - chunk < kWarpThreads ? end - chunk : kWarpThreads;
-    KVLANE_NO_UNROLL
-    for (int from = 0; from < left; from += kAhead) {
-      Floats4 own[kAhead];
-      KVLANE_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        const int state = chunk + (from + i < left ? from + i : left - 1);
-        const std::size_t at = row.first + std::size_t(state) * merge.heads;
-        own[i] = load_floats(merge.out + at * merge.head_dim + channel);
-      }
-      KVLANE_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        const float by = float_of(t.shuffle(bits_of(factor), from + i));
-        part.sum += float_of(t.shuffle(bits_of(weight), from + i));
-        // What is behind the last state, or of no tokens, may be no number.
-        KVLANE_UNROLL
-        for (int j = 0; j < 4; ++j) part.out.x[j] += by != 0 ? times(own[i].x[j], by) : 0;
-      }
-    }
+KVLANE_DEVICE Part merge_some(Thread& t, const DecodeMerge& merge, const Row& row, int from,
+                              int end, int channel) {
+  const auto at = [&](int i) {
+    return row.first + std::size_t(from + i < end ? from + i : end - 1) * merge.heads;
+  };
+  const int own = t.lane() % kAhead;
+  const float own_max = merge.max[at(own)], own_sum = merge.sum[at(own)];
+  Floats4 out[kAhead];
+  KVLANE_UNROLL
+  for (int i = 0; i < kAhead; ++i) {
+    out[i] = load_floats(merge.out + at(i) * merge.head_dim + channel);
+  }
+  const bool counts = own_sum != 0 && from + own < end;
+  Part part = no_part();
+  part.max = counts ? own_max : minus_infinity();
+  KVLANE_UNROLL
+  for (int by = 1; by < kAhead; by *= 2) {
+    part.max = larger(part.max, float_of(t.shuffle(bits_of(part.max), t.lane() ^ by)));
+  }
+  const float factor = counts ? power_of_two(own_max - part.max) : 0;
+  const float weight = counts ? own_sum * factor : 0;
+  KVLANE_UNROLL
+  for (int i = 0; i < kAhead; ++i) {
+    const float by = float_of(t.shuffle(bits_of(factor), i));
+    part.sum += float_of(t.shuffle(bits_of(weight), i));
+    // What is behind the last state, or of no tokens, may be no number.
+    KVLANE_UNROLL
+    for (int j = 0; j < 4; ++j) part.out.x[j] += by != 0 ? times(out[i].x[j], by) : 0;
   }
   return part;
 }
 
-KVLANE_DEVICE void add(Part& all, const Part& part) {
-  all.sum += part.sum;
-  KVLANE_UNROLL
-  for (int j = 0; j < 4; ++j) all.out.x[j] += part.out.x[j];
+template <class Thread>
+KVLANE_DEVICE Part merge_run(Thread& t, const DecodeMerge& merge, const Row& row, int run,
+                             int channel) {
+  const int begin = row.states * run / kRuns, end = row.states * (run + 1) / kRuns;
+  Part all = no_part();
+  KVLANE_NO_UNROLL
+  for (int from = begin; from < end; from += kAhead) {
+    add(all, merge_some(t, merge, row, from, end, channel));
+  }
+  return all;
 }
 
-KVLANE_DEVICE void store(const DecodeMerge& merge, int row, int channel, float max,
-                         const Part& all) {
+KVLANE_DEVICE void store(const DecodeMerge& merge, int row, int channel, const Part& all) {
   const std::size_t at = std::size_t(row) * merge.head_dim + channel;
   if (merge.total_out != nullptr) store_floats(merge.total_out + at, all.out);
-  if (channel == 0 && merge.total_max != nullptr) merge.total_max[row] = max;
+  if (channel == 0 && merge.total_max != nullptr) merge.total_max[row] = all.max;
   if (channel == 0 && merge.total_sum != nullptr) merge.total_sum[row] = all.sum;
   const float scale = all.sum == 0 ? 0 : 1.0F / all.sum;
   Floats4 out = all.out;
@@ -143,15 +146,14 @@ KVLANE_DEVICE void merge_states(Thread& t, const DecodeMerge& merge, int row) {
   using namespace decode_merge;
   const Row states = row_of(merge, row);
   t.wait_previous();
-  const float max = max_of(t, merge, states);
   for (int first = 0; first < merge.head_dim; first += 4 * kWarpThreads) {
     const int own = first + 4 * t.lane(), channel = own < merge.head_dim ? own : 0;
-    Part all{};
+    Part all = no_part();
     KVLANE_NO_UNROLL
     for (int run = 0; run < kRuns; ++run) {
-      add(all, merge_run(t, merge, states, run, channel, max));
+      add(all, merge_run(t, merge, states, run, channel));
     }
-    if (own < merge.head_dim) store(merge, row, channel, max, all);
+    if (own < merge.head_dim) store(merge, row, channel, all);
   }
 }
 
@@ -166,16 +168,15 @@ KVLANE_DEVICE void merge_states_together(Thread& t, const DecodeMerge& merge, in
   using namespace decode_merge;
   const Row states = row_of(merge, row);
   t.wait_previous();
-  const float max = max_of(t, merge, states);
   for (int first = 0; first < merge.head_dim; first += 4 * kWarpThreads) {
     const int own = first + 4 * t.lane(), channel = own < merge.head_dim ? own : 0;
-    shared.parts[t.warp()][t.lane()] = merge_run(t, merge, states, t.warp(), channel, max);
+    shared.parts[t.warp()][t.lane()] = merge_run(t, merge, states, t.warp(), channel);
     t.sync_block();
     if (t.warp() == 0 && own < merge.head_dim) {
-      Part all{};
+      Part all = no_part();
       KVLANE_UNROLL
       for (int run = 0; run < kRuns; ++run) add(all, shared.parts[run][t.lane()]);
-      store(merge, row, channel, max, all);
+      store(merge, row, channel, all);
     }
     t.sync_block();
   }

@@ -292,7 +292,10 @@ KVLANE_DEVICE void attend_pages_by_both(Thread& t, const HackDecodeBatch& batch,
     }
   }
   KVLANE_UNROLL
-  for (int n = 0; n < kHeads; ++n) state.sum[n] = decode::sum_of_rows(t, state.sum[n]);
+  for (int n = 0; n < kHeads; ++n) {
+    state.sum[n] = decode::sum_of_rows(t, state.sum[n]);
+    state.max[n] = decode::max_of_rows(t, state.max[n]);
+  }
 }
 
 }  // namespace hack_decode

@@ -1,4 +1,4 @@
-// Kernels of decode attention on codes: one that prepares queries, a warp a row, and one a kind of
+// Kernels of decode attention on codes: some that prepare queries, and one a kind of
 // pages and width of heads, whose block i has unit i: four warps, a page each.
 //
 // A page of 2-bit codes at head_dim 128 is 4,864 bytes by both axes (K and V 2,048 each, means and
@@ -43,11 +43,12 @@ __global__ void __launch_bounds__(kThreads,
       thread, batch, units[blockIdx.x], *reinterpret_cast<Memory*>(memory));
 }
 
-__global__ void __launch_bounds__(kThreads) prepare_queries(const HackPrepare prepare) {
+template <int kLanes>
+__global__ void __launch_bounds__(kThreads) prepare_rows(const HackPrepare prepare) {
   gpu::CudaThread thread;
   thread.let_next_begin();
-  const int row = static_cast<int>(blockIdx.x) * kDecodeWarps + thread.warp();
-  if (row < prepare.rows) prepare_query(thread, prepare, row);
+  const int warp = static_cast<int>(blockIdx.x) * kDecodeWarps + thread.warp();
+  prepare_queries<kLanes>(thread, prepare, warp * (gpu::kWarpThreads / kLanes));
 }
 
 struct Launch {
@@ -94,8 +95,13 @@ Status prepare_hack_on_gpu(const HackPrepare& prepare, const gpu::Stream& stream
   if (!aligned(prepare.q, 16) || !aligned(prepare.to)) return misaligned();
   if (prepare.rows == 0) return {};
   KVLANE_TRY(gpu::use_device(stream.device()));
-  prepare_queries<<<static_cast<unsigned>((prepare.rows + kDecodeWarps - 1) / kDecodeWarps),
-                    kThreads, 0, handle_of(stream)>>>(prepare);
+  const int lanes = hack_prepare_lanes(prepare.head_dim);
+  auto* const kernel = lanes == 8    ? prepare_rows<8>
+                       : lanes == 16 ? prepare_rows<16>
+                                     : prepare_rows<32>;
+  const int rows = kDecodeWarps * hack_prepare_rows(prepare.head_dim);  // of a block
+  kernel<<<static_cast<unsigned>((prepare.rows + rows - 1) / rows), kThreads, 0,
+           handle_of(stream)>>>(prepare);
   return gpu::launched("preparation of queries");
 }
 

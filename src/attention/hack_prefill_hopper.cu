@@ -33,12 +33,18 @@ namespace kvlane {
 
 namespace {
 
+#ifdef KVLANE_EVERY_THREAD_ARRIVES
+using Thread = gpu::HopperThreadApart;
+#else
+using Thread = gpu::HopperThread;
+#endif
+
 template <int kDim, int kBits>
 __global__ void __launch_bounds__(kHackHopperThreads, 1)
     attend_coded_tiles_on_hopper(const HackPrefillBatch batch, const PrefillUnit* units) {
   using Shared = HackHopperShared<kDim, kBits>;
   extern __shared__ __align__(alignof(Shared)) std::byte memory[];
-  gpu::HopperThread thread;
+  Thread thread;
   attend_coded_tile_on_hopper<kDim, kBits>(thread, batch, units[blockIdx.x],
                                            *reinterpret_cast<Shared*>(memory));
 }

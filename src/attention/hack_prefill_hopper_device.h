@@ -232,11 +232,8 @@ struct Scorer {
     }
   }
 
-  // The warp does without it from now on: one lane speaks for what all have read.
-  KVLANE_DEVICE void done_with(gpu::Arrivals& done) {
-    t.sync_warp();
-    if (t.lane() == 0) t.arrive(done);
-  }
+  // The warp does without it from now on.
+  KVLANE_DEVICE void done_with(gpu::Arrivals& done) { t.arrive_as_warp(done); }
 
   // Weights of a page go to `made`, from scores that come to `dot`, while V of the page before is
   // added with `held` and scores of the page behind come to `next`. Of the pages of a turn the
@@ -416,16 +413,18 @@ KVLANE_DEVICE void attend_coded_tile_on_hopper(Thread& t, const HackPrefillBatch
   const int own = (prefill_tokens(unit, group) - 1) / kBlockTokens;  // of the last pair
   const int first = batch.window.sink, count = own - batch.window.recent - first;
   const int warpgroup = t.warpgroup();
+  constexpr int kOfScoring = Shared::kWarps * Thread::kWarpArrivals;
+  constexpr int kOfBringing = gpu::kWarpgroupThreads / gpu::kWarpThreads * Thread::kWarpArrivals;
   if (t.index() == 0) {
     t.init_arrivals(shared.first_means_there, 1);
-    t.init_arrivals(shared.queries_there, Shared::kWarps);
+    t.init_arrivals(shared.queries_there, kOfScoring);
   }
   if (t.index() < Shared::kPlaces) t.init_arrivals(shared.pages_there[t.index()], 1);
   if (t.index() < Shared::kStages) {
-    t.init_arrivals(shared.keys_there[t.index()], gpu::kWarpgroupThreads / gpu::kWarpThreads);
-    t.init_arrivals(shared.values_there[t.index()], gpu::kWarpgroupThreads / gpu::kWarpThreads);
-    t.init_arrivals(shared.keys_done[t.index()], Shared::kWarps);
-    t.init_arrivals(shared.values_done[t.index()], Shared::kWarps);
+    t.init_arrivals(shared.keys_there[t.index()], kOfBringing);
+    t.init_arrivals(shared.values_there[t.index()], kOfBringing);
+    t.init_arrivals(shared.keys_done[t.index()], kOfScoring);
+    t.init_arrivals(shared.values_done[t.index()], kOfScoring);
   }
   t.publish();  // for copies, which arrive, too
   t.sync_block();

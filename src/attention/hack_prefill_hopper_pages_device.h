@@ -340,8 +340,7 @@ struct Bringer {
   // What all have written is there for products and for threads that wait.
   KVLANE_DEVICE void tell(gpu::Arrivals& there) {
     t.publish();
-    t.sync_warp();
-    if (t.lane() == 0) t.arrive(there);
+    t.arrive_as_warp(there);
   }
 
   // Means of eight pages meet queries of two scoring warps. Scores of pages nine before have been

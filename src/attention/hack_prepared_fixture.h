@@ -26,9 +26,9 @@ struct Prepared {
         terms(scene.rows() * kHackTerms, HackTerm{kPoisoned, kPoisoned}) {
     HackPrepare prepare = scene.prepare();
     prepare.to = pointers();
-    for (int row = 0; row < prepare.rows; ++row) {
+    for (int row = 0; row < prepare.rows; row += hack_prepare_rows(prepare.head_dim)) {
       gpu::run_block(gpu::kWarpThreads, seed++,
-                     [&](gpu::EmulatedThread& thread) { prepare_query(thread, prepare, row); });
+                     [&](gpu::EmulatedThread& thread) { prepare_queries(thread, prepare, row); });
     }
   }
   HackPrepared pointers() {

@@ -20,7 +20,7 @@ template <int kDim>
 struct WarpState {
   float max[2];
   float sum[2];  // by both, of this lane's tokens
-  // By both: what sums and outputs are about, not far below the maximum as by token.
+  // By both: what weights are beside, a maximum of some page; a lane's `max` is of its own tokens.
   float about[2];
   // By both: the middle of codes times all weights, which every output has too much.
   float middle[2];
@@ -34,51 +34,23 @@ struct Weights {
   std::uint32_t totals;  // of all weights, as an operand: by both
 };
 
-// The warp's largest of what all lanes have of a head; the other two of a tile's four are the other
-// head's.
-template <class Thread>
-KVLANE_DEVICE float max_of_page(Thread& t, const Scores& x, int head) {
+// The largest of what this lane has of a head; the other two of a tile's four are the other head's.
+KVLANE_DEVICE float max_of_lane(const Scores& x, int head) {
   float max = x.of[0][0][head];
   KVLANE_UNROLL
   for (int i = 1; i < 8; ++i) max = larger(max, x.of[i / 4][i / 2 % 2][i % 2 * 2 + head]);
-  return decode::max_of_rows(t, max);
+  return max;
+}
+template <class Thread>
+KVLANE_DEVICE float max_of_page(Thread& t, const Scores& x, int head) {
+  return decode::max_of_rows(t, max_of_lane(x, head));
 }
 
-// So far, in log2, a maximum may be above what sums are about before these move to it, if they are
-// to move seldom: sums of weights stay within what 16 bits hold.
-inline constexpr float kMoveAt = 8;
-
+// What is left of outputs so far.
 struct Move {
-  float keep[2], of_page[2];
+  float keep[2];
   bool moved;
 };
-
-// What all scores of the page are worth beside their maximum, and what that is worth in the state.
-// Scores are in units of `scale`, log2 of a weight.
-template <bool kSeldom, int kHeads, int kDim, class Thread>
-KVLANE_DEVICE Move find_weights(Thread& t, const float (&scale)[2], Scores& scores,
-                                WarpState<kDim>& state) {
-  Move move{{}, {}, false};
-  KVLANE_UNROLL
-  for (int n = 0; n < kHeads; ++n) {
-    const float page_max = max_of_page(t, scores, n) * scale[n];
-    const float old = kSeldom ? state.about[n] : state.max[n];
-    state.max[n] = larger(state.max[n], page_max);
-    const float about = !kSeldom || state.max[n] > old + kMoveAt ? state.max[n] : old;
-    move.moved = move.moved || about != old;
-    move.keep[n] = power_of_two(old - about);
-    move.of_page[n] = power_of_two(page_max - about);
-    if (kSeldom) state.about[n] = about;
-    state.sum[n] *= move.keep[n];
-    state.middle[n] *= move.keep[n];
-    KVLANE_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      float& x = scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n];
-      x = power_of_two(fused(x, scale[n], -page_max));
-    }
-  }
-  return move;
-}
 
 // Weights in 8 bits, which are the next operand.
 template <int kHeads, class Thread>
@@ -111,15 +83,61 @@ KVLANE_DEVICE void move_outputs(Thread& t, const Move& move, WarpState<kDim>& st
   }
 }
 
-// By channel: scores become weights, and the state moves.
+// By channel: scores, in units of log2, become weights beside the page's maximum, and the state
+// moves to its own.
 template <int kDim, class Thread>
 KVLANE_DEVICE void weigh_by_channel(Thread& t, Scores& scores, WarpState<kDim>& state,
                                     Weights& weights) {
-  const Move move = find_weights<false, 2>(t, {1, 1}, scores, state);
-  code_weights<2>(t, scores, {kMostWeight, kMostWeight}, weights.codes);
+  Move move{{}, false};
   KVLANE_UNROLL
-  for (int n = 0; n < 2; ++n) weights.unit[n] = move.of_page[n] * (1 / kMostWeight);
+  for (int n = 0; n < 2; ++n) {
+    const float page_max = max_of_page(t, scores, n);
+    const float old = state.max[n];
+    state.max[n] = larger(old, page_max);
+    move.moved = move.moved || state.max[n] != old;
+    move.keep[n] = power_of_two(old - state.max[n]);
+    state.sum[n] *= move.keep[n];
+    weights.unit[n] = power_of_two(page_max - state.max[n]) * (1 / kMostWeight);
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      float& x = scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n];
+      x = power_of_two(x - page_max);
+    }
+  }
+  code_weights<2>(t, scores, {kMostWeight, kMostWeight}, weights.codes);
   move_outputs<2>(t, move, state);
+}
+
+// By both a lane's maximum is of its own tokens, and what weights are beside moves to a page's only
+// where that is so far above it, in log2: sums of weights stay within what 16 bits hold.
+inline constexpr float kMoveAt = 8;
+
+// Before weights are made of the page's scores, which are in units of `scale`, log2 of a weight:
+// the maxima, and what weights are beside.
+template <int kHeads, int kDim, class Thread>
+KVLANE_DEVICE void see_scores(Thread& t, const float (&scale)[2], const Scores& scores,
+                              WarpState<kDim>& state) {
+  float seen[2];
+  bool far = false;
+  KVLANE_UNROLL
+  for (int n = 0; n < kHeads; ++n) {
+    seen[n] = max_of_lane(scores, n) * scale[n];
+    state.max[n] = larger(state.max[n], seen[n]);
+    far = far || seen[n] > state.about[n] + kMoveAt;
+  }
+  if (t.ballot(far) == 0) return;
+  // Seldom, after the first pages.
+  Move move{{1, 1}, true};
+  KVLANE_UNROLL
+  for (int n = 0; n < kHeads; ++n) {
+    const float page_max = decode::max_of_rows(t, seen[n]);
+    const float old = state.about[n];
+    if (page_max > old + kMoveAt) state.about[n] = page_max;
+    move.keep[n] = power_of_two(old - state.about[n]);
+    state.sum[n] *= move.keep[n];
+    state.middle[n] *= move.keep[n];
+  }
+  move_outputs<kHeads>(t, move, state);
 }
 
 // Sums of weights as an operand of 16 bits: of two rows of lanes each, rounded in the first four
@@ -136,31 +154,30 @@ KVLANE_DEVICE std::uint32_t operand_of_totals(Thread& t, const float (&total)[2]
   return t.transposed(t.lane() < 16 ? rounded : left);
 }
 
-// The same by both: the scales of V's tokens are in the codes.
+// By both: scores, in units of `scale`, become weights; the scales of V's tokens are in the codes.
 template <int kHeads, int kDim, class Thread>
 KVLANE_DEVICE void weigh_by_both(Thread& t, const float (&scale)[2],
                                  const Words2 (&scales)[kHalves], Scores& scores,
                                  WarpState<kDim>& state, Weights& weights) {
-  const Move move = find_weights<true, kHeads>(t, scale, scores, state);
+  see_scores<kHeads>(t, scale, scores, state);
   float inverse[2], total[2];
   KVLANE_UNROLL
   for (int n = 0; n < kHeads; ++n) {
-    float sum = 0;
+    total[n] = 0;
     KVLANE_UNROLL
     for (int i = 0; i < 8; ++i) {
       float& x = scores.of[i / 4][i / 2 % 2][i % 2 * 2 + n];
-      sum += x;
+      x = power_of_two(fused(x, scale[n], -state.about[n]));
+      total[n] += x;
       x *= number_of(scales[i / 4], i % 4);
     }
-    total[n] = sum * move.of_page[n];
     state.sum[n] += total[n];
     const float most = larger(max_of_page(t, scores, n), kLeastWeight);
     inverse[n] = about_one_over(most) * kMostWeight;
-    weights.unit[n] = move.of_page[n] * (1 / kMostWeight) * most;
+    weights.unit[n] = (1 / kMostWeight) * most;
   }
   code_weights<kHeads>(t, scores, inverse, weights.codes);
   weights.totals = operand_of_totals<kHeads>(t, total);
-  move_outputs<kHeads>(t, move, state);
 }
 
 // Sums of codes of weights, of the tokens of registers 2 step, + 1, of this lane's heads; added up.

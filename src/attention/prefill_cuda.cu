@@ -52,35 +52,41 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   attend_tile<kDim, kTiles>(thread, batch, units[blockIdx.x], *reinterpret_cast<Shared*>(memory));
 }
 
-// The same behind sealed pages.
-template <int kDim, int kTiles, int kBlocks>
+// The same behind sealed pages: a window is few of them, so what takes time is to bring states and
+// rows, and more and smaller blocks, kParts of them a unit, have more on their way.
+template <int kDim, int kTiles, int kBlocks, int kParts>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     attend_window_tiles(const PrefillBatch batch, const SealedSeen seen, const PrefillUnit* units) {
-  static_assert(in_list<kDim, kTiles>(kBlocks));
   using Shared = PrefillShared<kDim, kTiles>;
   extern __shared__ __align__(alignof(Shared)) std::byte memory[];
   gpu::CudaThread thread;
-  attend_tile<kDim, kTiles>(thread, batch, units[blockIdx.x], *reinterpret_cast<Shared*>(memory),
-                            seen);
+  const PrefillUnit unit = part_of_unit(units[blockIdx.x / kParts],
+                                        static_cast<int>(blockIdx.x) % kParts, Shared::kPairs);
+  if (unit.pairs == 0) return;
+  attend_tile<kDim, kTiles>(thread, batch, unit, *reinterpret_cast<Shared*>(memory), seen);
 }
 
 struct Launch {
   void (*kernel)(const PrefillBatch, const PrefillUnit*);
   void (*window)(const PrefillBatch, const SealedSeen, const PrefillUnit*);
-  int shared_bytes;
+  int shared_bytes, window_bytes;
+  int parts;  // blocks of a unit, for a window
 };
 
-template <int kDim, int kTiles, int kBlocks>
+template <int kDim, int kTiles, int kBlocks, int kWindowTiles, int kWindowBlocks>
 Launch launch() {
-  return {attend_tiles<kDim, kTiles, kBlocks>, attend_window_tiles<kDim, kTiles, kBlocks>,
-          int{sizeof(PrefillShared<kDim, kTiles>)}};
+  constexpr int kParts = kTiles / kWindowTiles;
+  return {attend_tiles<kDim, kTiles, kBlocks>,
+          attend_window_tiles<kDim, kWindowTiles, kWindowBlocks, kParts>,
+          int{sizeof(PrefillShared<kDim, kTiles>)}, int{sizeof(PrefillShared<kDim, kWindowTiles>)},
+          kParts};
 }
 
 Launch launch_of(const PrefillKernelShape& shape) {
   switch (shape.dim) {
-    case 64: return launch<64, 2, 2>();
-    case 128: return launch<128, 2, 2>();
-    default: return launch<256, 1, 2>();
+    case 64: return launch<64, 2, 2, 2, 2>();
+    case 128: return launch<128, 2, 2, 1, 3>();
+    default: return launch<256, 1, 2, 1, 2>();
   }
 }
 
@@ -130,9 +136,9 @@ Status attend_window_on_gpu(const PrefillBatch& batch, const SealedSeen& seen,
   }
   if (count == 0) return {};
   const Launch launch = launch_of(*prefill_kernel(batch.head_dim));
-  KVLANE_TRY(ready(launch.window, launch.shared_bytes, stream));
-  launch.window<<<static_cast<unsigned>(count), kThreads,
-                  static_cast<std::size_t>(launch.shared_bytes), handle_of(stream)>>>(batch, seen,
+  KVLANE_TRY(ready(launch.window, launch.window_bytes, stream));
+  launch.window<<<static_cast<unsigned>(count * launch.parts), kThreads,
+                  static_cast<std::size_t>(launch.window_bytes), handle_of(stream)>>>(batch, seen,
                                                                                       units);
   return gpu::launched("prefill attention of a window");
 }

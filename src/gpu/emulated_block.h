@@ -100,6 +100,11 @@ class EmulatedThread {
   void sync_warpgroup(int which);
   void init_arrivals(Arrivals& arrivals, int count);
   void arrive(Arrivals& arrivals);
+  static constexpr int kWarpArrivals = 1;
+  void arrive_as_warp(Arrivals& arrivals) {
+    sync_warp();
+    if (lane() == 0) arrive(arrivals);
+  }
   void expect_bytes(Arrivals& arrivals, unsigned bytes);
   void copy_bulk(Words4& to, const std::byte* from, unsigned bytes, Arrivals& arrivals);
   void wait_arrivals(Arrivals& arrivals, unsigned parity);

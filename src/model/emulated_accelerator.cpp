@@ -452,9 +452,9 @@ Status EmulatedAccelerator::seal(const HackSealBatch& batch, std::size_t count) 
 
 Status EmulatedAccelerator::prepare(const HackPrepare& prepare) {
   return give([this, prepare]() -> Status {
-    for (int row = 0; row < prepare.rows; ++row) {
+    for (int row = 0; row < prepare.rows; row += hack_prepare_rows(prepare.head_dim)) {
       gpu::run_block(gpu::kWarpThreads, seed_++,
-                     [&](gpu::EmulatedThread& thread) { prepare_query(thread, prepare, row); });
+                     [&](gpu::EmulatedThread& thread) { prepare_queries(thread, prepare, row); });
     }
     return {};
   });

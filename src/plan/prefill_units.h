@@ -39,6 +39,14 @@ constexpr int prefill_tokens(const PrefillUnit& unit, int group) {
   return unit.position + (unit.first_pair + unit.pairs - 1) / group + 1;
 }
 
+// Part number `part` of a unit, of up to `pairs` pairs; with none where the unit has fewer parts.
+constexpr PrefillUnit part_of_unit(PrefillUnit unit, int part, int pairs) {
+  const int begin = part * pairs, left = unit.pairs > begin ? unit.pairs - begin : 0;
+  unit.first_pair += begin;
+  unit.pairs = left < pairs ? left : pairs;
+  return unit;
+}
+
 // Longest first. Where a span begins decides which pairs are a unit, but a pair's result is the
 // same in every unit (attention/prefill_device.h). The pairs of a span and KV head are at most
 // 2^31 - 1.

@@ -59,6 +59,19 @@ TEST(PrefillUnits, TokensAreThoseUpToTheLastRow) {
   EXPECT_EQ(prefill_tokens({.first_pair = 126, .pairs = 3, .position = 100}, 4), 133);
 }
 
+TEST(PrefillUnits, PartsAreAllPairsInOrder) {
+  const PrefillUnit unit{.kv_head = 3, .first_pair = 256, .pairs = 100, .position = 7};
+  const PrefillUnit first = part_of_unit(unit, 0, 64), second = part_of_unit(unit, 1, 64);
+  EXPECT_EQ(first.first_pair, 256);
+  EXPECT_EQ(first.pairs, 64);
+  EXPECT_EQ(second.first_pair, 320);
+  EXPECT_EQ(second.pairs, 36);
+  EXPECT_EQ(second.kv_head, 3);
+  EXPECT_EQ(second.position, 7);
+  EXPECT_EQ(part_of_unit(unit, 2, 64).pairs, 0);
+  EXPECT_EQ(part_of_unit({.pairs = 64}, 1, 64).pairs, 0);
+}
+
 TEST(PrefillUnits, NothingToDo) {
   EXPECT_TRUE(plan_prefill({}, {32, 8, 128}).empty());
   EXPECT_TRUE(plan_prefill(std::vector<PrefillSpan>{{7, 0, 0}, {0, 0, 0}}, {32, 8, 128}).empty());

@@ -1,5 +1,6 @@
-// Mixing the channels of a row in kernels (quant/hadamard.h), by a warp: neighbours of 1 to 16 by
-// shuffles, the others within a lane. The same bits as on a CPU.
+// Mixing the channels of a row in kernels (quant/hadamard.h), by a warp, or of several rows by as
+// many parts of it: some neighbours by shuffles, the others within a lane. The same bits as on a
+// CPU.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -50,6 +51,36 @@ KVLANE_DEVICE void mix_row(Thread& t, const ChannelMix& mix, float (&x)[kParts])
   }
   KVLANE_UNROLL
   for (int i = 0; i < kParts; ++i) x[i] = times(x[i], mix.scale);
+}
+
+// Rows of 8 kLanes channels at most, one for each kLanes lanes: x[i] is channel 8 (lane() % kLanes)
+// + i. Otherwise the same.
+template <int kLanes, class Thread>
+KVLANE_DEVICE void mix_rows(Thread& t, const ChannelMix& mix, float (&x)[8]) {
+  if (mix.run == 1) return;
+  KVLANE_UNROLL
+  for (int apart = 1; apart < 8; apart *= 2) {
+    if (apart >= mix.run) continue;
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      if ((i & apart) != 0) continue;
+      const float a = x[i], b = x[i + apart];
+      x[i] = a + b;
+      x[i + apart] = a - b;
+    }
+  }
+  KVLANE_UNROLL
+  for (int step = 1; step < kLanes; step *= 2) {
+    if (8 * step >= mix.run) continue;
+    const float sign = (t.lane() & step) != 0 ? -1 : 1;
+    KVLANE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const float other = float_of(t.shuffle(bits_of(x[i]), t.lane() ^ step));
+      x[i] = fused(sign, x[i], other);
+    }
+  }
+  KVLANE_UNROLL
+  for (int i = 0; i < 8; ++i) x[i] = times(x[i], mix.scale);
 }
 
 }  // namespace gpu
