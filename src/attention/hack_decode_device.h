@@ -118,7 +118,6 @@ KVLANE_DEVICE void attend_coded_unit(
     Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
     HackDecodeMemory<kDim, kKeyBits, kValueBits, kPartition>& shared) {
   const decode::Place place{t.lane() / 4, t.lane() % 4};
-  hack_decode::share_unit(t, unit, shared);
   hack_decode::WarpState<kDim> state;
   KVLANE_UNROLL
   for (int n = 0; n < 2; ++n) {
@@ -146,7 +145,7 @@ KVLANE_DEVICE void attend_coded_unit(
   }
   t.wait_previous();  // of a warp without pages, too
   hack_decode::share_state<kPartition == 0, kHeads>(t, place, state, shared);
-  hack_decode::store_states<kHeads>(t, batch, shared);
+  hack_decode::store_states<kHeads>(t, batch, unit, shared);
 }
 
 }  // namespace kvlane

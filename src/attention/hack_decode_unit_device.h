@@ -31,7 +31,6 @@ struct HackDecodeBatch {
 // Pages: what a warp has there while it computes; afterwards its outputs are in their place.
 template <int kDim, class Pages>
 struct HackDecodeShared {
-  std::int32_t queries, first_state;  // of the unit
   float max[kDecodeWarps][kDecodeColumns];
   float sum[kDecodeWarps][kDecodeColumns];
   union alignas(16) Warp {
@@ -92,15 +91,6 @@ KVLANE_DEVICE int place_of(int four, int query) {
   return four ^ (query / kHeads * 2);
 }
 
-// What store_states() needs of the unit, so that nobody asks memory for it once more.
-template <int kDim, class Pages, class Thread>
-KVLANE_DEVICE void share_unit(Thread& t, const DecodeUnit& unit,
-                              HackDecodeShared<kDim, Pages>& shared) {
-  if (t.index() != 0) return;
-  shared.queries = unit.queries;
-  shared.first_state = unit.first_state;
-}
-
 // A warp's, whose lanes have read its pages; with kSeldom sums and outputs are beside `about`.
 template <bool kSeldom, int kHeads, int kDim, class Pages, class Thread>
 KVLANE_DEVICE void share_state(Thread& t, Place place, const WarpState<kDim>& state,
@@ -124,46 +114,45 @@ KVLANE_DEVICE void share_state(Thread& t, Place place, const WarpState<kDim>& st
   }
 }
 
-// By all threads of the block, of which each warp has shared its state and one the unit. A warp
-// puts together what the warps have of a few queries, kLanes lanes for each, mixes it back, and
-// writes it.
+// A warp puts together one query's states, mixes them back, and writes them.
 template <int kHeads, int kDim, class Pages, class Thread>
-KVLANE_DEVICE void store_states(Thread& t, const HackDecodeBatch& batch,
+KVLANE_DEVICE void store_state(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
+                               int query, const HackDecodeShared<kDim, Pages>& shared) {
+  float max = minus_infinity();
+  KVLANE_UNROLL
+  for (int w = 0; w < kDecodeWarps; ++w) max = larger(max, shared.max[w][query]);
+  float sum = 0;
+  float out[kDim / 32] = {};
+  const int own = 4 * place_of<kHeads>(t.lane() / 4, query) + t.lane() % 4;
+  KVLANE_UNROLL
+  for (int w = 0; w < kDecodeWarps; ++w) {
+    const float by = decode::factor(shared.max[w][query], shared.sum[w][query], max);
+    sum += shared.sum[w][query] * by;
+    KVLANE_UNROLL
+    for (int i = 0; i < kDim / 32; ++i) {
+      out[i] += shared.warps[w].out[query][own + kWarpThreads * i] * by;
+    }
+  }
+  mix_row(t, batch.mix, out);
+  const std::size_t at = unit.first_state + query;
+  KVLANE_UNROLL
+  for (int i = 0; i < kDim / 32; ++i) {
+    const int channel = kWarpThreads * i + t.lane();
+    if (channel < batch.head_dim) batch.out[at * batch.head_dim + channel] = out[i];
+  }
+  if (t.lane() == 0) {
+    batch.max[at] = max;
+    batch.sum[at] = sum;
+  }
+}
+
+// By all threads of the block, of which each warp has shared its state.
+template <int kHeads, int kDim, class Pages, class Thread>
+KVLANE_DEVICE void store_states(Thread& t, const HackDecodeBatch& batch, const DecodeUnit& unit,
                                 const HackDecodeShared<kDim, Pages>& shared) {
-  constexpr int kLanes = kDim / 8, kQueries = kWarpThreads / kLanes;
   t.sync_block();
-  const int queries = shared.queries, own = t.lane() % kLanes;
-  KVLANE_NO_UNROLL
-  for (int first = kQueries * t.warp(); first < queries; first += kQueries * kDecodeWarps) {
-    const int query = first + t.lane() / kLanes;  // within shared memory, if not there
-    float max = minus_infinity();
-    KVLANE_UNROLL
-    for (int w = 0; w < kDecodeWarps; ++w) max = larger(max, shared.max[w][query]);
-    float sum = 0, out[8] = {};
-    KVLANE_UNROLL
-    for (int w = 0; w < kDecodeWarps; ++w) {
-      const float by = decode::factor(shared.max[w][query], shared.sum[w][query], max);
-      sum += shared.sum[w][query] * by;
-      KVLANE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int place = 4 * place_of<kHeads>(2 * own + i, query);
-        const Floats4 x = load_floats(shared.warps[w].out[query] + place);
-        KVLANE_UNROLL
-        for (int j = 0; j < 4; ++j) out[4 * i + j] += x.x[j] * by;
-      }
-    }
-    mix_rows<kLanes>(t, batch.mix, out);
-    if (query >= queries) continue;
-    const std::size_t at = shared.first_state + query;
-    if (8 * own < batch.head_dim) {
-      float* const to = batch.out + at * batch.head_dim + 8 * own;
-      store_floats(to, {{out[0], out[1], out[2], out[3]}});
-      store_floats(to + 4, {{out[4], out[5], out[6], out[7]}});
-    }
-    if (own == 0) {
-      batch.max[at] = max;
-      batch.sum[at] = sum;
-    }
+  for (int query = t.warp(); query < unit.queries; query += kDecodeWarps) {
+    store_state<kHeads>(t, batch, unit, query, shared);
   }
 }
 

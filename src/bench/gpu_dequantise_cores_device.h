@@ -323,13 +323,12 @@ KVLANE_DEVICE void attend_dequantised_on_cores(Thread& t, const HackDecodeBatch&
     KVLANE_UNROLL
     for (int i = 0; i < kDim / 8; ++i) outputs.of[n][i / 4][i % 4] = 0;
   }
-  hack_decode::share_unit(t, unit, shared.states);
   t.wait_previous();
   dequantise_cores::share_queries(t, batch, unit, shared);
   t.sync_block();
   dequantise_cores::attend_pages(t, batch, unit, place, shared, outputs);
   dequantise_cores::share_state(t, place, outputs, shared);
-  hack_decode::store_states<2>(t, batch, shared.states);
+  hack_decode::store_states<2>(t, batch, unit, shared.states);
 }
 
 }  // namespace kvlane

@@ -417,7 +417,6 @@ KVLANE_DEVICE void attend_dequantised(Thread& t, const HackDecodeBatch& batch,
     KVLANE_UNROLL
     for (int i = 0; i < 8; ++i) state.out[q][i / 4][i % 4] = 0;
   }
-  hack_decode::share_unit(t, unit, shared.states);
   t.wait_previous();
   share_queries<kForm>(t, batch, unit, shared);
   t.sync_block();
@@ -427,7 +426,7 @@ KVLANE_DEVICE void attend_dequantised(Thread& t, const HackDecodeBatch& batch,
     if (state.sum[n] == 0) state.max[n] = minus_infinity();
   }
   hack_decode::share_state<false, 2>(t, place, state, shared.states);
-  hack_decode::store_states<2>(t, batch, shared.states);
+  hack_decode::store_states<2>(t, batch, unit, shared.states);
 }
 
 }  // namespace kvlane
