@@ -50,6 +50,34 @@ constexpr int hack_prepare_lanes(int head_dim) {
   return head_dim <= 64 ? 8 : head_dim <= 128 ? 16 : 32;
 }
 
+// The terms of a row, from what a lane's channels of it have: sums of y, and of codes.
+template <int kLanes, class Thread>
+KVLANE_DEVICE void store_terms(Thread& t, const HackPrepare& p, int row, float sum,
+                               float sum_of_codes) {
+  using namespace gpu;
+  const int own = t.lane() % kLanes;
+  HackTerm* const terms = p.to.terms + std::size_t(row) * kHackTerms;
+  if (p.partition == 0) {
+    sum_of_codes = sum_of_lanes(t, sum_of_codes, kLanes);
+    if (row < p.rows && own < kHackTerms) {
+      terms[own] = {0, own == 0 ? times(p.middle, -sum_of_codes) : 0};
+    }
+    return;
+  }
+  // Every lane of a partition has its term, and lane i of a row stores term i.
+  const int run = p.partition < 8 * kLanes ? p.partition / 8 : kLanes;
+  sum = sum_of_lanes(t, sum, run);
+  sum_of_codes = sum_of_lanes(t, sum_of_codes, run);
+  const float centre = times(p.middle, sum - sum_of_codes);
+  const int from = own * run;
+  const int lane = t.lane() - own + from % kLanes;
+  const HackTerm term = {float_of(t.shuffle(bits_of(sum), lane)),
+                         float_of(t.shuffle(bits_of(centre), lane))};
+  if (row < p.rows && own < kHackTerms) {
+    terms[own] = 8 * from < p.head_dim ? term : HackTerm{0, 0};
+  }
+}
+
 // By all lanes of a warp, kLanes of them for a row of at most 8 kLanes channels: of the rows from
 // `first_row` on, as far as they are there.
 template <int kLanes, class Thread>
@@ -103,26 +131,7 @@ KVLANE_DEVICE void prepare_queries(Thread& t, const HackPrepare& p, int first_ro
     store_once(p.to.rests + 2 * first, rests);
   }
 
-  HackTerm* const terms = p.to.terms + std::size_t(row) * kHackTerms;
-  if (p.partition == 0) {
-    sum_of_codes = sum_of_lanes(t, sum_of_codes, kLanes);
-    if (row < p.rows && own < kHackTerms) {
-      terms[own] = {0, own == 0 ? times(p.middle, -sum_of_codes) : 0};
-    }
-    return;
-  }
-  // Every lane of a partition has its term, and lane i of a row stores term i.
-  const int run = p.partition < 8 * kLanes ? p.partition / 8 : kLanes;
-  sum = sum_of_lanes(t, sum, run);
-  sum_of_codes = sum_of_lanes(t, sum_of_codes, run);
-  const float centre = times(p.middle, sum - sum_of_codes);
-  const int from = own * run;
-  const int lane = t.lane() - own + from % kLanes;
-  const HackTerm term = {float_of(t.shuffle(bits_of(sum), lane)),
-                         float_of(t.shuffle(bits_of(centre), lane))};
-  if (row < p.rows && own < kHackTerms) {
-    terms[own] = 8 * from < p.head_dim ? term : HackTerm{0, 0};
-  }
+  store_terms<kLanes>(t, p, row, sum, sum_of_codes);
 }
 
 // Rows of a warp.

@@ -1,5 +1,4 @@
-// The thread of a CUDA kernel that is made for sm_90a, with what its warpgroup multiplies. For
-// X_hopper.cu files only.
+// The thread of a CUDA kernel for sm_90a, with what its warpgroup multiplies; in X_hopper.cu alone.
 //
 // Four warps from a multiple of four on are a warpgroup, which multiplies tiles of 64 rows, and
 // goes on while it does so:
@@ -26,8 +25,7 @@
 //   init_arrivals(a, count)        by one thread, once, before a barrier of all that use it
 //   arrive(a)                      one of `count`; what this thread has done before, and others
 //                                  before a barrier with it, is there for those that wait
-//   arrive_as_warp(a)              by all threads of a warp: kWarpArrivals of `count`, for what all
-//                                  of them have done before
+//   arrive_as_warp(a)              by a warp: kWarpArrivals of `count`, for what all of it has done
 //   expect_bytes(a, bytes)         an arrival, and the phase does not end before so many bytes have
 //                                  been copied with `a`
 //   copy_bulk(to, from, bytes, a)  begins to copy a multiple of 16 bytes to shared memory, which is
