@@ -111,8 +111,8 @@ EXPECTED = {
     "attend_tiles<128, 2, 2>": prefill_attention(128, 2),
     "attend_tiles<256, 1, 2>": prefill_attention(256, 1),
     **{
-        f"attend_window_tiles<{dim}, {tiles}, 2>": prefill_attention(dim, tiles)
-        for dim, tiles in ((64, 2), (128, 2), (256, 1))
+        f"attend_window_tiles<{dim}, {tiles}, {blocks}, {parts}>": prefill_attention(dim, tiles)
+        for dim, tiles, blocks, parts in ((64, 2, 2, 1), (128, 1, 3, 2), (256, 1, 2, 1))
     },
     **{
         f"attend_coded_tiles<{dim}, {tiles}, 2, {partition}>": coded_prefill_attention(dim, tiles, partition)
