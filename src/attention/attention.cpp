@@ -327,7 +327,7 @@ class Attention::Reading {
     const bool own = block == tiles_->block;
     for (int i = 0; i < task_.tiles; ++i) {
       PageQuery& query = own ? own_[i] : past_[i].rows;
-      query.next = next(block, i);
+      query.next = ahead(block, i, 1);
       if (own && codes_own_) {
         read_coded(query, i);
       } else {
@@ -350,11 +350,12 @@ class Attention::Reading {
 
   void gather_sealed(int block) {
     if (items_count_ + task_.tiles > kSealedItemsMax) flush();
+    const int pages = attention_.sealed_kernel_->pages_ahead();
     for (int i = 0; i < task_.tiles; ++i) {
       items_[items_count_++] = {{layer_, block * kBlockTokens},
                                 table_.sealed(block, layer_),
                                 tiles_[i].kv_head,
-                                next(block, i),
+                                ahead(block, i, pages),
                                 &past_[i],
                                 &states_[i],
                                 block == tiles_->block ? own_[i].visible : nullptr};
@@ -368,14 +369,17 @@ class Attention::Reading {
     items_count_ = 0;
   }
 
-  // The memory that is read after this tile's page of a block, and after those of all tiles that
-  // share the page.
-  std::span<const std::byte> next(int block, int tile) const {
-    const int kv_head = tiles_[tile].kv_head;
-    while (tile < task_.tiles && tiles_[tile].kv_head == kv_head) ++tile;
-    if (tile < task_.tiles) return attention_.memory(tiles_[tile], layer_, block);
-    if (block < tiles_->block) return attention_.memory(*tiles_, layer_, block + 1);
-    return {};
+  // The memory that is read `pages` pages after this tile's page of a block, which other tiles may
+  // share.
+  std::span<const std::byte> ahead(int block, int tile, int pages) const {
+    for (; pages > 0; --pages) {
+      const int kv_head = tiles_[tile].kv_head;
+      while (tile < task_.tiles && tiles_[tile].kv_head == kv_head) ++tile;
+      if (tile < task_.tiles) continue;
+      tile = 0;
+      if (++block > tiles_->block) return {};
+    }
+    return attention_.memory(tiles_[tile], layer_, block);
   }
 
   const Attention& attention_;

@@ -13,22 +13,19 @@
 
 namespace kvlane::hack {
 
-// Codes of register r of a word, as bytes.
-template <int kBits>
+// Codes of register r of a word as bytes, times 2^(kBits * (r % kSums)): those of kSums registers
+// stay where they are and are masked alone, as vectors shift slowly.
+template <int kBits, int kSums = 1>
 inline __m512i codes_of(__m512i words, int r) {
   if constexpr (kBits == 8) {
     return words;
   } else {
-    const __m512i shifted = r == 0 ? words : _mm512_srli_epi32(words, kBits * r);
-    return _mm512_and_si512(shifted, _mm512_set1_epi8((1 << kBits) - 1));
+    const int stay = kBits * (r % kSums);
+    const int down = kBits * r - stay;
+    const __m512i shifted = down == 0 ? words : _mm512_srli_epi32(words, down);
+    return _mm512_and_si512(shifted,
+                            _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << stay)));
   }
-}
-
-// Codes of register r where they are in a word: times 2^(kBits * r).
-template <int kBits>
-inline __m512i codes_in_place(__m512i words, int r) {
-  return _mm512_and_si512(words,
-                          _mm512_set1_epi8(static_cast<char>(((1 << kBits) - 1) << (kBits * r))));
 }
 
 static inline __m512i broadcast(const void* four_bytes) {
@@ -36,6 +33,15 @@ static inline __m512i broadcast(const void* four_bytes) {
   __builtin_memcpy(&word, four_bytes, sizeof(word));
   return _mm512_set1_epi32(word);
 }
+
+// Sums that products of a word's registers go into: one for those that are too large by the same
+// power of two, which is taken back once in the end. One row has vector registers to spare for
+// them, four have some.
+template <int kBits, int kRows>
+inline constexpr int kKeySums = kBits == 8   ? 1
+                                : kRows == 1 ? 8 / kBits
+                                : kBits == 2 ? 2
+                                             : 1;
 
 // Products of codes of K's channels first ... end - 1 with those of kRows queries, for kGroups
 // times 16 tokens, whose words begin at `words`. Gives where the words of channel `end` begin.
@@ -45,43 +51,51 @@ inline const std::byte* multiply_keys(const std::byte* words, const HackQuery& q
                                       __m512i (&dots)[kRows][kGroups]) {
   constexpr int kRegisters = 8 / kBits;
   constexpr int kChannels = 32 / kBits;  // of a word
-  // Vectors shift slowly. For one row it pays to leave codes where they are and to have a sum for
-  // each register: multiples of its power of two, shifted once in the end.
-  constexpr int kSums = kRows == 1 ? kRegisters : 1;
+  constexpr int kSums = kKeySums<kBits, kRows>;
   __m512i sums[kSums][kRows][kGroups];
+#pragma GCC unroll 4
   for (auto& of_register : sums) {
+#pragma GCC unroll 4
     for (auto& of_row : of_register) {
+#pragma GCC unroll 4
       for (auto& sum : of_row) sum = _mm512_setzero_si512();
     }
   }
   for (int i = first; i < end; i += kChannels, words += 4 * kBlockTokens) {
     __m512i word[kGroups];
+#pragma GCC unroll 4
     for (int group = 0; group < kGroups; ++group) {
       word[group] = _mm512_loadu_si512(words + 64 * group);
       prefetch.line();
     }
+#pragma GCC unroll 4
     for (int r = 0; r < kRegisters; ++r) {
       __m512i codes[kGroups];
+#pragma GCC unroll 4
       for (int group = 0; group < kGroups; ++group) {
-        codes[group] =
-            kSums > 1 ? codes_in_place<kBits>(word[group], r) : codes_of<kBits>(word[group], r);
+        codes[group] = codes_of<kBits, kSums>(word[group], r);
       }
+#pragma GCC unroll 4
       for (int j = 0; j < kRows; ++j) {
         const __m512i four = broadcast(&query.codes[row + j][i + 4 * r]);
+#pragma GCC unroll 4
         for (int group = 0; group < kGroups; ++group) {
-          __m512i& sum = sums[kSums > 1 ? r : 0][j][group];
+          __m512i& sum = sums[r % kSums][j][group];
           sum = _mm512_dpbusd_epi32(sum, codes[group], four);
         }
       }
     }
   }
+#pragma GCC unroll 4
   for (int j = 0; j < kRows; ++j) {
-    for (int group = 0; group < kGroups; ++group) dots[j][group] = sums[0][j][group];
-  }
-  for (int r = 1; r < kSums; ++r) {
+#pragma GCC unroll 4
     for (int group = 0; group < kGroups; ++group) {
-      dots[0][group] =
-          _mm512_add_epi32(dots[0][group], _mm512_srai_epi32(sums[r][0][group], kBits * r));
+      dots[j][group] = sums[0][j][group];
+#pragma GCC unroll 4
+      for (int r = 1; r < kSums; ++r) {
+        dots[j][group] =
+            _mm512_add_epi32(dots[j][group], _mm512_srai_epi32(sums[r][j][group], kBits * r));
+      }
     }
   }
   return words;
@@ -91,30 +105,32 @@ inline const std::byte* multiply_keys(const std::byte* words, const HackQuery& q
 // summation is the same wherever it is. `v` and `to` have room for whole fours.
 struct Sum {
   static __m512 of(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+  static __m256 of(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
   static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
 };
 struct Greatest {
   static __m512 of(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
+  static __m256 of(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
   static __m128 of(__m128 a, __m128 b) { return _mm_max_ps(a, b); }
 };
 struct Least {
   static __m512 of(__m512 a, __m512 b) { return _mm512_min_ps(a, b); }
+  static __m256 of(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
   static __m128 of(__m128 a, __m128 b) { return _mm_min_ps(a, b); }
 };
 template <class Op>
+inline __m128 reduce_four(const __m512* v) {
+  const __m512 low = Op::of(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  const __m512 high = Op::of(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  // Every 128 bits are the four rows now.
+  const __m512 four =
+      Op::of(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+  const __m256 two = Op::of(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+  return Op::of(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
+}
+template <class Op>
 inline void reduce(const __m512* v, int rows, float* to) {
-  for (int row = 0; row < rows; row += 4) {
-    const __m512 low =
-        Op::of(_mm512_unpacklo_ps(v[row], v[row + 1]), _mm512_unpackhi_ps(v[row], v[row + 1]));
-    const __m512 high = Op::of(_mm512_unpacklo_ps(v[row + 2], v[row + 3]),
-                               _mm512_unpackhi_ps(v[row + 2], v[row + 3]));
-    // Every 128 bits are the four rows now.
-    const __m512 four =
-        Op::of(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
-    const __m512 two = Op::of(four, _mm512_shuffle_f32x4(four, four, 0x4e));
-    const __m128 one = Op::of(_mm512_castps512_ps128(two), _mm512_extractf32x4_ps(two, 1));
-    _mm_storeu_ps(to + row, one);
-  }
+  for (int row = 0; row < rows; row += 4) _mm_storeu_ps(to + row, reduce_four<Op>(v + row));
 }
 
 // Weights as bytes in the order of V's words, from where packing has left them: byte 16 r + 4 c + k

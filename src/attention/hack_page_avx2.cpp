@@ -25,7 +25,7 @@ using hack::avx2::Affine;
 using hack::avx2::kLanes;
 using hack::avx2::load_affine;
 using hack::avx2::load_numbers;
-using hack_pages::Scores;
+using hack_pages::Batch;
 using hack_pages::Weights;
 using hack_products::Greatest;
 using hack_products::in_value_order;
@@ -100,7 +100,7 @@ inline void find_bases(const HackShape& shape, const HackQuery& query, int row,
 template <int kBits, bool kBoth, int kRows, int kGroups>
 inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
                        const std::byte* page, int token, Prefetch& prefetch, const float* bases,
-                       Scores& scores) {
+                       float (*scores)[kBlockTokens]) {
   const int d = shape.key_dim;
   const int partition = kBoth ? d : shape.k.partition;
   __m256 sums[kRows][kGroups];
@@ -179,8 +179,8 @@ struct Weighing {
 // Scores become 2^(score - page_max), times s of the token by both. Steps that wait for each other
 // within a row are taken for all rows before the next.
 template <bool kBoth>
-inline void power_rows(Scores& scores, int rows, const Scales& scales, Prefetch& prefetch,
-                       Weighing& of) {
+inline void power_rows(float (*scores)[kBlockTokens], int rows, const Scales& scales,
+                       Prefetch& prefetch, Weighing& of) {
   __m256 most[kTileRows];
   __m256 total[kTileRows];
   for (int row = rows; row % 4 != 0; ++row) most[row] = total[row] = _mm256_setzero_ps();
@@ -221,7 +221,8 @@ inline __m256 load_fours(const float* x) {
   return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_load_ps(x)), _mm_load_ps(x + 4), 1);
 }
 
-inline void code_rows(const Scores& scores, int rows, bool halves, Weighing& of, Weights& weights) {
+inline void code_rows(const float (*scores)[kBlockTokens], int rows, bool halves, Weighing& of,
+                      Weights& weights) {
   alignas(32) float inverse[kTileRows];
   for (int row = 0; row < rows; row += kLanes) {
     const __m256 greatest = load_fours(of.greatest + row);
@@ -280,7 +281,7 @@ inline void weigh_lanes(const HackShape& shape, const Weighing& of, bool halves,
 }
 
 template <bool kBoth>
-inline void weigh_rows(const HackShape& shape, const HackItem& item, Scores& scores,
+inline void weigh_rows(const HackShape& shape, const HackItem& item, float (*scores)[kBlockTokens],
                        Prefetch& prefetch, Weights& weights) {
   const bool halves = !kBoth && shape.v.partition < kBlockTokens;
   StateTile& tile = *item.tile;
@@ -349,9 +350,11 @@ constexpr int kChannelGroups = kRows == 4 && kBits == 2 && kParts == 2 ? 1 : 2;
 
 // See attention/hack_pages.h.
 struct Avx2 {
+  static constexpr int kBatchRows = 1;
+
   template <int kBits, bool kBoth>
   static void score(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
-                    Prefetch& prefetch, Scores& scores) {
+                    Prefetch& prefetch, float (*scores)[kBlockTokens]) {
     alignas(32) float bases[kTileRows + 3];  // a row is written as four
     const int whole_rows = rows / 4 * 4;
     for (int row = 0; row < whole_rows; row += 4) {
@@ -369,14 +372,14 @@ struct Avx2 {
   }
 
   template <bool kBoth>
-  static void weigh(const HackShape& shape, const HackItem& item, Scores& scores,
+  static void weigh(const HackShape& shape, const Batch& batch, float (*scores)[kBlockTokens],
                     Prefetch& prefetch, Weights& weights) {
-    weigh_rows<kBoth>(shape, item, scores, prefetch, weights);
+    weigh_rows<kBoth>(shape, batch.items[0], scores, prefetch, weights);
   }
 
   template <int kBits, bool kBoth, int kParts>
-  static void add(const HackShape& shape, const Weights& weights, const std::byte* page,
-                  Prefetch& prefetch, StateTile& tile) {
+  static void add(const HackShape& shape, const Weights& weights, int /*first_row*/,
+                  const std::byte* page, Prefetch& prefetch, StateTile& tile) {
     const int whole_rows = tile.rows / 4 * 4;
     for (int channel = 0; channel < shape.value_dim; channel += 2 * kLanes) {
       for (int row = 0; row < whole_rows; row += 4) {

@@ -12,9 +12,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
 
-#include "attention/exp2_avx512.h"
 #include "attention/hack_codes_avx512_bf16.h"
 #include "attention/hack_pages.h"
+#include "attention/hack_weights_avx512_bf16.h"
 
 namespace kvlane {
 namespace {
@@ -23,15 +23,12 @@ using hack::Affine;
 using hack::Axis;
 using hack::broadcast;
 using hack::codes_of;
-using hack::Greatest;
-using hack::in_value_order;
 using hack::kLanes;
 using hack::load_affine;
 using hack::load_numbers;
 using hack::multiply_keys;
-using hack::reduce;
 using hack::Sum;
-using hack_pages::Scores;
+using hack_pages::Batch;
 using hack_pages::Weights;
 
 // --- the query ----------------------------------------------------------------------------------
@@ -71,23 +68,21 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 
 // --- scores -------------------------------------------------------------------------------------
 
-// What all tokens of a page have in common: each query's product with m of the channels.
-inline void find_bases(const HackShape& shape, const HackQuery& query, int rows,
+// What all tokens of a page have in common: the products of kRows queries, 1 or 4, with m of the
+// channels.
+template <int kRows>
+inline void find_bases(const HackShape& shape, const HackQuery& query, int row,
                        const std::byte* page, float* bases) {
-  __m512 m[kTileHeadDimMax / kLanes];
-  const int parts = shape.key_dim / kLanes;
-  for (int i = 0; i < parts; ++i) {
-    m[i] = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * kLanes * i);
-  }
-  __m512 sums[kTileRows];
-  for (__m512& sum : sums) sum = _mm512_setzero_ps();
-  for (int row = 0; row < rows; ++row) {
-    for (int i = 0; i < parts; ++i) {
-      const __m512 q = _mm512_load_ps(query.values[row] + kLanes * i);
-      sums[row] = _mm512_fmadd_ps(q, m[i], sums[row]);
+  __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
+                    _mm512_setzero_ps()};
+  for (int i = 0; i < shape.key_dim; i += kLanes) {
+    const __m512 m = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * i);
+#pragma GCC unroll 4
+    for (int j = 0; j < kRows; ++j) {
+      sums[j] = _mm512_fmadd_ps(_mm512_load_ps(query.values[row + j] + i), m, sums[j]);
     }
   }
-  reduce<Sum>(sums, rows, bases);
+  _mm_store_ps(bases, hack::reduce_four<Sum>(sums));
 }
 
 // Of kRows rows from `row` on and kGroups times 16 tokens from `token` on.
@@ -98,8 +93,10 @@ inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
   const int d = shape.key_dim;
   const int partition = kBoth ? d : shape.k.partition;
   __m512 sums[kRows][kGroups];
+#pragma GCC unroll 4
   for (int j = 0; j < kRows; ++j) {
-    for (auto& sum : sums[j]) sum = _mm512_set1_ps(kBoth ? bases[row + j] : 0.0F);
+#pragma GCC unroll 4
+    for (auto& sum : sums[j]) sum = _mm512_set1_ps(kBoth ? bases[j] : 0.0F);
   }
   const std::byte* words = page + 4 * token;
   const std::byte* entries =
@@ -108,6 +105,7 @@ inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
     const int end = d - first < partition ? d : first + partition;
     __m512i dots[kRows][kGroups];
     words = multiply_keys<kBits>(words, query, row, first, end, prefetch, dots);
+#pragma GCC unroll 4
     for (int group = 0; group < kGroups; ++group) {
       Affine affine;
       if constexpr (kBoth) {
@@ -115,6 +113,7 @@ inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
       } else {
         affine = load_affine(shape.k.meta, entries + 64 * group);
       }
+#pragma GCC unroll 4
       for (int j = 0; j < kRows; ++j) {
         const __m512 product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[j][group]),
                                                _mm512_set1_ps(query.scale[row + j]),
@@ -128,188 +127,97 @@ inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
     }
     entries += hack::kEntryBytes * kBlockTokens;
   }
+#pragma GCC unroll 4
   for (int j = 0; j < kRows; ++j) {
+#pragma GCC unroll 4
     for (int group = 0; group < kGroups; ++group) {
       _mm512_store_ps(&scores[row + j][token + kLanes * group], sums[j][group]);
     }
   }
 }
 
-// --- weights ------------------------------------------------------------------------------------
-
-// s of V's tokens, as weigh() wants them.
-struct Scales {
-  alignas(64) float of_token[kBlockTokens];
-};
-inline void load_scales(const HackShape& shape, const std::byte* page, Scales& scales) {
-  for (int i = 0; i < kBlockTokens; i += kLanes) {
-    const std::byte* const from = page + shape.layout.v_metadata + 2 * (shape.value_dim + i);
-    _mm512_store_ps(scales.of_token + i, load_numbers(shape.v.meta, from));
-  }
-}
-
-// In the order of V's words. All in registers: a load that spans several stores waits for them.
-inline __m512i bytes_of(const float* x, __m512 inverse) {
-  __m512i code[4];
-  for (int i = 0; i < 4; ++i) {
-    code[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(x + kLanes * i), inverse));
-  }
-  const __m512i packed = _mm512_packus_epi16(_mm512_packus_epi32(code[0], code[1]),
-                                             _mm512_packus_epi32(code[2], code[3]));
-  return in_value_order(packed);
-}
-
-// What is known of rows before their weights are bytes; a lane of these is a row.
-struct Weighing {
-  alignas(64) float page_max[kTileRows];
-  alignas(64) float greatest[kTileRows];  // of what becomes bytes
-  alignas(64) float total[kTileRows];     // of 2^(score - page_max)
-  alignas(64) float codes[2][kTileRows];  // their sums: of the two halves, or first of all tokens
-};
-
-// Scores become 2^(score - page_max), times s of the token by both. Steps that wait for each other
-// within a row are taken for all rows before the next.
-template <bool kBoth>
-inline void power_rows(float (*scores)[kBlockTokens], int rows, const Scales& scales,
-                       Prefetch& prefetch, Weighing& of) {
-  __m512 most[kTileRows];
-  __m512 total[kTileRows];
-  for (int row = 0; row < kTileRows; ++row) most[row] = total[row] = _mm512_setzero_ps();
-  for (int row = 0; row < rows; ++row) {
-    const float* const from = scores[row];
-    most[row] = _mm512_max_ps(
-        _mm512_max_ps(_mm512_load_ps(from), _mm512_load_ps(from + kLanes)),
-        _mm512_max_ps(_mm512_load_ps(from + 2 * kLanes), _mm512_load_ps(from + 3 * kLanes)));
-  }
-  reduce<Greatest>(most, rows, of.page_max);
-  for (int row = 0; row < rows; ++row) {
-    const __m512 max = _mm512_set1_ps(of.page_max[row]);
-    most[row] = kBoth ? _mm512_setzero_ps() : _mm512_set1_ps(1.0F);
-    for (int i = 0; i < kBlockTokens; i += kLanes) {
-      // With those of the other stages, more than the lines of a page.
-      prefetch.line();
-      prefetch.line();
-      __m512 x = exp2_coarse(_mm512_sub_ps(_mm512_load_ps(scores[row] + i), max));
-      if constexpr (kBoth) {
-        total[row] = _mm512_add_ps(total[row], x);
-        x = _mm512_mul_ps(x, _mm512_load_ps(scales.of_token + i));
-        most[row] = _mm512_max_ps(most[row], x);
-      }
-      _mm512_store_ps(scores[row] + i, x);
-    }
-  }
-  reduce<Greatest>(most, rows, of.greatest);
-  if constexpr (kBoth) reduce<Sum>(total, rows, of.total);
-}
-
-inline void code_rows(const float (*scores)[kBlockTokens], int rows, bool halves, Weighing& of,
-                      Weights& weights) {
-  const __m512 greatest = _mm512_load_ps(of.greatest);
-  const __mmask16 some = _mm512_cmp_ps_mask(greatest, _mm512_setzero_ps(), _CMP_GT_OQ);
-  alignas(64) float inverse[kTileRows];
-  _mm512_store_ps(inverse, _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F), greatest));
-  __m512 codes[kTileRows];  // integers below 2^24, so their sums are exact
-  for (__m512& x : codes) x = _mm512_setzero_ps();
-  for (int row = 0; row < rows; ++row) {
-    const __m512i bytes = bytes_of(scores[row], _mm512_set1_ps(inverse[row]));
-    _mm512_store_si512(weights.bytes[row], bytes);
-    const __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, _mm512_set1_epi8(1));
-    codes[row] = _mm512_cvtepi32_ps(sums);
-  }
-  reduce<Sum>(codes, rows, of.codes[0]);
-  if (!halves) return;
-  // Registers 0 and 1 are tokens 0 ... 31, the low half of the bytes.
-  for (int row = 0; row < rows; ++row) codes[row] = _mm512_maskz_mov_ps(0xff00, codes[row]);
-  reduce<Sum>(codes, rows, of.codes[1]);
-  for (int row = 0; row < rows; ++row) of.codes[0][row] -= of.codes[1][row];
-}
-
-template <bool kBoth>
-inline void weigh_rows(const HackShape& shape, const HackItem& item, float (*scores)[kBlockTokens],
-                       Prefetch& prefetch, Weights& weights) {
-  // Twice what a code is less in the operand of products than in values.
-  const int middle = (shape.v.bits == 8 ? 256 : 0) - (kBoth ? (1 << shape.v.bits) - 1 : 0);
-  const bool halves = !kBoth && shape.v.partition < kBlockTokens;
-  StateTile& tile = *item.tile;
-  Scales scales = {};
-  if constexpr (kBoth) load_scales(shape, item.page, scales);
-  Weighing of;
-  // Rows beyond the tile's are computed on, too: with numbers, whatever they are.
-  for (float& x : of.page_max) x = 0;
-  for (float& x : of.greatest) x = 0;
-  for (float& x : of.total) x = 0;
-  power_rows<kBoth>(scores, tile.rows, scales, prefetch, of);
-  code_rows(scores, tile.rows, halves, of, weights);
-  const auto rows = static_cast<__mmask16>((1U << tile.rows) - 1U);
-  const __m512 old_max = _mm512_maskz_loadu_ps(rows, tile.max);
-  const __m512 page_max = _mm512_load_ps(of.page_max);
-  const __m512 max = _mm512_max_ps(old_max, page_max);
-  const __m512 keep = exp2_negative(_mm512_sub_ps(old_max, max));
-  const __m512 page_unit = exp2_negative(_mm512_sub_ps(page_max, max));
-  const __m512 unit =
-      _mm512_div_ps(_mm512_mul_ps(page_unit, _mm512_load_ps(of.greatest)), _mm512_set1_ps(255.0F));
-  __m512 page_total = _mm512_mul_ps(_mm512_load_ps(of.total), page_unit);
-  for (int part = 0; part < (halves ? 2 : 1); ++part) {
-    const __m512 codes = _mm512_maskz_loadu_ps(rows, of.codes[part]);
-    const __m512 total = _mm512_mul_ps(codes, unit);
-    const __m512 off = _mm512_mul_ps(codes, _mm512_set1_ps(0.5F * static_cast<float>(middle)));
-    _mm512_store_ps(weights.shift[part], _mm512_mul_ps(off, unit));
-    _mm512_store_ps(weights.total[part], kBoth ? page_total : total);
-    if constexpr (!kBoth) page_total = part == 0 ? total : _mm512_add_ps(page_total, total);
-  }
-  _mm512_store_ps(weights.keep, keep);
-  _mm512_store_ps(weights.unit, unit);
-  const __m512 old_sum = _mm512_maskz_loadu_ps(rows, tile.sum);
-  _mm512_mask_storeu_ps(tile.max, rows, max);
-  _mm512_mask_storeu_ps(tile.sum, rows, _mm512_fmadd_ps(old_sum, keep, page_total));
-}
-
 // --- output -------------------------------------------------------------------------------------
 
-// out[channel ... channel + 16 kGroups - 1] of kRows rows: out * keep + weights x V. kParts
-// partitions of tokens, 1 or 2.
-template <int kBits, bool kBoth, int kRows, int kParts, int kGroups>
-inline void add_values(const HackShape& shape, const Weights& weights, int row,
-                       const std::byte* page, int channel, Prefetch& prefetch, float* out) {
+// Products of the weights of kRows rows with codes of V's channels, 16 kGroups of them whose first
+// words begin at `words`; kParts partitions of tokens, 1 or 2.
+template <int kBits, int kRows, int kParts, int kGroups>
+inline void multiply_values(const std::byte* words, int value_dim, const Weights& weights, int row,
+                            Prefetch& prefetch, __m512i (&dots)[kRows][kParts][kGroups]) {
   constexpr int kRegisters = 8 / kBits;
-  const int d = shape.value_dim;
-  const std::byte* words = page + shape.layout.v_codes + 4 * channel;
-  __m512i dots[kRows][kParts][kGroups];
-  for (auto& of_row : dots) {
-    for (auto& of_part : of_row) {
-      for (auto& dot : of_part) dot = _mm512_setzero_si512();
+  // As in multiply_keys(); the codes are a signed operand here, so the highest do not stay.
+  constexpr int kSums = kBits == 2 && kParts == 1 ? 2 : 1;
+  __m512i sums[kSums][kRows][kParts][kGroups];
+#pragma GCC unroll 4
+  for (auto& of_register : sums) {
+#pragma GCC unroll 4
+    for (auto& of_row : of_register) {
+#pragma GCC unroll 4
+      for (auto& of_part : of_row) {
+#pragma GCC unroll 4
+        for (auto& sum : of_part) sum = _mm512_setzero_si512();
+      }
     }
   }
+#pragma GCC unroll 4
   for (int first = 0; first < hack::kValueRegisters; first += kRegisters) {
-    for (int c = 0; c < hack::kValueClasses; ++c, words += 4 * d) {
+    for (int c = 0; c < hack::kValueClasses; ++c, words += 4 * value_dim) {
       __m512i word[kGroups];
+#pragma GCC unroll 4
       for (int group = 0; group < kGroups; ++group) {
         word[group] = _mm512_loadu_si512(words + 64 * group);
         prefetch.line();
       }
+#pragma GCC unroll 4
       for (int i = 0; i < kRegisters; ++i) {
         const int r = first + i;
         const int part = kParts == 1 ? 0 : r / 2;
         __m512i codes[kGroups];
+#pragma GCC unroll 4
         for (int group = 0; group < kGroups; ++group) {
-          codes[group] = codes_of<kBits>(word[group], i);
-          // The product's second operand is signed.
+          codes[group] = codes_of<kBits, kSums>(word[group], i);
           if (kBits == 8) codes[group] = _mm512_xor_si512(codes[group], _mm512_set1_epi8(-128));
         }
+#pragma GCC unroll 4
         for (int j = 0; j < kRows; ++j) {
           const __m512i four = broadcast(weights.bytes[row + j] + 16 * r + 4 * c);
+#pragma GCC unroll 4
           for (int group = 0; group < kGroups; ++group) {
-            __m512i& dot = dots[j][part][group];
-            dot = _mm512_dpbusd_epi32(dot, four, codes[group]);
+            __m512i& sum = sums[i % kSums][j][part][group];
+            sum = _mm512_dpbusd_epi32(sum, four, codes[group]);
           }
         }
       }
     }
   }
+#pragma GCC unroll 4
+  for (int j = 0; j < kRows; ++j) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+#pragma GCC unroll 4
+      for (int group = 0; group < kGroups; ++group) {
+        __m512i& dot = dots[j][part][group];
+        dot = sums[0][j][part][group];
+        if (kSums == 1) continue;
+        dot = _mm512_add_epi32(dot, _mm512_srai_epi32(sums[kSums - 1][j][part][group], kBits));
+      }
+    }
+  }
+}
+
+// out[channel ... channel + 16 kGroups - 1] of kRows rows: out * keep + weights x V.
+template <int kBits, bool kBoth, int kRows, int kParts, int kGroups>
+inline void add_values(const HackShape& shape, const Weights& weights, int row,
+                       const std::byte* page, int channel, Prefetch& prefetch, float* out) {
+  const int d = shape.value_dim;
+  __m512i dots[kRows][kParts][kGroups];
+  multiply_values<kBits>(page + shape.layout.v_codes + 4 * channel, d, weights, row, prefetch,
+                         dots);
   prefetch.line();
   const std::byte* const metadata = page + shape.layout.v_metadata;
+#pragma GCC unroll 4
   for (int group = 0; group < kGroups; ++group) {
     const int at = channel + kLanes * group;
+#pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part) {
       Affine affine;
       if constexpr (kBoth) {
@@ -317,6 +225,7 @@ inline void add_values(const HackShape& shape, const Weights& weights, int row,
       } else {
         affine = load_affine(shape.v.meta, metadata + hack::kEntryBytes * (part * d + at));
       }
+#pragma GCC unroll 4
       for (int j = 0; j < kRows; ++j) {
         const __m512 product = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[j][part][group]),
                                                _mm512_set1_ps(weights.unit[row + j]),
@@ -333,54 +242,60 @@ inline void add_values(const HackShape& shape, const Weights& weights, int row,
 
 // --- a page -------------------------------------------------------------------------------------
 
+// A tile's rows, whose weights begin with first_row's.
 template <int kBits, bool kBoth, int kParts, int kGroups>
-inline void add_channels(const HackShape& shape, const Weights& weights, const std::byte* page,
-                         int channel, Prefetch& prefetch, StateTile& tile) {
+inline void add_channels(const HackShape& shape, const Weights& weights, int first_row,
+                         const std::byte* page, int channel, Prefetch& prefetch, StateTile& tile) {
   const int d = shape.value_dim;
   const int whole_rows = tile.rows / 4 * 4;
   for (int row = 0; row < whole_rows; row += 4) {
-    add_values<kBits, kBoth, 4, kParts, kGroups>(shape, weights, row, page, channel, prefetch,
-                                                 tile.out + row * d);
+    add_values<kBits, kBoth, 4, kParts, kGroups>(shape, weights, first_row + row, page, channel,
+                                                 prefetch, tile.out + row * d);
   }
   for (int row = whole_rows; row < tile.rows; ++row) {
-    add_values<kBits, kBoth, 1, kParts, kGroups>(shape, weights, row, page, channel, prefetch,
-                                                 tile.out + row * d);
+    add_values<kBits, kBoth, 1, kParts, kGroups>(shape, weights, first_row + row, page, channel,
+                                                 prefetch, tile.out + row * d);
   }
 }
 
 // See attention/hack_pages.h.
 struct Avx512 {
+  static constexpr int kBatchRows = 4;
+
   template <int kBits, bool kBoth>
   static void score(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
-                    Prefetch& prefetch, Scores& scores) {
-    alignas(64) float bases[kTileRows];
-    if (kBoth) find_bases(shape, query, rows, page, bases);
+                    Prefetch& prefetch, float (*scores)[kBlockTokens]) {
+    alignas(16) float bases[4];
     const int whole_rows = rows / 4 * 4;
     for (int row = 0; row < whole_rows; row += 4) {
+      if (kBoth) find_bases<4>(shape, query, row, page, bases);
       for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
         score_rows<kBits, kBoth, 4, 2>(shape, query, row, page, token, prefetch, bases, scores);
       }
     }
     for (int row = whole_rows; row < rows; ++row) {
+      if (kBoth) find_bases<1>(shape, query, row, page, bases);
       score_rows<kBits, kBoth, 1, 4>(shape, query, row, page, 0, prefetch, bases, scores);
     }
   }
 
   template <bool kBoth>
-  static void weigh(const HackShape& shape, const HackItem& item, Scores& scores,
+  static void weigh(const HackShape& shape, const Batch& batch, float (*scores)[kBlockTokens],
                     Prefetch& prefetch, Weights& weights) {
-    weigh_rows<kBoth>(shape, item, scores, prefetch, weights);
+    hack::weigh_batch<kBoth>(shape, batch, scores, prefetch, weights);
   }
 
   template <int kBits, bool kBoth, int kParts>
-  static void add(const HackShape& shape, const Weights& weights, const std::byte* page,
-                  Prefetch& prefetch, StateTile& tile) {
+  static void add(const HackShape& shape, const Weights& weights, int first_row,
+                  const std::byte* page, Prefetch& prefetch, StateTile& tile) {
     int channel = 0;
     for (; channel + 2 * kLanes <= shape.value_dim; channel += 2 * kLanes) {
-      add_channels<kBits, kBoth, kParts, 2>(shape, weights, page, channel, prefetch, tile);
+      add_channels<kBits, kBoth, kParts, 2>(shape, weights, first_row, page, channel, prefetch,
+                                            tile);
     }
     if (channel < shape.value_dim) {
-      add_channels<kBits, kBoth, kParts, 1>(shape, weights, page, channel, prefetch, tile);
+      add_channels<kBits, kBoth, kParts, 1>(shape, weights, first_row, page, channel, prefetch,
+                                            tile);
     }
   }
 };

@@ -38,10 +38,31 @@ static inline void with_bits(int bits, const Body& body) {
   }
 }
 
+// Pages that are weighed together, and where the rows of each begin among those of all.
+struct Batch {
+  std::span<const HackItem> items;
+  int first_row[kTileRows + 1];
+
+  int pages() const { return static_cast<int>(items.size()); }
+};
+
+// The first of some items: one, or as many as have `most` rows together.
+static inline Batch next_batch(std::span<const HackItem> items, int most) {
+  Batch batch{{}, {0}};
+  std::size_t count = 0;
+  for (; count < items.size(); ++count) {
+    const int end = batch.first_row[count] + items[count].tile->rows;
+    if (count > 0 && end > most) break;
+    batch.first_row[count + 1] = end;
+  }
+  batch.items = items.first(count);
+  return batch;
+}
+
 // Tier::score<kBits, kBoth>(shape, query, rows, page, prefetch, scores): of all tokens of a page.
 template <class Tier>
 static void score_item(const HackShape& shape, const HackItem& item, Prefetch& prefetch,
-                       Scores& scores) {
+                       float (*scores)[kBlockTokens]) {
   const bool both = shape.k.axis == hack::Axis::kBoth;
   const int rows = item.tile->rows;
   with_bits(shape.k.bits, [&](auto known) {
@@ -53,49 +74,64 @@ static void score_item(const HackShape& shape, const HackItem& item, Prefetch& p
   hide_unseen(item, scores);
 }
 
-// Tier::weigh<kBoth>(shape, item, scores, prefetch, weights): maxima and sums of the tile's states,
-// too.
+// Tier::weigh<kBoth>(shape, batch, scores, prefetch, weights): maxima and sums of the tiles'
+// states, too.
 template <class Tier>
-static void weigh_item(const HackShape& shape, const HackItem& item, Scores& scores,
-                       Prefetch& prefetch, Weights& weights) {
+static void weigh_batch(const HackShape& shape, const Batch& batch, Scores& scores,
+                        Prefetch& prefetch, Weights& weights) {
   shape.v.axis == hack::Axis::kBoth
-      ? Tier::template weigh<true>(shape, item, scores, prefetch, weights)
-      : Tier::template weigh<false>(shape, item, scores, prefetch, weights);
+      ? Tier::template weigh<true>(shape, batch, scores, prefetch, weights)
+      : Tier::template weigh<false>(shape, batch, scores, prefetch, weights);
 }
 
-// Tier::add<kBits, kBoth, kParts>(shape, weights, page, prefetch, tile): the tile's outputs. kParts
-// partitions of tokens, 1 or 2.
+// Tier::add<kBits, kBoth, kParts>(shape, weights, first_row, page, prefetch, tile): the tile's
+// outputs, whose weights begin with those of first_row. kParts partitions of tokens, 1 or 2.
 template <class Tier>
 static void add_item(const HackShape& shape, const HackItem& item, const Weights& weights,
-                     Prefetch& prefetch) {
+                     int first_row, Prefetch& prefetch) {
+  StateTile& tile = *item.tile;
   with_bits(shape.v.bits, [&](auto known) {
     constexpr int kBits = decltype(known)::kValue;
     if (shape.v.axis == hack::Axis::kBoth) {
-      Tier::template add<kBits, true, 1>(shape, weights, item.page, prefetch, *item.tile);
+      Tier::template add<kBits, true, 1>(shape, weights, first_row, item.page, prefetch, tile);
     } else if (shape.v.partition < kBlockTokens) {
-      Tier::template add<kBits, false, 2>(shape, weights, item.page, prefetch, *item.tile);
+      Tier::template add<kBits, false, 2>(shape, weights, first_row, item.page, prefetch, tile);
     } else {
-      Tier::template add<kBits, false, 1>(shape, weights, item.page, prefetch, *item.tile);
+      Tier::template add<kBits, false, 1>(shape, weights, first_row, item.page, prefetch, tile);
     }
   });
 }
 
-// Between scores and output lies a chain of steps that wait for each other. The scores of the next
-// page fill that time.
+// Between scores and output lies a chain of steps that wait for each other, as long for
+// Tier::kBatchRows rows as for one: pages of fewer rows go through it together. The scores of the
+// next batch are taken beside the output of this one, page by page, so that memory is asked for
+// evenly.
 template <class Tier>
 static void attend(const HackShape& shape, std::span<const HackItem> items) {
-  alignas(64) Scores scores[2];
+  alignas(64) Scores scores = {};  // rows that no page has are computed on, too: with numbers
   Weights weights;
-  Prefetch first(items[0].next);
-  score_item<Tier>(shape, items[0], first, scores[0]);
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    // The page after the one whose scores are taken now.
-    Prefetch prefetch(i + 1 < items.size() ? items[i + 1].next : std::span<const std::byte>());
-    weigh_item<Tier>(shape, items[i], scores[i % 2], prefetch, weights);
-    if (i + 1 < items.size()) {
-      score_item<Tier>(shape, items[i + 1], prefetch, scores[(i + 1) % 2]);
+  Batch batch = next_batch(items, Tier::kBatchRows);
+  for (int i = 0; i < batch.pages(); ++i) {
+    Prefetch prefetch(batch.items[i].next);
+    score_item<Tier>(shape, batch.items[i], prefetch, &scores[batch.first_row[i]]);
+    prefetch.rest();
+  }
+  while (batch.pages() > 0) {
+    items = items.subspan(batch.items.size());
+    const Batch next = next_batch(items, Tier::kBatchRows);
+    Prefetch prefetch(next.pages() > 0 ? next.items[0].next : std::span<const std::byte>());
+    weigh_batch<Tier>(shape, batch, scores, prefetch, weights);
+    for (int i = 0; i < batch.pages() || i < next.pages(); ++i) {
+      if (i < next.pages()) {
+        if (i > 0) prefetch = Prefetch(next.items[i].next);
+        score_item<Tier>(shape, next.items[i], prefetch, &scores[next.first_row[i]]);
+      }
+      if (i < batch.pages()) {
+        add_item<Tier>(shape, batch.items[i], weights, batch.first_row[i], prefetch);
+      }
+      prefetch.rest();
     }
-    add_item<Tier>(shape, items[i], weights, prefetch);
+    batch = next;
   }
 }
 

@@ -21,7 +21,7 @@ struct SealedItem {
   SlabPlace place;
   const std::byte* slab;
   int kv_head;
-  std::span<const std::byte> next;  // memory that is wanted next, or nothing
+  std::span<const std::byte> next;  // memory that is wanted pages_ahead() later, or nothing
   const SealedQuery* query;
   StateTile* tile;
   // As in HackItem. Only pages of formats that say own_block().sealed come with some.
@@ -45,6 +45,10 @@ class SealedKernel {
   // Adds pages to the states of tiles, in this order. Items of one page are neighbours. Gives the
   // seconds that went into opening pages.
   virtual double attend(std::span<const SealedItem> items) const = 0;
+
+  // How many pages after an item's that is read which `next` asks for. A page of few bytes is done
+  // before another one has come from memory.
+  virtual int pages_ahead() const { return 1; }
 
   // Whether attend() gives outputs in a basis of its own, which must not meet those of rows before
   // leave_own_basis() was called.
