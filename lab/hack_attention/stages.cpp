@@ -94,11 +94,11 @@ void measure(Cache& cache, const char* name, int group) {
   const double weigh = cycles([&] {
     for (const HackItem& item : items) {
       restore();
-      weigh_item<Tier>(shape, item, scores, none, weights);
+      weigh_batch<Tier>(shape, next_batch({&item, 1}, 1), scores, none, weights);
     }
   });
   const double add = cycles([&] {
-    for (const HackItem& item : items) add_item<Tier>(shape, item, weights, none);
+    for (const HackItem& item : items) add_item<Tier>(shape, item, weights, 0, none);
   });
   const double all = cycles([&] { attend<Tier>(shape, items); });
   std::printf("| `%s` | %d | %.1f | %.1f | %.1f | %.1f |\n", name, group, score, weigh - restoring,

@@ -350,8 +350,8 @@ class Attention::Reading {
 
   void gather_sealed(int block) {
     if (items_count_ + task_.tiles > kSealedItemsMax) flush();
-    const int pages = attention_.sealed_kernel_->pages_ahead();
     for (int i = 0; i < task_.tiles; ++i) {
+      const int pages = attention_.sealed_kernel_->pages_ahead(tiles_[i].pairs);
       items_[items_count_++] = {{layer_, block * kBlockTokens},
                                 table_.sealed(block, layer_),
                                 tiles_[i].kv_head,

@@ -160,7 +160,8 @@ inline void multiply_values(const std::byte* words, int value_dim, const Weights
   }
 #pragma GCC unroll 4
   for (int first = 0; first < hack::kValueRegisters; first += kRegisters) {
-    for (int c = 0; c < hack::kValueClasses; ++c, words += 4 * value_dim) {
+    const std::byte* const end = words + std::ptrdiff_t{4} * hack::kValueClasses * value_dim;
+    for (int c = 0; words != end; ++c, words += 4 * value_dim) {
       __m512i word[kGroups];
 #pragma GCC unroll 4
       for (int group = 0; group < kGroups; ++group) {

@@ -46,9 +46,9 @@ class SealedKernel {
   // seconds that went into opening pages.
   virtual double attend(std::span<const SealedItem> items) const = 0;
 
-  // How many pages after an item's that is read which `next` asks for. A page of few bytes is done
-  // before another one has come from memory.
-  virtual int pages_ahead() const { return 1; }
+  // How many pages after an item's that is read which `next` asks for, with a tile of so many rows.
+  // Pages of few bytes and rows are done before another one has come from memory.
+  virtual int pages_ahead(int /*rows*/) const { return 1; }
 
   // Whether attend() gives outputs in a basis of its own, which must not meet those of rows before
   // leave_own_basis() was called.
