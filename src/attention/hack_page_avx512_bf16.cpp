@@ -141,8 +141,10 @@ inline void score_rows(const HackShape& shape, const HackQuery& query, int row,
 // Products of the weights of kRows rows with codes of V's channels, 16 kGroups of them whose first
 // words begin at `words`; kParts partitions of tokens, 1 or 2.
 template <int kBits, int kRows, int kParts, int kGroups>
-inline void multiply_values(const std::byte* words, int value_dim, const Weights& weights, int row,
-                            Prefetch& prefetch, __m512i (&dots)[kRows][kParts][kGroups]) {
+[[gnu::always_inline]] inline void multiply_values(const std::byte* words, int value_dim,
+                                                   const Weights& weights, int row,
+                                                   Prefetch& prefetch,
+                                                   __m512i (&dots)[kRows][kParts][kGroups]) {
   constexpr int kRegisters = 8 / kBits;
   // As in multiply_keys(); the codes are a signed operand here, so the highest do not stay.
   constexpr int kSums = kBits == 2 && kParts == 1 ? 2 : 1;
@@ -289,12 +291,20 @@ struct Avx512 {
   template <int kBits, bool kBoth, int kParts>
   static void add(const HackShape& shape, const Weights& weights, int first_row,
                   const std::byte* page, Prefetch& prefetch, StateTile& tile) {
+    const int d = shape.value_dim;
     int channel = 0;
-    for (; channel + 2 * kLanes <= shape.value_dim; channel += 2 * kLanes) {
+    // One row has registers for twice the channels of four.
+    for (; tile.rows < 4 && channel + 4 * kLanes <= d; channel += 4 * kLanes) {
+      for (int row = 0; row < tile.rows; ++row) {
+        add_values<kBits, kBoth, 1, kParts, 4>(shape, weights, first_row + row, page, channel,
+                                               prefetch, tile.out + row * d);
+      }
+    }
+    for (; channel + 2 * kLanes <= d; channel += 2 * kLanes) {
       add_channels<kBits, kBoth, kParts, 2>(shape, weights, first_row, page, channel, prefetch,
                                             tile);
     }
-    if (channel < shape.value_dim) {
+    if (channel < d) {
       add_channels<kBits, kBoth, kParts, 1>(shape, weights, first_row, page, channel, prefetch,
                                             tile);
     }
