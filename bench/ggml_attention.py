@@ -7,9 +7,9 @@
 PROGRAM is bench/peers/ggml_attention.cpp, built against ggml (bench/peers/README.md). In every round it and `kvlane
 bench attention` run once for each length of the cache, on core --core, the one first that was last before; both have
 8 KV heads of 128 channels in 256 MiB, were they in 16 bits, and say how many KV tokens they attend to per second of
-processor time. What is compared is of the same size: bf16 with f16 and bf16, int8 with q8_0, int4 with q4_0. Figures
-are medians over the rounds, ratios those of the rounds' ratios (docs/bench.md). KVLANE_PROGRAM is the program,
-build/release/kvlane if it is not set.
+processor time. What is compared is of the same size: bf16 with f16 and bf16, int8 with q8_0, int4 with q4_0; `hack` is
+smaller than any of ggml's types, and is compared with f16 and q4_0. Figures are medians over the rounds, ratios those
+of the rounds' ratios (docs/bench.md). KVLANE_PROGRAM is the program, build/release/kvlane if it is not set.
 """
 
 import argparse
@@ -26,8 +26,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = os.environ.get("KVLANE_PROGRAM") or str(ROOT / "build" / "release" / "kvlane")
 PATIENCE = 600  # seconds for one run
 # Names in figures, and the types of ggml that each is compared with.
-PAIRS = (("bf16", "f16"), ("bf16", "bf16"), ("int8_sym_1", "q8_0"), ("int4_sym_0", "q4_0"))
-FORMATS = "int8,int4"
+PAIRS = (
+    ("bf16", "f16"),
+    ("bf16", "bf16"),
+    ("int8_sym_1", "q8_0"),
+    ("int4_sym_0", "q4_0"),
+    ("hack_k_2_v_2", "f16"),
+    ("hack_k_2_v_2", "q4_0"),
+)
+FORMATS = "int8,int4,hack"
 TYPES = "f16,bf16,q8_0,q4_0"
 
 
