@@ -94,7 +94,7 @@ void measure(Cache& cache, const char* name, int group) {
   const double weigh = cycles([&] {
     for (const HackItem& item : items) {
       restore();
-      weigh_batch<Tier>(shape, next_batch({&item, 1}, 1), scores, none, weights);
+      weigh_batch<Tier>(shape, next_batch(&item, &item + 1, 1), scores, none, weights);
     }
   });
   const double add = cycles([&] {

@@ -40,22 +40,19 @@ static inline void with_bits(int bits, const Body& body) {
 
 // Pages that are weighed together, and where the rows of each begin among those of all.
 struct Batch {
-  std::span<const HackItem> items;
+  const HackItem* items;
+  int pages;
   int first_row[kTileRows + 1];
-
-  int pages() const { return static_cast<int>(items.size()); }
 };
 
-// The first of some items: one, or as many as have `most` rows together.
-static inline Batch next_batch(std::span<const HackItem> items, int most) {
-  Batch batch{{}, {0}};
-  std::size_t count = 0;
-  for (; count < items.size(); ++count) {
-    const int end = batch.first_row[count] + items[count].tile->rows;
-    if (count > 0 && end > most) break;
-    batch.first_row[count + 1] = end;
+// The first of the items up to `end`: one, or as many as have `most` rows together.
+static inline Batch next_batch(const HackItem* items, const HackItem* end, int most) {
+  Batch batch{items, 0, {0}};
+  for (const HackItem* item = items; item != end; ++item) {
+    const int rows = batch.first_row[batch.pages] + item->tile->rows;
+    if (batch.pages > 0 && rows > most) break;
+    batch.first_row[++batch.pages] = rows;
   }
-  batch.items = items.first(count);
   return batch;
 }
 
@@ -108,25 +105,25 @@ static void add_item(const HackShape& shape, const HackItem& item, const Weights
 // evenly.
 template <class Tier>
 static void attend(const HackShape& shape, std::span<const HackItem> items) {
+  const HackItem* const end = items.data() + items.size();
   alignas(64) Scores scores = {};  // rows that no page has are computed on, too: with numbers
   Weights weights;
-  Batch batch = next_batch(items, Tier::kBatchRows);
-  for (int i = 0; i < batch.pages(); ++i) {
+  Batch batch = next_batch(items.data(), end, Tier::kBatchRows);
+  for (int i = 0; i < batch.pages; ++i) {
     Prefetch prefetch(batch.items[i].next);
     score_item<Tier>(shape, batch.items[i], prefetch, &scores[batch.first_row[i]]);
     prefetch.rest();
   }
-  while (batch.pages() > 0) {
-    items = items.subspan(batch.items.size());
-    const Batch next = next_batch(items, Tier::kBatchRows);
-    Prefetch prefetch(next.pages() > 0 ? next.items[0].next : std::span<const std::byte>());
+  while (batch.pages > 0) {
+    const Batch next = next_batch(batch.items + batch.pages, end, Tier::kBatchRows);
+    Prefetch prefetch(next.pages > 0 ? next.items[0].next : std::span<const std::byte>());
     weigh_batch<Tier>(shape, batch, scores, prefetch, weights);
-    for (int i = 0; i < batch.pages() || i < next.pages(); ++i) {
-      if (i < next.pages()) {
+    for (int i = 0; i < batch.pages || i < next.pages; ++i) {
+      if (i < next.pages) {
         if (i > 0) prefetch = Prefetch(next.items[i].next);
         score_item<Tier>(shape, next.items[i], prefetch, &scores[next.first_row[i]]);
       }
-      if (i < batch.pages()) {
+      if (i < batch.pages) {
         add_item<Tier>(shape, batch.items[i], weights, batch.first_row[i], prefetch);
       }
       prefetch.rest();

@@ -146,7 +146,7 @@ inline void weigh_batch(const HackShape& shape, const hack_pages::Batch& batch,
                         hack_pages::Weights& weights) {
   alignas(64) float room[4][kBlockTokens];
   const float* scales[4] = {room[0], room[0], room[0], room[0]};
-  const int pages = batch.pages();
+  const int pages = batch.pages;
   const bool one = pages == 1;
   for (int page = 0; page < pages && kBoth; ++page) {
     load_scales(shape, batch.items[page].page, room[page]);
