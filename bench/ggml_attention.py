@@ -7,8 +7,8 @@
 PROGRAM is bench/peers/ggml_attention.cpp, built against ggml (bench/peers/README.md). In every round it and `kvlane
 bench attention` run once for each length of the cache, on core --core, the one first that was last before; both have
 8 KV heads of 128 channels in 256 MiB, were they in 16 bits, and say how many KV tokens they attend to per second of
-processor time. What is compared is of the same size: bf16 with f16 and bf16, int8 with q8_0, int4 with q4_0; `hack` is
-smaller than any of ggml's types, and is compared with f16 and q4_0. Figures are medians over the rounds, ratios those
+processor time. bf16, int8 and int4 are compared with types of their size, f16 and bf16, q8_0, q4_0; `hack`, which is
+smaller than any of ggml's types, with f16 and q4_0. Figures are medians over the rounds, ratios those
 of the rounds' ratios (docs/bench.md). KVLANE_PROGRAM is the program, build/release/kvlane if it is not set.
 """
 

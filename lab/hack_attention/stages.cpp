@@ -83,7 +83,7 @@ void measure(Cache& cache, const char* name, int group) {
     for (const HackItem& item : items) score_item<Tier>(shape, item, none, scores);
   });
   std::memcpy(kept, scores, sizeof(scores));
-  // Weighing overwrites scores.
+  // Weighing overwrites scores, with AVX2.
   const auto restore = [&] {
     std::memcpy(scores, kept, sizeof(scores[0]) * group);
     asm volatile("" ::: "memory");

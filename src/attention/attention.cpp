@@ -327,7 +327,7 @@ class Attention::Reading {
     const bool own = block == tiles_->block;
     for (int i = 0; i < task_.tiles; ++i) {
       PageQuery& query = own ? own_[i] : past_[i].rows;
-      query.next = ahead(block, i, 1);
+      query.next = memory_ahead(block, i, 1);
       if (own && codes_own_) {
         read_coded(query, i);
       } else {
@@ -352,10 +352,16 @@ class Attention::Reading {
     if (items_count_ + task_.tiles > kSealedItemsMax) flush();
     for (int i = 0; i < task_.tiles; ++i) {
       const int pages = attention_.sealed_kernel_->pages_ahead(tiles_[i].pairs);
+      // Nobody has asked for those behind a task's first one.
+      for (int skipped = 1; !asked_ && skipped < pages; ++skipped) {
+        const std::span<const std::byte> page = memory_ahead(block, i, skipped);
+        for (std::size_t at = 0; at < page.size(); at += 64) __builtin_prefetch(&page[at], 0, 2);
+      }
+      asked_ = true;
       items_[items_count_++] = {{layer_, block * kBlockTokens},
                                 table_.sealed(block, layer_),
                                 tiles_[i].kv_head,
-                                ahead(block, i, pages),
+                                memory_ahead(block, i, pages),
                                 &past_[i],
                                 &states_[i],
                                 block == tiles_->block ? own_[i].visible : nullptr};
@@ -369,9 +375,9 @@ class Attention::Reading {
     items_count_ = 0;
   }
 
-  // The memory that is read `pages` pages after this tile's page of a block, which other tiles may
-  // share.
-  std::span<const std::byte> ahead(int block, int tile, int pages) const {
+  // The memory that is read `pages` pages after this tile's page of a block. Tiles may share a
+  // page.
+  std::span<const std::byte> memory_ahead(int block, int tile, int pages) const {
     for (; pages > 0; --pages) {
       const int kv_head = tiles_[tile].kv_head;
       while (tile < task_.tiles && tiles_[tile].kv_head == kv_head) ++tile;
@@ -395,6 +401,7 @@ class Attention::Reading {
   SealedQuery past_[kGroupTiles];  // of those before it, where every row sees every token
   std::array<StateTile, kGroupTiles> states_;      // of a run
   bool begun_ = false;                             // whether anything was added to them
+  bool asked_ = false;                             // whether a sealed page was
   std::array<SealedItem, kSealedItemsMax> items_;  // sealed pages that are to be read
   int items_count_ = 0;
   double opening_seconds_ = 0;

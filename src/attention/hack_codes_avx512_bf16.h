@@ -16,7 +16,7 @@ namespace kvlane::hack {
 // Codes of register r of a word as bytes, times 2^(kBits * (r % kSums)): those of kSums registers
 // stay where they are and are masked alone, as vectors shift slowly.
 template <int kBits, int kSums = 1>
-inline __m512i codes_of(__m512i words, int r) {
+static inline __m512i codes_of(__m512i words, int r) {
   if constexpr (kBits == 8) {
     return words;
   } else {
@@ -45,10 +45,11 @@ inline constexpr int kKeySums = kBits == 8   ? 1
 
 // Products of codes of K's channels first ... end - 1 with those of kRows queries, for kGroups
 // times 16 tokens, whose words begin at `words`. Gives where the words of channel `end` begin.
+// Unrolled by order: g++ 12 does it too late by itself to keep sums in registers.
 template <int kBits, int kRows, int kGroups>
-inline const std::byte* multiply_keys(const std::byte* words, const HackQuery& query, int row,
-                                      int first, int end, Prefetch& prefetch,
-                                      __m512i (&dots)[kRows][kGroups]) {
+static inline const std::byte* multiply_keys(const std::byte* words, const HackQuery& query,
+                                             int row, int first, int end, Prefetch& prefetch,
+                                             __m512i (&dots)[kRows][kGroups]) {
   constexpr int kRegisters = 8 / kBits;
   constexpr int kChannels = 32 / kBits;  // of a word
   constexpr int kSums = kKeySums<kBits, kRows>;
@@ -101,8 +102,7 @@ inline const std::byte* multiply_keys(const std::byte* words, const HackQuery& q
   return words;
 }
 
-// Sums, or greatest, or least, of the lanes of `rows` vectors, four at a time: a row's order of
-// summation is the same wherever it is. `v` and `to` have room for whole fours.
+// What vectors of rows are reduced to: their lanes' sum, or the greatest, or the least.
 struct Sum {
   static __m512 of(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
   static __m256 of(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
@@ -118,8 +118,10 @@ struct Least {
   static __m256 of(__m256 a, __m256 b) { return _mm256_min_ps(a, b); }
   static __m128 of(__m128 a, __m128 b) { return _mm_min_ps(a, b); }
 };
+
+// Four rows' vectors, a lane for each: a row's order of summation is the same wherever it is.
 template <class Op>
-inline __m128 reduce_four(const __m512* v) {
+static inline __m128 reduce_four(const __m512* v) {
   const __m512 low = Op::of(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
   const __m512 high = Op::of(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
   // Every 128 bits are the four rows now.
@@ -128,8 +130,9 @@ inline __m128 reduce_four(const __m512* v) {
   const __m256 two = Op::of(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
   return Op::of(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
 }
+// `rows` vectors, four at a time: `v` and `to` have room for whole fours.
 template <class Op>
-inline void reduce(const __m512* v, int rows, float* to) {
+static inline void reduce(const __m512* v, int rows, float* to) {
   for (int row = 0; row < rows; row += 4) _mm_storeu_ps(to + row, reduce_four<Op>(v + row));
 }
 

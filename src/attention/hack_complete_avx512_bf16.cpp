@@ -409,7 +409,7 @@ void attend(const HackShape& shape, std::span<const HackItem> items) {
   Prefetch first(items[0].next);
   score_item(shape, items[0], first, scores[0]);
   for (std::size_t i = 0; i < items.size(); ++i) {
-    // The page after the one whose scores are taken now.
+    // What the page whose scores are taken now asks for.
     Prefetch prefetch(i + 1 < items.size() ? items[i + 1].next : std::span<const std::byte>());
     shape.v.partition < kBlockTokens ? weigh<2>(items[i], scores[i % 2], prefetch, weights)
                                      : weigh<1>(items[i], scores[i % 2], prefetch, weights);

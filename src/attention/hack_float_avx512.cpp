@@ -531,7 +531,7 @@ void attend(const HackShape& shape, std::span<const HackItem> items) {
   take_scores(items[0], first, scores[0]);
   for (std::size_t i = 0; i < items.size(); ++i) {
     const HackItem& item = items[i];
-    // The page after the one whose scores are taken now.
+    // What the page whose scores are taken now asks for.
     Prefetch prefetch(i + 1 < items.size() ? items[i + 1].next : std::span<const std::byte>());
     if (both) {
       load_all(shape.v.meta, item.page + shape.layout.v_metadata + 2 * shape.value_dim,

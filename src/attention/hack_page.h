@@ -62,7 +62,7 @@ struct HackShape {
 struct HackItem {
   const HackQuery* query;
   const std::byte* page;
-  std::span<const std::byte> next;  // memory that is wanted next, or nothing
+  std::span<const std::byte> next;  // memory that is wanted later (SealedItem), or nothing
   StateTile* tile;
   // Each row sees the page's tokens [0, visible), at least one; null: every row sees all 64.
   const int* visible = nullptr;

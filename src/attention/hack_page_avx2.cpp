@@ -350,7 +350,7 @@ constexpr int kChannelGroups = kRows == 4 && kBits == 2 && kParts == 2 ? 1 : 2;
 
 // See attention/hack_pages.h.
 struct Avx2 {
-  static constexpr int kBatchRows = 1;
+  static constexpr int kBatchRows = 1;  // several pages at once gained nothing
 
   template <int kBits, bool kBoth>
   static void score(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,

@@ -1,12 +1,12 @@
 // Attention on codes with AVX-512 and its dot product of 8-bit integers.
 //
 // Scores: lanes are tokens. A vector of words is 16 tokens times 4 bytes of 1, 2 or 4 registers; a
-// shift and a mask make a register the operand of VPDPBUSD, whose other one is four codes of a
-// query, broadcast. Output: lanes are channels, the other operand is four weights, broadcast. So no
-// sum crosses lanes, and what codes cost beyond the products is shared by the rows of a step, 4 or
-// 1. Operations of a page, head_dim d and b bits a code: per row 32 d / 16 products; per step of
-// rows 2 d (8 / b) shifts and masks; per row and partition 4 x 4 for m and s of 64 tokens, and 5
-// for m and s of 16 channels.
+// mask, and perhaps a shift, makes a register the operand of VPDPBUSD, whose other one is four
+// codes of a query, broadcast. Output: lanes are channels, the other operand is four weights,
+// broadcast. So no sum crosses lanes, and what codes cost beyond the products is shared by the rows
+// of a step, 4 or 1. Operations of a page, head_dim d, 2 bits a code, V by both: per row 2 d
+// products; per step of rows 2 d masks, and shifts d / 2 for V and, with four rows, d / 2 for K;
+// per row 4 x 6 from sums to scores of 64 tokens, and 8 from sums to output of 16 channels.
 //
 // No library function is called here (see kvlane_simd in cmake/kvlane.cmake).
 // SPDX-License-Identifier: Apache-2.0
@@ -69,7 +69,7 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 // --- scores -------------------------------------------------------------------------------------
 
 // What all tokens of a page have in common: the products of kRows queries, 1 or 4, with m of the
-// channels.
+// channels. Writes four numbers.
 template <int kRows>
 inline void find_bases(const HackShape& shape, const HackQuery& query, int row,
                        const std::byte* page, float* bases) {
@@ -162,6 +162,7 @@ template <int kBits, int kRows, int kParts, int kGroups>
   }
 #pragma GCC unroll 4
   for (int first = 0; first < hack::kValueRegisters; first += kRegisters) {
+    // By pointers: where g++ 12 knows the number of rounds it stores sums in each of them.
     const std::byte* const end = words + std::ptrdiff_t{4} * hack::kValueClasses * value_dim;
     for (int c = 0; words != end; ++c, words += 4 * value_dim) {
       __m512i word[kGroups];
@@ -263,7 +264,7 @@ inline void add_channels(const HackShape& shape, const Weights& weights, int fir
 
 // See attention/hack_pages.h.
 struct Avx512 {
-  static constexpr int kBatchRows = 4;
+  static constexpr int kBatchRows = hack::kRowsAtOnce;
 
   template <int kBits, bool kBoth>
   static void score(const HackShape& shape, const HackQuery& query, int rows, const std::byte* page,
@@ -271,13 +272,13 @@ struct Avx512 {
     alignas(16) float bases[4];
     const int whole_rows = rows / 4 * 4;
     for (int row = 0; row < whole_rows; row += 4) {
-      if (kBoth) find_bases<4>(shape, query, row, page, bases);
+      if constexpr (kBoth) find_bases<4>(shape, query, row, page, bases);
       for (int token = 0; token < kBlockTokens; token += 2 * kLanes) {
         score_rows<kBits, kBoth, 4, 2>(shape, query, row, page, token, prefetch, bases, scores);
       }
     }
     for (int row = whole_rows; row < rows; ++row) {
-      if (kBoth) find_bases<1>(shape, query, row, page, bases);
+      if constexpr (kBoth) find_bases<1>(shape, query, row, page, bases);
       score_rows<kBits, kBoth, 1, 4>(shape, query, row, page, 0, prefetch, bases, scores);
     }
   }

@@ -194,7 +194,8 @@ TEST(HackKernel, ARowHasTheSameBitsInEveryTile) {
       for (const int d : {64, 80, 128}) {
         Scene scene(format, d, kTileRows, 4);
         const StateTile whole = scene.run(hack_kernel(isa), 0, kTileRows);
-        for (const auto& [first, rows] : {std::pair{0, 1}, {3, 1}, {1, 7}, {5, 4}, {2, 14}}) {
+        for (const auto& [first, rows] :
+             {std::pair{0, 1}, {3, 1}, {2, 2}, {4, 3}, {1, 7}, {5, 4}, {2, 14}}) {
           const StateTile part = scene.run(hack_kernel(isa), first, rows);
           for (int row = 0; row < rows; ++row) {
             ASSERT_EQ(part.max[row], whole.max[first + row]) << isa_name(isa) << ", " << format;
@@ -203,6 +204,55 @@ TEST(HackKernel, ARowHasTheSameBitsInEveryTile) {
                                      d * sizeof(float)))
                 << isa_name(isa) << ", " << format << ", head_dim " << d;
           }
+        }
+      }
+    }
+  }
+}
+
+// Three tiles of 1, 2 and 3 rows whose pages follow each other in any order, so that kernels take
+// several at once, of one tile or of others.
+struct ThreeTiles {
+  ThreeTiles(Scene& scene, const HackKernel& kernel) {
+    for (int i = 0; i < 3; ++i) {
+      kernel.prepare(scene.shape(), scene.query(kFirstRow[i]), i + 1, queries[i]);
+      tiles[i].reset(i + 1, scene.shape().value_dim);
+    }
+    constexpr int kOrder[] = {0, 0, 1, 0, 2, 0, 1, 1, 0, 0, 0, 0, 0, 2, 2, 1, 0, 1, 2, 0};
+    for (const int i : kOrder) {
+      const auto page = static_cast<int>(items.size()) % kPages;
+      const std::byte* const next = scene.slab((page + 1) % kPages);
+      items.push_back({&queries[i], scene.slab(page), {next, 128}, &tiles[i]});
+    }
+    items[7].visible = kVisible;
+  }
+
+  static constexpr int kFirstRow[] = {0, 1, 3};
+  static constexpr int kVisible[] = {1, 40};  // of a tile of two rows
+  HackQuery queries[3];
+  StateTile tiles[3];
+  std::vector<HackItem> items;
+};
+
+TEST(HackKernel, PagesTakenTogetherAreAsByThemselves) {
+  for (const Isa isa : tiers()) {
+    const HackKernel kernel = hack_kernel(isa);
+    for (const char* format : kFormats) {
+      for (const int d : {64, 80, 128}) {
+        Scene scene(format, d, 6, 7);
+        const auto together = std::make_unique<ThreeTiles>(scene, kernel);
+        kernel.attend(scene.shape(), together->items);
+        const auto apart = std::make_unique<ThreeTiles>(scene, kernel);
+        for (const HackItem& item : apart->items) kernel.attend(scene.shape(), {&item, 1});
+        for (int i = 0; i < 3; ++i) {
+          const StateTile& a = together->tiles[i];
+          const StateTile& b = apart->tiles[i];
+          for (int row = 0; row <= i; ++row) {
+            ASSERT_EQ(a.max[row], b.max[row]) << isa_name(isa) << ", " << format;
+            ASSERT_EQ(a.sum[row], b.sum[row]) << isa_name(isa) << ", " << format;
+          }
+          ASSERT_EQ(0, std::memcmp(a.out, b.out, (i + 1) * d * sizeof(float)))
+              << isa_name(isa) << ", " << format << ", head_dim " << d << ", tile " << i;
         }
       }
     }

@@ -11,7 +11,7 @@ namespace kvlane::hack_pages {
 
 using Scores = float[kTileRows][kBlockTokens];
 
-// The weights of a tile's rows, four bytes for each register and class of V, and what they are
+// The weights of a batch's rows, four bytes for each register and class of V, and what they are
 // worth. Of tokens 0 ... 31 and 32 ... 63, or first of all tokens:
 struct Weights {
   // Byte 16 r + 4 c + k is of value_token(r, c, k).
@@ -45,7 +45,7 @@ struct Batch {
   int first_row[kTileRows + 1];
 };
 
-// The first of the items up to `end`: one, or as many as have `most` rows together.
+// The first of the items up to `end`: one, or as many as have at most `most` rows together.
 static inline Batch next_batch(const HackItem* items, const HackItem* end, int most) {
   Batch batch{items, 0, {0}};
   for (const HackItem* item = items; item != end; ++item) {

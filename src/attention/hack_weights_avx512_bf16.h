@@ -15,6 +15,9 @@
 
 namespace kvlane::hack {
 
+// Rows that are weighed at once: lanes of 128 bits.
+inline constexpr int kRowsAtOnce = 4;
+
 // What is known of four rows when their weights are bytes; a lane of these is a row.
 struct Weighing {
   __m512 page_max;
@@ -25,7 +28,7 @@ struct Weighing {
 
 // Of four registers, in the first four lanes.
 template <class Op>
-inline __m512 reduce_rows(const __m512 (&v)[4]) {
+static inline __m512 reduce_rows(const __m512 (&v)[kRowsAtOnce]) {
   return _mm512_zextps128_ps512(reduce_four<Op>(v));
 }
 
@@ -36,22 +39,23 @@ static inline __m512 spread(__m512 v, int lane) {
 
 // `scales`: of each row's page, s of the tokens by both. `bytes`: in the order of V's words.
 template <bool kBoth>
-inline Weighing weigh_rows(const float* const (&scales)[4], const float (*scores)[kBlockTokens],
-                           bool halves, Prefetch& prefetch, std::uint8_t (*bytes)[kBlockTokens]) {
+static inline Weighing weigh_rows(const float* const (&scales)[kRowsAtOnce],
+                                  const float (*scores)[kBlockTokens], bool halves,
+                                  Prefetch& prefetch, std::uint8_t (*bytes)[kBlockTokens]) {
   constexpr int kVectors = kBlockTokens / kLanes;
   Weighing of;
-  __m512 x[4][kVectors];
-  __m512 most[4];
+  __m512 x[kRowsAtOnce][kVectors];
+  __m512 most[kRowsAtOnce];
 #pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < kRowsAtOnce; ++j) {
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) x[j][i] = _mm512_load_ps(scores[j] + kLanes * i);
     most[j] = _mm512_max_ps(_mm512_max_ps(x[j][0], x[j][1]), _mm512_max_ps(x[j][2], x[j][3]));
   }
   of.page_max = reduce_rows<Greatest>(most);
-  __m512 total[4];
+  __m512 total[kRowsAtOnce];
 #pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < kRowsAtOnce; ++j) {
     const __m512 max = spread(of.page_max, j);
     total[j] = most[j] = _mm512_setzero_ps();
 #pragma GCC unroll 4
@@ -69,9 +73,9 @@ inline Weighing weigh_rows(const float* const (&scales)[4], const float (*scores
   of.total = kBoth ? reduce_rows<Sum>(total) : _mm512_setzero_ps();
   const __mmask16 some = _mm512_cmp_ps_mask(of.greatest, _mm512_setzero_ps(), _CMP_GT_OQ);
   const __m512 inverses = _mm512_maskz_div_ps(some, _mm512_set1_ps(255.0F), of.greatest);
-  __m512 codes[4];  // integers below 2^24, so their sums are exact
+  __m512 codes[kRowsAtOnce];  // integers below 2^24, so their sums are exact
 #pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < kRowsAtOnce; ++j) {
     const __m512 inverse = spread(inverses, j);
     __m512i code[kVectors];
 #pragma GCC unroll 4
@@ -95,15 +99,15 @@ inline Weighing weigh_rows(const float* const (&scales)[4], const float (*scores
 }
 
 // What the weights of up to four rows of a tile, from `row` on, are worth beside the maximum of its
-// state, which takes in the page's. Their lanes of `of` begin at `lane`, their places in `weights`
-// at `to`.
+// state. That takes in the page's, and its sum these weights. The rows' lanes of `of` begin at
+// `lane`, their places in `weights` at `to`.
 template <bool kBoth>
-inline void settle_rows(const HackShape& shape, const Weighing& of, int lane, StateTile& tile,
-                        int row, hack_pages::Weights& weights, int to) {
+static inline void settle_rows(const HackShape& shape, const Weighing& of, int lane,
+                               StateTile& tile, int row, hack_pages::Weights& weights, int to) {
   // Twice what a code is less in the operand of products than in values.
   const int middle = (shape.v.bits == 8 ? 256 : 0) - (kBoth ? (1 << shape.v.bits) - 1 : 0);
   const bool halves = !kBoth && shape.v.partition < kBlockTokens;
-  const int count = tile.rows - row < 4 ? tile.rows - row : 4;
+  const int count = tile.rows - row < kRowsAtOnce ? tile.rows - row : kRowsAtOnce;
   const auto rows = static_cast<__mmask16>((1U << count) - 1U);
   const __m512i lanes =
       _mm512_add_epi32(_mm512_set1_epi32(lane), _mm512_zextsi128_si512(_mm_setr_epi32(0, 1, 2, 3)));
@@ -139,33 +143,33 @@ static inline void load_scales(const HackShape& shape, const std::byte* page, fl
   }
 }
 
-// The scores of a batch, maxima and sums of its tiles' states included.
+// Makes weights of a batch's scores, and brings maxima and sums of its tiles' states up to date.
 template <bool kBoth>
-inline void weigh_batch(const HackShape& shape, const hack_pages::Batch& batch,
-                        const float (*scores)[kBlockTokens], Prefetch& prefetch,
-                        hack_pages::Weights& weights) {
-  alignas(64) float room[4][kBlockTokens];
-  const float* scales[4] = {room[0], room[0], room[0], room[0]};
-  const int pages = batch.pages;
-  const bool one = pages == 1;
-  for (int page = 0; page < pages && kBoth; ++page) {
-    load_scales(shape, batch.items[page].page, room[page]);
-    for (int row = batch.first_row[page]; !one && row < batch.first_row[page + 1]; ++row) {
-      scales[row] = room[page];
+static inline void weigh_batch(const HackShape& shape, const hack_pages::Batch& batch,
+                               const float (*scores)[kBlockTokens], Prefetch& prefetch,
+                               hack_pages::Weights& weights) {
+  const bool halves = !kBoth && shape.v.partition < kBlockTokens;
+  alignas(64) float of_pages[kRowsAtOnce][kBlockTokens];
+  const float* scales[kRowsAtOnce] = {of_pages[0], of_pages[0], of_pages[0], of_pages[0]};
+  if (batch.pages == 1) {
+    if constexpr (kBoth) load_scales(shape, batch.items[0].page, of_pages[0]);
+    for (int row = 0; row < batch.first_row[1]; row += kRowsAtOnce) {
+      const Weighing of =
+          weigh_rows<kBoth>(scales, scores + row, halves, prefetch, weights.bytes + row);
+      settle_rows<kBoth>(shape, of, 0, *batch.items[0].tile, row, weights, row);
+    }
+    return;
+  }
+  for (int page = 0; kBoth && page < batch.pages; ++page) {
+    load_scales(shape, batch.items[page].page, of_pages[page]);
+    for (int row = batch.first_row[page]; row < batch.first_row[page + 1]; ++row) {
+      scales[row] = of_pages[page];
     }
   }
-  const bool halves = !kBoth && shape.v.partition < kBlockTokens;
-  for (int row = 0; row < batch.first_row[pages]; row += 4) {
-    const Weighing of =
-        weigh_rows<kBoth>(scales, scores + row, halves, prefetch, weights.bytes + row);
-    if (one) {
-      settle_rows<kBoth>(shape, of, 0, *batch.items[0].tile, row, weights, row);
-      continue;
-    }
-    for (int page = 0; page < pages; ++page) {
-      const int first = batch.first_row[page];
-      settle_rows<kBoth>(shape, of, first, *batch.items[page].tile, 0, weights, first);
-    }
+  const Weighing of = weigh_rows<kBoth>(scales, scores, halves, prefetch, weights.bytes);
+  for (int page = 0; page < batch.pages; ++page) {
+    const int first = batch.first_row[page];
+    settle_rows<kBoth>(shape, of, first, *batch.items[page].tile, 0, weights, first);
   }
 }
 

@@ -115,8 +115,8 @@ class CodeKernel final : public SealedKernel {
     return 0;
   }
 
-  // With one row and AVX-512 two and four are up to 5 % slower than three, and one by a quarter;
-  // with four rows three are up to 5 % slower than one.
+  // On a core with AVX-512 and 2 bits, one row: two and four are up to 5 % slower than three, and
+  // one by a quarter (AVX2: 4 %). Four rows: three are up to 5 % slower than one.
   int pages_ahead(int rows) const override { return rows < 4 ? 3 : 1; }
   bool in_own_basis() const override { return shape_.mix; }
   int value_dim(int /*layer*/, int /*kv_head*/) const override { return shape_.value_dim; }
@@ -212,9 +212,7 @@ class HeadsKernel final : public SealedKernel {
   }
 
   int pages_ahead(int rows) const override {
-    int most = 1;
-    for (const auto& kernel : kernels_) most = std::max(most, kernel->pages_ahead(rows));
-    return most;
+    return kernels_.front()->pages_ahead(rows);  // all are of a kind
   }
   bool in_own_basis() const override { return true; }
 
@@ -245,7 +243,7 @@ class HeadsKernel final : public SealedKernel {
   }
 
   // The pages of a kernel one after another, which it may overlap; those of a tile stay in order.
-  // Other pages than before are wanted next.
+  // So other pages are read later: the item so many after it, which may be of the same page.
   void put_together(std::span<const SealedItem> items, std::span<SealedItem> pages) const {
     const std::less<const SealedKernel*> before;
     std::ranges::stable_sort(pages, [&](const SealedItem& a, const SealedItem& b) {

@@ -21,7 +21,7 @@ struct SealedItem {
   SlabPlace place;
   const std::byte* slab;
   int kv_head;
-  std::span<const std::byte> next;  // memory that is wanted pages_ahead() later, or nothing
+  std::span<const std::byte> next;  // the memory of a later page, see pages_ahead(), or nothing
   const SealedQuery* query;
   StateTile* tile;
   // As in HackItem. Only pages of formats that say own_block().sealed come with some.
@@ -46,8 +46,8 @@ class SealedKernel {
   // seconds that went into opening pages.
   virtual double attend(std::span<const SealedItem> items) const = 0;
 
-  // How many pages after an item's that is read which `next` asks for, with a tile of so many rows.
-  // Pages of few bytes and rows are done before another one has come from memory.
+  // An item's `next` is the page that is read so many pages after it, for a tile of `rows` rows.
+  // With few rows a page is done before another one has come from memory.
   virtual int pages_ahead(int /*rows*/) const { return 1; }
 
   // Whether attend() gives outputs in a basis of its own, which must not meet those of rows before
