@@ -29,6 +29,15 @@ class Help(program.ProgramTest):
                 self.assertRegex(shown.out, rf"Example: kvlane {command}\b")
         self.assertIn("Example: kvlane bench model", run("bench", "model", "--help").out)
 
+    def test_help_of_workers_leaves_out_what_they_refuse(self):
+        for command in ("prefill", "decode", "up"):
+            shown = run(command, "--help").out
+            for flag, value in (("--kv-evict", "h2o:keep=0.5"), ("--zack-online", "0.5")):
+                self.assertNotIn(flag, shown)
+                self.assert_refused(run(command, GQA, flag, value), "for one process")
+        self.assertNotIn("--ranks-bind", run("up", "--help").out)
+        self.assertIn("--kv-evict", run("serve", "--help").out)
+
     def test_help_lists_every_command(self):
         listed = run("--help").out
         for command in COMMANDS:
@@ -337,6 +346,9 @@ class Synth(program.ProgramTest):
             self.assertEqual(os.listdir(name), ["config.json"])
         self.assert_refused(run("synth", "--config", GQA / "config.json", "--out", "/proc/here"), "/proc/here")
         self.assert_refused(run("synth", "--config", "/nowhere", "--out", name), "/nowhere")
+        readme = ROOT / "README.md"
+        refused = run("synth", "--config", readme, "--out", "/tmp/unwritten")
+        self.assert_refused(refused, f"{readme}: it is not valid JSON")
 
 
 if __name__ == "__main__":

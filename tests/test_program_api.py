@@ -288,6 +288,20 @@ class Chat(program.ProgramTest):
             self.assertEqual(answer["object"], "chat.completion")
             self.assertEqual(answer["choices"][0]["message"], {"role": "assistant", "content": expected})
 
+    def test_context_is_what_the_kv_memory_holds(self):
+        for command in ("serve", "up"):
+            server = self.server(command, self.model, "--port", 0, "--kv-memory", "2MiB", "--threads", 1)
+            listed = call(server.url, "/v1/models").json()["data"][0]
+            context = listed["max_model_len"]
+            self.assertTrue(64 <= context < 1024 and context % 64 == 0, context)
+            self.assertIn(f"holds {context} tokens", server.stderr())
+            request = {key: value for key, value in self.REQUEST.items() if key != "max_tokens"}
+            answer = call(server.url, "/v1/chat/completions", request)
+            self.assertEqual(answer.status, 200, answer.body)
+            self.assertLessEqual(answer.json()["usage"]["total_tokens"], context)
+            refused = call(server.url, "/v1/chat/completions", request | {"max_tokens": context})
+            self.assert_error(refused, 400, f"maximum context length is {context} tokens", param="max_tokens")
+
     def test_stream(self):
         expected = call(self.serve.url, "/v1/chat/completions", self.REQUEST).json()
         content = expected["choices"][0]["message"]["content"]

@@ -12,7 +12,7 @@ from program import GQA, ROOT, run
 
 TEXT = ROOT / "ARCHITECTURE.md"
 SHORT = ("--text", TEXT, "--tokens", 600, "--context", 200, "--threads", 1)
-TASKS = ("--tasks", "text,kv,passkey,needles,similarity", "--lengths", "200,260", "--depths", "0,100", "--trials", 1,
+TASKS = ("--tasks", "text,kv,passkey,needles,similarity", "--lengths", "200,260", "--depths", "12.5,100", "--trials", 1,
          "--prompts", 2, "--prompt-tokens", 100, "--new-tokens", 4)
 FORMATS = ["bf16", "int8:sym=1", "kivi:bits=2,group=32"]
 QUESTION = '{"question": "What is 1 + 1?", "answer": "#### 2"}\n'

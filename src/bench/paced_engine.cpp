@@ -73,6 +73,7 @@ class PacedEngine : public Engine {
     for (const auto& [id, stream] : streams_) wire_->forget(stream.transfer);
   }
 
+  int context() const override { return 1 << 20; }
   Status validate(const GenerationRequest& request) const override {
     if (request.prompt.empty()) return invalid_argument("the prompt is empty");
     return {};

@@ -30,6 +30,7 @@ void add_decode(CLI::App& app, Run& run) {
   command->footer("Example: kvlane decode models/kvlane-tiny-gqa --port 8002 --kv-memory 4GiB");
   const auto flags = std::make_shared<WorkerFlags>();
   add_model_flags(*command, flags->model);
+  hide_one_process_flags(*command);
   add_state_flags(*command, flags->model.state);
   add_model_name_flag(*command, flags->server);
   add_server_flags(*command, flags->server);

@@ -132,7 +132,7 @@ void add_retrieval_flags(CLI::App& command, EvalTaskFlags& flags) {
       ->check(CLI::Range(1, 1 << 24));
   command.add_option("--depths", flags.depths, "where the needle lies in the filler, in percent")
       ->delimiter(',')
-      ->check(CLI::Range(0, 100))
+      ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   command.add_option("--trials", flags.trials, "prompts of each length and depth")
       ->check(CLI::Range(1, 1 << 20))

@@ -352,6 +352,10 @@ void add_push_flags(CLI::App& command, PushFlags& flags) {
       ->default_str("1GiB");
 }
 
+void hide_one_process_flags(CLI::App& command) {
+  for (const char* name : {"--kv-evict", "--zack-online"}) command.get_option(name)->group("");
+}
+
 void add_parent_flag(CLI::App& command, int& parent) {
   command.add_option("--parent", parent)->group("");  // hidden
 }

@@ -87,6 +87,8 @@ struct PushFlags {
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 // Those of a process that computes a part of the model: the others are the worker's that it is for.
 void add_part_flags(CLI::App& command, ModelFlags& flags);
+// Leaves out of --help what workers that send or take KV refuse (check_travels()).
+void hide_one_process_flags(CLI::App& command);
 // Where a state store is; and for workers, what it keeps.
 void add_store_flags(CLI::App& command, StateFlags& flags);
 void add_state_flags(CLI::App& command, StateFlags& flags);

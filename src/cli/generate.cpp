@@ -40,7 +40,7 @@ struct Answer {
 
 Result<std::vector<std::int32_t>> encode_prompt(const GenerateFlags& flags,
                                                 const LoadedModel& loaded) {
-  const ModelPrompter prompter = make_prompter(loaded);
+  const ModelPrompter prompter = make_prompter(loaded, loaded.model->context());
   if (flags.chat && !loaded.chat_template && loaded.chat_problem.ok()) {
     return invalid_argument("this model has no chat template; leave --chat out");
   }

@@ -110,9 +110,9 @@ Result<LoadedModel> load_model(const ModelFlags& flags) {
   return loaded;
 }
 
-ModelPrompter make_prompter(const LoadedModel& loaded) {
+ModelPrompter make_prompter(const LoadedModel& loaded, int context) {
   return {*loaded.tokenizer, loaded.chat_template ? &*loaded.chat_template : nullptr,
-          loaded.chat_problem, loaded.model->config(), loaded.model->context()};
+          loaded.chat_problem, loaded.model->config(), context};
 }
 
 Result<EngineOptions> engine_options(const ModelFlags& flags, const LoadedModel& loaded) {

@@ -36,8 +36,8 @@ Status check_travels(const ModelFlags& flags);
 // Checks the same, then reads the directory. Takes as long as the weights are large.
 Result<LoadedModel> load_model(const ModelFlags& flags);
 
-// Refers to `loaded`, which outlives it.
-ModelPrompter make_prompter(const LoadedModel& loaded);
+// Refers to `loaded`, which outlives it. `context`: most tokens of prompt and answer together.
+ModelPrompter make_prompter(const LoadedModel& loaded, int context);
 
 // What the flags say about an engine of this model, which outlives it; reads the file of codebooks
 // if there is one.

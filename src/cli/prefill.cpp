@@ -14,6 +14,7 @@ void add_prefill(CLI::App& app, Run& run) {
   command->footer("Example: kvlane prefill models/kvlane-tiny-gqa --port 8001 --kv-codec splitzip");
   const auto flags = std::make_shared<WorkerFlags>();
   add_model_flags(*command, flags->model);
+  hide_one_process_flags(*command);
   add_state_flags(*command, flags->model.state);
   add_model_name_flag(*command, flags->server);
   add_server_flags(*command, flags->server);

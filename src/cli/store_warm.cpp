@@ -142,7 +142,7 @@ class Warming {
   Warming(const WarmFlags& flags, const LoadedModel& loaded, EngineOptions options)
       : flags_(flags),
         model_(*loaded.model),
-        prompter_(make_prompter(loaded)),
+        prompter_(make_prompter(loaded, loaded.model->context())),
         store_(options.state.store),
         options_(std::move(options)) {}
 

@@ -29,6 +29,7 @@ struct SynthFlags {
 Status synth(const SynthFlags& flags) {
   SynthOptions options;
   KVLANE_ASSIGN(options.config_json, read_text_file(flags.config, kConfigBytesMax));
+  options.config_name = flags.config;
   options.layers = flags.layers;
   options.seed = flags.seed;
   options.tokenizer_directory = flags.tokenizer;

@@ -134,6 +134,8 @@ void add_up(CLI::App& app, Run& run) {
   command->footer("Example: kvlane up models/kvlane-tiny-gqa --kv-codec splitzip");
   const auto flags = std::make_shared<UpFlags>();
   add_model_flags(*command, flags->model);
+  hide_one_process_flags(*command);
+  command->get_option("--ranks-bind")->group("");  // run_up() says what to do instead
   add_model_name_flag(*command, flags->server);
   add_server_flags(*command, flags->server);
   add_push_flags(*command, flags->push);

@@ -80,7 +80,14 @@ Status run_worker(Role role, const WorkerFlags& flags) {
   engine_settings.push_whole = flags.push.granularity == "whole";
   KVLANE_ASSIGN(std::unique_ptr<Engine> engine,
                 Engine::create(*loaded.model, *loaded.tokenizer, endpoint.get(), engine_settings));
-  const ModelPrompter prompter = make_prompter(loaded);
+  const ModelPrompter prompter = make_prompter(loaded, engine->context());
+  if (engine->context() < loaded.model->context()) {
+    log_warning("the KV memory of " + std::to_string(flags.model.kv_memory) + " bytes holds " +
+                std::to_string(engine->context()) +
+                " tokens: prompt and answer may have so many together, not the " +
+                std::to_string(loaded.model->context()) +
+                " of the model's context; --kv-memory makes room for more");
+  }
   if (!loaded.chat_problem.ok()) {
     log_warning("chat requests will be refused: " + loaded.chat_problem.message());
   }

@@ -218,6 +218,13 @@ EngineImpl::~EngineImpl() {
   if (thread_.joinable()) thread_.join();
 }
 
+int EngineImpl::context() const {
+  // Such sequences do not hold all their tokens.
+  if (options_.eviction || sight() > 0) return model_.context();
+  const std::int64_t held = std::int64_t{pool_.blocks_total()} * kBlockTokens;
+  return static_cast<int>(std::min<std::int64_t>(model_.context(), held));
+}
+
 Status EngineImpl::validate(const GenerationRequest& request) const {
   const int prompt = static_cast<int>(request.prompt.size());
   if (prompt == 0) return invalid_argument("the prompt has no tokens");

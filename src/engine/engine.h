@@ -175,6 +175,10 @@ class Engine {
                                                 Endpoint* endpoint, EngineOptions options);
   virtual ~Engine() = default;  // fails what is running with kAborted, then joins its thread
 
+  // Most tokens of prompt and answer together: the model's context, or what KV memory holds at once
+  // if that is less.
+  virtual int context() const = 0;
+
   // Checks a request against the model and the limits, as every submit does. kInvalidArgument says
   // which field is wrong; nothing is queued.
   virtual Status validate(const GenerationRequest& request) const = 0;

@@ -30,6 +30,7 @@ class EngineImpl final : public Engine {
   // Once: nothing is computed before.
   Status begin();
 
+  int context() const override;
   Status validate(const GenerationRequest& request) const override;
   Result<RequestId> submit(GenerationRequest request, OnUpdate on_update) override;
   Result<RequestId> prefill_and_push(GenerationRequest request, const Address& peer,

@@ -156,6 +156,8 @@ TEST(Engine, RefusesARequestLargerThanTheWholeMemory) {
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
   EXPECT_TRUE(engine->validate(make_request(100, 28, 1)).ok());
+  EXPECT_EQ(engine->context(), 2 * kBlockTokens);
+  EXPECT_EQ(make_engine({})->context(), fixture_model().context());
 }
 
 TEST(Engine, WaitsForBlocksInOrderOfArrival) {

@@ -69,6 +69,7 @@ TEST(WindowedEngine, ASequenceOfAnyLengthTakesTheBlocksOfItsWindow) {
   }
   expect_all_blocks_free(*engine);
   EXPECT_EQ(engine->load().preemptions, 0);
+  EXPECT_EQ(engine->context(), windowed_model().context());
   const Status refused = make_engine(with_blocks(kBlocks - 1))->validate(make_request(450, 60, 1));
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_NE(refused.message().find("need 3 KV blocks, the whole KV memory has 2"),

@@ -340,7 +340,7 @@ Status copy_tokenizer(const fs::path& from, const fs::path& to) {
 
 Status write_synthetic_checkpoint(const SynthOptions& options, const fs::path& directory) {
   Result<Plan> plan = make_plan(options);
-  if (!plan.ok()) return plan.status().with_context("config.json");
+  if (!plan.ok()) return plan.status().with_context(options.config_name);
 
   std::error_code error;
   fs::create_directories(directory, error);

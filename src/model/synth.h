@@ -15,9 +15,10 @@
 namespace kvlane {
 
 struct SynthOptions {
-  std::string config_json;          // the text of a config.json that parse_model_config accepts
-  int layers = 0;                   // instead of the configuration's; 0: as it says
-  std::optional<ElementType> type;  // instead of the configuration's dtype
+  std::string config_json;  // the text of a config.json that parse_model_config accepts
+  std::string config_name = "config.json";  // what errors call it
+  int layers = 0;                           // instead of the configuration's; 0: as it says
+  std::optional<ElementType> type;          // instead of the configuration's dtype
   std::uint64_t seed = 0;
   // Where tokenizer and chat template are copied from; empty: the checkpoint has none.
   std::filesystem::path tokenizer_directory;

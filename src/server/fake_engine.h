@@ -69,6 +69,7 @@ class FakeEngine : public Engine {
     for (std::thread& thread : threads_) thread.join();
   }
 
+  int context() const override { return 100; }
   Status validate(const GenerationRequest& request) const override {
     if (request.prompt.empty()) return invalid_argument("the prompt is empty");
     return {};
