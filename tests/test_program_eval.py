@@ -169,6 +169,9 @@ class Eval(program.ProgramTest):
         self.assert_refused(run("eval", GQA, *SHORT, "--formats", "nothing"), "nothing")
         self.assert_refused(run("eval", GQA, *SHORT, "--tasks", "nothing"), "nothing", 2)
         self.assert_refused(run("eval", GQA, "--tasks", "passkey", "--lengths", 5000), "5000")
+        for depth in ("101", "-0.5", "nan", "half"):
+            refused = run("eval", GQA, "--tasks", "passkey", f"--depths=50,{depth}")
+            self.assert_refused(refused, f"--depths: must be a number from 0 to 100, not '{depth}'", 2)
         self.assert_refused(run("eval", GQA, "--tasks", "none", "--questions-file", "/no/such"), "/no/such")
 
 

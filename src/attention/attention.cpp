@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "attention/prefetch.h"
 #include "base/bf16.h"
 #include "base/clock.h"
 #include "cpu/parallel.h"
@@ -350,18 +351,18 @@ class Attention::Reading {
 
   void gather_sealed(int block) {
     if (items_count_ + task_.tiles > kSealedItemsMax) flush();
-    for (int i = 0; i < task_.tiles; ++i) {
-      const int pages = attention_.sealed_kernel_->pages_ahead(tiles_[i].pairs);
-      // Nobody has asked for those behind a task's first one.
-      for (int skipped = 1; !asked_ && skipped < pages; ++skipped) {
-        const std::span<const std::byte> page = memory_ahead(block, i, skipped);
-        for (std::size_t at = 0; at < page.size(); at += 64) __builtin_prefetch(&page[at], 0, 2);
+    const SealedKernel& kernel = *attention_.sealed_kernel_;
+    if (!std::exchange(any_sealed_, true)) {
+      // No item asks for the pages between the first one and the one that this asks for.
+      for (int i = 1; i < kernel.pages_ahead(tiles_->pairs); ++i) {
+        Prefetch(memory_ahead(block, 0, i)).rest();
       }
-      asked_ = true;
+    }
+    for (int i = 0; i < task_.tiles; ++i) {
       items_[items_count_++] = {{layer_, block * kBlockTokens},
                                 table_.sealed(block, layer_),
                                 tiles_[i].kv_head,
-                                memory_ahead(block, i, pages),
+                                memory_ahead(block, i, kernel.pages_ahead(tiles_[i].pairs)),
                                 &past_[i],
                                 &states_[i],
                                 block == tiles_->block ? own_[i].visible : nullptr};
@@ -401,7 +402,7 @@ class Attention::Reading {
   SealedQuery past_[kGroupTiles];  // of those before it, where every row sees every token
   std::array<StateTile, kGroupTiles> states_;      // of a run
   bool begun_ = false;                             // whether anything was added to them
-  bool asked_ = false;                             // whether a sealed page was
+  bool any_sealed_ = false;                        // whether a sealed page was gathered
   std::array<SealedItem, kSealedItemsMax> items_;  // sealed pages that are to be read
   int items_count_ = 0;
   double opening_seconds_ = 0;

@@ -53,15 +53,7 @@ static inline const std::byte* multiply_keys(const std::byte* words, const HackQ
   constexpr int kRegisters = 8 / kBits;
   constexpr int kChannels = 32 / kBits;  // of a word
   constexpr int kSums = kKeySums<kBits, kRows>;
-  __m512i sums[kSums][kRows][kGroups];
-#pragma GCC unroll 4
-  for (auto& of_register : sums) {
-#pragma GCC unroll 4
-    for (auto& of_row : of_register) {
-#pragma GCC unroll 4
-      for (auto& sum : of_row) sum = _mm512_setzero_si512();
-    }
-  }
+  __m512i sums[kSums][kRows][kGroups] = {};
   for (int i = first; i < end; i += kChannels, words += 4 * kBlockTokens) {
     __m512i word[kGroups];
 #pragma GCC unroll 4

@@ -73,8 +73,7 @@ void prepare(const HackShape& shape, const PageQuery& query, int rows, HackQuery
 template <int kRows>
 inline void find_bases(const HackShape& shape, const HackQuery& query, int row,
                        const std::byte* page, float* bases) {
-  __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
-                    _mm512_setzero_ps()};
+  __m512 sums[4] = {};
   for (int i = 0; i < shape.key_dim; i += kLanes) {
     const __m512 m = load_numbers(shape.k.meta, page + shape.layout.k_metadata + 2 * i);
 #pragma GCC unroll 4
@@ -148,18 +147,7 @@ template <int kBits, int kRows, int kParts, int kGroups>
   constexpr int kRegisters = 8 / kBits;
   // As in multiply_keys(); the codes are a signed operand here, so the highest do not stay.
   constexpr int kSums = kBits == 2 && kParts == 1 ? 2 : 1;
-  __m512i sums[kSums][kRows][kParts][kGroups];
-#pragma GCC unroll 4
-  for (auto& of_register : sums) {
-#pragma GCC unroll 4
-    for (auto& of_row : of_register) {
-#pragma GCC unroll 4
-      for (auto& of_part : of_row) {
-#pragma GCC unroll 4
-        for (auto& sum : of_part) sum = _mm512_setzero_si512();
-      }
-    }
-  }
+  __m512i sums[kSums][kRows][kParts][kGroups] = {};
 #pragma GCC unroll 4
   for (int first = 0; first < hack::kValueRegisters; first += kRegisters) {
     // By pointers: where g++ 12 knows the number of rounds it stores sums in each of them.

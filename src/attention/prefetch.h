@@ -1,4 +1,4 @@
-// Asking for memory before it is read. For files of one instruction-set tier only.
+// Asking for memory before it is read.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -8,8 +8,8 @@
 namespace kvlane {
 
 // Asks for the next memory line by line, one for each line that is used, so that it comes while a
-// kernel computes and never more than the core can have under way. Always inline: no tier may keep
-// a copy that others would call.
+// kernel computes and never more than the core can have under way. Always inline: files of every
+// instruction-set tier use it, and none may keep a copy that others would call.
 class Prefetch {
  public:
   [[gnu::always_inline]] explicit Prefetch(std::span<const std::byte> next)

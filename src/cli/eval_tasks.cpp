@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "calib/text_tokens.h"
+#include "cli/flags.h"
 #include "crypto/sha256.h"
 #include "eval/exact_match.h"
 #include "eval/kv_statistics.h"
@@ -132,7 +133,7 @@ void add_retrieval_flags(CLI::App& command, EvalTaskFlags& flags) {
       ->check(CLI::Range(1, 1 << 24));
   command.add_option("--depths", flags.depths, "where the needle lies in the filler, in percent")
       ->delimiter(',')
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number_between(0, 100))
       ->capture_default_str();
   command.add_option("--trials", flags.trials, "prompts of each length and depth")
       ->check(CLI::Range(1, 1 << 20))
