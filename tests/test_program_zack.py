@@ -312,7 +312,7 @@ class CalibrateZack(ProgramTest):
 
     def test_tables_belong_to_the_folded_model_alone(self):
         tables = self.out / "kvlane" / "zack.safetensors"
-        done = run("calibrate", "tables", GQA, "--text", self.text, "--out", "none", "--weights", tables)
+        done = run("eval", GQA, "--text", self.text, "--formats", "zack:keep=0.5", "--kv-tables", tables)
         self.assert_refused(done, "belong to another model")
 
     def test_help_has_an_example(self):

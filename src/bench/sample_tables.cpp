@@ -71,7 +71,9 @@ void repeat_layers(const KvTables& from, int period, int layers, KvTables& table
 void see(KvStatistics& statistics, int layer, std::size_t slab,
          const std::vector<std::uint16_t>& rows) {
   for (std::size_t at = 0; at < rows.size(); at += slab) statistics.first({layer, 0}, &rows[at]);
-  for (std::size_t at = 0; at < rows.size(); at += slab) statistics.second({layer, 0}, &rows[at]);
+  for (std::size_t at = 0; at < rows.size(); at += slab) {
+    statistics.second({layer, 0}, &rows[at], nullptr);
+  }
 }
 
 // Each layer has widths, and with them tables, of its own.
@@ -102,8 +104,7 @@ Result<KvTables> sample_tables(const KvShape& shape, const RopeTable& rope,
   const std::size_t slabs = rows.size() / slab;
   std::vector<std::unique_ptr<KvStatistics>> all;
   all.push_back(make_cachegen_statistics(layer));
-  KVLANE_ASSIGN(auto kvquant, make_kvquant_statistics(layer, rope, slabs * kBlockTokens, nullptr));
-  all.push_back(std::move(kvquant));
+  all.push_back(make_kvquant_statistics(layer, rope, slabs * kBlockTokens));
   KvTables found;
   for (const auto& statistics : all) {
     see(*statistics, 0, slab, rows);

@@ -62,7 +62,8 @@ class CachegenStatistics final : public KvStatistics {
     }
   }
 
-  void second(SlabPlace place, const std::uint16_t* rows) override {
+  void second(SlabPlace place, const std::uint16_t* rows,
+              const SlabGradients* /*gradients*/) override {
     std::vector<int> anchors(channels_);
     for (const bool is_key : {true, false}) {
       TensorCounts& counts = tensor(place, is_key);

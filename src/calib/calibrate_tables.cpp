@@ -3,8 +3,12 @@
 #include "calib/calibrate_tables.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "calib/kv_gradients.h"
 #include "calib/kv_statistics.h"
 #include "cpu/parallel.h"
 #include "quant/slab_rows.h"
@@ -21,29 +25,56 @@ std::uint64_t tokens_in_blocks(const Model& model, std::uint64_t tokens) {
   return tokens / length * whole(length) + whole(tokens % length);
 }
 
-// Shows the complete slabs of a sequence to `see`, layers side by side.
+// Shows the complete slabs of one layer of a sequence to `see`.
 template <class See>
-Status see_slabs(const BlockTable& table, const See& see) {
+Status see_layer(const BlockTable& table, int layer, const See& see) {
   const BlockPool& pool = table.pool();
-  const KvShape& shape = pool.shape();
-  std::vector<Status> finite(shape.layers);
-  parallel_for(shape.layers, [&](std::int64_t layer) {
-    for (int block = 0; block < table.tokens() / kBlockTokens; ++block) {
-      const SlabPlace place{static_cast<int>(layer), block * kBlockTokens};
-      const std::uint16_t* const rows = pool.slab(table.id(block), place.layer);
-      finite[layer] = check_rows_are_finite(shape, place, rows);
-      if (!finite[layer].ok()) return;
-      see(place, rows);
-    }
+  for (int block = 0; block < table.tokens() / kBlockTokens; ++block) {
+    const SlabPlace place{layer, block * kBlockTokens};
+    const std::uint16_t* const rows = pool.slab(table.id(block), layer);
+    KVLANE_TRY(check_rows_are_finite(pool.shape(), place, rows));
+    see(place, rows);
+  }
+  return {};
+}
+
+// Layers side by side.
+template <class See>
+Status see_layers(const BlockTable& table, const See& see) {
+  const int layers = table.pool().shape().layers;
+  std::vector<Status> seen(layers);
+  parallel_for(layers, [&](std::int64_t layer) {
+    seen[layer] = see_layer(table, static_cast<int>(layer), see);
   });
-  const auto bad = std::ranges::find_if(finite, [](const Status& status) { return !status.ok(); });
-  return bad == finite.end() ? Status() : *bad;
+  const auto bad = std::ranges::find_if(seen, [](const Status& status) { return !status.ok(); });
+  return bad == seen.end() ? Status() : *bad;
+}
+
+using AllStatistics = std::vector<std::unique_ptr<KvStatistics>>;
+
+// The second pass over a sequence, with gradients.
+Status see_weighted(const KvGradients<float>& gradients, std::span<const std::int32_t> tokens,
+                    const BlockTable& table, const AllStatistics& all,
+                    const std::function<void(int, int)>& progress) {
+  Status seen;
+  const auto on_gradients = [&](int layer, const Matrix<float>& keys, const Matrix<float>& values) {
+    if (!seen.ok()) return;
+    seen = see_layer(table, layer, [&](SlabPlace place, const std::uint16_t* rows) {
+      const SlabGradients of_slab{keys.row(place.position).data(),
+                                  values.row(place.position).data()};
+      for (const auto& statistics : all) statistics->second(place, rows, &of_slab);
+    });
+  };
+  KVLANE_TRY(
+      gradients.run(tokens, {.on_gradients = on_gradients, .on_rows = {}, .progress = progress})
+          .status());
+  return seen;
 }
 
 }  // namespace
 
 Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32_t> tokens,
-                                  const KvTables* weights, const OnCalibrated& progress,
+                                  SignpostWeights weights, const OnCalibrated& progress,
                                   std::span<const std::shared_ptr<const ZackFormat>> behind) {
   const KvShape shape = model.config().kv_shape();
   const std::uint64_t counted = tokens_in_blocks(model, tokens.size());
@@ -51,27 +82,46 @@ Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32
     return invalid_argument("calibrating tables needs from " + std::to_string(kBlockTokens) +
                             " to 2^24 tokens, not " + std::to_string(tokens.size()));
   }
-  std::vector<std::unique_ptr<KvStatistics>> all;
+  AllStatistics all;
   all.push_back(make_cachegen_statistics(shape));
-  KVLANE_ASSIGN(auto kvquant, make_kvquant_statistics(shape, model.rope(), counted, weights));
-  all.push_back(std::move(kvquant));
+  all.push_back(make_kvquant_statistics(shape, model.rope(), counted));
   for (const auto& zack : behind) {
     all.push_back(make_zack_kvquant_statistics(zack, model.isa(), counted));
   }
+  std::optional<KvGradients<float>> gradients;
+  if (weights == SignpostWeights::kGradients) {
+    KVLANE_ASSIGN(auto made, KvGradients<float>::create(model));
+    gradients.emplace(std::move(made));
+  }
 
+  // Progress counts tokens of either pass, and those of the way back.
+  const std::uint64_t passes = gradients ? 3 : 2;
+  std::uint64_t done = 0;
+  const auto report = [&](std::uint64_t more) {
+    if (progress) progress(done + more, passes * tokens.size());
+  };
   Status seen;
   for (const bool first : {true, false}) {
+    std::size_t begin = 0;
     const auto on_sequence = [&](const BlockTable& table) {
       if (!seen.ok()) return;
-      seen = see_slabs(table, [&](SlabPlace place, const std::uint16_t* rows) {
+      const auto sequence = tokens.subspan(begin, table.tokens());
+      begin += sequence.size();
+      done += sequence.size();
+      if (!first && gradients) {
+        seen = see_weighted(*gradients, sequence, table, all, [&](int layers, int total) {
+          report(sequence.size() * layers / total);
+        });
+        done += sequence.size();
+        return;
+      }
+      seen = see_layers(table, [&](SlabPlace place, const std::uint16_t* rows) {
         for (const auto& statistics : all) {
-          first ? statistics->first(place, rows) : statistics->second(place, rows);
+          first ? statistics->first(place, rows) : statistics->second(place, rows, nullptr);
         }
       });
     };
-    const auto on_tokens = [&](std::uint64_t done, std::uint64_t total) {
-      if (progress) progress(first ? done : total + done, 2 * total);
-    };
+    const auto on_tokens = [&](std::uint64_t of_pass, std::uint64_t) { report(of_pass - begin); };
     KVLANE_TRY(run_sequences(model, tokens, on_sequence, on_tokens));
     KVLANE_TRY(seen);
   }

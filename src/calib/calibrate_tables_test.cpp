@@ -12,7 +12,10 @@
 
 #include "base/bf16.h"
 #include "base/test_paths.h"
+#include "calib/kv_gradients.h"
 #include "calib/kv_statistics.h"
+#include "calib/row_gradients.h"
+#include "calib/signposts.h"
 #include "model/forward.h"
 #include "quant/cachegen_symbols.h"
 #include "quant/kv_format.h"
@@ -61,6 +64,22 @@ class CalibrateTables : public testing::Test {
     return values;
   }
 
+  // [layers] of [tokens][channels], by K before its rotation or by V.
+  std::vector<Matrix<double>> gradients(bool is_key) const {
+    std::vector<Matrix<double>> by(shape_.layers);
+    const auto keep = [&](int layer, const Matrix<double>& keys, const Matrix<double>& values) {
+      by[layer] = is_key ? keys : values;
+      for (int i = 0; is_key && i < keys.size(); i += shape_.head_dim) {
+        const auto token = static_cast<int>(i / keys.cols());
+        turn_gradient_back(by[layer].data() + i, model_->rope().angles(token), shape_.head_dim);
+      }
+    };
+    const auto made = KvGradients<double>::create(*model_);
+    EXPECT_TRUE(made.ok());
+    EXPECT_TRUE(made->run(tokens_, {.on_gradients = keep, .on_rows = {}, .progress = {}}).ok());
+    return by;
+  }
+
   std::unique_ptr<Model> model_;
   KvShape shape_;
   std::vector<std::int32_t> tokens_;
@@ -69,7 +88,7 @@ class CalibrateTables : public testing::Test {
 };
 
 TEST_F(CalibrateTables, LimitsArePercentilesOfTheKeysBeforeRotation) {
-  const auto tables = calibrate_tables(*model_, tokens_, nullptr, {});
+  const auto tables = calibrate_tables(*model_, tokens_, SignpostWeights::kNone, {});
   ASSERT_TRUE(tables.ok()) << tables.status().message();
   for (int layer = 0; layer < shape_.layers; ++layer) {
     const std::string prefix = table_prefix("kvquant", layer, true);
@@ -87,7 +106,7 @@ TEST_F(CalibrateTables, LimitsArePercentilesOfTheKeysBeforeRotation) {
 
 TEST_F(CalibrateTables, CountsTheSymbolsOfTheCache) {
   using namespace cachegen;
-  const auto tables = calibrate_tables(*model_, tokens_, nullptr, {});
+  const auto tables = calibrate_tables(*model_, tokens_, SignpostWeights::kNone, {});
   ASSERT_TRUE(tables.ok());
   const int layer = shape_.layers - 1;
   for (const bool is_key : {true, false}) {
@@ -122,7 +141,7 @@ TEST_F(CalibrateTables, CountsTheSymbolsOfTheCache) {
 
 // With tables of its own text every format is closer to the rows the more bits it has.
 TEST_F(CalibrateTables, ServeTheFormats) {
-  const auto tables = calibrate_tables(*model_, tokens_, nullptr, {});
+  const auto tables = calibrate_tables(*model_, tokens_, SignpostWeights::kNone, {});
   ASSERT_TRUE(tables.ok());
   const KvFormatContext context{shape_, &model_->rope(), &*tables, best_isa()};
   const auto error_of = [&](const char* text) {
@@ -163,46 +182,71 @@ TEST_F(CalibrateTables, ServeTheFormats) {
   EXPECT_LT(error_of("cachegen:form=paper"), 0.2);
 }
 
-TEST_F(CalibrateTables, WeightsMoveSignposts) {
-  const auto plain = calibrate_tables(*model_, tokens_, nullptr, {});
-  ASSERT_TRUE(plain.ok());
-  KvTables weights;
+// From all values and their gradients, gathered and weighted one by one.
+TEST_F(CalibrateTables, ValuesCountByTheSquaresOfTheirGradients) {
+  const std::vector<Matrix<double>> by[] = {gradients(true), gradients(false)};
+  const auto tables = calibrate_tables(*model_, tokens_, SignpostWeights::kGradients, {});
+  const auto alike = calibrate_tables(*model_, tokens_, SignpostWeights::kNone, {});
+  ASSERT_TRUE(tables.ok() && alike.ok());
+  const int channels = shape_.kv_heads * shape_.head_dim;
   for (int layer = 0; layer < shape_.layers; ++layer) {
     for (const bool is_key : {true, false}) {
-      auto& table = weights.values[table_prefix("kvquant", layer, is_key) + "weights"];
-      table.assign(std::size_t(shape_.kv_heads) * shape_.head_dim, 1.0F);
+      Matrix<float> values(kCounted, channels);
+      for (int c = 0; c < channels; ++c) {
+        const std::vector<float> of_channel = channel(layer, is_key, c);
+        for (int token = 0; token < kCounted; ++token) values(token, c) = of_channel[token];
+      }
+      UnitHistogram weighted, plain;
+      for (int token = 0; token < kCounted; ++token) {
+        for (int c = 0; c < channels; ++c) {
+          const float low = is_key ? values.col(c).minCoeff() : values.row(token).minCoeff();
+          const float high = is_key ? values.col(c).maxCoeff() : values.row(token).maxCoeff();
+          const kvquant::Limits limits{low, high};
+          const float unit = (values(token, c) - limits.middle()) * limits.per_value();
+          const double gradient = by[is_key ? 0 : 1][layer](token, c);
+          weighted.add(unit, gradient * gradient);
+          plain.add(unit, 1);
+        }
+      }
+      for (const int bits : {2, 3, 4}) {
+        const std::string name =
+            table_prefix("kvquant", layer, is_key) + "o0.b" + std::to_string(bits);
+        const auto& signposts = tables->values.at(name + ".signposts");
+        const std::vector<double> expected = find_signposts(weighted, 1 << bits);
+        const std::vector<double> levels = bits == 2 ? normalise_levels(plain, expected) : expected;
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_NEAR(signposts[i], expected[i], 1e-3) << name;
+          EXPECT_NEAR(tables->values.at(name + ".values")[i], levels[i], 1e-3) << name;
+        }
+        EXPECT_NE(signposts, alike->values.at(name + ".signposts"));
+      }
     }
   }
-  const auto even = calibrate_tables(*model_, tokens_, &weights, {});
-  ASSERT_TRUE(even.ok());
-  EXPECT_EQ(plain->values, even->values);
-  auto& first = weights.values["kvquant.layers.0.v.weights"];
-  for (std::size_t c = 0; c < first.size(); c += 2) first[c] = 100;
-  const auto uneven = calibrate_tables(*model_, tokens_, &weights, {});
-  ASSERT_TRUE(uneven.ok());
-  EXPECT_NE(plain->values.at("kvquant.layers.0.v.o1.b4.signposts"),
-            uneven->values.at("kvquant.layers.0.v.o1.b4.signposts"));
-  EXPECT_EQ(plain->values.at("kvquant.layers.1.v.o1.b4.signposts"),
-            uneven->values.at("kvquant.layers.1.v.o1.b4.signposts"));
-  first[0] = -1;
-  EXPECT_EQ(calibrate_tables(*model_, tokens_, &weights, {}).status().message(),
-            "table 'kvquant.layers.0.v.weights' has a negative weight");
+  // All others are as without weights.
+  for (const auto& [name, values] : alike->values) {
+    if (name.ends_with(".signposts") || name.ends_with(".values")) continue;
+    EXPECT_EQ(values, tables->values.at(name)) << name;
+  }
 }
 
 TEST_F(CalibrateTables, NeedsABlock) {
-  const auto few = calibrate_tables(*model_, std::span(tokens_).first(63), nullptr, {});
+  const auto few =
+      calibrate_tables(*model_, std::span(tokens_).first(63), SignpostWeights::kNone, {});
   EXPECT_EQ(few.status().message(), "calibrating tables needs from 64 to 2^24 tokens, not 63");
 }
 
 TEST_F(CalibrateTables, TellsHowFarItIs) {
-  std::uint64_t last = 0;
-  ASSERT_TRUE(
-      calibrate_tables(*model_, tokens_, nullptr, [&](std::uint64_t done, std::uint64_t total) {
-        EXPECT_GE(done, last);
-        EXPECT_EQ(total, 2 * kTokens);
-        last = done;
-      }).ok());
-  EXPECT_EQ(last, 2 * kTokens);
+  for (const auto weights : {SignpostWeights::kNone, SignpostWeights::kGradients}) {
+    const std::uint64_t all = (weights == SignpostWeights::kNone ? 2 : 3) * kTokens;
+    std::uint64_t last = 0;
+    const auto progress = [&](std::uint64_t done, std::uint64_t total) {
+      EXPECT_GE(done, last);
+      EXPECT_EQ(total, all);
+      last = done;
+    };
+    ASSERT_TRUE(calibrate_tables(*model_, tokens_, weights, progress).ok());
+    EXPECT_EQ(last, all);
+  }
 }
 
 }  // namespace

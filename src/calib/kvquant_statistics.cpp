@@ -3,7 +3,7 @@
 //
 // The first pass keeps the largest and smallest values of each channel, as many as are outliers,
 // and so finds percentiles exactly without keeping all values. The second normalises by them and
-// counts.
+// counts: all alike, and by the squares of gradients where there are any.
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <functional>
@@ -60,15 +60,24 @@ struct Counted {
   std::vector<FirstChannels> keys, values;
   std::string tables;  // "kvquant"
   bool writes_widths = false;
-  // [2 * layers][channels], K then V; or empty.
-  std::vector<std::span<const float>> weights;
+};
+
+// Normalised values, and the same weighted: empty where nothing is.
+struct Histograms {
+  UnitHistogram alike, weighted;
 };
 
 // One layer.
 struct LayerCounts {
-  std::vector<ChannelExtremes> keys;             // [channels]
-  std::vector<Limits> limits[kOutlierChoices];   // [channels] of K, once the first pass is over
-  UnitHistogram histograms[kOutlierChoices][2];  // of K and V
+  std::vector<ChannelExtremes> keys;            // [channels]
+  std::vector<Limits> limits[kOutlierChoices];  // [channels] of K, once the first pass is over
+  Histograms histograms[kOutlierChoices][2];    // of K and V
+};
+
+// One token's row.
+struct CountedRow {
+  std::vector<float> values;    // of the channels that count
+  std::vector<double> weights;  // theirs; empty: none
 };
 
 class KvquantStatistics final : public KvStatistics {
@@ -84,38 +93,33 @@ class KvquantStatistics final : public KvStatistics {
 
   void first(SlabPlace place, const std::uint16_t* rows) override {
     std::vector<ChannelExtremes>& keys = layers_[place.layer].keys;
-    std::vector<float> row(keys.size());
+    CountedRow row;
     for (int token = 0; token < kBlockTokens; ++token) {
-      read_row(place, rows, true, token, row);
-      for (std::size_t c = 0; c < row.size(); ++c) {
-        keys[c].high.add(row[c], keep_);
-        keys[c].low.add(row[c], keep_);
+      read_row(place, rows, nullptr, true, token, row);
+      for (std::size_t c = 0; c < row.values.size(); ++c) {
+        keys[c].high.add(row.values[c], keep_);
+        keys[c].low.add(row.values[c], keep_);
       }
     }
   }
 
-  void second(SlabPlace place, const std::uint16_t* rows) override {
+  void second(SlabPlace place, const std::uint16_t* rows, const SlabGradients* gradients) override {
     LayerCounts& layer = layers_[place.layer];
     if (layer.limits[0].empty()) find_limits(layer);
-    std::vector<float> keys(counted_.keys[place.layer].back());
-    std::vector<float> values(counted_.values[place.layer].back());
-    std::vector<std::uint32_t> order(values.size());
+    CountedRow row;
+    std::vector<std::uint32_t> order(counted_.values[place.layer].back());
     for (int token = 0; token < kBlockTokens; ++token) {
-      read_row(place, rows, true, token, keys);
+      read_row(place, rows, gradients, true, token, row);
       for (int choice = 0; choice < kOutlierChoices; ++choice) {
-        for (std::size_t c = 0; c < keys.size(); ++c) {
-          count(layer.limits[choice][c], keys[c], weight(place.layer, 0, c),
-                layer.histograms[choice][0]);
-        }
+        const std::vector<Limits>& limits = layer.limits[choice];
+        count([&](std::size_t c) { return limits[c]; }, row, layer.histograms[choice][0]);
       }
-      read_row(place, rows, false, token, values);
+      read_row(place, rows, gradients, false, token, row);
       for (int choice = 0; choice < kOutlierChoices; ++choice) {
-        const int at_end = outliers_at_end(static_cast<std::int64_t>(values.size()), choice);
-        if (2 * std::size_t(at_end) >= values.size()) continue;
-        const Limits limits = token_limits(values, at_end, order);
-        for (std::size_t c = 0; c < values.size(); ++c) {
-          count(limits, values[c], weight(place.layer, 1, c), layer.histograms[choice][1]);
-        }
+        const int at_end = outliers_at_end(static_cast<std::int64_t>(row.values.size()), choice);
+        if (2 * std::size_t(at_end) >= row.values.size()) continue;
+        const Limits limits = token_limits(row.values, at_end, order);
+        count([&](std::size_t) { return limits; }, row, layer.histograms[choice][1]);
       }
     }
   }
@@ -141,14 +145,28 @@ class KvquantStatistics final : public KvStatistics {
   }
 
  private:
-  // A token's row of the channels that count.
-  void read_row(SlabPlace place, const std::uint16_t* rows, bool is_key, int token,
-                std::vector<float>& row) const {
+  void read_row(SlabPlace place, const std::uint16_t* rows, const SlabGradients* gradients,
+                bool is_key, int token, CountedRow& row) const {
     const bool turned = is_key && counted_.rope != nullptr;
     const RopeAngles angles =
         turned ? counted_.rope->angles(place.position + token) : RopeAngles{nullptr, nullptr};
     const FirstChannels& channels = (is_key ? counted_.keys : counted_.values)[place.layer];
-    read_token(counted_.shape, channels, rows, is_key, token, angles, row.data());
+    row.values.resize(channels.back());
+    read_token(counted_.shape, channels, rows, is_key, token, angles, row.values.data());
+    row.weights.clear();
+    if (gradients == nullptr) return;
+    const int d = counted_.shape.head_dim;
+    const float* from = (is_key ? gradients->keys : gradients->values) +
+                        std::size_t(token) * counted_.shape.kv_heads * d;
+    std::vector<float> head(d);
+    for (int i = 0; i < counted_.shape.kv_heads; ++i, from += d) {
+      // A rotation's transpose is its inverse: gradients go back as K does.
+      std::copy_n(from, d, head.begin());
+      if (turned) undo_rope(head.data(), angles, d);
+      for (int c = 0; c < channels[i + 1] - channels[i]; ++c) {
+        row.weights.push_back(double{head[c]} * head[c]);
+      }
+    }
   }
 
   void write_widths(int layer, KvTables& tables) const {
@@ -173,25 +191,30 @@ class KvquantStatistics final : public KvStatistics {
     layer.keys.shrink_to_fit();
   }
 
-  // Outliers are what limits leave out.
-  static void count(const Limits& limits, float x, double weight, UnitHistogram& histogram) {
-    const float per_value = limits.per_value();
-    if (per_value == 0 || x < limits.low || x > limits.high) return;
-    histogram.add((x - limits.middle()) * per_value, weight);
+  // Outliers are what limits leave out. limits_of: a channel's.
+  template <class LimitsOf>
+  static void count(const LimitsOf& limits_of, const CountedRow& row, Histograms& histograms) {
+    for (std::size_t c = 0; c < row.values.size(); ++c) {
+      const Limits& limits = limits_of(c);
+      const float x = row.values[c];
+      const float per_value = limits.per_value();
+      if (per_value == 0 || x < limits.low || x > limits.high) continue;
+      const float unit = (x - limits.middle()) * per_value;
+      histograms.alike.add(unit, 1);
+      if (!row.weights.empty()) histograms.weighted.add(unit, row.weights[c]);
+    }
   }
 
-  double weight(int layer, int part, std::size_t channel) const {
-    return counted_.weights.empty() ? 1.0
-                                    : counted_.weights[2 * std::size_t(layer) + part][channel];
-  }
-
-  static void write_levels(const UnitHistogram& histogram, int bits, const std::string& prefix,
+  static void write_levels(const Histograms& histograms, int bits, const std::string& prefix,
                            KvTables& tables) {
     const std::string name = prefix + "b" + std::to_string(bits);
-    const std::vector<double> signposts = find_signposts(histogram, 1 << bits);
-    // Q-Norm is for 2 bits, where the levels are so few that the spread suffers.
+    const bool weighted = histograms.weighted.total() > 0;
+    const std::vector<double> signposts =
+        find_signposts(weighted ? histograms.weighted : histograms.alike, 1 << bits);
+    // Q-Norm is for 2 bits, where the levels are so few that the spread suffers: that of values as
+    // they are.
     const std::vector<double> values =
-        bits == 2 ? normalise_levels(histogram, signposts) : signposts;
+        bits == 2 ? normalise_levels(histograms.alike, signposts) : signposts;
     tables.values[name + ".signposts"].assign(signposts.begin(), signposts.end());
     tables.values[name + ".values"].assign(values.begin(), values.end());
   }
@@ -213,8 +236,12 @@ class RotatedStatistics final : public KvStatistics {
   void first(SlabPlace place, const std::uint16_t* rows) override {
     counts_.first(place, rotated(place, rows).data());
   }
-  void second(SlabPlace place, const std::uint16_t* rows) override {
-    counts_.second(place, rotated(place, rows).data());
+  void second(SlabPlace place, const std::uint16_t* rows, const SlabGradients* gradients) override {
+    const std::vector<std::uint16_t> turned = rotated(place, rows);
+    if (gradients == nullptr) return counts_.second(place, turned.data(), nullptr);
+    const std::vector<float> keys = rotated_gradients(place.layer, gradients->keys);
+    const SlabGradients of_turned{keys.data(), gradients->values};
+    counts_.second(place, turned.data(), &of_turned);
   }
   void write(KvTables& tables) const override { counts_.write(tables); }
 
@@ -236,6 +263,20 @@ class RotatedStatistics final : public KvStatistics {
     return turned;
   }
 
+  // What K is multiplied by, gradients are divided by, as queries are.
+  std::vector<float> rotated_gradients(int layer, const float* keys) const {
+    const KvShape& shape = zack_->shape();
+    const int d = shape.head_dim;
+    const std::size_t stride = std::size_t(shape.kv_heads) * d;
+    std::vector<float> turned(keys, keys + kBlockTokens * stride);
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      const float* const rotation = zack_->query_rotation(layer, head);
+      if (rotation == nullptr) continue;
+      rotate_heads(rotate_rows_, rotation, d, turned.data() + head * d, 1, kBlockTokens, stride);
+    }
+    return turned;
+  }
+
   const std::shared_ptr<const ZackFormat> zack_;
   const RotationKernel rotate_rows_;
   KvquantStatistics counts_;
@@ -247,30 +288,16 @@ std::vector<FirstChannels> of_all_layers(const KvShape& shape) {
 
 }  // namespace
 
-Result<std::unique_ptr<KvStatistics>> make_kvquant_statistics(const KvShape& shape,
-                                                              const RopeTable& rope,
-                                                              std::uint64_t tokens,
-                                                              const KvTables* weights) {
-  std::vector<std::span<const float>> found;
-  for (int i = 0; weights != nullptr && i < 2 * shape.layers; ++i) {
-    const std::string name = table_prefix("kvquant", i / 2, i % 2 == 0) + "weights";
-    KVLANE_ASSIGN(const auto values, find_table(weights, "kvquant", name,
-                                                std::size_t(shape.kv_heads) * shape.head_dim));
-    if (std::ranges::any_of(values, [](float weight) { return weight < 0; })) {
-      return invalid_argument("table '" + name + "' has a negative weight");
-    }
-    found.push_back(values);
-  }
-  Counted counted{shape,     &rope, of_all_layers(shape), of_all_layers(shape),
-                  "kvquant", false, std::move(found)};
-  return std::unique_ptr<KvStatistics>(
-      std::make_unique<KvquantStatistics>(std::move(counted), tokens));
+std::unique_ptr<KvStatistics> make_kvquant_statistics(const KvShape& shape, const RopeTable& rope,
+                                                      std::uint64_t tokens) {
+  Counted counted{shape, &rope, of_all_layers(shape), of_all_layers(shape), "kvquant", false};
+  return std::make_unique<KvquantStatistics>(std::move(counted), tokens);
 }
 
 std::unique_ptr<KvStatistics> make_zack_kvquant_statistics(std::shared_ptr<const ZackFormat> zack,
                                                            Isa isa, std::uint64_t tokens) {
   const KvShape& shape = zack->shape();
-  Counted counted{shape, nullptr, {}, {}, zack_kvquant_tables(zack->name()), true, {}};
+  Counted counted{shape, nullptr, {}, {}, zack_kvquant_tables(zack->name()), true};
   for (int layer = 0; layer < shape.layers; ++layer) {
     FirstChannels keys = {0}, values = {0};
     for (int head = 0; head < shape.kv_heads; ++head) {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,7 @@ class UnitHistogram {
   void add(const UnitHistogram& other);
 
   std::span<const double> weights() const { return weights_; }
+  double total() const { return std::reduce(weights_.begin(), weights_.end()); }
   static double middle(int bin) { return (2 * bin + 1) / double{kBins} - 1; }
 
  private:

@@ -9,7 +9,10 @@
 #include "base/bf16.h"
 #include "base/test_paths.h"
 #include "calib/calibrate_tables.h"
+#include "calib/kv_statistics.h"
+#include "calib/signposts.h"
 #include "model/forward.h"
+#include "quant/kvquant_rows.h"
 #include "quant/tables_fixture.h"
 
 namespace kvlane {
@@ -41,7 +44,7 @@ class ZackKvquantTables : public ::testing::Test {
   }
 
   void calibrate() {
-    auto made = calibrate_tables(*model_, tokens_, nullptr, {}, {&zack_, 1});
+    auto made = calibrate_tables(*model_, tokens_, SignpostWeights::kNone, {}, {&zack_, 1});
     ASSERT_TRUE(made.ok()) << made.status().message();
     made_ = std::move(*made);
     made_.values.insert(tables_.values.begin(), tables_.values.end());
@@ -156,9 +159,62 @@ TEST_F(ZackKvquantTables, ServeTheFormat) {
   EXPECT_LT(error_of(":bits=3"), three);
 }
 
+// A score is the same in either basis: what K is multiplied by, its gradients are divided by.
+TEST_F(ZackKvquantTables, GradientsTurnAgainstKeys) {
+  constexpr int kChannel = 5;
+  const int d = shape_.head_dim;
+  const std::size_t width = std::size_t(shape_.kv_heads) * d;
+  const std::vector<std::uint16_t> slab = to_bits(plain_rows(shape_, 3));
+  // Behind an orthogonal rotation gradients of one channel alone, the larger the later its token.
+  std::vector<float> keys(kBlockTokens * width);
+  const std::vector<float> values(keys.size());
+  for (int token = 0; token < kBlockTokens; ++token) {
+    for (std::size_t i = 0; i < width; ++i) {
+      const float* const rotation = zack_->key_rotation(0, static_cast<int>(i / d));
+      keys[token * width + i] = rotation[i % d * d + kChannel] * static_cast<float>(token);
+    }
+  }
+  const SlabGradients gradients{keys.data(), values.data()};
+  const auto tables_of = [&](const SlabGradients* of) {
+    const auto statistics = make_zack_kvquant_statistics(zack_, Isa::kScalar, kBlockTokens);
+    for (int layer = 0; layer < shape_.layers; ++layer) {
+      statistics->first({layer, 0}, slab.data());
+      statistics->second({layer, 0}, slab.data(), of);
+    }
+    KvTables tables;
+    statistics->write(tables);
+    return tables;
+  };
+  const KvTables weighted = tables_of(&gradients);
+  const std::string of_keys = table_prefix(kPrefix, 0, true) + "o0.";
+  UnitHistogram expected;
+  std::size_t first = 0;
+  for (int head = 0; head < shape_.kv_heads; ++head) {
+    const float* const rotation = zack_->key_rotation(0, head);
+    const kvquant::Limits limits{weighted.values.at(of_keys + "low")[first + kChannel],
+                                 weighted.values.at(of_keys + "high")[first + kChannel]};
+    first += zack_->widths(0, head).k;
+    for (int token = 0; token < kBlockTokens; ++token) {
+      const auto* const row = slab_row(shape_, slab.data(), head, true, token);
+      double sum = 0;
+      for (int i = 0; i < d; ++i)
+        sum += double{to_float(bf16{row[i]})} * rotation[i * d + kChannel];
+      const float x = to_float(to_bf16(static_cast<float>(sum)));
+      expected.add((x - limits.middle()) * limits.per_value(), double(token) * token);
+    }
+  }
+  const std::vector<double> signposts = find_signposts(expected, 4);
+  for (std::size_t i = 0; i < signposts.size(); ++i) {
+    EXPECT_NEAR(weighted.values.at(of_keys + "b2.signposts")[i], signposts[i], 0.01);
+  }
+  // Gradients of V are zeros here: its values count alike.
+  const std::string of_values = table_prefix(kPrefix, 0, false) + "o0.b4.signposts";
+  EXPECT_EQ(weighted.values.at(of_values), tables_of(nullptr).values.at(of_values));
+}
+
 TEST_F(ZackKvquantTables, OthersStayAsTheyAre) {
   calibrate();
-  const auto plain = calibrate_tables(*model_, tokens_, nullptr, {});
+  const auto plain = calibrate_tables(*model_, tokens_, SignpostWeights::kNone, {});
   ASSERT_TRUE(plain.ok());
   for (const auto& [name, values] : plain->values) EXPECT_EQ(made_.values.at(name), values) << name;
   for (const auto& table : made_.values) {

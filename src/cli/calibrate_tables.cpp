@@ -5,7 +5,6 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +22,8 @@ namespace {
 constexpr const char* kExample =
     "Example: kvlane calibrate tables models/kvlane-tiny-gqa --text README.md "
     "--out /tmp/tables.safetensors";
+
+constexpr const char* kByGradients = "gradients";
 
 // What --for names, up to the "+".
 Result<std::vector<std::shared_ptr<const ZackFormat>>> zacks_of(const CalibrationFlags& flags,
@@ -50,16 +51,15 @@ Status calibrate(const CalibrationFlags& flags) {
   const ModelIdentity& identity = input.model->identity();
   KVLANE_TRY(check_out(
       flags, [&](const std::string& out) { return load_kv_tables(out, identity).status(); }));
-  std::optional<KvTables> weights;
-  if (!flags.weights.empty()) {
-    KVLANE_ASSIGN(weights, load_kv_tables(flags.weights, identity));
-  }
+  const bool weighted = flags.weights == kByGradients;
   KVLANE_ASSIGN(const auto behind, zacks_of(flags, *input.model));
   KvTables tables;
   {
-    Progress progress("computing " + std::to_string(input.tokens.size()) + " tokens twice");
+    Progress progress("computing " + std::to_string(input.tokens.size()) + " tokens twice" +
+                      (weighted ? ", and gradients" : ""));
     KVLANE_ASSIGN(tables,
-                  calibrate_tables(*input.model, input.tokens, weights ? &*weights : nullptr,
+                  calibrate_tables(*input.model, input.tokens,
+                                   weighted ? SignpostWeights::kGradients : SignpostWeights::kNone,
                                    progress.counter(), behind));
   }
   const Bytes file = build_kv_tables(tables, identity, input.tokens.size());
@@ -72,7 +72,7 @@ Status calibrate(const CalibrationFlags& flags) {
                                          {"layers", input.model->config().layers},
                                          {"tables", tables.values.size()},
                                          {"bytes", file.size()},
-                                         {"weighted", weights.has_value()},
+                                         {"weights", flags.weights},
                                          {"for", flags.formats},
                                          {"seconds", seconds}};
     std::cout << json.dump() << '\n';
@@ -95,9 +95,13 @@ void add_calibrate_tables(CLI::App& parent, Run& run) {
   command->footer(kExample);
   const auto flags = std::make_shared<CalibrationFlags>();
   add_calibration_options(*command, *flags, "safetensors file to write");
-  command->add_option("--weights", flags->weights,
-                      "tables with weights of each channel for k-means of kvquant, such as squared "
-                      "gradients (default: all alike; never used behind zack)");
+  command
+      ->add_option(
+          "--weights", flags->weights,
+          "how much a value counts when signposts of kvquant are sought: gradients, by the "
+          "square of its own, as KVQuant does; none, as any other, in a third of the time")
+      ->check(CLI::IsMember({kByGradients, "none"}))
+      ->capture_default_str();
   command
       ->add_option("--for", flags->formats,
                    "also tables for this format, as in zack:keep=0.5+kvquant, of a directory that "

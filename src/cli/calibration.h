@@ -18,9 +18,9 @@ struct CalibrationFlags {
   std::string directory;
   std::string text;
   std::string out;
-  std::string weights;               // of `kvlane calibrate tables`
-  std::vector<std::string> formats;  // of `kvlane calibrate tables`: such as zack:keep=0.5+kvquant
-  std::string other_text;            // of `kvlane calibrate zack`; empty: none
+  std::string weights = "gradients";  // of `kvlane calibrate tables`
+  std::vector<std::string> formats;   // of `kvlane calibrate tables`: such as zack:keep=0.5+kvquant
+  std::string other_text;             // of `kvlane calibrate zack`; empty: none
   int tokens = 32768;
   int tokens_min = 1;  // fewer are refused
   int threads = 0;

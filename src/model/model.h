@@ -66,6 +66,8 @@ class Model {
   // Of the whole model.
   const ModelIdentity& identity() const { return identity_; }
   Isa isa() const { return isa_; }
+  // Where its weights were read from.
+  const Checkpoint& checkpoint() const { return checkpoint_; }
   // Of what enters the products of all layers, on a CPU: BF16 where all their weights are, F32
   // else. Also of a model whose weights are elsewhere.
   ElementType row_type() const { return row_type_; }
