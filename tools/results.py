@@ -30,7 +30,7 @@ The models are small, and so are these conclusions: a model of some millions of 
 billions. What is measured here is the code, on models anybody can run it on.
 
 Not measured: models of a billion parameters and more; contexts beyond 4,096 tokens, which no bundled model has;
-GSM8K and HumanEval, which these models cannot do; KVQuant with signposts weighted by squared gradients. Every format
+GSM8K and HumanEval, which these models cannot do. Every format
 is measured alone, one sequence at a time; speed is in [bench.md](bench.md).
 
 The texts are the held-out books and articles of `tools/train/texts.py`; tables of `kvquant` and `cachegen` come from

@@ -352,7 +352,6 @@ asio::awaitable<void> Load::converse(std::size_t index, double due, double allow
     record.due = due;
     record.allowed = allowed;
     record.planned_input_tokens = conversation.turns[turn].new_tokens();
-    record.planned_output_tokens = conversation.turns[turn].output_tokens;
     co_await ask(record, std::move(prepared.body));
     ended = record.ended;
     if (turn + 1 == conversation.turns.size() || !record.completed() || over()) break;

@@ -26,7 +26,6 @@ struct RequestRecord {
   double sent = 0;     // when its connection was begun; after `allowed` it is the generator's delay
   double ended = 0;
   int planned_input_tokens = 0;
-  int planned_output_tokens = 0;
   Answer answer;
   Status status;            // why it failed
   std::string error;        // the kind of failure ("http_429", "timeout"), empty when it did not

@@ -1,4 +1,5 @@
-// Two passes over a text, and every format's statistics of the slabs they leave.
+// Two passes over a text, the second one back as well where there are weights, and every format's
+// statistics of the slabs they leave.
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/calibrate_tables.h"
 
@@ -62,7 +63,8 @@ Status see_weighted(const KvGradients<float>& gradients, std::span<const std::in
     seen = see_layer(table, layer, [&](SlabPlace place, const std::uint16_t* rows) {
       const SlabGradients of_slab{keys.row(place.position).data(),
                                   values.row(place.position).data()};
-      for (const auto& statistics : all) statistics->second(place, rows, &of_slab);
+      parallel_for(static_cast<std::int64_t>(all.size()),
+                   [&](std::int64_t i) { all[i]->second(place, rows, &of_slab); });
     });
   };
   KVLANE_TRY(
@@ -88,30 +90,33 @@ Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32
   for (const auto& zack : behind) {
     all.push_back(make_zack_kvquant_statistics(zack, model.isa(), counted));
   }
-  std::optional<KvGradients<float>> gradients;
-  if (weights == SignpostWeights::kGradients) {
-    KVLANE_ASSIGN(auto made, KvGradients<float>::create(model));
-    gradients.emplace(std::move(made));
-  }
-
   // Progress counts tokens of either pass, and those of the way back.
-  const std::uint64_t passes = gradients ? 3 : 2;
+  const bool weighted = weights == SignpostWeights::kGradients;
+  const std::uint64_t passes = weighted ? 3 : 2;
   std::uint64_t done = 0;
   const auto report = [&](std::uint64_t more) {
     if (progress) progress(done + more, passes * tokens.size());
   };
   Status seen;
   for (const bool first : {true, false}) {
+    std::optional<KvGradients<float>> gradients;
+    if (!first && weighted) {
+      KVLANE_ASSIGN(auto made, KvGradients<float>::create(model));
+      gradients.emplace(std::move(made));
+    }
     std::size_t begin = 0;
     const auto on_sequence = [&](const BlockTable& table) {
       if (!seen.ok()) return;
       const auto sequence = tokens.subspan(begin, table.tokens());
       begin += sequence.size();
       done += sequence.size();
-      if (!first && gradients) {
-        seen = see_weighted(*gradients, sequence, table, all, [&](int layers, int total) {
-          report(sequence.size() * layers / total);
-        });
+      if (gradients) {
+        // The last sequence may have no block.
+        if (table.tokens() >= kBlockTokens) {
+          seen = see_weighted(*gradients, sequence, table, all, [&](int layers, int total) {
+            report(sequence.size() * layers / total);
+          });
+        }
         done += sequence.size();
         return;
       }

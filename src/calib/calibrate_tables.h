@@ -15,7 +15,7 @@
 namespace kvlane {
 
 // How much a value counts when signposts of `kvquant` are sought: by the square of its gradient, as
-// KVQuant does, or as much as any other, which takes a third of the time.
+// KVQuant does, or as much as any other, which is several times as fast.
 enum class SignpostWeights { kGradients, kNone };
 
 // Tables of all formats that need some (`cachegen`, `kvquant`). Runs the model twice over `tokens`,

@@ -41,7 +41,7 @@ class CalibrateTables : public testing::Test {
     for (std::size_t i = 0; i < kTokens; ++i) {
       tokens_[i] = static_cast<std::int32_t>((3 + i * 7 + i * i % 13) % model_->config().vocab);
     }
-    pool_.emplace(std::move(*BlockPool::create(shape_, 4 * shape_.block_bytes())));
+    pool_.emplace(std::move(*BlockPool::create(shape_, 6 * shape_.block_bytes())));
     table_.emplace(*pool_);
     ASSERT_TRUE(table_->grow(kTokens).ok());
     const auto forward = std::move(*Forward::create(*model_, kTokens, 1));
@@ -227,6 +227,47 @@ TEST_F(CalibrateTables, ValuesCountByTheSquaresOfTheirGradients) {
     if (name.ends_with(".signposts") || name.ends_with(".values")) continue;
     EXPECT_EQ(values, tables->values.at(name)) << name;
   }
+}
+
+// Two sequences of 100 tokens: a block of each counts, with the gradients of its own sequence.
+TEST_F(CalibrateTables, EverySequenceHasGradientsOfItsOwn) {
+  auto model = Model::load(kModels + "llama-gqa-bf16-llama3-sharded",
+                           {.isa = best_isa(), .context_max = 100});
+  ASSERT_TRUE(model.ok());
+  const auto tables = calibrate_tables(**model, tokens_, SignpostWeights::kGradients, {});
+  ASSERT_TRUE(tables.ok());
+  const auto statistics = make_kvquant_statistics(shape_, (*model)->rope(), 2 * kBlockTokens);
+  const auto forward = std::move(*Forward::create(**model, 100, 1));
+  const auto gradients = std::move(*KvGradients<float>::create(**model));
+  for (const bool first : {true, false}) {
+    for (const std::size_t begin : {0, 100}) {
+      const std::span<const std::int32_t> sequence = std::span(tokens_).subspan(begin, 100);
+      BlockTable table(*pool_);
+      ASSERT_TRUE(table.grow(100).ok());
+      const ForwardSpan span{&table, sequence, 0};
+      ASSERT_TRUE(forward->run({&span, 1}, {}).ok());
+      const auto see = [&](int layer, const Matrix<float>& keys, const Matrix<float>& values) {
+        const SlabPlace place{layer, 0};
+        const SlabGradients of_slab{keys.data(), values.data()};
+        const std::uint16_t* const rows = pool_->slab(table.id(0), layer);
+        first ? statistics->first(place, rows) : statistics->second(place, rows, &of_slab);
+      };
+      ASSERT_TRUE(
+          gradients.run(sequence, {.on_gradients = see, .on_rows = {}, .progress = {}}).ok());
+    }
+  }
+  KvTables expected;
+  statistics->write(expected);
+  for (const auto& [name, values] : expected.values) {
+    EXPECT_EQ(values, tables->values.at(name)) << name;
+  }
+  std::uint64_t last = 0;
+  const auto progress = [&](std::uint64_t done, std::uint64_t) {
+    EXPECT_GE(done, last);
+    last = done;
+  };
+  ASSERT_TRUE(calibrate_tables(**model, tokens_, SignpostWeights::kGradients, progress).ok());
+  EXPECT_EQ(last, 3 * kTokens);
 }
 
 TEST_F(CalibrateTables, NeedsABlock) {

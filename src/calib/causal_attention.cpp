@@ -59,17 +59,23 @@ class Heads {
   // -inf where a query does not see a key.
   Matrix<Real> scores(int head, Range rows, Range keys_range) const {
     Matrix<Real> scores(rows.count(), keys_range.count());
-    multiply(Turn::kNo, queries(head, rows), Turn::kYes, keys(head, keys_range), scores);
+    multiply(Transpose::kNo, queries(head, rows), Transpose::kYes, keys(head, keys_range), scores);
     scores *= scale_;
-    for (Eigen::Index i = 0; i < rows.count(); ++i) {
-      for (Eigen::Index j = 0; j < keys_range.count(); ++j) {
-        const Eigen::Index before = rows.first + i - keys_range.first - j;
-        if (before < 0 || (shape_.window > 0 && before >= shape_.window)) {
-          scores(i, j) = -std::numeric_limits<Real>::infinity();
-        }
-      }
-    }
+    set_unseen(rows, keys_range, -std::numeric_limits<Real>::infinity(), scores);
     return scores;
+  }
+
+  // Where a query does not see a key.
+  void set_unseen(Range rows, Range keys_range, Real value, Matrix<Real>& of_pairs) const {
+    for (Eigen::Index i = 0; i < rows.count(); ++i) {
+      const Eigen::Index own = rows.first + i - keys_range.first;  // the last that it sees
+      const Eigen::Index last = std::clamp<Eigen::Index>(own + 1, 0, keys_range.count());
+      of_pairs.row(i).tail(keys_range.count() - last).setConstant(value);
+      if (shape_.window == 0) continue;
+      of_pairs.row(i)
+          .head(std::clamp<Eigen::Index>(own + 1 - shape_.window, 0, last))
+          .setConstant(value);
+    }
   }
 
   // Weights of keys, and gradients by scores before they were scaled, of queries whose output has
@@ -86,8 +92,10 @@ class Heads {
     };
     block.weights.colwise() -= column(attention_.log_totals);
     block.weights = block.weights.array().exp();
+    // Eigen's vectors make a tiny number of exp(-inf).
+    set_unseen(rows, keys_range, 0, block.weights);
     block.by_scores.resize(rows.count(), keys_range.count());
-    multiply(Turn::kNo, of(of_out, head, rows), Turn::kYes, values(head, keys_range),
+    multiply(Transpose::kNo, of(of_out, head, rows), Transpose::kYes, values(head, keys_range),
              block.by_scores);
     block.by_scores.colwise() -= column(by_output);
     block.by_scores.array() *= block.weights.array() * scale_;
@@ -132,11 +140,15 @@ void CausalAttention<Real>::run() {
       auto row = weights.row(i);
       const Real most = row.maxCoeff();
       row = (row.array() - most).exp();
-      const Real total = row.sum();
-      row /= total;
-      log_totals(head, rows.first + i) = most + std::log(total);
+      log_totals(head, rows.first + i) = most;
     }
-    multiply(Turn::kNo, weights, Turn::kNo, heads.values(head, keys),
+    heads.set_unseen(rows, keys, 0, weights);
+    for (Eigen::Index i = 0; i < rows.count(); ++i) {
+      const Real total = weights.row(i).sum();
+      weights.row(i) /= total;
+      log_totals(head, rows.first + i) += std::log(total);
+    }
+    multiply(Transpose::kNo, weights, Transpose::kNo, heads.values(head, keys),
              head_rows(out, head, shape.head_dim, rows));
   });
 }
@@ -156,7 +168,7 @@ AttentionGradients<Real> attention_gradients(const CausalAttention<Real>& attent
     const Range rows = heads.block(task % heads.blocks());
     const Range keys = heads.keys_of(rows);
     const auto block = heads.block_of(head, rows, keys, of_out, by_output);
-    multiply(Turn::kNo, block.by_scores, Turn::kNo, heads.keys(head, keys),
+    multiply(Transpose::kNo, block.by_scores, Transpose::kNo, heads.keys(head, keys),
              head_rows(by.q, head, shape.head_dim, rows));
   });
   const int group = shape.heads / shape.kv_heads;
@@ -168,9 +180,9 @@ AttentionGradients<Real> attention_gradients(const CausalAttention<Real>& attent
       for (Eigen::Index first = all.first; first < all.last; first += kRows) {
         const Range rows{first, std::min(all.last, first + kRows)};
         const auto block = heads.block_of(head, rows, keys, of_out, by_output);
-        multiply(Turn::kYes, block.weights, Turn::kNo, heads.of(of_out, head, rows),
+        multiply(Transpose::kYes, block.weights, Transpose::kNo, heads.of(of_out, head, rows),
                  head_rows(by.v, kv_head, shape.head_dim, keys), true);
-        multiply(Turn::kYes, block.by_scores, Turn::kNo, heads.queries(head, rows),
+        multiply(Transpose::kYes, block.by_scores, Transpose::kNo, heads.queries(head, rows),
                  head_rows(by.k, kv_head, shape.head_dim, keys), true);
       }
     }

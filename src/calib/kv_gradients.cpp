@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace kvlane {
 namespace {
 
 constexpr Eigen::Index kRows = 64;
+constexpr Eigen::Index kLogits = 1 << 22;  // at most so many at once, a thread
 
 // out = of(rows of all matrices), run by run.
 template <class Real, class Of, class... In>
@@ -61,8 +63,8 @@ class KvGradients<Real>::Pass {
     std::vector<Rows> inputs = {embedded()};
     for (int i = 0; i < config_.layers; ++i) {
       KVLANE_TRY(enter(i));
-      Rows out = forward(inputs.back());
-      inputs.push_back(std::move(out));
+      attend(inputs.back());
+      inputs.push_back(feed_forward(inputs.back()));
       report(i + 1);
     }
     Rows gradient;
@@ -73,9 +75,12 @@ class KvGradients<Real>::Pass {
     if (!hooks_.on_gradients) return loss;
     for (int i = config_.layers; i-- > 0;) {
       inputs.pop_back();
-      KVLANE_TRY(enter(i));
-      static_cast<void>(forward(inputs.back()));
-      gradient = backward(inputs.back(), gradient);
+      // What the last layer made is still there.
+      if (layer_ != i) {
+        KVLANE_TRY(enter(i));
+        attend(inputs.back());
+      }
+      KVLANE_ASSIGN(gradient, backward(inputs.back(), gradient));
       report(2 * config_.layers - i);
     }
     return loss;
@@ -102,7 +107,7 @@ class KvGradients<Real>::Pass {
 
   // Takes a layer's weights.
   Status enter(int layer) {
-    if (layer_ == layer) return {};
+    products_ = {};
     KVLANE_ASSIGN(products_, read_plain_layer<Real>(model_, parts_.layout.layers[layer]));
     layer_ = layer;
     const LayerWeights& weights = model_.layer(layer);
@@ -115,8 +120,8 @@ class KvGradients<Real>::Pass {
     return {};
   }
 
-  // Through a layer; what backward() needs stays.
-  Rows forward(const Rows& x) {
+  // From a layer's input to `between_`.
+  void attend(const Rows& x) {
     const auto& [qkv, attention_out, ffn_in, ffn_out] = products_;
     projected_ = by_rows(
         qkv.weights.rows(),
@@ -130,6 +135,11 @@ class KvGradients<Real>::Pass {
           return rows + attention_out.apply(out);
         },
         x, attention_.out);
+  }
+
+  // From there to its output.
+  Rows feed_forward(const Rows& x) const {
+    const auto& [qkv, attention_out, ffn_in, ffn_out] = products_;
     return by_rows(
         config_.hidden,
         [&](const RowsRef& rows, const RowsRef& read) -> Rows {
@@ -192,8 +202,8 @@ class KvGradients<Real>::Pass {
     return joined;
   }
 
-  // By a layer's input, from the gradient by its output; behind forward() of that input.
-  Rows backward(const Rows& x, const Rows& of_out) {
+  // By a layer's input, from the gradient by its output; behind attend() to that input.
+  Result<Rows> backward(const Rows& x, const Rows& of_out) {
     const auto& [qkv, attention_out, ffn_in, ffn_out] = products_;
     const Rows by_ffn_input = by_rows(
         config_.hidden,
@@ -209,6 +219,10 @@ class KvGradients<Real>::Pass {
         attention_.out.cols(), [&](const RowsRef& of) { return attention_out.gradient(of); },
         by_between);
     AttentionGradients<Real> by = attention_gradients(attention_, by_attended);
+    if (!by.k.allFinite() || !by.v.allFinite()) {
+      return invalid_argument("the model's layer " + std::to_string(layer_) +
+                              " has gradients that are not finite numbers");
+    }
     hooks_.on_gradients(layer_, by.k, by.v);
     Rows by_x = by_rows(
         config_.hidden,
@@ -225,7 +239,8 @@ class KvGradients<Real>::Pass {
   double read_out(const Rows& x, Rows& gradient) const {
     std::vector<double> losses(tokens_.size());
     gradient.setZero(x.rows(), x.cols());
-    parallel_ranges(x.rows() - 1, kRows, [&](std::int64_t begin, std::int64_t end) {
+    const auto rows_at_once = std::clamp<Eigen::Index>(kLogits / config_.vocab, 1, kRows);
+    parallel_ranges(x.rows() - 1, rows_at_once, [&](std::int64_t begin, std::int64_t end) {
       const RowsRef rows = x.middleRows(begin, end - begin);
       Rows logits = parts_.head.apply(parts_.final_norm.apply(rows));
       for (Eigen::Index i = 0; i < logits.rows(); ++i) {
@@ -283,7 +298,11 @@ KvGradients<Real>::~KvGradients() = default;
 template <class Real>
 Result<double> KvGradients<Real>::run(std::span<const std::int32_t> tokens,
                                       const Hooks& hooks) const {
-  if (tokens.empty()) return invalid_argument("a sequence without tokens has no gradients");
+  const auto context = static_cast<std::size_t>(parts_->model.context());
+  if (tokens.empty() || tokens.size() > context) {
+    return invalid_argument("gradients are of sequences of 1 to " + std::to_string(context) +
+                            " tokens, not " + std::to_string(tokens.size()));
+  }
   return Pass(*parts_, tokens, hooks).run();
 }
 

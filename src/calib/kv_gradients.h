@@ -25,8 +25,8 @@ class KvGradients {
 
   struct Hooks {
     OnLayer on_gradients;  // from the last layer to the first
-    // Both may be empty. Between a layer's K and V and its attention, from the first to the last:
-    // may change them.
+    // Both may be empty. Between a layer's K and V and its attention, on the way there and once
+    // more on the way back: may change them, both times alike.
     std::function<void(int layer, Matrix<Real>& keys, Matrix<Real>& values)> on_rows;
     // Layers done of twice all of them.
     std::function<void(int done, int total)> progress;
@@ -37,10 +37,11 @@ class KvGradients {
   KvGradients(KvGradients&&) noexcept;
   ~KvGradients();
 
-  // Of a sequence that begins with `tokens`, all inside the vocabulary: the sum of -log p of all
-  // but the first, whose gradients the hook is told; without that hook nothing goes backward. Takes
-  // some four times as long as computing a prompt, and memory for [layers][tokens][hidden] numbers,
-  // the output projection and one layer. kInvalidArgument where that sum is not finite.
+  // Of the sequence `tokens`, all inside the vocabulary and no more than the model's context: the
+  // sum of -log p of all but the first, whose gradients the hook is told; without that hook nothing
+  // goes backward. Takes some three times as many operations as computing it as a prompt, in F32,
+  // and memory for [layers + 1][tokens][hidden] numbers, the output projection and one layer.
+  // kInvalidArgument where that sum or a gradient is not finite.
   Result<double> run(std::span<const std::int32_t> tokens, const Hooks& hooks) const;
 
  private:

@@ -42,8 +42,8 @@ class KvStatistics {
 std::unique_ptr<KvStatistics> make_cachegen_statistics(const KvShape& shape);
 
 // For format `kvquant`: names and sizes in quant/kvquant.h. tokens: how many first() will see.
-// rope: the model's; outlives the statistics. Where second() has gradients, values count by their
-// squares when signposts are sought.
+// rope: the model's; outlives the statistics. Where second() has gradients, values count by the
+// squares of these when signposts are sought.
 std::unique_ptr<KvStatistics> make_kvquant_statistics(const KvShape& shape, const RopeTable& rope,
                                                       std::uint64_t tokens);
 

@@ -78,6 +78,7 @@ struct LayerCounts {
 struct CountedRow {
   std::vector<float> values;    // of the channels that count
   std::vector<double> weights;  // theirs; empty: none
+  std::vector<float> head;      // gradients of one head: scratch
 };
 
 class KvquantStatistics final : public KvStatistics {
@@ -158,13 +159,12 @@ class KvquantStatistics final : public KvStatistics {
     const int d = counted_.shape.head_dim;
     const float* from = (is_key ? gradients->keys : gradients->values) +
                         std::size_t(token) * counted_.shape.kv_heads * d;
-    std::vector<float> head(d);
     for (int i = 0; i < counted_.shape.kv_heads; ++i, from += d) {
-      // A rotation's transpose is its inverse: gradients go back as K does.
-      std::copy_n(from, d, head.begin());
-      if (turned) undo_rope(head.data(), angles, d);
+      row.head.assign(from, from + d);
+      // As it is the transpose of rope(): what gradients take back.
+      if (turned) undo_rope(row.head.data(), angles, d);
       for (int c = 0; c < channels[i + 1] - channels[i]; ++c) {
-        row.weights.push_back(double{head[c]} * head[c]);
+        row.weights.push_back(double{row.head[c]} * row.head[c]);
       }
     }
   }

@@ -18,12 +18,13 @@ template <class Real>
 using MatrixRef = Eigen::Ref<Matrix<Real>, 0, Eigen::OuterStride<>>;
 
 // Whether a factor is taken as it is, or transposed.
-enum class Turn { kNo, kYes };
+enum class Transpose { kNo, kYes };
 
-// c = a b, or c += a b where `add`. Floats by oneDNN, doubles by Eigen.
-void multiply(Turn turn_a, const ConstMatrixRef<float>& a, Turn turn_b,
+// c = a b, or c += a b where `add`, of matrices one of which at most is transposed. Floats by
+// oneDNN, doubles by Eigen.
+void multiply(Transpose of_a, const ConstMatrixRef<float>& a, Transpose of_b,
               const ConstMatrixRef<float>& b, MatrixRef<float> c, bool add = false);
-void multiply(Turn turn_a, const ConstMatrixRef<double>& a, Turn turn_b,
+void multiply(Transpose of_a, const ConstMatrixRef<double>& a, Transpose of_b,
               const ConstMatrixRef<double>& b, MatrixRef<double> c, bool add = false);
 
 }  // namespace kvlane

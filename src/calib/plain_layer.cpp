@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/plain_layer.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "model/widen.h"
@@ -53,7 +54,7 @@ Status read_product(const Checkpoint& checkpoint, const ProductLayout& layout, i
 template <class Real>
 Matrix<Real> PlainProduct<Real>::apply(const ConstMatrixRef<Real>& x) const {
   Matrix<Real> y(x.rows(), weights.rows());
-  multiply(Turn::kNo, x, Turn::kYes, weights, y);
+  multiply(Transpose::kNo, x, Transpose::kYes, weights, y);
   if (bias.size() > 0) y.rowwise() += bias;
   return y;
 }
@@ -61,7 +62,7 @@ Matrix<Real> PlainProduct<Real>::apply(const ConstMatrixRef<Real>& x) const {
 template <class Real>
 Matrix<Real> PlainProduct<Real>::gradient(const ConstMatrixRef<Real>& of_y) const {
   Matrix<Real> of_x(of_y.rows(), weights.cols());
-  multiply(Turn::kNo, of_y, Turn::kNo, weights, of_x);
+  multiply(Transpose::kNo, of_y, Transpose::kNo, weights, of_x);
   return of_x;
 }
 

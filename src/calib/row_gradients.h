@@ -14,7 +14,6 @@ namespace kvlane {
 template <class Real>
 class RowNorm {
  public:
-  // weights: outlive it.
   RowNorm(NormKind kind, float eps, const NormWeights& weights);
 
   Matrix<Real> apply(const ConstMatrixRef<Real>& x) const;

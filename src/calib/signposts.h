@@ -27,8 +27,8 @@ class UnitHistogram {
   std::vector<double> weights_;
 };
 
-// Signposts by k-means (Lloyd's algorithm in one dimension, begun at the quantiles, 50 rounds at
-// most), ascending. Of an empty histogram: evenly spread.
+// Signposts by k-means: those that leave the least sum of weighted squares of distances, ascending.
+// Fewer different ones where there are fewer values; of an empty histogram: evenly spread.
 std::vector<double> find_signposts(const UnitHistogram& histogram, int count);
 
 // What the signposts should stand for, so that quantised values have the mean and the standard

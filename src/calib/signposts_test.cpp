@@ -4,7 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/random.h"
 
 namespace kvlane {
 namespace {
@@ -34,6 +40,50 @@ TEST(Signposts, FindEveryClusterThatThereIs) {
   const auto found = find_signposts(histogram, 4);
   const double expected[] = {-0.9, -0.2, 0.1, 0.7};
   for (int i = 0; i < 4; ++i) EXPECT_NEAR(found[i], expected[i], 1e-3);
+}
+
+// Against every way to cut a few values into runs.
+TEST(Signposts, LeaveTheLeastError) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    UnitHistogram histogram;
+    std::vector<std::pair<double, double>> values;  // and weights, which differ by powers of two
+    for (std::uint32_t i = 0; i < 12; ++i) {
+      const auto dice = philox4x32(seed, {i, 0, 0, 0});
+      const auto bin = static_cast<int>(dice[0] % UnitHistogram::kBins);
+      const double x = UnitHistogram::middle(bin);
+      const double weight = std::exp2(dice[1] % 20);
+      histogram.add(static_cast<float>(x), weight);
+      values.emplace_back(x, weight);
+    }
+    const auto error_of = [&](const std::vector<double>& levels) {
+      double error = 0;
+      for (const auto& [x, weight] : values) {
+        double least = 4;
+        for (const double level : levels) least = std::min(least, (x - level) * (x - level));
+        error += weight * least;
+      }
+      return error;
+    };
+    std::ranges::sort(values);
+    double best = std::numeric_limits<double>::infinity();
+    for (int a = 1; a < 12; ++a) {
+      for (int b = a + 1; b < 12; ++b) {
+        std::vector<double> levels;
+        for (const auto& [from, to] : {std::pair(0, a), std::pair(a, b), std::pair(b, 12)}) {
+          double sum = 0, total = 0;
+          for (int i = from; i < to; ++i) {
+            sum += values[i].first * values[i].second;
+            total += values[i].second;
+          }
+          levels.push_back(sum / total);
+        }
+        best = std::min(best, error_of(levels));
+      }
+    }
+    const std::vector<double> found = find_signposts(histogram, 3);
+    EXPECT_TRUE(std::ranges::is_sorted(found));
+    EXPECT_NEAR(error_of(found), best, 1e-9 * best) << seed;
+  }
 }
 
 TEST(Signposts, OfNothingOrOneValueAreAscendingNumbers) {

@@ -159,57 +159,83 @@ TEST_F(ZackKvquantTables, ServeTheFormat) {
   EXPECT_LT(error_of(":bits=3"), three);
 }
 
-// A score is the same in either basis: what K is multiplied by, its gradients are divided by.
+// A score is the same in either basis: what K is multiplied by, its gradients are divided by. And
+// each value has its own head's weight, also where heads have widths of their own.
 TEST_F(ZackKvquantTables, GradientsTurnAgainstKeys) {
-  constexpr int kChannel = 5;
+  stretch_zack_rotations(shape_, tables_);
+  zack_ = std::move(*zack_before_kvquant(kPrefix, shape_, tables_));
   const int d = shape_.head_dim;
   const std::size_t width = std::size_t(shape_.kv_heads) * d;
   const std::vector<std::uint16_t> slab = to_bits(plain_rows(shape_, 3));
-  // Behind an orthogonal rotation gradients of one channel alone, the larger the later its token.
-  std::vector<float> keys(kBlockTokens * width);
-  const std::vector<float> values(keys.size());
+  // Behind the rotation gradients by K are of two channels alone, one the larger the later the
+  // token is and one the smaller.
+  constexpr int kRising = 5, kFalling = 6;
+  std::vector<float> keys(kBlockTokens * width), values(keys.size());
+  const auto of_value = [](int token, int head, int channel) {
+    return static_cast<float>((1 + 3 * head) * (1 + channel % 5) + token % 7);
+  };
   for (int token = 0; token < kBlockTokens; ++token) {
-    for (std::size_t i = 0; i < width; ++i) {
-      const float* const rotation = zack_->key_rotation(0, static_cast<int>(i / d));
-      keys[token * width + i] = rotation[i % d * d + kChannel] * static_cast<float>(token);
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      const float* const rotation = zack_->key_rotation(0, head);
+      for (int i = 0; i < d; ++i) {
+        const std::size_t at = token * width + std::size_t(head) * d + i;
+        keys[at] = rotation[i * d + kRising] * static_cast<float>(token) +
+                   rotation[i * d + kFalling] * static_cast<float>(kBlockTokens - token);
+        values[at] = of_value(token, head, i);
+      }
     }
   }
   const SlabGradients gradients{keys.data(), values.data()};
-  const auto tables_of = [&](const SlabGradients* of) {
-    const auto statistics = make_zack_kvquant_statistics(zack_, Isa::kScalar, kBlockTokens);
-    for (int layer = 0; layer < shape_.layers; ++layer) {
-      statistics->first({layer, 0}, slab.data());
-      statistics->second({layer, 0}, slab.data(), of);
-    }
-    KvTables tables;
-    statistics->write(tables);
-    return tables;
-  };
-  const KvTables weighted = tables_of(&gradients);
+  const auto statistics = make_zack_kvquant_statistics(zack_, Isa::kScalar, kBlockTokens);
+  for (int layer = 0; layer < shape_.layers; ++layer) {
+    statistics->first({layer, 0}, slab.data());
+    statistics->second({layer, 0}, slab.data(), layer == 0 ? &gradients : nullptr);
+  }
+  KvTables made;
+  statistics->write(made);
+
   const std::string of_keys = table_prefix(kPrefix, 0, true) + "o0.";
-  UnitHistogram expected;
-  std::size_t first = 0;
-  for (int head = 0; head < shape_.kv_heads; ++head) {
-    const float* const rotation = zack_->key_rotation(0, head);
-    const kvquant::Limits limits{weighted.values.at(of_keys + "low")[first + kChannel],
-                                 weighted.values.at(of_keys + "high")[first + kChannel]};
-    first += zack_->widths(0, head).k;
-    for (int token = 0; token < kBlockTokens; ++token) {
-      const auto* const row = slab_row(shape_, slab.data(), head, true, token);
-      double sum = 0;
-      for (int i = 0; i < d; ++i)
-        sum += double{to_float(bf16{row[i]})} * rotation[i * d + kChannel];
-      const float x = to_float(to_bf16(static_cast<float>(sum)));
-      expected.add((x - limits.middle()) * limits.per_value(), double(token) * token);
+  UnitHistogram by_keys, by_values;
+  for (int token = 0; token < kBlockTokens; ++token) {
+    std::vector<float> row;
+    std::vector<double> weights;
+    std::size_t first = 0;
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      const float* const rotation = zack_->key_rotation(0, head);
+      const auto* const key = slab_row(shape_, slab.data(), head, true, token);
+      for (const int channel : {kRising, kFalling}) {
+        double sum = 0;
+        for (int i = 0; i < d; ++i) {
+          sum += double{to_float(bf16{key[i]})} * rotation[i * d + channel];
+        }
+        const float x = to_float(to_bf16(static_cast<float>(sum)));
+        const kvquant::Limits limits{made.values.at(of_keys + "low")[first + channel],
+                                     made.values.at(of_keys + "high")[first + channel]};
+        const double weight = channel == kRising ? token : kBlockTokens - token;
+        by_keys.add((x - limits.middle()) * limits.per_value(), weight * weight);
+      }
+      first += zack_->widths(0, head).k;
+      const auto* const value = slab_row(shape_, slab.data(), head, false, token);
+      for (int c = 0; c < zack_->widths(0, head).v; ++c) {
+        row.push_back(to_float(bf16{value[c]}));
+        weights.push_back(of_value(token, head, c) * of_value(token, head, c));
+      }
+    }
+    const kvquant::Limits limits{std::ranges::min(row), std::ranges::max(row)};
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      by_values.add((row[i] - limits.middle()) * limits.per_value(), weights[i]);
     }
   }
-  const std::vector<double> signposts = find_signposts(expected, 4);
-  for (std::size_t i = 0; i < signposts.size(); ++i) {
-    EXPECT_NEAR(weighted.values.at(of_keys + "b2.signposts")[i], signposts[i], 0.01);
+  for (const bool is_key : {true, false}) {
+    for (const int bits : {2, 3, 4}) {
+      const std::string name =
+          table_prefix(kPrefix, 0, is_key) + "o0.b" + std::to_string(bits) + ".signposts";
+      const std::vector<double> expected = find_signposts(is_key ? by_keys : by_values, 1 << bits);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_NEAR(made.values.at(name)[i], expected[i], 2e-3) << name;
+      }
+    }
   }
-  // Gradients of V are zeros here: its values count alike.
-  const std::string of_values = table_prefix(kPrefix, 0, false) + "o0.b4.signposts";
-  EXPECT_EQ(weighted.values.at(of_values), tables_of(nullptr).values.at(of_values));
 }
 
 TEST_F(ZackKvquantTables, OthersStayAsTheyAre) {

@@ -99,7 +99,7 @@ void add_calibrate_tables(CLI::App& parent, Run& run) {
       ->add_option(
           "--weights", flags->weights,
           "how much a value counts when signposts of kvquant are sought: gradients, by the "
-          "square of its own, as KVQuant does; none, as any other, in a third of the time")
+          "square of its own, as KVQuant does; none, as any other, several times as fast")
       ->check(CLI::IsMember({kByGradients, "none"}))
       ->capture_default_str();
   command

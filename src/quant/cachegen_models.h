@@ -15,9 +15,6 @@
 
 namespace kvlane::cachegen {
 
-// Alphabets have at most so many symbols.
-inline constexpr int kSymbolsMax = 64;
-
 constexpr int groups_of(int head_dim) { return (head_dim + kCoderLanes - 1) / kCoderLanes; }
 
 // Two rows of a group's table: for each lane the last of 2^16 slots that a symbol owns, and that

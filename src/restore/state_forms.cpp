@@ -29,11 +29,6 @@ StateForms planned(const MachineProfile& profile, int layers, int tokens) {
   return plan.recomputed == layers ? StateForms() : forms;
 }
 
-std::string range(int first, int last) {
-  const std::string from = std::to_string(first);
-  return first + 1 == last ? "layer " + from : "layers " + from + "-" + std::to_string(last - 1);
-}
-
 }  // namespace
 
 Result<StateForms> make_state_forms(std::string_view text, int layers,
@@ -73,20 +68,6 @@ StateForms smaller_forms(const Model& model, const KvFormat* format) {
       format != nullptr ? format->slab_sizes().block_bytes() : shape.block_bytes();
   if (rows >= slabs) return {};
   return {HiddenFormat::Values::kExact, std::min(1, shape.layers), shape.layers, shape.layers};
-}
-
-std::string describe(const StateForms& forms, int layers) {
-  std::string text;
-  if (forms.saves_hidden()) {
-    text = std::string(forms.hidden == HiddenFormat::Values::kExact ? "hidden states"
-                                                                    : "8-bit hidden states") +
-           " of " + range(forms.hidden_first, forms.hidden_last);
-  }
-  if (forms.slabs_first < layers) {
-    if (!text.empty()) text += ", ";
-    text += "slabs of " + range(forms.slabs_first, layers);
-  }
-  return text.empty() ? "nothing" : text;
 }
 
 }  // namespace kvlane

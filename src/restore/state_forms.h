@@ -41,9 +41,6 @@ Result<StateForms> make_state_forms(std::string_view text, int layers,
 // codec; else slabs of all layers.
 StateForms smaller_forms(const Model& model, const KvFormat* format);
 
-// "hidden states of layers 1-12, slabs of layers 13-31".
-std::string describe(const StateForms& forms, int layers);
-
 inline constexpr const char* kAutoForm = "auto";
 inline constexpr const char* kStateFormNames = "kv, hidden, hidden:int8, hidden=N, auto";
 

@@ -66,7 +66,6 @@ Status set_log_level(std::string_view level) {
 void log_debug(std::string_view text) { log(spdlog::level::debug, text); }
 void log_info(std::string_view text) { log(spdlog::level::info, text); }
 void log_warning(std::string_view text) { log(spdlog::level::warn, text); }
-void log_error(std::string_view text) { log(spdlog::level::err, text); }
 
 void log_request(std::string_view method, std::string_view path, int status, std::string_view id,
                  double seconds) {

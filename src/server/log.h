@@ -17,7 +17,6 @@ Status set_log_level(std::string_view level);
 void log_debug(std::string_view text);
 void log_info(std::string_view text);
 void log_warning(std::string_view text);
-void log_error(std::string_view text);
 
 // One line for one request; status 0: the client left before there was one.
 void log_request(std::string_view method, std::string_view path, int status, std::string_view id,

@@ -67,7 +67,6 @@ Store::Impl::~Impl() {
 
 const StoreOpening& Store::opening() const { return impl_->opening; }
 int Store::directories() const { return static_cast<int>(impl_->directories.size()); }
-std::string Store::files_description() const { return impl_->files->description(); }
 
 Result<ExtentDraft> Store::draft(ExtentHead head) {
   KVLANE_TRY(place_parts(head));

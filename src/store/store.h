@@ -214,7 +214,6 @@ class Store {
   Result<ExtentDraft> import_draft(ByteView bytes);
 
   StoreFigures figures() const;
-  std::string files_description() const;
 
  private:
   class Impl;

@@ -55,9 +55,6 @@ class LinkEvents {
 // What carries the messages of a link.
 enum class LinkPath { kTcp, kSharedMemory, kUcx };
 
-// "TCP", "shared memory" or "UCX".
-std::string_view path_name(LinkPath path);
-
 // Connections of one link: as many as may help on a fast network with several paths.
 inline constexpr std::uint32_t kLinkStreamsMax = 16;
 
