@@ -7,8 +7,6 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/parallel.h"
-
 namespace kvlane {
 namespace {
 
@@ -131,7 +129,7 @@ void CausalAttention<Real>::run() {
   out.setZero(q.rows(), q.cols());
   log_totals.resize(shape.heads, q.rows());
   const Heads<Real> heads(*this);
-  parallel_for(shape.heads * heads.blocks(), [&](std::int64_t task) {
+  for_each_alone(shape.heads * heads.blocks(), [&](std::int64_t task) {
     const int head = static_cast<int>(task / heads.blocks());
     const Range rows = heads.block(task % heads.blocks());
     const Range keys = heads.keys_of(rows);
@@ -163,7 +161,7 @@ AttentionGradients<Real> attention_gradients(const CausalAttention<Real>& attent
   by.q.setZero(attention.q.rows(), attention.q.cols());
   by.k.setZero(attention.k.rows(), attention.k.cols());
   by.v.setZero(attention.v.rows(), attention.v.cols());
-  parallel_for(shape.heads * heads.blocks(), [&](std::int64_t task) {
+  for_each_alone(shape.heads * heads.blocks(), [&](std::int64_t task) {
     const int head = static_cast<int>(task / heads.blocks());
     const Range rows = heads.block(task % heads.blocks());
     const Range keys = heads.keys_of(rows);
@@ -172,7 +170,7 @@ AttentionGradients<Real> attention_gradients(const CausalAttention<Real>& attent
              head_rows(by.q, head, shape.head_dim, rows));
   });
   const int group = shape.heads / shape.kv_heads;
-  parallel_for(shape.kv_heads * heads.blocks(), [&](std::int64_t task) {
+  for_each_alone(shape.kv_heads * heads.blocks(), [&](std::int64_t task) {
     const int kv_head = static_cast<int>(task / heads.blocks());
     const Range keys = heads.block(task % heads.blocks());
     const Range all = heads.queries_of(keys);

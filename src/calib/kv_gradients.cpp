@@ -22,14 +22,22 @@ namespace {
 constexpr Eigen::Index kRows = 64;
 constexpr Eigen::Index kLogits = 1 << 22;  // at most so many at once, a thread
 
+// Calls body(first row, rows) for runs of `length` rows, products on one thread each.
+template <class Body>
+void for_each_run(Eigen::Index rows, Eigen::Index length, const Body& body) {
+  for_each_alone((rows + length - 1) / length, [&](std::int64_t run) {
+    body(run * length, std::min(length, rows - run * length));
+  });
+}
+
 // out = of(rows of all matrices), run by run.
 template <class Real, class Of, class... In>
 Matrix<Real> by_rows(Eigen::Index columns, const Of& of, const Matrix<Real>& first,
                      const In&... others) {
   Matrix<Real> out(first.rows(), columns);
-  parallel_ranges(first.rows(), kRows, [&](std::int64_t begin, std::int64_t end) {
-    out.middleRows(begin, end - begin) =
-        of(first.middleRows(begin, end - begin), others.middleRows(begin, end - begin)...);
+  for_each_run(first.rows(), kRows, [&](Eigen::Index begin, Eigen::Index count) {
+    out.middleRows(begin, count) =
+        of(first.middleRows(begin, count), others.middleRows(begin, count)...);
   });
   return out;
 }
@@ -240,8 +248,8 @@ class KvGradients<Real>::Pass {
     std::vector<double> losses(tokens_.size());
     gradient.setZero(x.rows(), x.cols());
     const auto rows_at_once = std::clamp<Eigen::Index>(kLogits / config_.vocab, 1, kRows);
-    parallel_ranges(x.rows() - 1, rows_at_once, [&](std::int64_t begin, std::int64_t end) {
-      const RowsRef rows = x.middleRows(begin, end - begin);
+    for_each_run(x.rows() - 1, rows_at_once, [&](Eigen::Index begin, Eigen::Index count) {
+      const RowsRef rows = x.middleRows(begin, count);
       Rows logits = parts_.head.apply(parts_.final_norm.apply(rows));
       for (Eigen::Index i = 0; i < logits.rows(); ++i) {
         const std::int32_t next = tokens_[static_cast<std::size_t>(begin + i + 1)];
@@ -254,7 +262,7 @@ class KvGradients<Real>::Pass {
         row /= total;
         row(next) -= 1;
       }
-      gradient.middleRows(begin, end - begin) =
+      gradient.middleRows(begin, count) =
           parts_.final_norm.gradient(rows, parts_.head.gradient(logits));
     });
     double sum = 0;

@@ -11,11 +11,13 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/random.h"
 #include "cpu/parallel.h"
 #include "model/expected_fixture.h"
+#include "model/gguf_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -155,6 +157,36 @@ TEST(KvGradients, FloatsAreCloseAndDoNotDependOnThreads) {
   for (std::size_t i = 0; i < one.size(); ++i) {
     EXPECT_EQ(one[i], three[i]);
     EXPECT_LT((one[i].cast<double>() - exact[i]).norm(), 1e-4 * exact[i].norm());
+  }
+}
+
+// Rows that a GGUF file has in another order, and in several parts.
+TEST(KvGradients, OfGgufFilesAreThoseOfTheirCheckpoints) {
+  const std::pair<const char*, const char*> files[] = {
+      {"llama", "llama-gqa-f16"},
+      {"llama31", "llama-gqa-bf16-llama3-sharded"},
+      {"mistral", "mistral-gqa-bf16-window"},
+      {"phi3", "phi3-gqa-bf16-longrope"},
+      {"falcon", "falcon-gqa-bf16"},
+      {"split/model-00001-of-00003", "llama-mha-bf16-tied"}};
+  for (const auto& [file, checkpoint] : files) {
+    const auto gguf = take(
+        Model::load(gguf_fixture::kFiles / (std::string(file) + ".gguf"), {.isa = best_isa()}));
+    const auto plain = load(checkpoint);
+    std::vector<Matrix<float>> by[2];
+    double losses[2];
+    for (const int i : {0, 1}) {
+      const Model& model = i == 0 ? *gguf : *plain;
+      const auto keep = [&](int, const Matrix<float>& keys, const Matrix<float>& values) {
+        by[i].push_back(keys);
+        by[i].push_back(values);
+      };
+      losses[i] = take(
+          take(KvGradients<float>::create(model))
+              .run(tokens_of(*plain, 130), {.on_gradients = keep, .on_rows = {}, .progress = {}}));
+    }
+    EXPECT_EQ(losses[0], losses[1]) << file;
+    EXPECT_TRUE(by[0] == by[1]) << file;
   }
 }
 

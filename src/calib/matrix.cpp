@@ -2,9 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/matrix.h"
 
-#include <dnnl.hpp>
-
-#include "cpu/parallel.h"
+#include <oneapi/dnnl/dnnl.h>
 
 namespace kvlane {
 namespace {
@@ -21,13 +19,15 @@ void multiply_by_eigen(Transpose of_a, const ConstMatrixRef<Real>& a, Transpose 
 
 void multiply(Transpose of_a, const ConstMatrixRef<float>& a, Transpose of_b,
               const ConstMatrixRef<float>& b, MatrixRef<float> c, bool add) {
-  const ParallelScope alone(1);
-  const auto letter = [](Transpose of) { return of == Transpose::kNo ? 'N' : 'T'; };
   const auto inner = of_a == Transpose::kNo ? a.cols() : a.rows();
-  const auto done = dnnl::sgemm(letter(of_a), letter(of_b), c.rows(), c.cols(), inner, 1.0F,
-                                a.data(), a.outerStride(), b.data(), b.outerStride(),
-                                add ? 1.0F : 0.0F, c.data(), c.outerStride());
-  if (done == dnnl::status::success) return;
+  if (c.size() > 0 && inner > 0) {
+    const auto letter = [](Transpose of) { return of == Transpose::kNo ? 'N' : 'T'; };
+    const dnnl_status_t done = dnnl_sgemm(letter(of_a), letter(of_b), c.rows(), c.cols(), inner, 1,
+                                          a.data(), a.outerStride(), b.data(), b.outerStride(),
+                                          add ? 1 : 0, c.data(), c.outerStride());
+    if (done == dnnl_success) return;
+  }
+  // It may lack memory, of which the other takes less.
   if (!add) c.setZero();
   multiply_by_eigen<float>(of_a, a, of_b, b, c);
 }

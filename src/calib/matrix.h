@@ -1,9 +1,11 @@
-// Matrices in row order and their products, on the calling thread: whoever shares work out over
-// threads does so by rows, so that no bit depends on how many threads there are.
+// Matrices in row order, and their products.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
 #include <Eigen/Core>
+#include <cstdint>
+
+#include "cpu/parallel.h"
 
 namespace kvlane {
 
@@ -21,10 +23,21 @@ using MatrixRef = Eigen::Ref<Matrix<Real>, 0, Eigen::OuterStride<>>;
 enum class Transpose { kNo, kYes };
 
 // c = a b, or c += a b where `add`, of matrices one of which at most is transposed. Floats by
-// oneDNN, doubles by Eigen.
+// oneDNN, on as many threads as a loop would have here: Eigen, which multiplies doubles, knows the
+// vectors of plain x86-64 only.
 void multiply(Transpose of_a, const ConstMatrixRef<float>& a, Transpose of_b,
               const ConstMatrixRef<float>& b, MatrixRef<float> c, bool add = false);
 void multiply(Transpose of_a, const ConstMatrixRef<double>& a, Transpose of_b,
               const ConstMatrixRef<double>& b, MatrixRef<double> c, bool add = false);
+
+// Calls body(i) for every i in [0, count) side by side, and its products on one thread each: bits
+// do not depend on how many threads there are.
+template <class Body>
+void for_each_alone(std::int64_t count, const Body& body) {
+  parallel_for(count, [&](std::int64_t i) {
+    const ParallelScope alone(1);
+    body(i);
+  });
+}
 
 }  // namespace kvlane

@@ -1,9 +1,6 @@
-// A task for each KV head: its choices one after another, attention block by block. Products are
-// oneDNN's: Eigen knows the vectors of plain x86-64 only, and these are most of the work.
+// A task for each KV head: its choices one after another, attention block by block.
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/zack_errors.h"
-
-#include <oneapi/dnnl/dnnl.h>
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -14,6 +11,7 @@
 
 #include "base/bf16.h"
 #include "calib/fold.h"
+#include "calib/matrix.h"
 #include "cpu/parallel.h"
 #include "quant/kv_format.h"
 #include "quant/zack_bits.h"
@@ -26,31 +24,9 @@ using Eigen::Index;
 
 constexpr Index kZackDimMax = 256;  // of format `zack`
 
-using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using View = Eigen::Ref<const Matrix, 0, Eigen::OuterStride<>>;
-using MutableView = Eigen::Ref<Matrix, 0, Eigen::OuterStride<>>;
+using Matrix = kvlane::Matrix<float>;
+using View = ConstMatrixRef<float>;
 using Formats = std::vector<std::shared_ptr<const KvFormat>>;
-
-enum class Side : char { kAsIs = 'N', kTransposed = 'T' };
-
-// c = a b, or a times b transposed.
-void multiply(const View& a, const View& b, Side side, MutableView c) {
-  if (c.size() == 0) return;
-  if (a.cols() == 0) {
-    c.setZero();
-    return;
-  }
-  const dnnl_status_t done =
-      dnnl_sgemm('N', static_cast<char>(side), c.rows(), c.cols(), a.cols(), 1, a.data(),
-                 a.outerStride(), b.data(), b.outerStride(), 0, c.data(), c.outerStride());
-  if (done == dnnl_success) return;
-  // It may lack memory, of which the other takes less.
-  if (side == Side::kAsIs) {
-    c.noalias() = a * b;
-  } else {
-    c.noalias() = a * b.transpose();
-  }
-}
 
 // One KV head of a layer: its rows in the rotated bases, as they would be cached.
 struct Head {
@@ -138,7 +114,7 @@ void softmax(Matrix& scores, Index first) {
 
 double energy(const Matrix& y, const Matrix& gram) {
   Matrix product(y.rows(), gram.cols());
-  multiply(y, gram, Side::kAsIs, product);
+  multiply(Transpose::kNo, y, Transpose::kNo, gram, product);
   return product.cwiseProduct(y).cast<double>().sum();
 }
 
@@ -154,11 +130,11 @@ struct Block {
   Block(const Head& of, std::size_t index, Index from) : head(of), query(index), first(from) {
     const Index seen = first + kBlockTokens;
     scores.resize(kBlockTokens, seen);
-    multiply(rows(), head.k.topRows(seen), Side::kTransposed, scores);
+    multiply(Transpose::kNo, rows(), Transpose::kYes, head.k.topRows(seen), scores);
     weights = scores;
     softmax(weights, first);
     out.resize(kBlockTokens, head.v.cols());
-    multiply(weights, head.v.topRows(seen), Side::kAsIs, out);
+    multiply(Transpose::kNo, weights, Transpose::kNo, head.v.topRows(seen), out);
   }
 
   View rows() const { return head.queries[query].middleRows(first, kBlockTokens); }
@@ -166,17 +142,18 @@ struct Block {
 
   double lost_by_k(const Matrix& k) const {
     Matrix coded = scores;
-    multiply(rows().leftCols(k.cols()), k.topRows(first), Side::kTransposed, coded.leftCols(first));
+    multiply(Transpose::kNo, rows().leftCols(k.cols()), Transpose::kYes, k.topRows(first),
+             coded.leftCols(first));
     softmax(coded, first);
     Matrix changed(out.rows(), out.cols());
-    multiply(coded, head.v.topRows(first + kBlockTokens), Side::kAsIs, changed);
+    multiply(Transpose::kNo, coded, Transpose::kNo, head.v.topRows(first + kBlockTokens), changed);
     changed -= out;
     return energy(changed, gram());
   }
   // error: of V, [tokens][d].
   double lost_by_v(const Matrix& error) const {
     Matrix lost(out.rows(), out.cols());
-    multiply(weights.leftCols(first), error.topRows(first), Side::kAsIs, lost);
+    multiply(Transpose::kNo, weights.leftCols(first), Transpose::kNo, error.topRows(first), lost);
     return energy(lost, gram());
   }
 };
