@@ -98,8 +98,8 @@ void add_calibrate_tables(CLI::App& parent, Run& run) {
   command
       ->add_option(
           "--weights", flags->weights,
-          "how much a value counts when signposts of kvquant are sought: gradients, by the "
-          "square of its own, as KVQuant does; none, as any other, several times as fast")
+          "how much a value counts when signposts of kvquant are sought: by the square of its "
+          "gradient, as KVQuant does (gradients), or as any other, several times as fast (none)")
       ->check(CLI::IsMember({kByGradients, "none"}))
       ->capture_default_str();
   command
