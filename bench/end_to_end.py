@@ -14,9 +14,10 @@ are medians, in seconds of the request's own time account.
 
 A variant is a KV format, and behind "+" a codec for what travels as values: rows, and sealed slabs of `zack:keep=..`
 without codes. In `zack:keep=0.5+hack:k=4,v=4` the "+" belongs to the format. `cachegen` and `kvquant` need --kv-tables,
-which `kvlane calibrate tables` makes with any tokenizer in the model's folder. Prompts are random token ids. Needs
-root, ip and tc (package iproute2), and a kernel with network namespaces and tbf: without one of them nothing is
-measured, and this program says so. KVLANE_PROGRAM is the program, build/release/kvlane if it is not set.
+which `kvlane calibrate tables --weights none` makes with any tokenizer in the model's folder (gradients change nothing
+that is timed here, and take minutes in this shape). Prompts are random token ids. Needs root, ip and tc (package
+iproute2), and a kernel with network namespaces and tbf: without one of them nothing is measured, and this program says
+so. KVLANE_PROGRAM is the program, build/release/kvlane if it is not set.
 """
 
 import argparse

@@ -91,7 +91,9 @@ class CalibrateTables(unittest.TestCase):
         short.write_text("Not a block of tokens.")
         self.assert_refused(self.calibrate(self.folder / "out", text=short), "needs from 64 to 2^24 tokens")
         self.assert_refused(self.calibrate(self.folder / "out", text=self.folder / "none"), "none")
-        self.assertEqual(self.calibrate(self.folder / "out", "--weights", self.file).status, 2)
+        refused = self.calibrate(self.folder / "out", "--weights", "values")
+        self.assertEqual((refused.status, refused.out), (2, ""))
+        self.assertIn("--weights: values not in {gradients,none}", refused.err)
         self.assertFalse((self.folder / "out").exists())
 
     def test_only_tables_of_the_same_model_are_written_over(self):

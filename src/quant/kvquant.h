@@ -4,10 +4,9 @@
 // After KVQuant (public code): K is quantised as it is before RoPE, normalised per channel by
 // limits that calibration found; V per token, normalised by the token's own order statistics over
 // all channels. A value is the nearest of 2^b signposts that belong to its layer and tensor
-// (k-means over calibration data without outliers). With outliers=1 some 1 % of the values, those
-// outside the limits, are kept in 16 bits beside the codes. Which signposts matter most, the public
-// code asks squared gradients; this tree has no backward pass, so k-means takes all values alike
-// unless calibration is given such weights (docs: `kvlane calibrate tables --weights`).
+// (k-means over calibration data without outliers, weighted by squared gradients:
+// calib/kv_gradients.h). With outliers=1 some 1 % of the values, those outside the limits, are kept
+// in 16 bits beside the codes.
 //
 // How many outliers K may have, the public code says twice: its simulation, where published figures
 // come from, keeps all of them; its kernel has room for 1 % of a token's values and cuts the
