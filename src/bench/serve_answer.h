@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/account.h"
+#include "plan/account.h"
 #include "kvlane/status.h"
 
 namespace kvlane {

@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "cache/eviction.h"
 #include "codec/codec.h"
-#include "engine/account.h"
+#include "plan/account.h"
 #include "engine/state_keeper.h"
 #include "model/model.h"
 #include "model/tokenizer.h"

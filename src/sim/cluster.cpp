@@ -1,0 +1,389 @@
+// The life of requests.
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/cluster.h"
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "format/shape.h"
+#include "plan/routing.h"
+#include "sim/network.h"
+
+namespace kvlane {
+namespace {
+
+// KV of a step leaves in so many parts at most: more would not show, and each is an event.
+constexpr int kPushParts = 8;
+
+// A replica, and what its steps are for.
+struct Worker {
+  Replica replica;
+  int port = 0;
+  bool prefill = false;   // its sequences go on elsewhere
+  bool computes = false;  // its first stage
+  double busy = 0;        // seconds in which that computed
+  std::int64_t steps = 0;
+  std::int64_t arriving = 0;  // prompt tokens on their way here, and requests they are of
+  int arriving_requests = 0;
+  std::deque<int> wanting;  // requests whose KV waits for blocks, in order
+};
+
+// Where a request is, and when it came there. -1: not yet.
+struct Life {
+  Worker* prefill = nullptr;
+  Worker* decode = nullptr;
+  SimTime arrival = 0;
+  SimTime started = -1;   // its first step
+  SimTime answered = -1;  // its first token
+  SimTime left = -1;      // the last of its KV is encoded
+  SimTime granted = -1;   // it has blocks in the decode worker
+  SimTime crossed = -1;   // the last of its KV is there,
+  SimTime adopted = -1;   // and decoded
+  SimTime resumed = -1;   // its first step there
+  int flow = -1;
+  double held = 0;     // bytes that wait for blocks
+  StepTime prefilled;  // sums over its steps
+  StepTime decoded;
+};
+
+StepTime& operator+=(StepTime& sum, const StepTime& time) {
+  sum.products += time.products;
+  sum.attention += time.attention;
+  sum.open += time.open;
+  sum.seal += time.seal;
+  sum.exchange += time.exchange;
+  sum.overhead += time.overhead;
+  return sum;
+}
+
+class Simulation {
+ public:
+  Simulation(const ClusterSetting& setting, std::span<const SimRequest> requests,
+             const std::function<void(std::size_t)>& progress)
+      : setting_(setting), requests_(requests), progress_(progress), lives_(requests.size()) {}
+
+  Status prepare();
+  SimOutcome run();
+
+ private:
+  Status add_workers(const ReplicaGroup& group, bool prefill, std::vector<Worker>& workers);
+  bool fits(const SimRequest& request) const;
+  // Whether it is decoded elsewhere than computed.
+  bool travels(int request) const;
+  void arrive(int request);
+  Worker& pick(std::vector<Worker>& workers);
+
+  void wake(Worker& worker);
+  void begin(Worker& worker, const std::shared_ptr<const SimStep>& step);
+  void end(Worker& worker, const SimStep& step);
+
+  int push_parts() const {
+    return setting_.push_whole ? 1 : std::min(kPushParts, setting_.model.layers);
+  }
+  // KV of a step, in parts of which `last` is the last one; and of a request, behind its codec.
+  void push(const SimStep& step, double share, bool last);
+  void leave(int request, double bytes, bool last);
+  void grant(Worker& worker);
+  void watch_network();
+  void carry();
+  void adopt(int request);
+
+  void finish(int request);
+  TimeAccount account(const Life& life) const;
+  GroupUse use_of(const std::vector<Worker>& workers) const;
+
+  const ClusterSetting& setting_;
+  std::span<const SimRequest> requests_;
+  const std::function<void(std::size_t)>& progress_;
+  std::vector<Life> lives_;
+  EventQueue events_;
+  Network network_;
+  std::vector<int> flow_requests_;  // [flow]
+  std::uint64_t network_changes_ = 0;
+  std::vector<Worker> prefill_;
+  std::vector<Worker> decode_;
+  std::size_t turn_ = 0;
+  std::size_t finished_ = 0;
+  SimOutcome outcome_;
+};
+
+Status Simulation::add_workers(const ReplicaGroup& group, bool prefill,
+                               std::vector<Worker>& workers) {
+  if (group.count == 0) return {};
+  const StepCost cost(group.gpu, setting_.model, group.parallel, setting_.kv, setting_.overheads);
+  ReplicaLimits limits = group.limits;
+  const double tokens = cost.tokens_in_memory(setting_.memory_share);
+  limits.blocks = static_cast<int>(std::min(tokens / kBlockTokens, 1e9));
+  if (limits.blocks < 1) {
+    return invalid_argument(
+        "the weights, " + std::to_string(static_cast<int>(setting_.model.weight_bytes() / 1e9)) +
+        " GB, leave no room for KV on " + std::to_string(group.parallel.gpus()) + " x " +
+        std::string(group.gpu.name));
+  }
+  for (int i = 0; i < group.count; ++i) {
+    Worker worker{.replica = Replica(cost, group.parallel, limits), .wanting = {}};
+    worker.port = network_.add_port(group.network_rate);
+    worker.prefill = prefill;
+    workers.push_back(std::move(worker));
+  }
+  return {};
+}
+
+Status Simulation::prepare() {
+  if (setting_.decode.count < 1) return invalid_argument("there is no replica that decodes");
+  KVLANE_TRY(add_workers(setting_.prefill, true, prefill_));
+  return add_workers(setting_.decode, false, decode_);
+}
+
+SimOutcome Simulation::run() {
+  outcome_.records.resize(requests_.size());
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    lives_[i].arrival = to_sim_time(requests_[i].arrival);
+    events_.at(lives_[i].arrival, [this, i] { arrive(static_cast<int>(i)); });
+  }
+  while (events_.step()) {
+  }
+  outcome_.seconds = to_seconds(events_.now());
+  outcome_.prefill = use_of(prefill_);
+  outcome_.decode = use_of(decode_);
+  for (const Worker& worker : prefill_) outcome_.wire_bytes += network_.sent(worker.port);
+  return std::move(outcome_);
+}
+
+GroupUse Simulation::use_of(const std::vector<Worker>& workers) const {
+  GroupUse use;
+  for (const Worker& worker : workers) {
+    const int blocks = worker.replica.limits().blocks;
+    use.busy += worker.busy / outcome_.seconds / double(workers.size());
+    use.network += network_.busy(worker.port) / outcome_.seconds / double(workers.size());
+    use.blocks_peak = std::max(use.blocks_peak, double(worker.replica.blocks_peak()) / blocks);
+    use.tokens_in_memory = std::int64_t{blocks} * kBlockTokens;
+    use.steps += worker.steps;
+    use.stopped += worker.replica.stopped();
+  }
+  return use;
+}
+
+Worker& Simulation::pick(std::vector<Worker>& workers) {
+  std::vector<WorkerLoad> loads;
+  for (const Worker& worker : workers) {
+    loads.push_back({.queued_tokens = worker.replica.queued_tokens() + worker.arriving,
+                     .requests = worker.replica.sequences() + worker.arriving_requests});
+  }
+  return workers[*pick_worker(loads, {}, turn_++)];
+}
+
+bool Simulation::fits(const SimRequest& request) const {
+  const auto room = [](const std::vector<Worker>& workers, int tokens) {
+    return workers.empty() || blocks_for(tokens) <= workers.front().replica.limits().blocks;
+  };
+  return room(prefill_, request.prompt_tokens) &&
+         room(decode_, request.prompt_tokens + request.answer_tokens);
+}
+
+bool Simulation::travels(int request) const {
+  return !prefill_.empty() && requests_[request].answer_tokens > 1;
+}
+
+void Simulation::arrive(int request) {
+  const SimRequest& wish = requests_[request];
+  if (!fits(wish)) {
+    outcome_.records[request].fits = false;
+    return finish(request);
+  }
+  Life& life = lives_[request];
+  life.decode = &pick(decode_);
+  life.prefill = prefill_.empty() ? life.decode : &pick(prefill_);
+  if (travels(request)) {
+    life.decode->arriving += wish.prompt_tokens;
+    ++life.decode->arriving_requests;
+  }
+  life.prefill->replica.add({.request = request,
+                             .known = wish.prompt_tokens,
+                             .tokens_to_go = prefill_.empty() ? wish.answer_tokens : 1});
+  wake(*life.prefill);
+}
+
+void Simulation::wake(Worker& worker) {
+  if (worker.computes) return;
+  const auto step = std::make_shared<const SimStep>(worker.replica.begin());
+  if (!step->parts.empty()) begin(worker, step);
+}
+
+void Simulation::begin(Worker& worker, const std::shared_ptr<const SimStep>& step) {
+  worker.computes = true;
+  worker.busy += to_seconds(step->first_stage);
+  ++worker.steps;
+  for (const SimStep::Part& part : step->parts) {
+    Life& life = lives_[part.request];
+    SimTime& first = life.adopted < 0 ? life.started : life.resumed;
+    if (first < 0) first = events_.now();
+    (life.answered < 0 ? life.prefilled : life.decoded) += step->time;
+  }
+  // Events of one time happen in the order in which they are added here: what a step computed is
+  // there before it ends, and it ends before the next one begins.
+  if (worker.prefill) {
+    const int parts = push_parts();
+    for (int i = 1; i <= parts; ++i) {
+      events_.after(step->whole * i / parts, [=, this] { push(*step, 1.0 / parts, i == parts); });
+    }
+  }
+  events_.after(step->whole, [=, this, &worker] { end(worker, *step); });
+  events_.after(step->first_stage, [this, &worker] {
+    worker.computes = false;
+    wake(worker);
+  });
+}
+
+void Simulation::end(Worker& worker, const SimStep& step) {
+  const StepOutcome outcome = worker.replica.end(step);
+  for (const int request : outcome.answered) {
+    if (lives_[request].answered < 0) lives_[request].answered = events_.now();
+  }
+  for (const int request : outcome.ended) {
+    if (!worker.prefill || !travels(request)) finish(request);
+  }
+  grant(worker);
+  wake(worker);
+}
+
+void Simulation::push(const SimStep& step, double share, bool last) {
+  for (const SimStep::Part& part : step.parts) {
+    if (!travels(part.request)) continue;
+    const bool ends = last && part.answers;
+    double tokens = share * part.tokens;
+    if (setting_.push_whole) {
+      if (!ends) continue;
+      tokens = requests_[part.request].prompt_tokens;
+    }
+    const double rows = tokens * setting_.model.layers;
+    const StepCost& cost = lives_[part.request].prefill->replica.cost();
+    events_.after(to_sim_time(cost.encode(rows * setting_.model.kv_values())),
+                  [this, request = part.request, bytes = rows * setting_.kv.wire_bytes, ends] {
+                    leave(request, bytes, ends);
+                  });
+  }
+}
+
+void Simulation::leave(int request, double bytes, bool last) {
+  Life& life = lives_[request];
+  if (last) life.left = events_.now();
+  if (life.granted >= 0) {
+    network_.add_bytes(events_.now(), life.flow, bytes);
+    return watch_network();
+  }
+  if (life.held == 0) life.decode->wanting.push_back(request);
+  life.held += bytes;
+  grant(*life.decode);
+}
+
+void Simulation::grant(Worker& worker) {
+  while (!worker.wanting.empty()) {
+    const int request = worker.wanting.front();
+    Life& life = lives_[request];
+    // With room for the first token of the answer, which came with the prompt.
+    if (!worker.replica.reserve(requests_[request].prompt_tokens + 1)) return;
+    worker.wanting.pop_front();
+    life.granted = events_.now();
+    life.flow = network_.open({life.prefill->port, worker.port, setting_.flow_rate_max});
+    flow_requests_.resize(std::max<std::size_t>(flow_requests_.size(), life.flow + 1));
+    flow_requests_[life.flow] = request;
+    network_.add_bytes(events_.now(), life.flow, life.held);
+    watch_network();
+  }
+}
+
+// Rates changed: what was expected before is void.
+void Simulation::watch_network() {
+  const std::uint64_t change = ++network_changes_;
+  const std::optional<SimTime> time = network_.next_dry();
+  if (!time) return;
+  events_.at(*time, [this, change] {
+    if (change == network_changes_) carry();
+  });
+}
+
+void Simulation::carry() {
+  for (const int flow : network_.advance(events_.now())) {
+    const int request = flow_requests_[flow];
+    Life& life = lives_[request];
+    if (life.left < 0) continue;  // more will come
+    life.crossed = events_.now();
+    network_.close(flow);
+    // What came before was decoded while this part was on its way.
+    const double rows = double(requests_[request].prompt_tokens) * setting_.model.layers;
+    const double decode =
+        life.decode->replica.cost().decode(rows * setting_.model.kv_values() / push_parts());
+    events_.after(to_sim_time(decode), [this, request] { adopt(request); });
+  }
+  watch_network();
+}
+
+void Simulation::adopt(int request) {
+  Life& life = lives_[request];
+  const SimRequest& wish = requests_[request];
+  life.adopted = events_.now();
+  life.decode->arriving -= wish.prompt_tokens;
+  --life.decode->arriving_requests;
+  life.decode->replica.adopt({.request = request,
+                              .known = wish.prompt_tokens + 1,
+                              .computed = wish.prompt_tokens,
+                              .tokens_to_go = wish.answer_tokens - 1});
+  wake(*life.decode);
+}
+
+TimeAccount Simulation::account(const Life& life) const {
+  TimeAccount account;
+  const auto between = [](SimTime start, SimTime end) { return to_seconds(end - start); };
+  account.queue = between(life.arrival, life.started);
+  account.prefill = between(life.started, life.answered);
+  SimTime decoding = life.answered;
+  if (life.adopted >= 0) {
+    const SimTime ready = std::max(life.left, life.granted);
+    account.encode = between(life.answered, life.left);
+    account.wait_for_memory = between(life.left, ready);
+    account.transfer = between(ready, life.crossed);
+    account.decode_codec = between(life.crossed, life.adopted);
+    account.queue += between(life.adopted, life.resumed);
+    decoding = life.resumed;
+  }
+  account.decode = between(decoding, events_.now());
+  // Steps that overlap in a pipeline have longer sums than the time they took together.
+  const auto part_of = [](double whole, const StepTime& sum) {
+    return sum.total() == 0 ? 0 : std::min(1.0, whole / sum.total());
+  };
+  const double prefill = part_of(account.prefill, life.prefilled);
+  account.prefill_attention = prefill * life.prefilled.attention;
+  account.prefill_quantise = prefill * life.prefilled.seal;
+  account.prefill_dequantise = prefill * life.prefilled.open;
+  const double decode = part_of(account.decode, life.decoded);
+  account.decode_attention = decode * life.decoded.attention;
+  account.decode_dequantise = decode * life.decoded.open;
+  return account;
+}
+
+void Simulation::finish(int request) {
+  SimRecord& record = outcome_.records[request];
+  const Life& life = lives_[request];
+  if (record.fits) {
+    record.first_token = to_seconds(life.answered - life.arrival);
+    record.completion = to_seconds(events_.now() - life.arrival);
+    record.account = account(life);
+  }
+  ++finished_;
+  if (progress_) progress_(finished_);
+}
+
+}  // namespace
+
+Result<SimOutcome> simulate(const ClusterSetting& setting, std::span<const SimRequest> requests,
+                            const std::function<void(std::size_t)>& progress) {
+  Simulation simulation(setting, requests, progress);
+  KVLANE_TRY(simulation.prepare());
+  return simulation.run();
+}
+
+}  // namespace kvlane

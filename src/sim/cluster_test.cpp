@@ -1,0 +1,218 @@
+// Queues as in textbooks, what is conserved, and what a link and memory do to requests.
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/cluster.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "format/shape.h"
+#include "sim/sim_fixture.h"
+
+namespace kvlane {
+namespace {
+
+double mean_queue(const SimOutcome& outcome) {
+  double sum = 0;
+  for (const SimRecord& record : outcome.records) sum += record.account.queue;
+  return sum / double(outcome.records.size());
+}
+
+// Pollaczek and Khinchine: W = rho / (2 (1 - rho)) services.
+TEST(Queue, ConstantServiceIsMD1) {
+  for (const double load : {0.3, 0.6, 0.8}) {
+    const SimOutcome outcome = run(plain_queue(), poisson(200'000, load, 1000, 1));
+    EXPECT_NEAR(mean_queue(outcome), load / (2 * (1 - load)), 0.03 * load / (1 - load)) << load;
+    EXPECT_NEAR(outcome.decode.busy, load, 0.01);
+    EXPECT_EQ(outcome.decode.steps, 200'000);
+  }
+}
+
+// W = rho / (1 - rho) services.
+TEST(Queue, ExponentialServiceIsMM1) {
+  for (const double load : {0.3, 0.6, 0.8}) {
+    std::vector<SimRequest> requests = poisson(400'000, load, 1, 1);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const double service = exponential(7, static_cast<std::uint32_t>(i), 1);
+      requests[i].prompt_tokens = std::max(1, static_cast<int>(std::lround(1000 * service)));
+    }
+    const SimOutcome outcome = run(plain_queue(), requests);
+    EXPECT_NEAR(mean_queue(outcome), load / (1 - load), 0.06 * load / (1 - load)) << load;
+  }
+}
+
+// Requests go to the replica with the fewest tokens to compute: with two replicas a request waits
+// only when both compute, so for less than in a queue of its own.
+TEST(Queue, TwoReplicasShareOneQueueOfArrivals) {
+  ClusterSetting two = plain_queue();
+  two.decode.count = 2;
+  const double alone = mean_queue(run(plain_queue(), poisson(50'000, 0.8, 1000, 1)));
+  const double shared = mean_queue(run(two, poisson(50'000, 1.6, 1000, 1)));
+  EXPECT_LT(shared, 0.7 * alone);
+  EXPECT_GT(shared, 0.3 * alone);
+}
+
+TEST(Cluster, AccountsAddUpAndBytesArrive) {
+  for (const bool whole : {false, true}) {
+    ClusterSetting setting = small_cluster();
+    setting.push_whole = whole;
+    const std::vector<SimRequest> requests = poisson(300, 4, 3000, 50);
+    const SimOutcome outcome = run(setting, requests);
+    for (const SimRecord& record : outcome.records) {
+      EXPECT_NEAR(record.account.total(), record.completion, 1e-9);
+      EXPECT_LE(record.first_token, record.completion);
+      EXPECT_GT(record.account.transfer, 0);
+      EXPECT_GE(record.account.wait_for_memory, 0);
+      EXPECT_LE(record.account.prefill_attention + record.account.prefill_quantise,
+                record.account.prefill);
+      EXPECT_LE(record.account.decode_attention, record.account.decode);
+    }
+    EXPECT_NEAR(outcome.wire_bytes, 300.0 * 3000 * 131072, 1);
+    EXPECT_EQ(outcome.prefill.stopped + outcome.decode.stopped, 0);
+  }
+}
+
+TEST(Cluster, AloneARequestTakesWhatItsPartsTake) {
+  ClusterSetting setting = small_cluster();
+  setting.push_whole = true;
+  setting.prefill.limits.batch_tokens_max = 1 << 20;
+  const SimOutcome outcome = run(setting, {{0, 4000, 3}});
+  const StepCost cost(setting.prefill.gpu, setting.model, {}, setting.kv, {});
+  const auto seconds = [&](int tokens, int context) {
+    const StepPart part{tokens, context};
+    return cost.of({&part, 1}).total();
+  };
+  const SimRecord& record = outcome.records[0];
+  EXPECT_NEAR(record.account.prefill, seconds(4000, 0), 1e-8);
+  EXPECT_NEAR(record.account.transfer, 4000.0 * 131072 / 5e9, 1e-8);
+  EXPECT_NEAR(record.account.decode, seconds(1, 4000) + seconds(1, 4001), 1e-8);
+  EXPECT_EQ(record.account.queue, 0);
+  EXPECT_EQ(record.first_token, record.account.prefill);
+}
+
+// What leaves layer by layer is on its way while the rest is computed: where the link is faster
+// than computing, only the last part is left to wait for.
+TEST(Cluster, LayersTravelWhileOthersAreComputed) {
+  ClusterSetting setting = small_cluster();
+  setting.prefill.network_rate = setting.decode.network_rate = 50e9;
+  const double layered = run(setting, {{0, 16000, 3}}).records[0].account.transfer;
+  setting.push_whole = true;
+  const double whole = run(setting, {{0, 16000, 3}}).records[0].account.transfer;
+  EXPECT_NEAR(whole, 16000.0 * 131072 / 50e9, 1e-8);
+  EXPECT_LT(layered, whole / 8);
+  EXPECT_GT(layered, 0);
+}
+
+TEST(Cluster, OneFlowMayBeSlowerThanItsPorts) {
+  ClusterSetting setting = small_cluster();
+  setting.push_whole = true;
+  setting.flow_rate_max = 0.625e9;
+  const SimRecord record = run(setting, {{0, 4000, 3}}).records[0];
+  EXPECT_NEAR(record.account.transfer, 4000.0 * 131072 / 0.625e9, 1e-8);
+}
+
+// Fewer blocks than requests want at once: they wait for memory, none is lost, and no more is taken
+// than there is.
+TEST(Cluster, RequestsWaitForMemory) {
+  ClusterSetting setting = small_cluster();
+  setting.decode.count = 1;
+  // Weights are 16.06 GB; 40 blocks of 8.4 MB are for KV, 2,560 tokens.
+  setting.decode.gpu.memory_bytes =
+      (setting.model.weight_bytes() + 40.5 * kBlockTokens * 131072) / setting.memory_share;
+  const std::vector<SimRequest> requests = poisson(60, 20, 1000, 100);
+  const SimOutcome outcome = run(setting, requests);
+  double waited = 0;
+  for (const SimRecord& record : outcome.records) {
+    EXPECT_TRUE(record.fits);
+    EXPECT_NEAR(record.account.total(), record.completion, 1e-9);
+    waited += record.account.wait_for_memory;
+  }
+  EXPECT_GT(waited, 10);
+  EXPECT_EQ(outcome.decode.tokens_in_memory, 2560);
+  EXPECT_LE(outcome.decode.blocks_peak, 1);
+  EXPECT_GT(outcome.decode.blocks_peak, 0.7);
+}
+
+// Answers outgrow what is there: the last in rank gives way, is computed again, and ends.
+TEST(Cluster, SequencesAreStoppedAndGoOn) {
+  ClusterSetting setting = small_cluster();
+  setting.prefill.count = 0;
+  setting.decode.count = 1;
+  setting.decode.gpu.memory_bytes =
+      (setting.model.weight_bytes() + 40.5 * kBlockTokens * 131072) / setting.memory_share;
+  const SimOutcome outcome = run(setting, poisson(30, 50, 300, 1000));
+  EXPECT_GT(outcome.decode.stopped, 0);
+  for (const SimRecord& record : outcome.records) {
+    EXPECT_GT(record.completion, record.first_token);
+    EXPECT_NEAR(record.account.total(), record.completion, 1e-9);
+  }
+}
+
+TEST(Cluster, WhatNeverFitsIsToldApart) {
+  ClusterSetting setting = small_cluster();
+  const SimOutcome outcome = run(setting, {{0, 4'000'000, 10}, {0, 100, 10}});
+  EXPECT_FALSE(outcome.records[0].fits);
+  EXPECT_EQ(outcome.records[0].completion, 0);
+  EXPECT_TRUE(outcome.records[1].fits);
+  EXPECT_GT(outcome.records[1].completion, 0);
+}
+
+TEST(Cluster, OneTokenNeedsNoDecodeWorker) {
+  const SimOutcome outcome = run(small_cluster(), {{0, 500, 1}});
+  EXPECT_EQ(outcome.wire_bytes, 0);
+  EXPECT_EQ(outcome.decode.steps, 0);
+  EXPECT_EQ(outcome.records[0].completion, outcome.records[0].first_token);
+}
+
+// Stages compute at the same time: four requests at once take less than twice what one takes alone,
+// and as much work is done.
+TEST(Cluster, StagesOverlap) {
+  ClusterSetting setting = small_cluster();
+  setting.prefill.count = 1;
+  setting.prefill.parallel.pipeline = 4;
+  setting.prefill.limits.batch_tokens_max = 1000;
+  setting.decode.parallel.pipeline = 2;
+  const SimOutcome one = run(setting, {{0, 4000, 20}});
+  const double last = run(setting, {{0, 4000, 20}, {0, 4000, 20}, {0, 4000, 20}, {0, 4000, 20}})
+                          .records[3]
+                          .first_token;
+  EXPECT_LT(last, 4 * one.records[0].first_token);
+  EXPECT_GT(last, 2 * one.records[0].first_token);
+  EXPECT_NEAR(one.records[0].account.total(), one.records[0].completion, 1e-9);
+}
+
+TEST(Cluster, TheSameInputGivesTheSameOutcome) {
+  const std::vector<SimRequest> requests = poisson(200, 6, 2000, 80);
+  const SimOutcome one = run(small_cluster(), requests);
+  const SimOutcome other = run(small_cluster(), requests);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(one.records[i].completion, other.records[i].completion);
+    EXPECT_EQ(one.records[i].first_token, other.records[i].first_token);
+  }
+  EXPECT_EQ(one.wire_bytes, other.wire_bytes);
+}
+
+TEST(Cluster, SaysWhatIsImpossible) {
+  ClusterSetting setting = small_cluster();
+  setting.prefill.gpu = gpu_named("T4");
+  const Result<SimOutcome> small = simulate(setting, {}, {});
+  ASSERT_FALSE(small.ok());
+  EXPECT_EQ(small.status().message(), "the weights, 16 GB, leave no room for KV on 1 x T4");
+  setting = small_cluster();
+  setting.decode.count = 0;
+  EXPECT_EQ(simulate(setting, {}, {}).status().message(), "there is no replica that decodes");
+}
+
+TEST(Cluster, ProgressCountsEveryRequest) {
+  std::vector<std::size_t> seen;
+  const auto outcome = simulate(small_cluster(), poisson(20, 5, 100, 5),
+                                [&](std::size_t count) { seen.push_back(count); });
+  ASSERT_TRUE(outcome.ok());
+  std::vector<std::size_t> all(20);
+  std::iota(all.begin(), all.end(), 1U);
+  EXPECT_EQ(seen, all);
+}
+
+}  // namespace
+}  // namespace kvlane

@@ -1,0 +1,168 @@
+// Steps of a replica.
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/replica.h"
+
+#include <algorithm>
+
+#include "format/shape.h"
+
+namespace kvlane {
+namespace {
+
+bool comes_before(const SimSequence& one, const SimSequence& other) {
+  return one.request < other.request;
+}
+
+void insert_in_order(auto& sequences, const SimSequence& sequence) {
+  sequences.insert(std::upper_bound(sequences.begin(), sequences.end(), sequence, comes_before),
+                   sequence);
+}
+
+}  // namespace
+
+void Replica::add(const SimSequence& sequence) { insert_in_order(waiting_, sequence); }
+
+bool Replica::reserve(int tokens) {
+  // Who was stopped for want of blocks goes first.
+  const bool wanted = std::any_of(waiting_.begin(), waiting_.end(),
+                                  [](const SimSequence& each) { return each.blocks == 0; });
+  if (wanted || !may_start(blocks_for(tokens), blocks_free(), growing())) return false;
+  take(blocks_for(tokens));
+  return true;
+}
+
+void Replica::adopt(SimSequence sequence) {
+  sequence.blocks = blocks_for(sequence.known);
+  insert_in_order(waiting_, sequence);
+}
+
+int Replica::growing() const {
+  return static_cast<int>(
+      std::count_if(running_.begin(), running_.end(),
+                    [](const SimSequence& each) { return each.tokens_to_go > 1; }));
+}
+
+void Replica::take(int blocks) {
+  blocks_taken_ += blocks;
+  blocks_peak_ = std::max(blocks_peak_, blocks_taken_);
+}
+
+// In order: who is first and finds no room is not overtaken, but by those who have theirs.
+void Replica::start_waiting() {
+  bool full = false;
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    if (static_cast<int>(running_.size()) >= limits_.sequences_max) return;
+    const int more = blocks_for(next->known) - next->blocks;
+    if (more > 0 && (full || !may_start(more, blocks_free(), growing()))) {
+      full = true;
+      ++next;
+      continue;
+    }
+    take(more);
+    next->blocks += more;
+    insert_in_order(running_, *next);
+    next = waiting_.erase(next);
+  }
+}
+
+void Replica::stop_last() {
+  const auto last = std::find_if(running_.rbegin(), running_.rend(),
+                                 [](const SimSequence& each) { return !each.busy; });
+  SimSequence stopped = *last;
+  running_.erase(std::next(last).base());
+  blocks_taken_ -= stopped.blocks;
+  stopped.blocks = 0;
+  stopped.computed = 0;
+  ++stopped_;
+  insert_in_order(waiting_, stopped);
+}
+
+// Blocks for the next token of everybody who may run; who is last in rank gives way.
+void Replica::grow() {
+  for (std::size_t i = 0; i < running_.size();) {
+    const int request = running_[i].request;
+    const int more = blocks_for(running_[i].known) - running_[i].blocks;
+    if (running_[i].busy || more <= 0 || more <= blocks_free()) {
+      if (!running_[i].busy && more > 0) {
+        take(more);
+        running_[i].blocks += more;
+      }
+      ++i;
+      continue;
+    }
+    stop_last();
+    // That was somebody behind, or the sequence itself.
+    if (i < running_.size() && running_[i].request != request) continue;
+  }
+}
+
+SimStep Replica::begin() {
+  start_waiting();
+  grow();
+  std::vector<std::size_t> chosen;
+  std::vector<int> missing;
+  int answers = 0;
+  // With several stages each step takes its part of the answers, so that all stages have some.
+  const auto growers = std::count_if(running_.begin(), running_.end(),
+                                     [](const SimSequence& each) { return each.missing() <= 1; });
+  const auto answers_max = (growers + stages_ - 1) / stages_;
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    if (running_[i].busy) continue;
+    const bool answer = running_[i].missing() == 1;
+    if (answer && answers == answers_max) continue;
+    answers += answer ? 1 : 0;
+    chosen.push_back(i);
+    missing.push_back(running_[i].missing());
+  }
+  std::vector<int> tokens(chosen.size());
+  share_step(missing, prompt_budget(pace_, answers, limits_.slowdown_max, limits_.batch_tokens_max),
+             turn_++, tokens);
+  SimStep step;
+  std::vector<StepPart> parts;
+  int prompt_tokens = 0;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    if (tokens[i] == 0) continue;
+    SimSequence& sequence = running_[chosen[i]];
+    parts.push_back({.tokens = tokens[i], .context = sequence.computed});
+    if (missing[i] > 1) prompt_tokens += tokens[i];
+    sequence.computed += tokens[i];
+    // The next part of a prompt may follow its last one through the stages; a token must be known.
+    sequence.busy = sequence.missing() == 0;
+    step.parts.push_back({sequence.request, tokens[i], sequence.busy});
+  }
+  if (parts.empty()) return step;
+  step.time = cost_.of(parts);
+  step.whole = to_sim_time(step.time.total());
+  step.first_stage = (step.whole + stages_ - 1) / stages_;
+  pace_ = learn(pace_, {answers, prompt_tokens, to_seconds(step.whole)});
+  return step;
+}
+
+StepOutcome Replica::end(const SimStep& step) {
+  StepOutcome outcome;
+  for (const SimStep::Part& part : step.parts) {
+    if (!part.answers) continue;
+    const auto found = std::lower_bound(running_.begin(), running_.end(),
+                                        SimSequence{.request = part.request}, comes_before);
+    outcome.answered.push_back(part.request);
+    found->busy = false;
+    if (--found->tokens_to_go > 0) {
+      ++found->known;
+      continue;
+    }
+    outcome.ended.push_back(part.request);
+    blocks_taken_ -= found->blocks;
+    running_.erase(found);
+  }
+  return outcome;
+}
+
+std::int64_t Replica::queued_tokens() const {
+  std::int64_t tokens = 0;
+  // The one token that an answer computes next is no queue.
+  for (const SimSequence& each : waiting_) tokens += each.missing();
+  for (const SimSequence& each : running_) tokens += std::max(0, each.missing() - 1);
+  return tokens;
+}
+
+}  // namespace kvlane
