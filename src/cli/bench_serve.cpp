@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "bench/serve_bench.h"
 #include "cli/bench.h"
+#include "cli/dataset_flags.h"
 #include "cli/environment.h"
 #include "cli/flags.h"
 #include "cli/load_progress.h"
@@ -64,8 +65,7 @@ Result<Url> parse_base_url(std::string text) {
 
 Result<ServeBenchOptions> options_from(const BenchServeFlags& flags) {
   ServeBenchOptions options = flags.options;
-  std::string& dataset = options.dataset.name;
-  if (dataset == "mooncake" || dataset == "azure") dataset = "trace";
+  settle_dataset(options.dataset);
   KVLANE_ASSIGN(options.load.server, parse_base_url(flags.base_url));
   RequestSettings& request = options.load.request;
   request.api = flags.endpoint == "chat" ? Api::kChat : Api::kCompletions;
@@ -146,58 +146,6 @@ void add_server_options(CLI::App& command, BenchServeFlags& flags) {
       ->check(CLI::Range(2, kTokensMax));
   command.add_option("--timeout", flags.timeout, "seconds that a whole request may take")
       ->check(number_between(0.001, kSecondsMax))
-      ->capture_default_str();
-}
-
-void add_dataset_options(CLI::App& command, BenchServeFlags& flags) {
-  DatasetOptions& dataset = flags.options.dataset;
-  std::vector<std::string> names = {"random", "trace", "mooncake", "azure"};
-  for (std::string& name : paper_workload_names()) names.push_back(std::move(name));
-  command
-      .add_option("--dataset,--dataset-name", dataset.name,
-                  "random; trace (mooncake and azure mean the same) with --dataset-path; or the "
-                  "lengths of a paper's workload")
-      ->check(CLI::IsMember(names))
-      ->capture_default_str();
-  command.add_option("--dataset-path", dataset.path,
-                     "a trace: Mooncake's JSON lines, or CSV as Azure's or vidur's");
-  command.add_option("--input-len,--random-input-len", dataset.input_tokens, "of random prompts")
-      ->check(CLI::Range(1, kTokensMax))
-      ->capture_default_str();
-  command.add_option("--output-len,--random-output-len", dataset.output_tokens, "of their answers")
-      ->check(CLI::Range(1, kTokensMax))
-      ->capture_default_str();
-  command
-      .add_option("--range-ratio,--random-range-ratio", dataset.range_ratio,
-                  "both lengths vary evenly by this share to either side")
-      ->check(number_between(0, 0.999))
-      ->capture_default_str();
-  command
-      .add_option("--prefix-len,--random-prefix-len", dataset.prefix_tokens,
-                  "tokens in front of prompts that several share")
-      ->check(CLI::Range(0, kTokensMax))
-      ->capture_default_str();
-  command.add_option("--num-prefixes", dataset.prefixes, "so many different ones")
-      ->check(CLI::Range(1, 1'000'000))
-      ->capture_default_str();
-  command
-      .add_option("--prefix-zipf", dataset.prefix_zipf,
-                  "the k-th of them is chosen with probability ~ k^-F; 0: evenly")
-      ->check(number_between(0, 10.0))
-      ->capture_default_str();
-  command.add_option("--rounds", dataset.rounds, "requests of a conversation (default: 1)")
-      ->check(CLI::Range(1, 10'000));
-  command
-      .add_option("--think-time", dataset.think_time,
-                  "seconds from an answer to the next round (default: 0)")
-      ->check(number_between(0, kSecondsMax));
-  command.add_option("--scale-lengths", dataset.length_scale, "a trace's lengths times this")
-      ->check(number_between(1e-6, 1e3))
-      ->capture_default_str();
-  command
-      .add_option("--time-scale", dataset.time_scale,
-                  "a trace's times times this: 0.1 is ten times as fast")
-      ->check(number_between(0, 1e6))
       ->capture_default_str();
 }
 
@@ -283,7 +231,7 @@ void add_bench_serve(CLI::App& bench, Run& run) {
       "  kvlane bench serve --dataset sharegpt4 --rounds 4 --think-time 1 --request-rate 2");
   const auto flags = std::make_shared<BenchServeFlags>();
   add_server_options(*command, *flags);
-  add_dataset_options(*command, *flags);
+  add_dataset_flags(*command, flags->options.dataset);
   add_arrival_options(*command, *flags);
   add_sampling_options(*command, *flags);
   add_result_options(*command, *flags);

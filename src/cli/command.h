@@ -35,5 +35,6 @@ void add_store(CLI::App& app, Run& run);
 void add_profile(CLI::App& app, Run& run);
 void add_plan(CLI::App& app, Run& run);
 void add_rank(CLI::App& app, Run& run);
+void add_simulate(CLI::App& app, Run& run);
 
 }  // namespace kvlane

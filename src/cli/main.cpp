@@ -54,8 +54,8 @@ int run_program(int argc, char** argv) {
        {kvlane::add_serve, kvlane::add_up, kvlane::add_prefill, kvlane::add_decode,
         kvlane::add_gateway, kvlane::add_generate, kvlane::add_inspect, kvlane::add_synth,
         kvlane::add_file, kvlane::add_store, kvlane::add_calibrate, kvlane::add_eval,
-        kvlane::add_profile, kvlane::add_plan, kvlane::add_rank, kvlane::add_bench,
-        kvlane::add_version}) {
+        kvlane::add_profile, kvlane::add_plan, kvlane::add_simulate, kvlane::add_rank,
+        kvlane::add_bench, kvlane::add_version}) {
     add(app, run);
   }
   try {

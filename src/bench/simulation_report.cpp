@@ -1,0 +1,177 @@
+// What a simulation came to, in tables and in JSON.
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "bench/simulated_replicas.h"
+#include "bench/simulation.h"
+
+namespace kvlane {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <class... Values>
+std::string line(const char* format, Values... values) {
+  char text[240];
+  std::snprintf(text, sizeof(text), format, values...);
+  return std::string(text) + "\n";
+}
+
+double p99(const Summary& summary) {
+  return summary.percentiles.empty() ? 0 : summary.percentiles.back().second;
+}
+
+int name_width(std::span<const SimulationResult> results) {
+  std::size_t width = 2;
+  for (const SimulationResult& each : results) width = std::max(width, each.kv.costs.name.size());
+  return static_cast<int>(width);
+}
+
+double last_arrival(const SimulationSetting& setting) {
+  return setting.requests.empty() ? 0 : setting.requests.back().arrival;
+}
+
+std::string latencies(std::span<const SimulationResult> results) {
+  const int width = name_width(results);
+  std::string text = line("%-*s %21s %21s %21s", width, "", "completion s", "TTFT s", "TPOT ms");
+  text += line("%-*s %10s %10s %10s %10s %10s %10s %10s", width, "KV", "mean", "p99", "mean", "p99",
+               "mean", "p99", "saved");
+  const double first = results.empty() ? 0 : results.front().completion.mean;
+  for (const SimulationResult& each : results) {
+    const double saved = first > 0 ? 100 * (1 - each.completion.mean / first) : 0;
+    text += line("%-*s %10.3f %10.3f %10.3f %10.3f %10.2f %10.2f %8.1f %%", width,
+                 each.kv.costs.name.c_str(), each.completion.mean, p99(each.completion),
+                 each.ttft.mean, p99(each.ttft), 1e3 * each.tpot.mean, 1e3 * p99(each.tpot), saved);
+  }
+  return text;
+}
+
+std::string accounts(std::span<const SimulationResult> results) {
+  const int width = name_width(results);
+  std::string text = line("share of completion, %%");
+  text += line("%-*s %7s %8s %7s %7s %9s %7s %7s   %s", width, "KV", "queue", "prefill", "encode",
+               "memory", "transfer", "codec", "decode", "(attention, opening codes)");
+  for (const SimulationResult& each : results) {
+    const TimeAccount& account = each.account;
+    const double all = account.total() > 0 ? account.total() / 100 : 1;
+    text += line("%-*s %7.1f %8.1f %7.1f %7.1f %9.1f %7.1f %7.1f   (%.1f, %.1f)", width,
+                 each.kv.costs.name.c_str(), account.queue / all, account.prefill / all,
+                 account.encode / all, account.wait_for_memory / all, account.transfer / all,
+                 account.decode_codec / all, account.decode / all,
+                 (account.prefill_attention + account.decode_attention) / all,
+                 (account.prefill_dequantise + account.decode_dequantise) / all);
+  }
+  return text;
+}
+
+std::string uses(std::span<const SimulationResult> results, bool disaggregated) {
+  const int width = name_width(results);
+  std::string text = line("use of the cluster, %%");
+  text += line("%-*s %10s %10s %10s %14s %12s %8s", width, "KV", "prefill", "link", "decode",
+               "KV memory peak", "KV tokens", "stopped");
+  for (const SimulationResult& each : results) {
+    const GroupUse& prefill = each.outcome.prefill;
+    const GroupUse& decode = each.outcome.decode;
+    const double link = disaggregated ? 100 * std::max(prefill.network, decode.network) : 0;
+    text += line("%-*s %10.1f %10.1f %10.1f %14.1f %12lld %8lld", width, each.kv.costs.name.c_str(),
+                 100 * prefill.busy, link, 100 * decode.busy, 100 * decode.blocks_peak,
+                 static_cast<long long>(decode.tokens_in_memory),
+                 static_cast<long long>(prefill.stopped + decode.stopped));
+  }
+  return text;
+}
+
+// What a reader has to know before believing a row.
+std::string remarks(const SimulationSetting& setting, std::span<const SimulationResult> results) {
+  std::string text;
+  for (const SimulationResult& each : results) {
+    const std::string& name = each.kv.costs.name;
+    if (!each.kv.measured) {
+      text += name + ": speeds are assumed, no kernel for it was measured on a GPU\n";
+    }
+    if (each.refused > 0) {
+      text += name + ": " + std::to_string(each.refused) + " requests never fit in memory\n";
+    }
+    const double late = each.outcome.seconds - last_arrival(setting);
+    if (late > 4 * each.completion.percentiles.front().second &&
+        late > 0.1 * each.outcome.seconds) {
+      text += line(
+          "%s: the last answer came %.0f s behind the last request: more arrives than can "
+          "be served",
+          name.c_str(), late);
+    }
+  }
+  return text;
+}
+
+Json summary_json(const Summary& summary) {
+  Json json = {{"mean", summary.mean}};
+  for (const auto& [percent, value] : summary.percentiles) {
+    json["p" + std::to_string(static_cast<int>(percent))] = value;
+  }
+  return json;
+}
+
+Json use_json(const GroupUse& use) {
+  return {{"busy", use.busy},
+          {"network_busy", use.network},
+          {"kv_memory_peak", use.blocks_peak},
+          {"kv_tokens", use.tokens_in_memory},
+          {"steps", use.steps},
+          {"stopped", use.stopped}};
+}
+
+Json result_json(const SimulationResult& result) {
+  Json account = Json::object();
+  for (const AccountField& field : kAccountFields) {
+    account[std::string(field.name)] = result.account.*field.seconds;
+  }
+  return {{"kv", result.kv.costs.name},
+          {"speeds", result.kv.measured ? "measured" : "assumed"},
+          {"resident_bytes", result.kv.costs.resident_bytes},
+          {"wire_bytes", result.kv.costs.wire_bytes},
+          {"completed", result.completed},
+          {"refused", result.refused},
+          {"seconds", result.outcome.seconds},
+          {"answer_tokens_per_second", result.tokens},
+          {"completion", summary_json(result.completion)},
+          {"ttft", summary_json(result.ttft)},
+          {"tpot", summary_json(result.tpot)},
+          {"account", std::move(account)},
+          {"wire_bytes_total", result.outcome.wire_bytes},
+          {"prefill", use_json(result.outcome.prefill)},
+          {"decode", use_json(result.outcome.decode)}};
+}
+
+}  // namespace
+
+std::string simulation_text(const SimulationSetting& setting,
+                            std::span<const SimulationResult> results) {
+  const ClusterSetting& cluster = setting.cluster;
+  const bool disaggregated = cluster.prefill.count > 0;
+  std::string text = setting.model + ", " + std::to_string(setting.requests.size()) +
+                     " requests of " + setting.workload + line(" in %.1f s", last_arrival(setting));
+  if (disaggregated) text += "prefill: " + describe(cluster.prefill) + "\n";
+  text += (disaggregated ? "decode: " : "serving: ") + describe(cluster.decode) + "\n\n";
+  text += latencies(results) + "\n" + accounts(results) + "\n" + uses(results, disaggregated);
+  const std::string notes = remarks(setting, results);
+  return notes.empty() ? text : text + "\n" + notes;
+}
+
+std::string simulation_json(const SimulationSetting& setting,
+                            std::span<const SimulationResult> results) {
+  Json json = {{"command", setting.command},
+               {"model", setting.model},
+               {"workload", setting.workload},
+               {"requests", setting.requests.size()},
+               {"last_arrival", last_arrival(setting)}};
+  if (setting.cluster.prefill.count > 0) json["prefill"] = describe(setting.cluster.prefill);
+  json["decode"] = describe(setting.cluster.decode);
+  json["results"] = Json::array();
+  for (const SimulationResult& each : results) json["results"].push_back(result_json(each));
+  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace kvlane

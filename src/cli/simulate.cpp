@@ -1,0 +1,212 @@
+// `kvlane simulate`: what a cluster would do with a workload, in several KV formats.
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "bench/simulated_replicas.h"
+#include "bench/simulation.h"
+#include "cli/bench.h"
+#include "cli/command.h"
+#include "cli/dataset_flags.h"
+#include "cli/flags.h"
+#include "cli/progress.h"
+
+namespace kvlane {
+namespace {
+
+constexpr std::size_t kConfigBytesMax = 1 << 20;
+constexpr double kBytesInGbit = 1e9 / 8;
+
+struct SimulateFlags {
+  std::string model;
+  std::string prefill;
+  std::string decode;
+  double flow_limit = 0;  // Gbit/s; 0: none
+  std::vector<std::string> formats = {"bf16", "hack"};
+  std::vector<std::string> codecs = {"none"};
+  bool unfused = false;
+  std::string push = "layer";
+  double memory_share = 0.9;
+  ReplicaLimits limits;
+  double step_overhead = 0.3;  // milliseconds
+  double layer_overhead = 10;  // microseconds
+  double request_rate = 0;     // 0: the trace's own times
+  ServeBenchOptions workload;
+  bool json = false;
+  std::string command;  // as it was typed
+};
+
+Result<ModelConfig> read_config(const std::string& model) {
+  std::filesystem::path path = model;
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) path /= "config.json";
+  KVLANE_ASSIGN(const std::string text, read_text_file(path, kConfigBytesMax));
+  const Result<ModelConfig> config = parse_model_config(text);
+  return config.ok() ? config : config.status().with_context(path.string());
+}
+
+Result<ClusterSetting> cluster_from(const SimulateFlags& flags, const ModelConfig& config) {
+  ClusterSetting cluster;
+  cluster.model = simulated_model(config);
+  if (!flags.prefill.empty()) {
+    KVLANE_ASSIGN(cluster.prefill, parse_replicas(flags.prefill));
+  }
+  KVLANE_ASSIGN(cluster.decode, parse_replicas(flags.decode));
+  cluster.prefill.limits = cluster.decode.limits = flags.limits;
+  if (flags.flow_limit > 0) cluster.flow_rate_max = kBytesInGbit * flags.flow_limit;
+  cluster.push_whole = flags.push == "whole";
+  cluster.memory_share = flags.memory_share;
+  cluster.overheads = {.step = 1e-3 * flags.step_overhead, .layer = 1e-6 * flags.layer_overhead};
+  return cluster;
+}
+
+// Every format with every codec that makes a difference.
+Result<std::vector<SimulatedKv>> kv_from(const SimulateFlags& flags, const ModelConfig& config) {
+  std::vector<SimulatedKv> all;
+  for (const std::string& format : flags.formats) {
+    for (const std::string& codec : flags.codecs) {
+      KVLANE_ASSIGN(SimulatedKv kv, simulated_kv(format, codec, config, flags.unfused));
+      const bool known = std::any_of(all.begin(), all.end(), [&](const SimulatedKv& each) {
+        return each.costs.name == kv.costs.name;
+      });
+      if (!known) all.push_back(std::move(kv));
+    }
+  }
+  return all;
+}
+
+Status run_simulate(SimulateFlags& flags) {
+  KVLANE_ASSIGN(const ModelConfig config, read_config(flags.model));
+  SimulationSetting setting;
+  setting.model = std::filesystem::path(flags.model).filename().string();
+  setting.command = flags.command;
+  KVLANE_ASSIGN(setting.cluster, cluster_from(flags, config));
+  KVLANE_ASSIGN(const std::vector<SimulatedKv> formats, kv_from(flags, config));
+  settle_dataset(flags.workload.dataset);
+  if (flags.request_rate > 0) flags.workload.arrival.request_rate = flags.request_rate;
+  KVLANE_ASSIGN(const Workload workload, plan_workload(flags.workload, config.context));
+  KVLANE_ASSIGN(setting.requests, simulated_requests(workload));
+  setting.workload = flags.workload.dataset.name == "trace"
+                         ? flags.workload.dataset.path.filename().string()
+                         : flags.workload.dataset.name;
+  std::vector<SimulationResult> results;
+  for (const SimulatedKv& kv : formats) {
+    setting.cluster.kv = kv.costs;
+    Progress progress("simulating " + kv.costs.name);
+    const auto show = progress.counter();
+    KVLANE_ASSIGN(SimOutcome outcome,
+                  simulate(setting.cluster, setting.requests,
+                           [&](std::size_t ended) { show(ended, setting.requests.size()); }));
+    results.push_back(summarise_simulation(kv, setting.requests, std::move(outcome)));
+  }
+  std::cout << (flags.json ? simulation_json(setting, results) + "\n"
+                           : simulation_text(setting, results));
+  return {};
+}
+
+void add_cluster_flags(CLI::App& command, SimulateFlags& flags) {
+  command.add_option("model", flags.model, "directory of a checkpoint, or a config.json")
+      ->required();
+  command.add_option("--prefill", flags.prefill,
+                     "replicas that compute prompts, as 5xA10G:tp=4,pp=2,net=40 (Gbit/s of each); "
+                     "without any, those of --decode do");
+  command.add_option("--decode", flags.decode, "replicas that answer")->required();
+  command
+      .add_option("--flow-limit", flags.flow_limit,
+                  "Gbit/s that one transfer gets at most, as one TCP connection does in clouds")
+      ->check(number_between(1e-3, 1e5));
+  command.add_option("--kv-push", flags.push, "layer: KV leaves while others are computed; whole")
+      ->check(CLI::IsMember({"layer", "whole"}))
+      ->capture_default_str();
+  command
+      .add_option("--gpu-memory-utilization", flags.memory_share,
+                  "of GPUs' memory, for weights and KV")
+      ->check(number_between(0.01, 1))
+      ->capture_default_str();
+  command
+      .add_option("--max-num-batched-tokens", flags.limits.batch_tokens_max,
+                  "prompt tokens of a step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--max-num-seqs", flags.limits.sequences_max, "sequences of a step")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  command
+      .add_option("--decode-slowdown", flags.limits.slowdown_max,
+                  "a step takes at most so many times longer for prompts beside answers")
+      ->check(number_between(1, 1e3))
+      ->capture_default_str();
+  command
+      .add_option("--step-overhead", flags.step_overhead, "milliseconds of a step beside computing")
+      ->check(number_between(0, 1e4))
+      ->capture_default_str();
+  command
+      .add_option("--layer-overhead", flags.layer_overhead,
+                  "microseconds of a layer beside computing; 300 to 450 without graphs")
+      ->check(number_between(0, 1e6))
+      ->capture_default_str();
+}
+
+void add_format_flags(CLI::App& command, SimulateFlags& flags) {
+  command.add_option("--kv-format", flags.formats, "formats to compare, the first with the others")
+      ->capture_default_str();
+  command
+      .add_option("--kv-codec", flags.codecs,
+                  "codecs of 16-bit KV to compare: none, splitzip, splitzip:channel")
+      ->capture_default_str();
+  command.add_flag("--unfused", flags.unfused,
+                   "formats that attention cannot read are opened in memory at every step, as in "
+                   "HACK's comparison, not inside attention");
+}
+
+void add_arrival_flags(CLI::App& command, SimulateFlags& flags) {
+  command
+      .add_option("--request-rate", flags.request_rate,
+                  "requests a second, Poisson (default: a trace's own times; else all at once)")
+      ->check(number_between(1e-6, 1e6));
+  command
+      .add_option("--burstiness", flags.workload.arrival.burstiness,
+                  "shape of the gamma-distributed gaps: 1 is Poisson, less is burstier")
+      ->check(number_between(0.01, std::numeric_limits<double>::infinity()))
+      ->capture_default_str();
+  command
+      .add_option("--num-prompts", flags.workload.num_prompts,
+                  "requests (default: 1000, or a whole trace)")
+      ->check(CLI::Range(std::size_t{1}, kTraceRequestsMax));
+  command.add_option("--seed", flags.workload.seed, "of lengths and arrivals")
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_simulate(CLI::App& app, Run& run) {
+  CLI::App* const command = app.add_subcommand(
+      "simulate",
+      "What a cluster of GPUs would do with a workload, by KV format; docs/simulate.md");
+  command->footer(
+      "Examples:\n"
+      "  kvlane simulate config.json --prefill 5xA10G:tp=4,pp=2,net=40 \\\n"
+      "    --decode 4xA100-80GB-SXM:tp=4,net=200 --dataset cocktail --request-rate 0.3 \\\n"
+      "    --kv-format bf16 cachegen kvquant hack --kv-codec none splitzip\n"
+      "  kvlane simulate models/kvlane-small --decode 2xL4 --dataset azure --dataset-path "
+      "trace.csv");
+  const auto flags = std::make_shared<SimulateFlags>();
+  add_cluster_flags(*command, *flags);
+  add_format_flags(*command, *flags);
+  add_dataset_flags(*command, flags->workload.dataset);
+  add_arrival_flags(*command, *flags);
+  command->add_flag("--json", flags->json, "one JSON object instead of tables");
+  command->callback([flags, command, &run] {
+    flags->command = "kvlane simulate " + typed_options(*command);
+    run = [flags] { return run_simulate(*flags); };
+  });
+}
+
+}  // namespace kvlane
