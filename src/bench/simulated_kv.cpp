@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "codec/codec.h"
 #include "format/cache_format.h"
@@ -67,13 +68,10 @@ double hack_read_share(double group) {
 // Whether attention computes on the codes themselves.
 bool is_hack(std::string_view format) { return format == "hack" || format.starts_with("hack:"); }
 
-// HACK's own arithmetic corrects each partition's sum of products (SPEC: 9 operations for each of
-// K's and V's); the lean one has nothing to correct.
-Result<double> approximate_operations(std::string_view format, int head_dim) {
-  if (format.find("paper") == std::string_view::npos &&
-      format.find("compute=complete") == std::string_view::npos) {
-    return 0.0;
-  }
+// HACK's own arithmetic corrects each partition's sum of products, of K and of V, by nine
+// operations (HACK, section 5.3); the lean one has nothing to correct.
+double approximate_operations(std::string_view format, int head_dim) {
+  if (format.find("compute=complete") == format.npos) return 0;
   int partition = 64;
   for (const int each : {32, 64, 128}) {
     if (format.find("p=" + std::to_string(each)) != std::string_view::npos) partition = each;
@@ -81,40 +79,47 @@ Result<double> approximate_operations(std::string_view format, int head_dim) {
   return 2 * 9.0 * head_dim / partition;
 }
 
-// Bytes of a token of a layer.
-Result<double> table_format_bytes(FormatText text, double values) {
+// Bytes of a token of a layer, in memory and on a link.
+struct TokenBytes {
+  double resident;
+  double wire;
+};
+TokenBytes same(double bytes) { return {bytes, bytes}; }
+
+Result<TokenBytes> table_format_bytes(FormatText text, double values) {
   if (text.name() == "kvquant") {
     constexpr std::array<int, 3> kBits = {2, 3, 4};
     KVLANE_ASSIGN(const int bits, text.one_of("bits", kBits, 4));
     KVLANE_TRY(text.finish());
-    return (bits + kKvquantBeside) * values / 8;
+    return same((bits + kKvquantBeside) * values / 8);
   }
   constexpr std::array<int, 2> kLevels = {1, 2};
   KVLANE_ASSIGN(const int level, text.one_of("level", kLevels, 2));
   KVLANE_TRY(text.finish());
-  return kCachegenBits[level - 1] * values / 8;
+  return same(kCachegenBits[level - 1] * values / 8);
 }
 
-Result<double> resident_bytes(std::string_view format, const ModelConfig& config);
+Result<TokenBytes> token_bytes(std::string_view format, const ModelConfig& config);
 
 // What is kept, as codes of another format or in 16 bits.
-Result<double> zack_bytes(FormatText text, const ModelConfig& config) {
+Result<TokenBytes> zack_bytes(FormatText text, const ModelConfig& config) {
   const double values = 2.0 * config.kv_heads * config.head_dim;
   const std::string codes = text.take_codes();
   if (text.has("bits")) {
     KVLANE_ASSIGN(const int bits, text.decimal("bits", kShareParts / 4, 16 * kShareParts, 0));
     KVLANE_TRY(text.finish());
-    return values * bits / kShareParts / 8;
+    return same(values * bits / kShareParts / 8);
   }
   KVLANE_ASSIGN(const int keep, text.share("keep", kShareParts / 2));
   KVLANE_TRY(text.finish());
-  KVLANE_ASSIGN(const double whole, resident_bytes(codes.empty() ? "bf16" : codes, config));
-  return whole * keep / kShareParts;
+  KVLANE_ASSIGN(const TokenBytes whole, token_bytes(codes.empty() ? "bf16" : codes, config));
+  const double share = double(keep) / kShareParts;
+  return TokenBytes{whole.resident * share, whole.wire * share};
 }
 
-Result<double> resident_bytes(std::string_view format, const ModelConfig& config) {
+Result<TokenBytes> token_bytes(std::string_view format, const ModelConfig& config) {
   const double values = 2.0 * config.kv_heads * config.head_dim;
-  if (is_row_format(format)) return 2 * values;
+  if (is_row_format(format)) return same(2 * values);
   const std::string_view name = format.substr(0, format.find_first_of(":+"));
   if (name == "zack" || name == "kvquant" || name == "cachegen") {
     KVLANE_ASSIGN(FormatText text, FormatText::parse(format));
@@ -128,7 +133,16 @@ Result<double> resident_bytes(std::string_view format, const ModelConfig& config
         "blocks that a window keeps in 16 bits are not simulated: leave sink and recent out of '" +
         std::string(format.substr(0, 80)) + "'");
   }
-  return double(made->slab_sizes().block_bytes()) / config.layers / kBlockTokens;
+  // What a slab is padded by does not travel; how much that is does not depend on its values.
+  const std::vector<std::uint16_t> rows(kBlockTokens * std::size_t(values));
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<Line> lines(made->slab_bytes() / sizeof(Line));
+  std::byte* const slab = lines.front().bytes;
+  KVLANE_TRY(made->seal({.layer = 0, .position = 0}, rows.data(), slab));
+  const double used = double(made->used_bytes({.layer = 0, .position = 0}, slab));
+  return TokenBytes{double(made->slab_bytes()) / kBlockTokens, used / kBlockTokens};
 }
 
 }  // namespace
@@ -156,11 +170,12 @@ Result<SimulatedKv> simulated_kv(std::string_view format, std::string_view codec
     return invalid_argument("codecs to simulate are none, splitzip and splitzip:channel, not '" +
                             std::string(codec.substr(0, 40)) + "'");
   }
-  KVLANE_ASSIGN(const double bytes, resident_bytes(format, config));
+  KVLANE_ASSIGN(const TokenBytes bytes, token_bytes(format, config));
   SimulatedKv kv;
   KvCosts& costs = kv.costs;
   costs.name = format;
-  costs.resident_bytes = costs.wire_bytes = bytes;
+  costs.resident_bytes = bytes.resident;
+  costs.wire_bytes = bytes.wire;
   const std::size_t plus = format.find('+');
   const bool zack = format.starts_with("zack");
   const std::string_view codes = zack && plus != format.npos ? format.substr(plus + 1) : format;
@@ -181,7 +196,7 @@ Result<SimulatedKv> simulated_kv(std::string_view format, std::string_view codec
   if (is_hack(codes)) {
     costs.read_share = hack_read_share(double(config.heads) / config.kv_heads);
     costs.prefill_speed = kHackPrefill;
-    KVLANE_ASSIGN(costs.approximate_operations, approximate_operations(codes, config.head_dim));
+    costs.approximate_operations = approximate_operations(codes, config.head_dim);
     kv.measured = !zack && costs.approximate_operations == 0;
     return kv;
   }

@@ -18,7 +18,7 @@ constexpr double kBytesInGbit = 1e9 / 8;
 
 }  // namespace
 
-Result<ReplicaGroup> parse_replicas(std::string_view text) {
+Result<ReplicaGroup> parse_replicas(std::string_view text, std::span<const Gpu> gpus) {
   KVLANE_ASSIGN(FormatText parsed, FormatText::parse(text, "group of replicas"));
   ReplicaGroup group;
   group.count = 1;
@@ -32,7 +32,7 @@ Result<ReplicaGroup> parse_replicas(std::string_view text) {
     }
     name.remove_prefix(digits + 1);
   }
-  KVLANE_ASSIGN(group.gpu, find_gpu(name));
+  KVLANE_ASSIGN(group.gpu, find_gpu(name, gpus));
   KVLANE_ASSIGN(group.parallel.tensor, parsed.within("tp", 1, kParallelMax, 1));
   KVLANE_ASSIGN(group.parallel.pipeline, parsed.within("pp", 1, kParallelMax, 1));
   KVLANE_ASSIGN(const int net,
@@ -44,10 +44,10 @@ Result<ReplicaGroup> parse_replicas(std::string_view text) {
 
 std::string describe(const ReplicaGroup& group) {
   char text[160];
-  std::snprintf(text, sizeof(text), "%d %s of %d %.*s (tp=%d, pp=%d), %g Gbit/s", group.count,
+  std::snprintf(text, sizeof(text), "%d %s of %d %.60s (tp=%d, pp=%d), %g Gbit/s", group.count,
                 group.count == 1 ? "replica" : "replicas", group.parallel.gpus(),
-                static_cast<int>(group.gpu.name.size()), group.gpu.name.data(),
-                group.parallel.tensor, group.parallel.pipeline, group.network_rate / kBytesInGbit);
+                group.gpu.name.c_str(), group.parallel.tensor, group.parallel.pipeline,
+                group.network_rate / kBytesInGbit);
   return text;
 }
 

@@ -1,6 +1,7 @@
 // `kvlane simulate`: what a cluster would do with a workload, in several KV formats.
 // SPDX-License-Identifier: Apache-2.0
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <iostream>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "bench/gpu_file.h"
 #include "bench/simulated_replicas.h"
 #include "bench/simulation.h"
 #include "cli/bench.h"
@@ -28,6 +30,7 @@ struct SimulateFlags {
   std::string model;
   std::string prefill;
   std::string decode;
+  std::string gpus;       // file; empty: none
   double flow_limit = 0;  // Gbit/s; 0: none
   std::vector<std::string> formats = {"bf16", "hack"};
   std::vector<std::string> codecs = {"none"};
@@ -55,10 +58,14 @@ Result<ModelConfig> read_config(const std::string& model) {
 Result<ClusterSetting> cluster_from(const SimulateFlags& flags, const ModelConfig& config) {
   ClusterSetting cluster;
   cluster.model = simulated_model(config);
-  if (!flags.prefill.empty()) {
-    KVLANE_ASSIGN(cluster.prefill, parse_replicas(flags.prefill));
+  std::vector<Gpu> gpus;
+  if (!flags.gpus.empty()) {
+    KVLANE_ASSIGN(gpus, read_gpus(flags.gpus));
   }
-  KVLANE_ASSIGN(cluster.decode, parse_replicas(flags.decode));
+  if (!flags.prefill.empty()) {
+    KVLANE_ASSIGN(cluster.prefill, parse_replicas(flags.prefill, gpus));
+  }
+  KVLANE_ASSIGN(cluster.decode, parse_replicas(flags.decode, gpus));
   cluster.prefill.limits = cluster.decode.limits = flags.limits;
   if (flags.flow_limit > 0) cluster.flow_rate_max = kBytesInGbit * flags.flow_limit;
   cluster.push_whole = flags.push == "whole";
@@ -118,6 +125,9 @@ void add_cluster_flags(CLI::App& command, SimulateFlags& flags) {
                      "replicas that compute prompts, as 5xA10G:tp=4,pp=2,net=40 (Gbit/s of each); "
                      "without any, those of --decode do");
   command.add_option("--decode", flags.decode, "replicas that answer")->required();
+  command.add_option("--gpus", flags.gpus,
+                     "JSON file of further GPUs, or of other figures for known ones; "
+                     "docs/simulate.md");
   command
       .add_option("--flow-limit", flags.flow_limit,
                   "Gbit/s that one transfer gets at most, as one TCP connection does in clouds")

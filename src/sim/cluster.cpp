@@ -118,10 +118,10 @@ Status Simulation::add_workers(const ReplicaGroup& group, bool prefill,
   const double tokens = cost.tokens_in_memory(setting_.memory_share);
   limits.blocks = static_cast<int>(std::min(tokens / kBlockTokens, 1e9));
   if (limits.blocks < 1) {
-    return invalid_argument(
-        "the weights, " + std::to_string(static_cast<int>(setting_.model.weight_bytes() / 1e9)) +
-        " GB, leave no room for KV on " + std::to_string(group.parallel.gpus()) + " x " +
-        std::string(group.gpu.name));
+    return invalid_argument("the weights, " +
+                            std::to_string(static_cast<int>(setting_.model.weight_bytes() / 1e9)) +
+                            " GB, leave no room for KV on " +
+                            std::to_string(group.parallel.gpus()) + " x " + group.gpu.name);
   }
   for (int i = 0; i < group.count; ++i) {
     Worker worker{.replica = Replica(cost, group.parallel, limits), .wanting = {}};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "kvlane/status.h"
@@ -11,23 +12,23 @@ namespace kvlane {
 
 // Dense rates; a second means operations or bytes a second, memory and links in one direction.
 struct Gpu {
-  std::string_view name;
-  double memory_bytes;
-  double memory_rate;
-  double matrix_rate;       // of products in 16 bits on matrix units
-  double matrix_int8_rate;  // 0: it has none for 8 bits
-  double vector_rate;       // FP32, what is not a product
-  double peer_rate;         // to each other GPU of its server; over PCIe where there is no NVLink
-  double peer_delay;        // seconds that an exchange takes beside its bytes
+  std::string name;
+  double memory_bytes = 0;
+  double memory_rate = 0;
+  double matrix_rate = 0;       // of products in 16 bits on matrix units
+  double matrix_int8_rate = 0;  // 0: it has none for 8 bits
+  double vector_rate = 0;       // FP32, what is not a product
+  double peer_rate = 0;   // to each other GPU of its server; over PCIe where there is no NVLink
+  double peer_delay = 0;  // seconds that an exchange takes beside its bytes
   // Shares of these rates that kernels reach. Of those without "measured" the source is a similar
   // GPU.
-  double memory_share;
-  double matrix_share;     // of large products
-  double attention_share;  // of matrix_rate, in prefill attention of 16 bits
+  double memory_share = 0;
+  double matrix_share = 0;     // of large products
+  double attention_share = 0;  // of matrix_rate, in prefill attention of 16 bits
 };
 
 std::span<const Gpu> known_gpus();
-// kNotFound names those that are known.
-Result<Gpu> find_gpu(std::string_view name);
+// Looks in `others` first. kNotFound names all there are.
+Result<Gpu> find_gpu(std::string_view name, std::span<const Gpu> others = {});
 
 }  // namespace kvlane

@@ -1,0 +1,113 @@
+// From plans to requests, and from records to figures.
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/simulation.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "bench/simulated_replicas.h"
+
+namespace kvlane {
+namespace {
+
+Conversation conversation(double due, std::vector<std::pair<int, int>> turns) {
+  Conversation made;
+  made.due = due;
+  for (const auto& [prompt, answer] : turns) {
+    made.turns.push_back(
+        {.parts = {{.tokens = prompt - 1}, {.tokens = 1}}, .output_tokens = answer});
+  }
+  return made;
+}
+
+TEST(Simulation, RequestsAreThoseOfThePlan) {
+  Workload workload;
+  workload.conversations = {conversation(0.5, {{10, 3}}), conversation(2, {{20, 1}})};
+  const auto requests = simulated_requests(workload);
+  ASSERT_TRUE(requests.ok());
+  ASSERT_EQ(requests->size(), 2U);
+  EXPECT_EQ((*requests)[0].arrival, 0.5);
+  EXPECT_EQ((*requests)[0].prompt_tokens, 10);
+  EXPECT_EQ((*requests)[0].answer_tokens, 3);
+  EXPECT_EQ((*requests)[1].prompt_tokens, 20);
+  workload.conversations.push_back(conversation(3, {{5, 1}, {5, 1}}));
+  EXPECT_EQ(simulated_requests(workload).status().code(), Code::kUnsupported);
+}
+
+SimRecord record_of(double first_token, double completion) {
+  SimRecord record;
+  record.first_token = first_token;
+  record.completion = completion;
+  record.account.prefill = first_token;
+  record.account.decode = completion - first_token;
+  return record;
+}
+
+TEST(Simulation, SummarisesWhatFits) {
+  const std::vector<SimRequest> requests = {{0, 10, 5}, {1, 10, 1}, {2, 10, 9}};
+  SimOutcome outcome;
+  outcome.seconds = 10;
+  outcome.records = {record_of(1, 3), record_of(2, 2), {.fits = false}};
+  const SimulationResult result = summarise_simulation({}, requests, outcome);
+  EXPECT_EQ(result.completed, 2U);
+  EXPECT_EQ(result.refused, 1U);
+  EXPECT_DOUBLE_EQ(result.completion.mean, 2.5);
+  EXPECT_DOUBLE_EQ(result.ttft.mean, 1.5);
+  EXPECT_EQ(result.tpot.count, 1U) << "one token has none behind it";
+  EXPECT_DOUBLE_EQ(result.tpot.mean, 0.5);
+  EXPECT_DOUBLE_EQ(result.account.prefill, 1.5);
+  EXPECT_DOUBLE_EQ(result.account.total(), result.completion.mean);
+  EXPECT_DOUBLE_EQ(result.tokens, 0.6);
+}
+
+TEST(Simulation, NothingFitted) {
+  SimOutcome outcome;
+  outcome.records = {{.fits = false}};
+  const std::vector<SimRequest> requests = {{0, 10, 5}};
+  const SimulationResult result = summarise_simulation({}, requests, outcome);
+  EXPECT_EQ(result.completed, 0U);
+  EXPECT_EQ(result.completion.mean, 0);
+  SimulationSetting setting;
+  setting.requests = requests;
+  EXPECT_NE(simulation_text(setting, {&result, 1}).find("1 requests never fit in memory"),
+            std::string::npos);
+  EXPECT_FALSE(nlohmann::json::parse(simulation_json(setting, {&result, 1})).is_discarded());
+}
+
+TEST(Simulation, TellsTheSameInBothForms) {
+  SimulationSetting setting;
+  setting.model = "m";
+  setting.workload = "w";
+  setting.requests = {{0, 10, 5}, {1, 10, 5}};
+  setting.cluster.prefill = *parse_replicas("2xL4");
+  setting.cluster.decode = *parse_replicas("L4");
+  SimOutcome outcome;
+  outcome.seconds = 4;
+  outcome.records = {record_of(1, 3), record_of(1, 3)};
+  SimulatedKv rows;
+  rows.costs.name = "bf16";
+  rows.measured = true;
+  SimulatedKv codes;
+  codes.costs.name = "int4";
+  std::vector<SimulationResult> results = {summarise_simulation(rows, setting.requests, outcome)};
+  outcome.records = {record_of(1, 2.25), record_of(1, 2.25)};
+  results.push_back(summarise_simulation(codes, setting.requests, outcome));
+  const std::string text = simulation_text(setting, results);
+  EXPECT_NE(text.find("prefill: 2 replicas of 1 L4"), std::string::npos);
+  EXPECT_NE(text.find("decode: 1 replica of 1 L4"), std::string::npos);
+  EXPECT_NE(text.find("25.0 %"), std::string::npos) << "saved: " << text;
+  EXPECT_NE(text.find("int4: speeds are assumed"), std::string::npos);
+  EXPECT_EQ(text.find("bf16: speeds are assumed"), std::string::npos);
+  const auto json = nlohmann::json::parse(simulation_json(setting, results));
+  EXPECT_EQ(json["results"].size(), 2U);
+  EXPECT_EQ(json["results"][1]["kv"], "int4");
+  EXPECT_EQ(json["results"][1]["speeds"], "assumed");
+  EXPECT_EQ(json["results"][0]["completion"]["mean"], 3.0);
+  EXPECT_EQ(json["results"][0]["completion"]["p99"], 3.0);
+  EXPECT_EQ(json["results"][0]["account"]["prefill"], 1.0);
+  EXPECT_EQ(json["results"][0]["account"].size(), kAccountFields.size());
+}
+
+}  // namespace
+}  // namespace kvlane
