@@ -32,18 +32,21 @@ constexpr std::array<CodecCost, 3> kCodecs = {{
 constexpr double kHackSeal = 286 / 4800.0;
 constexpr double kZackSeal = 3357 / 4800.0;
 
-// Decode attention on bare `hack`, 2.5 bits, is so many times as fast as on rows (docs/gpu.md): by
-// query heads a KV head.
+// How many times as fast as on rows decode attention is, by query heads a KV head: on bare `hack`
+// (docs/gpu.md, the rows with a star: kernels that are newer than bench/gpu/h200.json), and on
+// `zack:keep=0.5` (gpu_zack_attention_128x* beside gpu_attention_128x*).
 struct Speedup {
   int group;
   double times;
 };
-constexpr std::array<Speedup, 3> kHackDecode = {{{1, 5.1}, {4, 4.7}, {8, 4.2}}};
-constexpr double kHackBits = 2.5;
-// The same of `zack:keep=0.5`, from bytes alone twice as fast.
-constexpr double kZackDecode = 1.9 / 2;
-// gpu_hack_prefill_128_16384 against gpu_prefill_128_16384.
-constexpr double kHackPrefill = 444.0 / 381.0;
+using Speedups = std::array<Speedup, 3>;
+constexpr Speedups kHackDecode = {{{1, 5.1}, {4, 4.7}, {8, 4.2}}};
+constexpr Speedups kZackDecode = {{{1, 1.91}, {4, 1.76}, {8, 1.72}}};
+// What they were measured with, in bits of a value.
+constexpr double kHackBits = 2.375;
+constexpr double kZackBits = 8;
+// Prefill attention on `hack` beside that on rows, in the same rounds of bench/gpu/h200.json.
+constexpr double kHackPrefill = 1.154;
 
 // Bits a value of `kvquant` beside its codes: limits and outliers; of `cachegen` by level, as
 // coded for kvlane-small (docs/results.md).
@@ -53,16 +56,17 @@ constexpr std::array<double, 2> kCachegenBits = {2.28, 2.80};
 // A multiplication and an addition for each value that codes are opened to.
 constexpr double kOpenOperations = 2;
 
-double hack_read_share(double group) {
-  const auto share = [](const Speedup& speedup) { return speedup.times * kHackBits / 16; };
-  for (std::size_t i = 1; i < kHackDecode.size(); ++i) {
-    const Speedup& low = kHackDecode[i - 1];
-    const Speedup& high = kHackDecode[i];
+// Of the rate at which rows are read, what reading `bits` of 16 at that speed is.
+double read_share(const Speedups& speedups, double bits, double group) {
+  const auto share = [&](double times) { return times * bits / 16; };
+  for (std::size_t i = 1; i < speedups.size(); ++i) {
+    const Speedup& low = speedups[i - 1];
+    const Speedup& high = speedups[i];
     if (group > high.group) continue;
     const double place = (group - low.group) / (high.group - low.group);
-    return share(low) + place * (share(high) - share(low));
+    return share(low.times + place * (high.times - low.times));
   }
-  return share(kHackDecode.back());
+  return share(speedups.back().times);
 }
 
 // Whether attention computes on the codes themselves.
@@ -86,32 +90,44 @@ struct TokenBytes {
 };
 TokenBytes same(double bytes) { return {bytes, bytes}; }
 
-Result<TokenBytes> table_format_bytes(FormatText text, double values) {
+Status not_simulated(std::string_view format, const std::string& why) {
+  return unsupported("KV format '" + std::string(format.substr(0, 80)) +
+                     "' is not simulated: " + why);
+}
+
+// Formats whose slabs depend on tables and text.
+Result<TokenBytes> table_format_bytes(std::string_view format, FormatText text, double values) {
   if (text.name() == "kvquant") {
     constexpr std::array<int, 3> kBits = {2, 3, 4};
     KVLANE_ASSIGN(const int bits, text.one_of("bits", kBits, 4));
-    KVLANE_TRY(text.finish());
+    if (!text.finish().ok()) return not_simulated(format, "of kvquant only bits are known");
     return same((bits + kKvquantBeside) * values / 8);
   }
   constexpr std::array<int, 2> kLevels = {1, 2};
-  KVLANE_ASSIGN(const int level, text.one_of("level", kLevels, 2));
-  KVLANE_TRY(text.finish());
-  return same(kCachegenBits[level - 1] * values / 8);
+  const Result<int> level = text.one_of("level", kLevels, 2);
+  if (!level.ok() || !text.finish().ok()) {
+    return not_simulated(format, "of cachegen only level=1 and level=2 are known");
+  }
+  return same(kCachegenBits[*level - 1] * values / 8);
 }
 
 Result<TokenBytes> token_bytes(std::string_view format, const ModelConfig& config);
 
 // What is kept, as codes of another format or in 16 bits.
-Result<TokenBytes> zack_bytes(FormatText text, const ModelConfig& config) {
+Result<TokenBytes> zack_bytes(std::string_view format, FormatText text, const ModelConfig& config) {
   const double values = 2.0 * config.kv_heads * config.head_dim;
   const std::string codes = text.take_codes();
   if (text.has("bits")) {
+    if (!is_hack(codes)) return not_simulated(format, "zack:bits= is for codes of hack");
     KVLANE_ASSIGN(const int bits, text.decimal("bits", kShareParts / 4, 16 * kShareParts, 0));
-    KVLANE_TRY(text.finish());
+    if (!text.finish().ok()) return not_simulated(format, "of zack only keep and bits are known");
     return same(values * bits / kShareParts / 8);
   }
   KVLANE_ASSIGN(const int keep, text.share("keep", kShareParts / 2));
-  KVLANE_TRY(text.finish());
+  if (!text.finish().ok()) return not_simulated(format, "of zack only keep and bits are known");
+  if (is_row_format(codes) || codes.starts_with("zack") || codes.starts_with("cachegen")) {
+    return not_simulated(format, "what zack keeps is in 16 bits, or in codes of another format");
+  }
   KVLANE_ASSIGN(const TokenBytes whole, token_bytes(codes.empty() ? "bf16" : codes, config));
   const double share = double(keep) / kShareParts;
   return TokenBytes{whole.resident * share, whole.wire * share};
@@ -123,15 +139,17 @@ Result<TokenBytes> token_bytes(std::string_view format, const ModelConfig& confi
   const std::string_view name = format.substr(0, format.find_first_of(":+"));
   if (name == "zack" || name == "kvquant" || name == "cachegen") {
     KVLANE_ASSIGN(FormatText text, FormatText::parse(format));
-    return name == "zack" ? zack_bytes(std::move(text), config)
-                          : table_format_bytes(std::move(text), values);
+    return name == "zack" ? zack_bytes(format, std::move(text), config)
+                          : table_format_bytes(format, std::move(text), values);
   }
   KVLANE_ASSIGN(const std::shared_ptr<const KvFormat> made,
                 make_kv_format(format, {.shape = config.kv_shape()}));
   if (made->window().sink > 0 || made->window().recent > 0) {
-    return unsupported(
-        "blocks that a window keeps in 16 bits are not simulated: leave sink and recent out of '" +
-        std::string(format.substr(0, 80)) + "'");
+    return not_simulated(format, "blocks that a window keeps in 16 bits are not counted");
+  }
+  if (is_hack(format) && (made->name().find("compute=bf16") != std::string::npos ||
+                          made->name().find("compute=dequantise") != std::string::npos)) {
+    return not_simulated(format, "its arithmetic was not measured on a GPU");
   }
   // What a slab is padded by does not travel; how much that is does not depend on its values.
   const std::vector<std::uint16_t> rows(kBlockTokens * std::size_t(values));
@@ -186,18 +204,21 @@ Result<SimulatedKv> simulated_kv(std::string_view format, std::string_view codec
     costs.encode_share = coder->encode;
     costs.decode_share = coder->decode;
   }
-  if (zack) costs.seal_share = kZackSeal;
+  const double group = double(config.heads) / config.kv_heads;
   if (rows) {
-    if (zack) costs.read_share = kZackDecode;
-    kv.measured = true;
+    kv.measured = !zack || format == "zack:keep=0.5";
+    if (!zack) return kv;
+    costs.seal_share = kZackSeal;
+    costs.read_share = read_share(kZackDecode, kZackBits, group);
     return kv;
   }
-  costs.seal_share = kHackSeal;
+  // What zack keeps is cut first and coded then.
+  costs.seal_share = zack ? 1 / (1 / kZackSeal + 1 / kHackSeal) : kHackSeal;
   if (is_hack(codes)) {
-    costs.read_share = hack_read_share(double(config.heads) / config.kv_heads);
+    costs.read_share = read_share(kHackDecode, kHackBits, group);
     costs.prefill_speed = kHackPrefill;
     costs.approximate_operations = approximate_operations(codes, config.head_dim);
-    kv.measured = !zack && costs.approximate_operations == 0;
+    kv.measured = format == "hack";
     return kv;
   }
   costs.open_operations = kOpenOperations;

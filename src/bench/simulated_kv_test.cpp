@@ -84,9 +84,20 @@ TEST(SimulatedKv, HackIsAsFastAsMeasured) {
     const auto kv = simulated_kv("hack", "none", config, false);
     ASSERT_TRUE(kv.ok());
     EXPECT_TRUE(kv->measured);
-    EXPECT_NEAR(kv->costs.read_share * 16 / 2.5, times, 1e-9) << group;
+    EXPECT_NEAR(kv->costs.read_share * 16 / 2.375, times, 1e-9) << group;
     EXPECT_EQ(kv->costs.open_operations, 0);
     EXPECT_GT(kv->costs.prefill_speed, 1);
+  }
+}
+
+TEST(SimulatedKv, OnlyWhatWasRunIsMeasured) {
+  const auto measured = [](std::string_view format) {
+    return simulated_kv(format, "none", config_of("llama-3.1-8b"), false)->measured;
+  };
+  for (const char* const format : {"bf16", "hack", "zack:keep=0.5"}) EXPECT_TRUE(measured(format));
+  for (const char* const format : {"hack:k=8,v=8", "hack:paper", "hack:p=64", "zack:keep=0.25",
+                                   "zack:keep=0.5+hack", "zack:bits=2.5+hack", "int4"}) {
+    EXPECT_FALSE(measured(format)) << format;
   }
 }
 
@@ -106,6 +117,7 @@ TEST(SimulatedKv, WhoOpensCodesPaysForIt) {
 // Nine operations of each partition of K and of V, a query head and token.
 TEST(SimulatedKv, HacksOwnArithmeticIsCorrected) {
   EXPECT_EQ(costs("hack").approximate_operations, 0);
+  EXPECT_EQ(costs("hack:paper").approximate_operations, 0) << "lean is the default";
   EXPECT_EQ(costs("hack:paper,compute=complete").approximate_operations, 2 * 9 * 128 / 64);
 }
 
@@ -119,7 +131,18 @@ TEST(SimulatedKv, SaysWhatIsWrong) {
   EXPECT_NE(error("bf17").find("bf17"), std::string::npos);
   EXPECT_NE(error("kvquant:bits=5").find("bits"), std::string::npos);
   EXPECT_NE(error("zack:keep=2").find("keep"), std::string::npos);
-  EXPECT_NE(error("cachegen:speed=1").find("speed"), std::string::npos);
+  EXPECT_NE(error("kvquant:bits=4,sink=1").find("only bits are known"), std::string::npos);
+  EXPECT_NE(error("cachegen:level=3").find("only level=1 and level=2"), std::string::npos);
+  EXPECT_NE(error("cachegen:form=paper").find("only level=1 and level=2"), std::string::npos);
+  EXPECT_NE(error("zack:keep=0.5,ranks=uniform").find("only keep and bits"), std::string::npos);
+  EXPECT_NE(error("zack:bits=2.5").find("codes of hack"), std::string::npos);
+  EXPECT_NE(error("zack:bits=2.5+int8").find("codes of hack"), std::string::npos);
+  for (const char* const codes : {"zack:keep=0.5", "bf16", "cachegen"}) {
+    EXPECT_NE(error(std::string("zack:keep=0.5+") + codes).find("not simulated"),
+              std::string::npos);
+  }
+  EXPECT_NE(error("hack:compute=bf16").find("not simulated"), std::string::npos);
+  EXPECT_NE(error("hack:p=64,compute=dequantise").find("not simulated"), std::string::npos);
   EXPECT_NE(error("kivi:bits=2,recent=1").find("not simulated"), std::string::npos);
 }
 

@@ -19,6 +19,10 @@ constexpr double kBytesInGbit = 1e9 / 8;
 }  // namespace
 
 Result<ReplicaGroup> parse_replicas(std::string_view text, std::span<const Gpu> gpus) {
+  if (text.find('+') != text.npos) {
+    return invalid_argument("a group of replicas is COUNTxGPU:tp=...,pp=...,net=..., not '" +
+                            std::string(text.substr(0, 80)) + "'");
+  }
   KVLANE_ASSIGN(FormatText parsed, FormatText::parse(text, "group of replicas"));
   ReplicaGroup group;
   group.count = 1;

@@ -39,7 +39,7 @@ TEST(Replicas, SayWhatIsWrong) {
   EXPECT_NE(error("L4:net=0").find("net"), std::string::npos);
   EXPECT_NE(error("L4:gpus=2").find("no parameter 'gpus'"), std::string::npos);
   EXPECT_NE(error("").find("no GPU"), std::string::npos);
-  EXPECT_NE(error("L4+hack").find("hack"), std::string::npos);
+  EXPECT_NE(error("L4+hack").find("a group of replicas is COUNTxGPU"), std::string::npos);
 }
 
 }  // namespace

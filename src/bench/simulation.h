@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/serve_result.h"
 #include "bench/serve_workload.h"
 #include "bench/simulated_kv.h"
 #include "bench/statistics.h"
@@ -14,9 +15,14 @@
 
 namespace kvlane {
 
-// Requests of a plan, in order of their times. kUnsupported where a conversation has several
-// requests: the later ones depend on answers.
-Result<std::vector<SimRequest>> simulated_requests(const Workload& workload);
+struct SimulatedWorkload {
+  std::vector<SimRequest> requests;  // in order of their times
+  std::size_t shortened = 0;         // that were cut, or dropped, to fit the context
+  bool shares_prefixes = false;      // which the simulator computes for each request
+};
+
+// kUnsupported where a conversation has several requests: the later ones depend on answers.
+Result<SimulatedWorkload> simulated_workload(const Workload& workload);
 
 // What one format came to. Latencies in seconds, of the requests that fit.
 struct SimulationResult {
@@ -28,17 +34,29 @@ struct SimulationResult {
   Summary tpot;         // a token behind the first
   TimeAccount account;  // means, which add up to that of completions
   double tokens = 0;    // of answers, a second
+  double rate = 0;      // requests a second, as they arrive; 0: all at once
+  double good = 0;      // share of all requests that reach the goals; 1 without any
   SimOutcome outcome;   // without its records
 };
 
+// goals: as those of `kvlane bench serve`; what is refused reaches none.
 SimulationResult summarise_simulation(const SimulatedKv& kv, std::span<const SimRequest> requests,
-                                      SimOutcome outcome);
+                                      const Goals& goals, SimOutcome outcome);
+
+// Simulates `requests` at other rates, which all gaps between them are scaled to, for the highest,
+// within 1 %, at which `share` of them reach `goals`. Returns what came of that one. Its `rate` is
+// 0 where not even requests that come alone do. progress: as of simulate(), of each try.
+Result<SimulationResult> find_rate(const ClusterSetting& cluster, const SimulatedKv& kv,
+                                   std::span<const SimRequest> requests, const Goals& goals,
+                                   double share, const std::function<void(std::size_t)>& progress);
 
 struct SimulationSetting {
   std::string model;  // its name
   ClusterSetting cluster;
   std::string workload;
-  std::vector<SimRequest> requests;
+  SimulatedWorkload requests;
+  Goals goals;
+  bool find_rate = false;  // results are each at a rate of its own
   std::string command;
 };
 

@@ -12,6 +12,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// What kernels of formats and codecs were measured on (docs/gpu.md).
+constexpr std::string_view kMeasuredGpu = "H200-SXM";
+
 template <class... Values>
 std::string line(const char* format, Values... values) {
   char text[240];
@@ -30,20 +33,36 @@ int name_width(std::span<const SimulationResult> results) {
 }
 
 double last_arrival(const SimulationSetting& setting) {
-  return setting.requests.empty() ? 0 : setting.requests.back().arrival;
+  const std::vector<SimRequest>& requests = setting.requests.requests;
+  return requests.empty() ? 0 : requests.back().arrival;
 }
 
-std::string latencies(std::span<const SimulationResult> results) {
+// The last column says what a format is worth beside the first one: less time at one rate, or more
+// requests at rates of their own.
+std::string worth(const SimulationSetting& setting, const SimulationResult& first,
+                  const SimulationResult& each) {
+  char text[40] = "-";
+  if (setting.find_rate && first.rate > 0) {
+    std::snprintf(text, sizeof(text), "%.2f x", each.rate / first.rate);
+  } else if (!setting.find_rate && first.completion.mean > 0) {
+    std::snprintf(text, sizeof(text), "%.1f %%",
+                  100 * (1 - each.completion.mean / first.completion.mean));
+  }
+  return text;
+}
+
+std::string latencies(const SimulationSetting& setting, std::span<const SimulationResult> results) {
   const int width = name_width(results);
-  std::string text = line("%-*s %21s %21s %21s", width, "", "completion s", "TTFT s", "TPOT ms");
-  text += line("%-*s %10s %10s %10s %10s %10s %10s %10s", width, "KV", "mean", "p99", "mean", "p99",
-               "mean", "p99", "saved");
-  const double first = results.empty() ? 0 : results.front().completion.mean;
+  std::string text =
+      line("%-*s %10s %7s %19s %19s %19s %9s", width, "", "requests", "good", "completion s",
+           "TTFT s", "TPOT ms", setting.find_rate ? "of the" : "saved");
+  text += line("%-*s %10s %7s %9s %9s %9s %9s %9s %9s %9s", width, "KV", "a second", "%", "mean",
+               "p99", "mean", "p99", "mean", "p99", setting.find_rate ? "first" : "");
   for (const SimulationResult& each : results) {
-    const double saved = first > 0 ? 100 * (1 - each.completion.mean / first) : 0;
-    text += line("%-*s %10.3f %10.3f %10.3f %10.3f %10.2f %10.2f %8.1f %%", width,
-                 each.kv.costs.name.c_str(), each.completion.mean, p99(each.completion),
-                 each.ttft.mean, p99(each.ttft), 1e3 * each.tpot.mean, 1e3 * p99(each.tpot), saved);
+    text += line("%-*s %10.4g %7.1f %9.3f %9.3f %9.3f %9.3f %9.2f %9.2f %9s", width,
+                 each.kv.costs.name.c_str(), each.rate, 100 * each.good, each.completion.mean,
+                 p99(each.completion), each.ttft.mean, p99(each.ttft), 1e3 * each.tpot.mean,
+                 1e3 * p99(each.tpot), worth(setting, results.front(), each).c_str());
   }
   return text;
 }
@@ -86,20 +105,40 @@ std::string uses(std::span<const SimulationResult> results, bool disaggregated) 
 // What a reader has to know before believing a row.
 std::string remarks(const SimulationSetting& setting, std::span<const SimulationResult> results) {
   std::string text;
+  if (setting.requests.shortened > 0) {
+    text += std::to_string(setting.requests.shortened) +
+            " requests were shortened to fit the model's context\n";
+  }
+  if (setting.requests.shares_prefixes) {
+    text +=
+        "prompts share prefixes, which are computed again for each: no prefix cache is "
+        "simulated\n";
+  }
+  const auto other = [](const ReplicaGroup& group) {
+    return group.count > 0 && group.gpu.name != kMeasuredGpu;
+  };
+  if (other(setting.cluster.prefill) || other(setting.cluster.decode)) {
+    text += "speeds of formats and codecs are those of an " + std::string(kMeasuredGpu) +
+            ", scaled by memory\n";
+  }
   for (const SimulationResult& each : results) {
     const std::string& name = each.kv.costs.name;
     if (!each.kv.measured) {
-      text += name + ": speeds are assumed, no kernel for it was measured on a GPU\n";
+      text += name + ": its speeds are assumed, not measured\n";
     }
     if (each.refused > 0) {
       text += name + ": " + std::to_string(each.refused) + " requests never fit in memory\n";
     }
+    if (setting.find_rate) {
+      if (each.rate == 0) text += name + ": even requests that come alone miss the goals\n";
+      continue;
+    }
     const double late = each.outcome.seconds - last_arrival(setting);
-    if (late > 4 * each.completion.percentiles.front().second &&
+    if (each.completed > 0 && late > 4 * each.completion.percentiles.front().second &&
         late > 0.1 * each.outcome.seconds) {
       text += line(
-          "%s: the last answer came %.0f s behind the last request: more arrives than can "
-          "be served",
+          "%s: the last answer came %.0f s behind the last request: more arrives than can be "
+          "served",
           name.c_str(), late);
     }
   }
@@ -111,6 +150,14 @@ Json summary_json(const Summary& summary) {
   for (const auto& [percent, value] : summary.percentiles) {
     json["p" + std::to_string(static_cast<int>(percent))] = value;
   }
+  return json;
+}
+
+Json goals_json(const Goals& goals) {
+  Json json = Json::object();
+  if (goals.ttft) json["ttft"] = *goals.ttft;
+  if (goals.tpot) json["tpot"] = *goals.tpot;
+  if (goals.e2el) json["e2el"] = *goals.e2el;
   return json;
 }
 
@@ -132,6 +179,8 @@ Json result_json(const SimulationResult& result) {
           {"speeds", result.kv.measured ? "measured" : "assumed"},
           {"resident_bytes", result.kv.costs.resident_bytes},
           {"wire_bytes", result.kv.costs.wire_bytes},
+          {"request_rate", result.rate},
+          {"good", result.good},
           {"completed", result.completed},
           {"refused", result.refused},
           {"seconds", result.outcome.seconds},
@@ -151,11 +200,12 @@ std::string simulation_text(const SimulationSetting& setting,
                             std::span<const SimulationResult> results) {
   const ClusterSetting& cluster = setting.cluster;
   const bool disaggregated = cluster.prefill.count > 0;
-  std::string text = setting.model + ", " + std::to_string(setting.requests.size()) +
+  std::string text = setting.model + ", " + std::to_string(setting.requests.requests.size()) +
                      " requests of " + setting.workload + line(" in %.1f s", last_arrival(setting));
   if (disaggregated) text += "prefill: " + describe(cluster.prefill) + "\n";
   text += (disaggregated ? "decode: " : "serving: ") + describe(cluster.decode) + "\n\n";
-  text += latencies(results) + "\n" + accounts(results) + "\n" + uses(results, disaggregated);
+  text +=
+      latencies(setting, results) + "\n" + accounts(results) + "\n" + uses(results, disaggregated);
   const std::string notes = remarks(setting, results);
   return notes.empty() ? text : text + "\n" + notes;
 }
@@ -165,8 +215,10 @@ std::string simulation_json(const SimulationSetting& setting,
   Json json = {{"command", setting.command},
                {"model", setting.model},
                {"workload", setting.workload},
-               {"requests", setting.requests.size()},
-               {"last_arrival", last_arrival(setting)}};
+               {"requests", setting.requests.requests.size()},
+               {"shortened", setting.requests.shortened},
+               {"last_arrival", last_arrival(setting)},
+               {"goals", goals_json(setting.goals)}};
   if (setting.cluster.prefill.count > 0) json["prefill"] = describe(setting.cluster.prefill);
   json["decode"] = describe(setting.cluster.decode);
   json["results"] = Json::array();

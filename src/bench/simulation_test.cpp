@@ -24,15 +24,20 @@ Conversation conversation(double due, std::vector<std::pair<int, int>> turns) {
 TEST(Simulation, RequestsAreThoseOfThePlan) {
   Workload workload;
   workload.conversations = {conversation(0.5, {{10, 3}}), conversation(2, {{20, 1}})};
-  const auto requests = simulated_requests(workload);
-  ASSERT_TRUE(requests.ok());
-  ASSERT_EQ(requests->size(), 2U);
-  EXPECT_EQ((*requests)[0].arrival, 0.5);
-  EXPECT_EQ((*requests)[0].prompt_tokens, 10);
-  EXPECT_EQ((*requests)[0].answer_tokens, 3);
-  EXPECT_EQ((*requests)[1].prompt_tokens, 20);
+  workload.shortened = 1;
+  const auto simulated = simulated_workload(workload);
+  ASSERT_TRUE(simulated.ok());
+  ASSERT_EQ(simulated->requests.size(), 2U);
+  EXPECT_EQ(simulated->requests[0].arrival, 0.5);
+  EXPECT_EQ(simulated->requests[0].prompt_tokens, 10);
+  EXPECT_EQ(simulated->requests[0].answer_tokens, 3);
+  EXPECT_EQ(simulated->requests[1].prompt_tokens, 20);
+  EXPECT_EQ(simulated->shortened, 1U);
+  EXPECT_FALSE(simulated->shares_prefixes);
+  workload.conversations[0].turns[0].parts[0].purpose = Purpose::kSharedPrefix;
+  EXPECT_TRUE(simulated_workload(workload)->shares_prefixes);
   workload.conversations.push_back(conversation(3, {{5, 1}, {5, 1}}));
-  EXPECT_EQ(simulated_requests(workload).status().code(), Code::kUnsupported);
+  EXPECT_EQ(simulated_workload(workload).status().code(), Code::kUnsupported);
 }
 
 SimRecord record_of(double first_token, double completion) {
@@ -49,7 +54,7 @@ TEST(Simulation, SummarisesWhatFits) {
   SimOutcome outcome;
   outcome.seconds = 10;
   outcome.records = {record_of(1, 3), record_of(2, 2), {.fits = false}};
-  const SimulationResult result = summarise_simulation({}, requests, outcome);
+  const SimulationResult result = summarise_simulation({}, requests, {}, outcome);
   EXPECT_EQ(result.completed, 2U);
   EXPECT_EQ(result.refused, 1U);
   EXPECT_DOUBLE_EQ(result.completion.mean, 2.5);
@@ -59,18 +64,69 @@ TEST(Simulation, SummarisesWhatFits) {
   EXPECT_DOUBLE_EQ(result.account.prefill, 1.5);
   EXPECT_DOUBLE_EQ(result.account.total(), result.completion.mean);
   EXPECT_DOUBLE_EQ(result.tokens, 0.6);
+  EXPECT_DOUBLE_EQ(result.rate, 1);
+  EXPECT_DOUBLE_EQ(result.good, 2.0 / 3) << "what was refused is not good";
+}
+
+TEST(Simulation, CountsWhatReachesItsGoals) {
+  const std::vector<SimRequest> requests = {{0, 10, 5}, {1, 10, 1}};
+  SimOutcome outcome;
+  outcome.records = {record_of(1, 3), record_of(2, 2)};
+  const auto good = [&](const Goals& goals) {
+    return summarise_simulation({}, requests, goals, outcome).good;
+  };
+  EXPECT_EQ(good({.ttft = 0.999}), 0);
+  EXPECT_EQ(good({.ttft = 1}), 0.5);
+  EXPECT_EQ(good({.tpot = 0.499}), 0.5) << "one token has none behind it";
+  EXPECT_EQ(good({.tpot = 0.5}), 1);
+  EXPECT_EQ(good({.ttft = 2, .e2el = 2.999}), 0.5);
+}
+
+// Prompts that take a second each, one at a time, and may wait for as long again: with constant
+// gaps all do so up to one request a second, and beyond that queues grow.
+TEST(Simulation, FindsTheRateAtWhichQueuesGrow) {
+  ClusterSetting cluster;
+  cluster.model = {.layer = {.heads = 1, .kv_heads = 1, .parameters = 1e6}, .layers = 1};
+  cluster.overheads = {.step = 0, .layer = 0};
+  cluster.decode.count = 1;
+  cluster.decode.gpu = {.name = "plain",
+                        .memory_bytes = 1e12,
+                        .memory_rate = 1e30,
+                        .matrix_rate = 2e9,
+                        .vector_rate = 1,
+                        .peer_rate = 1,
+                        .memory_share = 1,
+                        .matrix_share = 1,
+                        .attention_share = 1};
+  cluster.decode.network_rate = 1;
+  cluster.decode.limits = {.batch_tokens_max = 1000, .sequences_max = 1};
+  SimulatedKv kv;
+  kv.costs = {.name = "rows", .resident_bytes = 1, .wire_bytes = 1};
+  std::vector<SimRequest> requests;
+  for (int i = 0; i < 2000; ++i) requests.push_back({20.0 * i, 1000, 1});
+  const auto found = find_rate(cluster, kv, requests, {.ttft = 2}, 0.9, {});
+  ASSERT_TRUE(found.ok());
+  // 1,800 of them are done within 2 s if each is only 1 / 1800 s late for the one before.
+  EXPECT_NEAR(found->rate, 1, 0.02);
+  EXPECT_GE(found->good, 0.9);
+  EXPECT_EQ(find_rate(cluster, kv, requests, {.ttft = 0.999}, 0.9, {})->rate, 0);
+  EXPECT_FALSE(find_rate(cluster, kv, {requests.data(), 1}, {.ttft = 0.999}, 0.9, {}).ok());
 }
 
 TEST(Simulation, NothingFitted) {
   SimOutcome outcome;
   outcome.records = {{.fits = false}};
   const std::vector<SimRequest> requests = {{0, 10, 5}};
-  const SimulationResult result = summarise_simulation({}, requests, outcome);
+  const SimulationResult result = summarise_simulation({}, requests, {}, outcome);
   EXPECT_EQ(result.completed, 0U);
   EXPECT_EQ(result.completion.mean, 0);
   SimulationSetting setting;
-  setting.requests = requests;
+  setting.requests = {requests, 3, true};
   EXPECT_NE(simulation_text(setting, {&result, 1}).find("1 requests never fit in memory"),
+            std::string::npos);
+  EXPECT_NE(simulation_text(setting, {&result, 1}).find("3 requests were shortened"),
+            std::string::npos);
+  EXPECT_NE(simulation_text(setting, {&result, 1}).find("prompts share prefixes"),
             std::string::npos);
   EXPECT_FALSE(nlohmann::json::parse(simulation_json(setting, {&result, 1})).is_discarded());
 }
@@ -79,7 +135,7 @@ TEST(Simulation, TellsTheSameInBothForms) {
   SimulationSetting setting;
   setting.model = "m";
   setting.workload = "w";
-  setting.requests = {{0, 10, 5}, {1, 10, 5}};
+  setting.requests.requests = {{0, 10, 5}, {1, 10, 5}};
   setting.cluster.prefill = *parse_replicas("2xL4");
   setting.cluster.decode = *parse_replicas("L4");
   SimOutcome outcome;
@@ -90,15 +146,16 @@ TEST(Simulation, TellsTheSameInBothForms) {
   rows.measured = true;
   SimulatedKv codes;
   codes.costs.name = "int4";
-  std::vector<SimulationResult> results = {summarise_simulation(rows, setting.requests, outcome)};
+  std::vector<SimulationResult> results = {
+      summarise_simulation(rows, setting.requests.requests, {}, outcome)};
   outcome.records = {record_of(1, 2.25), record_of(1, 2.25)};
-  results.push_back(summarise_simulation(codes, setting.requests, outcome));
+  results.push_back(summarise_simulation(codes, setting.requests.requests, {}, outcome));
   const std::string text = simulation_text(setting, results);
   EXPECT_NE(text.find("prefill: 2 replicas of 1 L4"), std::string::npos);
   EXPECT_NE(text.find("decode: 1 replica of 1 L4"), std::string::npos);
   EXPECT_NE(text.find("25.0 %"), std::string::npos) << "saved: " << text;
-  EXPECT_NE(text.find("int4: speeds are assumed"), std::string::npos);
-  EXPECT_EQ(text.find("bf16: speeds are assumed"), std::string::npos);
+  EXPECT_NE(text.find("int4: its speeds are assumed"), std::string::npos);
+  EXPECT_EQ(text.find("bf16: its speeds are assumed"), std::string::npos);
   const auto json = nlohmann::json::parse(simulation_json(setting, results));
   EXPECT_EQ(json["results"].size(), 2U);
   EXPECT_EQ(json["results"][1]["kv"], "int4");

@@ -42,6 +42,9 @@ struct SimulateFlags {
   double layer_overhead = 10;  // microseconds
   double request_rate = 0;     // 0: the trace's own times
   ServeBenchOptions workload;
+  std::vector<std::string> goodput;
+  bool find_rate = false;
+  double attainment = 0.9;
   bool json = false;
   std::string command;  // as it was typed
 };
@@ -89,6 +92,21 @@ Result<std::vector<SimulatedKv>> kv_from(const SimulateFlags& flags, const Model
   return all;
 }
 
+Result<SimulationResult> simulate_one(const SimulateFlags& flags, SimulationSetting& setting,
+                                      const SimulatedKv& kv) {
+  Progress progress("simulating " + kv.costs.name);
+  const auto show = [&, counter = progress.counter()](std::size_t ended) {
+    counter(ended, setting.requests.requests.size());
+  };
+  if (flags.find_rate) {
+    return find_rate(setting.cluster, kv, setting.requests.requests, setting.goals,
+                     flags.attainment, show);
+  }
+  setting.cluster.kv = kv.costs;
+  KVLANE_ASSIGN(SimOutcome outcome, simulate(setting.cluster, setting.requests.requests, show));
+  return summarise_simulation(kv, setting.requests.requests, setting.goals, std::move(outcome));
+}
+
 Status run_simulate(SimulateFlags& flags) {
   KVLANE_ASSIGN(const ModelConfig config, read_config(flags.model));
   SimulationSetting setting;
@@ -99,19 +117,19 @@ Status run_simulate(SimulateFlags& flags) {
   settle_dataset(flags.workload.dataset);
   if (flags.request_rate > 0) flags.workload.arrival.request_rate = flags.request_rate;
   KVLANE_ASSIGN(const Workload workload, plan_workload(flags.workload, config.context));
-  KVLANE_ASSIGN(setting.requests, simulated_requests(workload));
+  KVLANE_ASSIGN(setting.requests, simulated_workload(workload));
+  KVLANE_ASSIGN(setting.goals, parse_goals(flags.goodput));
+  setting.find_rate = flags.find_rate;
+  if (flags.find_rate && !setting.goals.any()) {
+    return invalid_argument("--find-rate needs --goodput: goals that requests are to reach");
+  }
   setting.workload = flags.workload.dataset.name == "trace"
                          ? flags.workload.dataset.path.filename().string()
                          : flags.workload.dataset.name;
   std::vector<SimulationResult> results;
   for (const SimulatedKv& kv : formats) {
-    setting.cluster.kv = kv.costs;
-    Progress progress("simulating " + kv.costs.name);
-    const auto show = progress.counter();
-    KVLANE_ASSIGN(SimOutcome outcome,
-                  simulate(setting.cluster, setting.requests,
-                           [&](std::size_t ended) { show(ended, setting.requests.size()); }));
-    results.push_back(summarise_simulation(kv, setting.requests, std::move(outcome)));
+    KVLANE_ASSIGN(SimulationResult result, simulate_one(flags, setting, kv));
+    results.push_back(std::move(result));
   }
   std::cout << (flags.json ? simulation_json(setting, results) + "\n"
                            : simulation_text(setting, results));
@@ -190,6 +208,13 @@ void add_arrival_flags(CLI::App& command, SimulateFlags& flags) {
       .add_option("--num-prompts", flags.workload.num_prompts,
                   "requests (default: 1000, or a whole trace)")
       ->check(CLI::Range(std::size_t{1}, kTraceRequestsMax));
+  command.add_option("--goodput", flags.goodput,
+                     "milliseconds within which a request is good: ttft:2000 tpot:100 e2el:60000");
+  command.add_flag("--find-rate", flags.find_rate,
+                   "for each format the highest rate at which enough requests are good");
+  command.add_option("--attainment", flags.attainment, "which share is enough")
+      ->check(number_between(0.01, 1))
+      ->capture_default_str();
   command.add_option("--seed", flags.workload.seed, "of lengths and arrivals")
       ->capture_default_str();
 }

@@ -22,9 +22,10 @@ constexpr int kPushParts = 8;
 struct Worker {
   Replica replica;
   int port = 0;
-  bool prefill = false;   // its sequences go on elsewhere
-  bool computes = false;  // its first stage
-  double busy = 0;        // seconds in which that computed
+  bool prefill = false;          // its sequences go on elsewhere
+  bool computes = false;         // its first stage
+  std::vector<SimTime> free_at;  // [stage]: when it is through with what it was given
+  double busy = 0;               // seconds in which that computed
   std::int64_t steps = 0;
   std::int64_t arriving = 0;  // prompt tokens on their way here, and requests they are of
   int arriving_requests = 0;
@@ -45,6 +46,9 @@ struct Life {
   SimTime resumed = -1;   // its first step there
   int flow = -1;
   double held = 0;     // bytes that wait for blocks
+  int leaving = 0;     // parts of KV that are computed, or will be, and have not left
+  bool last = false;   // these are the last ones
+  double values = 0;   // of the part that left last
   StepTime prefilled;  // sums over its steps
   StepTime decoded;
 };
@@ -66,15 +70,15 @@ class Simulation {
       : setting_(setting), requests_(requests), progress_(progress), lives_(requests.size()) {}
 
   Status prepare();
-  SimOutcome run();
+  Result<SimOutcome> run();
 
  private:
   Status add_workers(const ReplicaGroup& group, bool prefill, std::vector<Worker>& workers);
   bool fits(const SimRequest& request) const;
   // Whether it is decoded elsewhere than computed.
-  bool travels(int request) const;
+  bool travels(const SimRequest& request) const;
   void arrive(int request);
-  Worker& pick(std::vector<Worker>& workers);
+  static Worker& pick(std::vector<Worker>& workers, std::size_t& turn);
 
   void wake(Worker& worker);
   void begin(Worker& worker, const std::shared_ptr<const SimStep>& step);
@@ -83,9 +87,9 @@ class Simulation {
   int push_parts() const {
     return setting_.push_whole ? 1 : std::min(kPushParts, setting_.model.layers);
   }
-  // KV of a step, in parts of which `last` is the last one; and of a request, behind its codec.
-  void push(const SimStep& step, double share, bool last);
-  void leave(int request, double bytes, bool last);
+  // A share of a step's KV; and of a request's, behind its codec.
+  void push(const SimStep& step, double share);
+  void leave(int request, double values);
   void grant(Worker& worker);
   void watch_network();
   void carry();
@@ -105,7 +109,8 @@ class Simulation {
   std::uint64_t network_changes_ = 0;
   std::vector<Worker> prefill_;
   std::vector<Worker> decode_;
-  std::size_t turn_ = 0;
+  std::size_t prefill_turn_ = 0;
+  std::size_t decode_turn_ = 0;
   std::size_t finished_ = 0;
   SimOutcome outcome_;
 };
@@ -117,6 +122,15 @@ Status Simulation::add_workers(const ReplicaGroup& group, bool prefill,
   ReplicaLimits limits = group.limits;
   const double tokens = cost.tokens_in_memory(setting_.memory_share);
   limits.blocks = static_cast<int>(std::min(tokens / kBlockTokens, 1e9));
+  const LayerWork& layer = setting_.model.layer;
+  if (layer.heads % group.parallel.tensor != 0) {
+    return invalid_argument("tp=" + std::to_string(group.parallel.tensor) + " does not divide " +
+                            std::to_string(layer.heads) + " query heads");
+  }
+  if (group.parallel.pipeline > setting_.model.layers) {
+    return invalid_argument("pp=" + std::to_string(group.parallel.pipeline) + " is more than " +
+                            std::to_string(setting_.model.layers) + " layers");
+  }
   if (limits.blocks < 1) {
     return invalid_argument("the weights, " +
                             std::to_string(static_cast<int>(setting_.model.weight_bytes() / 1e9)) +
@@ -127,6 +141,7 @@ Status Simulation::add_workers(const ReplicaGroup& group, bool prefill,
     Worker worker{.replica = Replica(cost, group.parallel, limits), .wanting = {}};
     worker.port = network_.add_port(group.network_rate);
     worker.prefill = prefill;
+    worker.free_at.resize(group.parallel.pipeline);
     workers.push_back(std::move(worker));
   }
   return {};
@@ -138,13 +153,20 @@ Status Simulation::prepare() {
   return add_workers(setting_.decode, false, decode_);
 }
 
-SimOutcome Simulation::run() {
+Result<SimOutcome> Simulation::run() {
   outcome_.records.resize(requests_.size());
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     lives_[i].arrival = to_sim_time(requests_[i].arrival);
     events_.at(lives_[i].arrival, [this, i] { arrive(static_cast<int>(i)); });
   }
   while (events_.step()) {
+    if (to_seconds(events_.now()) >= kSimSecondsMax) {
+      return invalid_argument("the requests come, or are answered, over more than thirty years");
+    }
+  }
+  if (finished_ != requests_.size()) {
+    return internal_error("the simulation ended before " +
+                          std::to_string(requests_.size() - finished_) + " requests did");
   }
   outcome_.seconds = to_seconds(events_.now());
   outcome_.prefill = use_of(prefill_);
@@ -155,9 +177,11 @@ SimOutcome Simulation::run() {
 
 GroupUse Simulation::use_of(const std::vector<Worker>& workers) const {
   GroupUse use;
+  if (outcome_.seconds == 0) return use;
   for (const Worker& worker : workers) {
     const int blocks = worker.replica.limits().blocks;
     use.busy += worker.busy / outcome_.seconds / double(workers.size());
+    use.busy_most = std::max(use.busy_most, worker.busy / outcome_.seconds);
     use.network += network_.busy(worker.port) / outcome_.seconds / double(workers.size());
     use.blocks_peak = std::max(use.blocks_peak, double(worker.replica.blocks_peak()) / blocks);
     use.tokens_in_memory = std::int64_t{blocks} * kBlockTokens;
@@ -167,25 +191,26 @@ GroupUse Simulation::use_of(const std::vector<Worker>& workers) const {
   return use;
 }
 
-Worker& Simulation::pick(std::vector<Worker>& workers) {
+Worker& Simulation::pick(std::vector<Worker>& workers, std::size_t& turn) {
   std::vector<WorkerLoad> loads;
   for (const Worker& worker : workers) {
     loads.push_back({.queued_tokens = worker.replica.queued_tokens() + worker.arriving,
                      .requests = worker.replica.sequences() + worker.arriving_requests});
   }
-  return workers[*pick_worker(loads, {}, turn_++)];
+  return workers[*pick_worker(loads, {}, turn++)];
 }
 
 bool Simulation::fits(const SimRequest& request) const {
   const auto room = [](const std::vector<Worker>& workers, int tokens) {
     return workers.empty() || blocks_for(tokens) <= workers.front().replica.limits().blocks;
   };
+  const bool decodes = prefill_.empty() || travels(request);
   return room(prefill_, request.prompt_tokens) &&
-         room(decode_, request.prompt_tokens + request.answer_tokens);
+         (!decodes || room(decode_, request.prompt_tokens + request.answer_tokens));
 }
 
-bool Simulation::travels(int request) const {
-  return !prefill_.empty() && requests_[request].answer_tokens > 1;
+bool Simulation::travels(const SimRequest& request) const {
+  return !prefill_.empty() && request.answer_tokens > 1;
 }
 
 void Simulation::arrive(int request) {
@@ -195,9 +220,9 @@ void Simulation::arrive(int request) {
     return finish(request);
   }
   Life& life = lives_[request];
-  life.decode = &pick(decode_);
-  life.prefill = prefill_.empty() ? life.decode : &pick(prefill_);
-  if (travels(request)) {
+  life.decode = &pick(decode_, decode_turn_);
+  life.prefill = prefill_.empty() ? life.decode : &pick(prefill_, prefill_turn_);
+  if (travels(wish)) {
     life.decode->arriving += wish.prompt_tokens;
     ++life.decode->arriving_requests;
   }
@@ -215,24 +240,33 @@ void Simulation::wake(Worker& worker) {
 
 void Simulation::begin(Worker& worker, const std::shared_ptr<const SimStep>& step) {
   worker.computes = true;
-  worker.busy += to_seconds(step->first_stage);
+  worker.busy += to_seconds(step->stage);
   ++worker.steps;
+  // Stages take steps in order: a short one behind a long one waits for it.
+  SimTime end_time = events_.now();
+  for (SimTime& free_at : worker.free_at) {
+    end_time = std::max(end_time, free_at) + step->stage;
+    free_at = end_time;
+  }
+  const SimTime whole = end_time - events_.now();
+  const int parts = push_parts();
   for (const SimStep::Part& part : step->parts) {
     Life& life = lives_[part.request];
     SimTime& first = life.adopted < 0 ? life.started : life.resumed;
     if (first < 0) first = events_.now();
     (life.answered < 0 ? life.prefilled : life.decoded) += step->time;
+    if (!setting_.push_whole || part.answers) life.leaving += parts;
+    life.last = life.last || part.answers;
   }
   // Events of one time happen in the order in which they are added here: what a step computed is
   // there before it ends, and it ends before the next one begins.
   if (worker.prefill) {
-    const int parts = push_parts();
     for (int i = 1; i <= parts; ++i) {
-      events_.after(step->whole * i / parts, [=, this] { push(*step, 1.0 / parts, i == parts); });
+      events_.after(whole * i / parts, [=, this] { push(*step, 1.0 / parts); });
     }
   }
-  events_.after(step->whole, [=, this, &worker] { end(worker, *step); });
-  events_.after(step->first_stage, [this, &worker] {
+  events_.after(whole, [=, this, &worker] { end(worker, *step); });
+  events_.after(step->stage, [this, &worker] {
     worker.computes = false;
     wake(worker);
   });
@@ -244,33 +278,29 @@ void Simulation::end(Worker& worker, const SimStep& step) {
     if (lives_[request].answered < 0) lives_[request].answered = events_.now();
   }
   for (const int request : outcome.ended) {
-    if (!worker.prefill || !travels(request)) finish(request);
+    if (!worker.prefill || !travels(requests_[request])) finish(request);
   }
   grant(worker);
   wake(worker);
 }
 
-void Simulation::push(const SimStep& step, double share, bool last) {
+void Simulation::push(const SimStep& step, double share) {
   for (const SimStep::Part& part : step.parts) {
-    if (!travels(part.request)) continue;
-    const bool ends = last && part.answers;
-    double tokens = share * part.tokens;
-    if (setting_.push_whole) {
-      if (!ends) continue;
-      tokens = requests_[part.request].prompt_tokens;
-    }
-    const double rows = tokens * setting_.model.layers;
+    const SimRequest& wish = requests_[part.request];
+    if (!travels(wish) || (setting_.push_whole && !part.answers)) continue;
+    const double tokens = setting_.push_whole ? wish.prompt_tokens : share * part.tokens;
+    const double values = tokens * setting_.model.layers * setting_.model.kv_values();
     const StepCost& cost = lives_[part.request].prefill->replica.cost();
-    events_.after(to_sim_time(cost.encode(rows * setting_.model.kv_values())),
-                  [this, request = part.request, bytes = rows * setting_.kv.wire_bytes, ends] {
-                    leave(request, bytes, ends);
-                  });
+    events_.after(to_sim_time(cost.encode(values)),
+                  [this, request = part.request, values] { leave(request, values); });
   }
 }
 
-void Simulation::leave(int request, double bytes, bool last) {
+void Simulation::leave(int request, double values) {
   Life& life = lives_[request];
-  if (last) life.left = events_.now();
+  const double bytes = values / setting_.model.kv_values() * setting_.kv.wire_bytes;
+  life.values = values;
+  if (--life.leaving == 0 && life.last) life.left = events_.now();
   if (life.granted >= 0) {
     network_.add_bytes(events_.now(), life.flow, bytes);
     return watch_network();
@@ -314,9 +344,7 @@ void Simulation::carry() {
     life.crossed = events_.now();
     network_.close(flow);
     // What came before was decoded while this part was on its way.
-    const double rows = double(requests_[request].prompt_tokens) * setting_.model.layers;
-    const double decode =
-        life.decode->replica.cost().decode(rows * setting_.model.kv_values() / push_parts());
+    const double decode = life.decode->replica.cost().decode(life.values);
     events_.after(to_sim_time(decode), [this, request] { adopt(request); });
   }
   watch_network();

@@ -54,6 +54,7 @@ struct SimRecord {
 
 struct GroupUse {
   double busy = 0;         // share of the time in which a first stage computed; mean of replicas
+  double busy_most = 0;    // of the replica that computed the most
   double network = 0;      // share in which a port carried something
   double blocks_peak = 0;  // share of blocks, of the replica that took the most
   std::int64_t tokens_in_memory = 0;  // that the blocks of a replica are for
@@ -70,7 +71,8 @@ struct SimOutcome {
 };
 
 // requests: ascending in arrival. progress: called now and then with the number of requests that
-// ended; may be empty. kInvalidArgument when weights do not fit, or a group is empty or impossible.
+// ended; may be empty. kInvalidArgument when weights do not fit, a group is empty or impossible,
+// or all of it takes kSimSecondsMax.
 // The same input gives the same outcome on every machine with IEEE-754 arithmetic.
 Result<SimOutcome> simulate(const ClusterSetting& setting, std::span<const SimRequest> requests,
                             const std::function<void(std::size_t)>& progress);

@@ -156,6 +156,19 @@ TEST(Cluster, WhatNeverFitsIsToldApart) {
   EXPECT_EQ(outcome.records[0].completion, 0);
   EXPECT_TRUE(outcome.records[1].fits);
   EXPECT_GT(outcome.records[1].completion, 0);
+  const SimOutcome none = run(setting, {{0, 4'000'000, 10}});
+  EXPECT_EQ(none.decode.busy, 0);
+  EXPECT_EQ(none.seconds, 0);
+}
+
+// It needs blocks where it is computed, and none elsewhere.
+TEST(Cluster, OneTokenFitsWhereItsPromptDoes) {
+  ClusterSetting setting = small_cluster();
+  setting.decode.gpu.memory_bytes =
+      (setting.model.weight_bytes() + 40.5 * kBlockTokens * 131072) / setting.memory_share;
+  const SimOutcome outcome = run(setting, {{0, 3000, 1}, {0, 3000, 2}});
+  EXPECT_TRUE(outcome.records[0].fits);
+  EXPECT_FALSE(outcome.records[1].fits);
 }
 
 TEST(Cluster, OneTokenNeedsNoDecodeWorker) {
@@ -182,6 +195,34 @@ TEST(Cluster, StagesOverlap) {
   EXPECT_NEAR(one.records[0].account.total(), one.records[0].completion, 1e-9);
 }
 
+// A short step behind a long one, as the end of a prompt is, does not overtake it: nothing is known
+// earlier than without it, and all KV crosses before the answer goes on.
+TEST(Cluster, StepsKeepTheirOrderInAPipeline) {
+  ClusterSetting setting = small_cluster();
+  setting.prefill.parallel.pipeline = 4;
+  setting.prefill.network_rate = setting.decode.network_rate = 1e9;
+  const SimOutcome even = run(setting, {{0, 4096, 5}});
+  const SimOutcome odd = run(setting, {{0, 4100, 5}});
+  EXPECT_GT(odd.records[0].first_token, even.records[0].first_token);
+  EXPECT_NEAR(odd.wire_bytes, 4100.0 * 131072, 1);
+  EXPECT_GT(odd.records[0].account.transfer, 0);
+  const SimOutcome many = run(setting, poisson(100, 3, 2050, 20));
+  EXPECT_NEAR(many.wire_bytes, 100 * 2050.0 * 131072, 10);
+}
+
+TEST(Cluster, EqualReplicasTakeTurns) {
+  ClusterSetting setting = small_cluster();
+  std::vector<SimRequest> requests;
+  for (int i = 0; i < 8; ++i) requests.push_back({100.0 * i, 4000, 50});
+  const SimOutcome outcome = run(setting, requests);
+  // Each of two is as busy as the other, though nobody ever waits.
+  setting.prefill.count = setting.decode.count = 1;
+  const SimOutcome one = run(setting, requests);
+  EXPECT_NEAR(outcome.prefill.busy, one.prefill.busy / 2, 1e-9);
+  EXPECT_EQ(outcome.prefill.busy_most, outcome.prefill.busy);
+  EXPECT_EQ(outcome.decode.busy_most, outcome.decode.busy);
+}
+
 TEST(Cluster, TheSameInputGivesTheSameOutcome) {
   const std::vector<SimRequest> requests = poisson(200, 6, 2000, 80);
   const SimOutcome one = run(small_cluster(), requests);
@@ -202,6 +243,19 @@ TEST(Cluster, SaysWhatIsImpossible) {
   setting = small_cluster();
   setting.decode.count = 0;
   EXPECT_EQ(simulate(setting, {}, {}).status().message(), "there is no replica that decodes");
+  setting = small_cluster();
+  setting.decode.parallel.tensor = 3;
+  EXPECT_EQ(simulate(setting, {}, {}).status().message(), "tp=3 does not divide 32 query heads");
+  setting.decode.parallel = {.tensor = 1, .pipeline = 33};
+  EXPECT_EQ(simulate(setting, {}, {}).status().message(), "pp=33 is more than 32 layers");
+}
+
+TEST(Cluster, EndsAfterThirtyYears) {
+  EXPECT_EQ(simulate(small_cluster(), std::vector<SimRequest>{{1e300, 10, 10}}, {}).status().code(),
+            Code::kInvalidArgument);
+  ClusterSetting slow = plain_queue();
+  slow.decode.gpu.matrix_rate = 1e-3;
+  EXPECT_EQ(simulate(slow, poisson(10, 1, 1000, 1), {}).status().code(), Code::kInvalidArgument);
 }
 
 TEST(Cluster, ProgressCountsEveryRequest) {

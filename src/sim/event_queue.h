@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -14,10 +15,13 @@ namespace kvlane {
 // Nanoseconds since the simulation began: whole numbers, so that sums do not depend on their order.
 using SimTime = std::int64_t;
 
+// Simulations are shorter than that, thirty years; nor does anything last longer.
+inline constexpr double kSimSecondsMax = 1e9;
+
 inline double to_seconds(SimTime time) { return 1e-9 * static_cast<double>(time); }
 // Rounded up: nothing is over before it is.
 inline SimTime to_sim_time(double seconds) {
-  return static_cast<SimTime>(std::ceil(1e9 * seconds));
+  return static_cast<SimTime>(std::ceil(1e9 * std::min(seconds, kSimSecondsMax)));
 }
 
 // Events in order of their time, those of one time in the order in which they were added: a

@@ -29,6 +29,7 @@ TEST(SimTime, IsRoundedUp) {
   EXPECT_EQ(to_sim_time(1.5e-9), 2);
   EXPECT_EQ(to_sim_time(0), 0);
   EXPECT_DOUBLE_EQ(to_seconds(1'500'000'000), 1.5);
+  EXPECT_DOUBLE_EQ(to_seconds(to_sim_time(1e300)), kSimSecondsMax);
 }
 
 }  // namespace

@@ -86,15 +86,19 @@ void Network::close(int flow) {
 
 void Network::add_bytes(SimTime now, int flow, double bytes) {
   carry(now);
-  flows_[flow].bytes += bytes;
-  if (flows_[flow].rate == 0) share();
+  Flow& added = flows_[flow];
+  const bool was_dry = added.bytes <= kDryBytes;
+  added.bytes += bytes;
+  added.waited_for = true;
+  if (was_dry) share();
 }
 
 std::optional<SimTime> Network::next_dry() const {
   std::optional<SimTime> first;
   for (const Flow& flow : flows_) {
-    if (flow.rate == 0) continue;
-    const SimTime time = now_ + std::max<SimTime>(1, to_sim_time(flow.bytes / flow.rate));
+    if (!flow.waited_for) continue;
+    const SimTime time =
+        flow.rate == 0 ? now_ : now_ + std::max<SimTime>(1, to_sim_time(flow.bytes / flow.rate));
     if (!first || time < *first) first = time;
   }
   return first;
@@ -105,9 +109,9 @@ std::vector<int> Network::advance(SimTime now) {
   std::vector<int> dry;
   for (std::size_t i = 0; i < flows_.size(); ++i) {
     Flow& flow = flows_[i];
-    if (flow.rate == 0 || flow.bytes > kDryBytes) continue;
+    if (!flow.waited_for || flow.bytes > kDryBytes) continue;
     flow.bytes = 0;
-    flow.rate = 0;
+    flow.waited_for = false;
     dry.push_back(static_cast<int>(i));
   }
   if (!dry.empty()) share();
@@ -137,7 +141,8 @@ void Network::share() {
   std::vector<FlowRoute> routes;
   std::vector<Flow*> carrying;
   for (Flow& flow : flows_) {
-    if (!flow.open || flow.bytes == 0) continue;
+    flow.rate = 0;
+    if (!flow.open || flow.bytes <= kDryBytes) continue;
     carrying.push_back(&flow);
     routes.push_back(flow.route);
   }

@@ -56,6 +56,8 @@ class Network {
     FlowRoute route;
     double bytes = 0;  // to be carried
     double rate = 0;   // 0 while there are none
+    bool waited_for =
+        false;  // it was given bytes, and advance() has not told yet that they are through
     bool open = false;
   };
   void carry(SimTime now);

@@ -113,5 +113,20 @@ TEST(Network, AFlowMayRunDryAndGoOn) {
   EXPECT_EQ(network.open({port, port}), flow) << "numbers are used again";
 }
 
+// One flow goes on in the moment in which it ran dry, after another one was given bytes: nobody may
+// keep a rate from before.
+TEST(Network, APortIsNeverSharedTwice) {
+  Network network;
+  const int port = network.add_port(10);
+  const int first = network.open({port, port});
+  const int second = network.open({port, port});
+  network.add_bytes(0, first, 10);
+  network.add_bytes(kSecond, second, 10);
+  network.add_bytes(kSecond, first, 10);
+  EXPECT_EQ(network.next_dry(), 3 * kSecond);
+  EXPECT_EQ(network.advance(3 * kSecond), (std::vector<int>{first, second}));
+  EXPECT_DOUBLE_EQ(network.sent(port), 30);
+}
+
 }  // namespace
 }  // namespace kvlane

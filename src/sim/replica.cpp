@@ -3,6 +3,7 @@
 #include "sim/replica.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "format/shape.h"
 
@@ -20,20 +21,23 @@ void insert_in_order(auto& sequences, const SimSequence& sequence) {
 
 }  // namespace
 
-void Replica::add(const SimSequence& sequence) { insert_in_order(waiting_, sequence); }
+void Replica::wait(std::deque<SimSequence>& queue, const SimSequence& sequence) {
+  waiting_tokens_ += sequence.missing();
+  insert_in_order(queue, sequence);
+}
+
+void Replica::add(const SimSequence& sequence) { wait(waiting_, sequence); }
 
 bool Replica::reserve(int tokens) {
   // Who was stopped for want of blocks goes first.
-  const bool wanted = std::any_of(waiting_.begin(), waiting_.end(),
-                                  [](const SimSequence& each) { return each.blocks == 0; });
-  if (wanted || !may_start(blocks_for(tokens), blocks_free(), growing())) return false;
+  if (!waiting_.empty() || !may_start(blocks_for(tokens), blocks_free(), growing())) return false;
   take(blocks_for(tokens));
   return true;
 }
 
 void Replica::adopt(SimSequence sequence) {
   sequence.blocks = blocks_for(sequence.known);
-  insert_in_order(waiting_, sequence);
+  wait(adopted_, sequence);
 }
 
 int Replica::growing() const {
@@ -50,18 +54,21 @@ void Replica::take(int blocks) {
 // In order: who is first and finds no room is not overtaken, but by those who have theirs.
 void Replica::start_waiting() {
   bool full = false;
-  for (auto next = waiting_.begin(); next != waiting_.end();) {
-    if (static_cast<int>(running_.size()) >= limits_.sequences_max) return;
-    const int more = blocks_for(next->known) - next->blocks;
-    if (more > 0 && (full || !may_start(more, blocks_free(), growing()))) {
+  while (static_cast<int>(running_.size()) < limits_.sequences_max) {
+    const bool fresh = !full && !waiting_.empty() &&
+                       (adopted_.empty() || comes_before(waiting_.front(), adopted_.front()));
+    if (!fresh && adopted_.empty()) return;
+    std::deque<SimSequence>& queue = fresh ? waiting_ : adopted_;
+    const int more = fresh ? blocks_for(queue.front().known) : 0;
+    if (fresh && !may_start(more, blocks_free(), growing())) {
       full = true;
-      ++next;
       continue;
     }
     take(more);
-    next->blocks += more;
-    insert_in_order(running_, *next);
-    next = waiting_.erase(next);
+    queue.front().blocks += more;
+    waiting_tokens_ -= queue.front().missing();
+    insert_in_order(running_, queue.front());
+    queue.pop_front();
   }
 }
 
@@ -74,7 +81,7 @@ void Replica::stop_last() {
   stopped.blocks = 0;
   stopped.computed = 0;
   ++stopped_;
-  insert_in_order(waiting_, stopped);
+  wait(waiting_, stopped);
 }
 
 // Blocks for the next token of everybody who may run; who is last in rank gives way.
@@ -99,6 +106,11 @@ void Replica::grow() {
 SimStep Replica::begin() {
   start_waiting();
   grow();
+  if (running_.empty()) {
+    // The only one that ran gave way to others, who may now have its place.
+    start_waiting();
+    grow();
+  }
   std::vector<std::size_t> chosen;
   std::vector<int> missing;
   int answers = 0;
@@ -123,18 +135,17 @@ SimStep Replica::begin() {
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     if (tokens[i] == 0) continue;
     SimSequence& sequence = running_[chosen[i]];
-    parts.push_back({.tokens = tokens[i], .context = sequence.computed});
     if (missing[i] > 1) prompt_tokens += tokens[i];
-    sequence.computed += tokens[i];
+    const int context = std::exchange(sequence.computed, sequence.computed + tokens[i]);
     // The next part of a prompt may follow its last one through the stages; a token must be known.
     sequence.busy = sequence.missing() == 0;
+    parts.push_back({tokens[i], context, sequence.busy});
     step.parts.push_back({sequence.request, tokens[i], sequence.busy});
   }
   if (parts.empty()) return step;
   step.time = cost_.of(parts);
-  step.whole = to_sim_time(step.time.total());
-  step.first_stage = (step.whole + stages_ - 1) / stages_;
-  pace_ = learn(pace_, {answers, prompt_tokens, to_seconds(step.whole)});
+  step.stage = to_sim_time(step.time.total() / stages_);
+  pace_ = learn(pace_, {answers, prompt_tokens, step.time.total()});
   return step;
 }
 
@@ -158,9 +169,8 @@ StepOutcome Replica::end(const SimStep& step) {
 }
 
 std::int64_t Replica::queued_tokens() const {
-  std::int64_t tokens = 0;
+  std::int64_t tokens = waiting_tokens_;
   // The one token that an answer computes next is no queue.
-  for (const SimSequence& each : waiting_) tokens += each.missing();
   for (const SimSequence& each : running_) tokens += std::max(0, each.missing() - 1);
   return tokens;
 }

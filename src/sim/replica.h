@@ -42,8 +42,7 @@ struct SimStep {
   };
   std::vector<Part> parts;
   StepTime time;
-  SimTime first_stage = 0;  // duration
-  SimTime whole = 0;        // likewise
+  SimTime stage = 0;  // that each stage takes
 };
 
 // What became of sequences when a step ended: numbers of requests, in the step's order.
@@ -73,7 +72,9 @@ class Replica {
 
   // For routing: tokens that are not computed yet, and sequences.
   std::int64_t queued_tokens() const;
-  int sequences() const { return static_cast<int>(waiting_.size() + running_.size()); }
+  int sequences() const {
+    return static_cast<int>(waiting_.size() + adopted_.size() + running_.size());
+  }
   int blocks_free() const { return limits_.blocks - blocks_taken_; }
   int blocks_peak() const { return blocks_peak_; }
   int stopped() const { return stopped_; }  // times that a sequence had to give its blocks back
@@ -82,6 +83,7 @@ class Replica {
 
  private:
   int growing() const;
+  void wait(std::deque<SimSequence>& queue, const SimSequence& sequence);
   void start_waiting();
   void grow();
   void stop_last();
@@ -90,8 +92,11 @@ class Replica {
   StepCost cost_;
   int stages_;
   ReplicaLimits limits_;
-  std::deque<SimSequence> waiting_;   // in order of requests
-  std::vector<SimSequence> running_;  // likewise
+  // All in order of requests. Who is adopted has blocks.
+  std::deque<SimSequence> waiting_;
+  std::deque<SimSequence> adopted_;
+  std::vector<SimSequence> running_;
+  std::int64_t waiting_tokens_ = 0;  // missing of those who wait, adopted or not
   StepPace pace_;
   unsigned turn_ = 0;
   int blocks_taken_ = 0;

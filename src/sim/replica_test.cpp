@@ -58,7 +58,7 @@ TEST(Replica, TheNextPartFollowsThroughTheStages) {
   replica.add({.request = 0, .known = 150, .tokens_to_go = 3});
   const SimStep first = replica.begin();
   EXPECT_EQ(tokens_of(first), std::vector<int>{100});
-  EXPECT_LE(first.first_stage, first.whole / 2 + 1);
+  EXPECT_EQ(first.stage, to_sim_time(first.time.total() / 2));
   const SimStep second = replica.begin();
   EXPECT_EQ(tokens_of(second), std::vector<int>{50});
   EXPECT_TRUE(replica.begin().parts.empty()) << "its token is not known";
@@ -108,6 +108,21 @@ TEST(Replica, TheLastInRankGivesWayAndComesBack) {
   EXPECT_EQ(tokens_of(again), std::vector<int>{65});
   EXPECT_EQ(replica.end(again).ended, std::vector<int>{9});
   EXPECT_EQ(replica.blocks_free(), 3);
+}
+
+// Its blocks are held by one that has come meanwhile and waits for its place.
+TEST(Replica, WhoGivesWayAloneIsFollowedAtOnce) {
+  Replica replica = replica_of({.blocks = 3, .sequences_max = 1});
+  ASSERT_TRUE(replica.reserve(64));
+  replica.adopt({.request = 1, .known = 64, .computed = 63, .tokens_to_go = 2});
+  replica.end(replica.begin());
+  ASSERT_TRUE(replica.reserve(64));
+  replica.adopt({.request = 2, .known = 64, .computed = 63, .tokens_to_go = 1});
+  ASSERT_TRUE(replica.reserve(64)) << "the last block, for one that is on its way";
+  const SimStep step = replica.begin();
+  ASSERT_EQ(step.parts.size(), 1U);
+  EXPECT_EQ(step.parts[0].request, 2);
+  EXPECT_EQ(replica.stopped(), 1);
 }
 
 TEST(Replica, PlacesAreLimited) {

@@ -28,9 +28,11 @@ StepTime StepCost::of(std::span<const StepPart> parts) const {
                       (parallel_.tensor * gpu_.attention_share * gpu_.matrix_rate * speed);
   const double read = kv_.resident_bytes / (gpus * memory * kv_.read_share);
   int tokens = 0;
+  int answers = 0;
   double context = 0;
   for (const StepPart& part : parts) {
     tokens += part.tokens;
+    answers += part.answers ? 1 : 0;
     context += part.context;
     const double pairs = part.tokens * (part.context + 0.5 * (part.tokens + 1));
     time.attention += model_.layers * std::max(pairs * pair, (part.context + 1) * read);
@@ -41,17 +43,17 @@ StepTime StepCost::of(std::span<const StepPart> parts) const {
   time.open = model_.layers * operations / gpu_.vector_rate;
   if (kv_.opens_to_memory) time.open += model_.layers * 4 * values / (gpus * memory);
   if (kv_.seal_share > 0) {
-    time.seal = model_.layers * 2 * tokens * model_.kv_values() /
+    time.seal = model_.layers * tokens * (2 * model_.kv_values() + kv_.resident_bytes) /
                 (gpus * gpu_.memory_rate * kv_.seal_share);
   }
-  time.products = products(tokens, static_cast<int>(parts.size()));
+  time.products = products(tokens, answers);
   time.exchange = exchange(tokens);
   time.overhead = overheads_.step + model_.layers * overheads_.layer;
   return time;
 }
 
 double StepCost::coding(double values, double share) const {
-  return share == 0 ? 0 : 2 * values / (parallel_.gpus() * gpu_.memory_rate * share);
+  return share == 0 ? 0 : 2 * values / (kv_gpus() * gpu_.memory_rate * share);
 }
 
 double StepCost::products(int tokens, int sampled) const {
@@ -62,7 +64,7 @@ double StepCost::products(int tokens, int sampled) const {
   };
   const double rows = 2.0 * kRowPasses * tokens * model_.layer.hidden / memory;
   return model_.layers * (seconds(model_.layer.parameters, tokens) + rows) +
-         seconds(model_.output_parameters, sampled);
+         (sampled == 0 ? 0 : seconds(model_.output_parameters, sampled));
 }
 
 double StepCost::exchange(int tokens) const {
@@ -79,11 +81,16 @@ double StepCost::exchange(int tokens) const {
   return seconds;
 }
 
-double StepCost::kv_gpus() const { return std::min(parallel_.tensor, model_.layer.kv_heads); }
+double StepCost::kv_gpus() const {
+  const int heads = model_.layer.kv_heads;
+  // Those with the most heads are waited for.
+  const int most = (heads + parallel_.tensor - 1) / parallel_.tensor;
+  return double(heads) / most;
+}
 
 double StepCost::tokens_in_memory(double share) const {
   const double room = share * gpu_.memory_bytes * parallel_.gpus() - model_.weight_bytes();
-  const double copies = parallel_.tensor / kv_gpus();  // of each head
+  const double copies = parallel_.tensor / kv_gpus();  // of each head, or room for one
   return room / (model_.layers * kv_.resident_bytes * copies);
 }
 

@@ -38,7 +38,8 @@ struct KvCosts {
   bool opens_to_memory = false;
   // Of vector units for each query head and token, when attention corrects products of codes.
   double approximate_operations = 0;
-  // Shares of the memory's rate at which 16-bit KV is sealed, encoded and decoded; 0: it is not.
+  // Shares of the memory's rate; 0: it is not done. Of what sealing reads and writes; and of 16-bit
+  // KV that is encoded and decoded.
   double seal_share = 0;
   double encode_share = 0;
   double decode_share = 0;
@@ -60,6 +61,7 @@ struct StepOverheads {
 struct StepPart {
   int tokens = 0;
   int context = 0;
+  bool answers = true;  // the token behind them is wanted
 };
 
 // Seconds of a step, from the first layer of the first stage to the last token.
@@ -83,7 +85,7 @@ class StepCost {
   // All of its parts together. No parts: 0.
   StepTime of(std::span<const StepPart> parts) const;
 
-  // Seconds to encode or decode, for `values` values of K and V on all GPUs.
+  // Seconds to encode or decode `values` values of K and V, by the GPUs that share layers.
   double encode(double values) const { return coding(values, kv_.encode_share); }
   double decode(double values) const { return coding(values, kv_.decode_share); }
 

@@ -139,7 +139,7 @@ TEST(StepCost, FormatsChangeWhatTheySay) {
   codes = bf16_costs(model);
   codes.seal_share = 0.1;
   EXPECT_NEAR(StepCost(gpu, model, {}, codes, {}).of(parts).seal,
-              8 * 131072.0 / (0.1 * gpu.memory_rate), 1e-12);
+              8 * 2 * 131072.0 / (0.1 * gpu.memory_rate), 1e-12);
 }
 
 TEST(StepCost, ProductsInEightBitsNeedTheirUnits) {
