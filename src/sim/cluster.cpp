@@ -107,6 +107,7 @@ class Simulation {
   Network network_;
   std::vector<int> flow_requests_;  // [flow]
   std::uint64_t network_changes_ = 0;
+  bool watched_ = false;  // what this moment changes will be looked at
   std::vector<Worker> prefill_;
   std::vector<Worker> decode_;
   std::size_t prefill_turn_ = 0;
@@ -290,9 +291,13 @@ void Simulation::push(const SimStep& step, double share) {
     if (!travels(wish) || (setting_.push_whole && !part.answers)) continue;
     const double tokens = setting_.push_whole ? wish.prompt_tokens : share * part.tokens;
     const double values = tokens * setting_.model.layers * setting_.model.kv_values();
-    const StepCost& cost = lives_[part.request].prefill->replica.cost();
-    events_.after(to_sim_time(cost.encode(values)),
-                  [this, request = part.request, values] { leave(request, values); });
+    const double encode = lives_[part.request].prefill->replica.cost().encode(values);
+    if (encode == 0) {
+      leave(part.request, values);
+    } else {
+      events_.after(to_sim_time(encode),
+                    [this, request = part.request, values] { leave(request, values); });
+    }
   }
 }
 
@@ -326,13 +331,18 @@ void Simulation::grant(Worker& worker) {
   }
 }
 
-// Rates changed: what was expected before is void.
+// Rates change: what was expected before is void. Once for all that happens in this moment.
 void Simulation::watch_network() {
-  const std::uint64_t change = ++network_changes_;
-  const std::optional<SimTime> time = network_.next_dry();
-  if (!time) return;
-  events_.at(*time, [this, change] {
-    if (change == network_changes_) carry();
+  if (watched_) return;
+  watched_ = true;
+  events_.after(0, [this] {
+    watched_ = false;
+    const std::uint64_t change = ++network_changes_;
+    const std::optional<SimTime> time = network_.next_dry();
+    if (!time) return;
+    events_.at(*time, [this, change] {
+      if (change == network_changes_) carry();
+    });
   });
 }
 

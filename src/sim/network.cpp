@@ -90,10 +90,11 @@ void Network::add_bytes(SimTime now, int flow, double bytes) {
   const bool was_dry = added.bytes <= kDryBytes;
   added.bytes += bytes;
   added.waited_for = true;
-  if (was_dry) share();
+  changed_ = changed_ || was_dry;
 }
 
-std::optional<SimTime> Network::next_dry() const {
+std::optional<SimTime> Network::next_dry() {
+  share_if_changed();
   std::optional<SimTime> first;
   for (const Flow& flow : flows_) {
     if (!flow.waited_for) continue;
@@ -114,7 +115,7 @@ std::vector<int> Network::advance(SimTime now) {
     flow.waited_for = false;
     dry.push_back(static_cast<int>(i));
   }
-  if (!dry.empty()) share();
+  changed_ = changed_ || !dry.empty();
   return dry;
 }
 
@@ -122,6 +123,7 @@ void Network::carry(SimTime now) {
   const double seconds = to_seconds(now - now_);
   now_ = now;
   if (seconds == 0) return;
+  share_if_changed();
   std::vector<char> used(ports_.size());
   for (Flow& flow : flows_) {
     if (flow.rate == 0) continue;
@@ -133,6 +135,11 @@ void Network::carry(SimTime now) {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
     if (used[i]) ports_[i].busy += seconds;
   }
+}
+
+void Network::share_if_changed() {
+  if (changed_) share();
+  changed_ = false;
 }
 
 void Network::share() {

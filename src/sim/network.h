@@ -38,7 +38,7 @@ class Network {
   void add_bytes(SimTime now, int flow, double bytes);
 
   // When the first of the flows that have bytes will have none, if nothing changes.
-  std::optional<SimTime> next_dry() const;
+  std::optional<SimTime> next_dry();
   // Carries bytes until `now` and returns the flows that ran dry by then, in order of numbers.
   std::vector<int> advance(SimTime now);
 
@@ -62,11 +62,13 @@ class Network {
   };
   void carry(SimTime now);
   void share();
+  void share_if_changed();
 
   std::vector<Port> ports_;
   std::vector<Flow> flows_;
   std::vector<int> closed_;
   SimTime now_ = 0;
+  bool changed_ = false;  // who has bytes; rates are found once for all changes of a moment
 };
 
 }  // namespace kvlane
