@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "plan/account.h"
 #include "kvlane/status.h"
+#include "plan/account.h"
 
 namespace kvlane {
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/simulated_replicas.h"
+#include "sim/sim_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -85,23 +86,9 @@ TEST(Simulation, CountsWhatReachesItsGoals) {
 // Prompts that take a second each, one at a time, and may wait for as long again: with constant
 // gaps all do so up to one request a second, and beyond that queues grow.
 TEST(Simulation, FindsTheRateAtWhichQueuesGrow) {
-  ClusterSetting cluster;
-  cluster.model = {.layer = {.heads = 1, .kv_heads = 1, .parameters = 1e6}, .layers = 1};
-  cluster.overheads = {.step = 0, .layer = 0};
-  cluster.decode.count = 1;
-  cluster.decode.gpu = {.name = "plain",
-                        .memory_bytes = 1e12,
-                        .memory_rate = 1e30,
-                        .matrix_rate = 2e9,
-                        .vector_rate = 1,
-                        .peer_rate = 1,
-                        .memory_share = 1,
-                        .matrix_share = 1,
-                        .attention_share = 1};
-  cluster.decode.network_rate = 1;
-  cluster.decode.limits = {.batch_tokens_max = 1000, .sequences_max = 1};
+  const ClusterSetting cluster = plain_queue();
   SimulatedKv kv;
-  kv.costs = {.name = "rows", .resident_bytes = 1, .wire_bytes = 1};
+  kv.costs = cluster.kv;
   std::vector<SimRequest> requests;
   for (int i = 0; i < 2000; ++i) requests.push_back({20.0 * i, 1000, 1});
   const auto found = find_rate(cluster, kv, requests, {.ttft = 2}, 0.9, {});

@@ -17,11 +17,11 @@
 #include "base/clock.h"
 #include "cache/eviction.h"
 #include "codec/codec.h"
-#include "plan/account.h"
 #include "engine/state_keeper.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "ops/sampling.h"
+#include "plan/account.h"
 #include "quant/kv_format.h"
 #include "transfer/endpoint.h"
 
