@@ -80,6 +80,17 @@ class Simulate(unittest.TestCase):
             self.assertEqual(done.json()["requests"], 30)
             self.assertEqual(done.json()["last_arrival"], 29)
 
+    def test_prefixes_are_found_unless_told_otherwise(self):
+        lengths = ("--input-len", "100", "--output-len", "5", "--prefix-len", "2000")
+        load = (*lengths, "--request-rate", "2", "--num-prompts", "100")
+        cluster = ("--decode", "A100-80GB-SXM", "--kv-format", "bf16")
+        found = self.results(*cluster, *load)["bf16"]
+        computed = self.results(*cluster, *load, "--no-enable-prefix-caching")["bf16"]
+        # 31 complete blocks of the prefix, for all but the first.
+        self.assertAlmostEqual(found["prefix_hit_rate"], 0.99 * 31 * 64 / 2100, delta=0.03)
+        self.assertEqual(computed["prefix_hit_rate"], 0)
+        self.assertLess(found["ttft"]["mean"], 0.5 * computed["ttft"]["mean"])
+
     def test_gpus_of_ones_own(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "gpus.json"

@@ -5,6 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
+#include <span>
+
+#include "format/checksum.h"
+#include "format/shape.h"
 
 namespace kvlane {
 namespace {
@@ -33,6 +38,36 @@ double rate_of(std::span<const SimRequest> requests) {
   return seconds > 0 ? double(requests.size() - 1) / seconds : 0;
 }
 
+// Names of the blocks that others may have: up to the last one of tokens that are not this turn's
+// own. A name stands for all tokens up to its block's end.
+BlockNames block_names(const Turn& turn) {
+  int shared = 0;
+  int tokens = 0;
+  for (const PromptPart& part : turn.parts) {
+    tokens += part.tokens;
+    if (part.purpose != Purpose::kOwnTokens) shared = tokens;
+  }
+  if (shared < kBlockTokens) return nullptr;
+  std::vector<std::uint64_t> names;
+  std::vector<std::uint64_t> block = {0};  // the name before it, then runs of its tokens
+  int missing = kBlockTokens;
+  for (const PromptPart& part : turn.parts) {
+    for (int first = 0; first < part.tokens && int(names.size()) < shared / kBlockTokens;) {
+      const int run = std::min(missing, part.tokens - first);
+      const auto run_of = {std::uint64_t(part.purpose), part.index, std::uint64_t(first),
+                           std::uint64_t(run)};
+      block.insert(block.end(), run_of);
+      first += run;
+      missing -= run;
+      if (missing > 0) continue;
+      names.push_back(xxh3_64(std::as_bytes(std::span(block))));
+      block = {names.back()};
+      missing = kBlockTokens;
+    }
+  }
+  return std::make_shared<const std::vector<std::uint64_t>>(std::move(names));
+}
+
 }  // namespace
 
 Result<SimulatedWorkload> simulated_workload(const Workload& workload) {
@@ -46,12 +81,8 @@ Result<SimulatedWorkload> simulated_workload(const Workload& workload) {
           "answers; give --rounds 1");
     }
     const Turn& turn = conversation.turns.front();
-    simulated.requests.push_back({conversation.due, turn.new_tokens(), turn.output_tokens});
-    for (const PromptPart& part : turn.parts) {
-      simulated.shares_prefixes = simulated.shares_prefixes ||
-                                  part.purpose == Purpose::kSharedPrefix ||
-                                  part.purpose == Purpose::kTraceBlock;
-    }
+    simulated.requests.push_back(
+        {conversation.due, turn.new_tokens(), turn.output_tokens, block_names(turn)});
   }
   return simulated;
 }
@@ -65,6 +96,7 @@ SimulationResult summarise_simulation(const SimulatedKv& kv, std::span<const Sim
   std::vector<double> ttft;
   std::vector<double> tpot;
   double tokens = 0;
+  double prompts = 0;
   std::size_t good = 0;
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const SimRecord& record = outcome.records[i];
@@ -76,6 +108,7 @@ SimulationResult summarise_simulation(const SimulatedKv& kv, std::span<const Sim
     ++result.completed;
     const int answer = requests[i].answer_tokens;
     tokens += answer;
+    prompts += requests[i].prompt_tokens;
     completion.push_back(record.completion);
     ttft.push_back(record.first_token);
     if (answer > 1) tpot.push_back((record.completion - record.first_token) / (answer - 1));
@@ -91,6 +124,9 @@ SimulationResult summarise_simulation(const SimulatedKv& kv, std::span<const Sim
   result.completion = summarise(std::move(completion), kPercents);
   result.ttft = summarise(std::move(ttft), kPercents);
   result.tpot = summarise(std::move(tpot), kPercents);
+  // Where prompts are computed: who decodes what others computed looks for nothing.
+  const auto found = outcome.prefill.found + outcome.decode.found;
+  if (prompts > 0) result.found = double(found) / prompts;
   if (!requests.empty()) result.good = double(good) / double(requests.size());
   if (outcome.seconds > 0) result.tokens = tokens / outcome.seconds;
   outcome.records = {};

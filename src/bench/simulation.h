@@ -18,7 +18,6 @@ namespace kvlane {
 struct SimulatedWorkload {
   std::vector<SimRequest> requests;  // in order of their times
   std::size_t shortened = 0;         // that were cut, or dropped, to fit the context
-  bool shares_prefixes = false;      // which the simulator computes for each request
 };
 
 // kUnsupported where a conversation has several requests: the later ones depend on answers.
@@ -35,6 +34,7 @@ struct SimulationResult {
   TimeAccount account;  // means, which add up to that of completions
   double tokens = 0;    // of answers, a second
   double rate = 0;      // requests a second, as they arrive; 0: all at once
+  double found = 0;     // share of prompts' tokens that were in memory already
   double good = 0;      // share of all requests that reach the goals; 1 without any
   SimOutcome outcome;   // without its records
 };

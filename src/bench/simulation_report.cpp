@@ -88,16 +88,16 @@ std::string accounts(std::span<const SimulationResult> results) {
 std::string uses(std::span<const SimulationResult> results, bool disaggregated) {
   const int width = name_width(results);
   std::string text = line("use of the cluster, %%");
-  text += line("%-*s %10s %10s %10s %14s %12s %8s", width, "KV", "prefill", "link", "decode",
-               "KV memory peak", "KV tokens", "stopped");
+  text += line("%-*s %10s %10s %10s %14s %12s %7s %8s", width, "KV", "prefill", "link", "decode",
+               "KV memory peak", "KV tokens", "found", "stopped");
   for (const SimulationResult& each : results) {
     const GroupUse& prefill = each.outcome.prefill;
     const GroupUse& decode = each.outcome.decode;
     const double link = disaggregated ? 100 * std::max(prefill.network, decode.network) : 0;
-    text += line("%-*s %10.1f %10.1f %10.1f %14.1f %12lld %8lld", width, each.kv.costs.name.c_str(),
-                 100 * prefill.busy, link, 100 * decode.busy, 100 * decode.blocks_peak,
-                 static_cast<long long>(decode.tokens_in_memory),
-                 static_cast<long long>(prefill.stopped + decode.stopped));
+    text += line("%-*s %10.1f %10.1f %10.1f %14.1f %12lld %7.1f %8lld", width,
+                 each.kv.costs.name.c_str(), 100 * prefill.busy, link, 100 * decode.busy,
+                 100 * decode.blocks_peak, static_cast<long long>(decode.tokens_in_memory),
+                 100 * each.found, static_cast<long long>(prefill.stopped + decode.stopped));
   }
   return text;
 }
@@ -108,11 +108,6 @@ std::string remarks(const SimulationSetting& setting, std::span<const Simulation
   if (setting.requests.shortened > 0) {
     text += std::to_string(setting.requests.shortened) +
             " requests were shortened to fit the model's context\n";
-  }
-  if (setting.requests.shares_prefixes) {
-    text +=
-        "prompts share prefixes, which are computed again for each: no prefix cache is "
-        "simulated\n";
   }
   const auto other = [](const ReplicaGroup& group) {
     return group.count > 0 && group.gpu.name != kMeasuredGpu;
@@ -166,6 +161,7 @@ Json use_json(const GroupUse& use) {
           {"network_busy", use.network},
           {"kv_memory_peak", use.blocks_peak},
           {"kv_tokens", use.tokens_in_memory},
+          {"found_tokens", use.found},
           {"steps", use.steps},
           {"stopped", use.stopped}};
 }
@@ -181,6 +177,7 @@ Json result_json(const SimulationResult& result) {
           {"wire_bytes", result.kv.costs.wire_bytes},
           {"request_rate", result.rate},
           {"good", result.good},
+          {"prefix_hit_rate", result.found},
           {"completed", result.completed},
           {"refused", result.refused},
           {"seconds", result.outcome.seconds},

@@ -34,11 +34,35 @@ TEST(Simulation, RequestsAreThoseOfThePlan) {
   EXPECT_EQ(simulated->requests[0].answer_tokens, 3);
   EXPECT_EQ(simulated->requests[1].prompt_tokens, 20);
   EXPECT_EQ(simulated->shortened, 1U);
-  EXPECT_FALSE(simulated->shares_prefixes);
-  workload.conversations[0].turns[0].parts[0].purpose = Purpose::kSharedPrefix;
-  EXPECT_TRUE(simulated_workload(workload)->shares_prefixes);
+  EXPECT_EQ(simulated->requests[0].names, nullptr) << "nobody else has these tokens";
   workload.conversations.push_back(conversation(3, {{5, 1}, {5, 1}}));
   EXPECT_EQ(simulated_workload(workload).status().code(), Code::kUnsupported);
+}
+
+// Blocks of 512 tokens as Mooncake's traces have them, a prefix, and tokens of one's own.
+TEST(Simulation, EqualPrefixesHaveEqualNames) {
+  const auto names_of = [](std::vector<PromptPart> parts) {
+    Workload workload;
+    workload.conversations = {{0, {{.parts = std::move(parts), .output_tokens = 1}}}};
+    const BlockNames names = simulated_workload(workload)->requests[0].names;
+    return names ? *names : std::vector<std::uint64_t>();
+  };
+  const auto block = [](std::uint64_t id, int tokens = 512) {
+    return PromptPart{Purpose::kTraceBlock, id, tokens};
+  };
+  const auto one = names_of({block(1), block(2), block(3, 100)});
+  EXPECT_EQ(one.size(), 17U) << "complete blocks of 64";
+  const auto longer = names_of({block(1), block(2), block(3)});
+  EXPECT_EQ(longer.size(), 24U);
+  EXPECT_TRUE(std::equal(one.begin(), one.end(), longer.begin()));
+  const auto other = names_of({block(1), block(4), block(3, 100)});
+  EXPECT_TRUE(std::equal(one.begin(), one.begin() + 8, other.begin()));
+  for (std::size_t i = 8; i < one.size(); ++i) EXPECT_NE(one[i], other[i]) << i;
+  const PromptPart prefix{Purpose::kSharedPrefix, 0, 100};
+  const auto first = names_of({prefix, {Purpose::kOwnTokens, 0, 500}});
+  EXPECT_EQ(first.size(), 1U);
+  EXPECT_EQ(first, names_of({prefix, {Purpose::kOwnTokens, 1, 40}}));
+  EXPECT_TRUE(names_of({{Purpose::kSharedPrefix, 0, 63}, {Purpose::kOwnTokens, 0, 500}}).empty());
 }
 
 SimRecord record_of(double first_token, double completion) {
@@ -108,12 +132,10 @@ TEST(Simulation, NothingFitted) {
   EXPECT_EQ(result.completed, 0U);
   EXPECT_EQ(result.completion.mean, 0);
   SimulationSetting setting;
-  setting.requests = {requests, 3, true};
+  setting.requests = {requests, 3};
   EXPECT_NE(simulation_text(setting, {&result, 1}).find("1 requests never fit in memory"),
             std::string::npos);
   EXPECT_NE(simulation_text(setting, {&result, 1}).find("3 requests were shortened"),
-            std::string::npos);
-  EXPECT_NE(simulation_text(setting, {&result, 1}).find("prompts share prefixes"),
             std::string::npos);
   EXPECT_FALSE(nlohmann::json::parse(simulation_json(setting, {&result, 1})).is_discarded());
 }

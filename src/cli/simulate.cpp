@@ -40,7 +40,8 @@ struct SimulateFlags {
   ReplicaLimits limits;
   double step_overhead = 0.3;  // milliseconds
   double layer_overhead = 10;  // microseconds
-  double request_rate = 0;     // 0: the trace's own times
+  bool prefix_caching = true;
+  double request_rate = 0;  // 0: the trace's own times
   ServeBenchOptions workload;
   std::vector<std::string> goodput;
   bool find_rate = false;
@@ -118,6 +119,9 @@ Status run_simulate(SimulateFlags& flags) {
   if (flags.request_rate > 0) flags.workload.arrival.request_rate = flags.request_rate;
   KVLANE_ASSIGN(const Workload workload, plan_workload(flags.workload, config.context));
   KVLANE_ASSIGN(setting.requests, simulated_workload(workload));
+  if (!flags.prefix_caching) {
+    for (SimRequest& each : setting.requests.requests) each.names.reset();
+  }
   KVLANE_ASSIGN(setting.goals, parse_goals(flags.goodput));
   setting.find_rate = flags.find_rate;
   if (flags.find_rate && !setting.goals.any()) {
@@ -171,6 +175,10 @@ void add_cluster_flags(CLI::App& command, SimulateFlags& flags) {
                   "a step takes at most so many times longer for prompts beside answers")
       ->check(number_between(1, 1e3))
       ->capture_default_str();
+  command
+      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.prefix_caching,
+                "replicas keep blocks for prompts that begin alike (on by default)")
+      ->default_str("");
   command
       .add_option("--step-overhead", flags.step_overhead, "milliseconds of a step beside computing")
       ->check(number_between(0, 1e4))

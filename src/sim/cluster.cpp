@@ -89,6 +89,7 @@ class Simulation {
   }
   // A share of a step's KV; and of a request's, behind its codec.
   void push(const SimStep& step, double share);
+  void send(int request, double tokens);
   void leave(int request, double values);
   void grant(Worker& worker);
   void watch_network();
@@ -187,6 +188,7 @@ GroupUse Simulation::use_of(const std::vector<Worker>& workers) const {
     use.blocks_peak = std::max(use.blocks_peak, double(worker.replica.blocks_peak()) / blocks);
     use.tokens_in_memory = std::int64_t{blocks} * kBlockTokens;
     use.steps += worker.steps;
+    use.found += worker.replica.found();
     use.stopped += worker.replica.stopped();
   }
   return use;
@@ -229,7 +231,8 @@ void Simulation::arrive(int request) {
   }
   life.prefill->replica.add({.request = request,
                              .known = wish.prompt_tokens,
-                             .tokens_to_go = prefill_.empty() ? wish.answer_tokens : 1});
+                             .tokens_to_go = prefill_.empty() ? wish.answer_tokens : 1,
+                             .names = wish.names});
   wake(*life.prefill);
 }
 
@@ -254,10 +257,16 @@ void Simulation::begin(Worker& worker, const std::shared_ptr<const SimStep>& ste
   for (const SimStep::Part& part : step->parts) {
     Life& life = lives_[part.request];
     SimTime& first = life.adopted < 0 ? life.started : life.resumed;
-    if (first < 0) first = events_.now();
+    const bool starts = first < 0;
+    if (starts) first = events_.now();
     (life.answered < 0 ? life.prefilled : life.decoded) += step->time;
     if (!setting_.push_whole || part.answers) life.leaving += parts;
     life.last = life.last || part.answers;
+    if (worker.prefill && starts && part.context > 0 && !setting_.push_whole) {
+      // What was found leaves at once.
+      ++life.leaving;
+      send(part.request, part.context);
+    }
   }
   // Events of one time happen in the order in which they are added here: what a step computed is
   // there before it ends, and it ends before the next one begins.
@@ -287,18 +296,18 @@ void Simulation::end(Worker& worker, const SimStep& step) {
 
 void Simulation::push(const SimStep& step, double share) {
   for (const SimStep::Part& part : step.parts) {
-    const SimRequest& wish = requests_[part.request];
-    if (!travels(wish) || (setting_.push_whole && !part.answers)) continue;
-    const double tokens = setting_.push_whole ? wish.prompt_tokens : share * part.tokens;
-    const double values = tokens * setting_.model.layers * setting_.model.kv_values();
-    const double encode = lives_[part.request].prefill->replica.cost().encode(values);
-    if (encode == 0) {
-      leave(part.request, values);
-    } else {
-      events_.after(to_sim_time(encode),
-                    [this, request = part.request, values] { leave(request, values); });
-    }
+    if (setting_.push_whole && !part.answers) continue;
+    send(part.request,
+         setting_.push_whole ? requests_[part.request].prompt_tokens : share * part.tokens);
   }
+}
+
+void Simulation::send(int request, double tokens) {
+  if (!travels(requests_[request])) return;
+  const double values = tokens * setting_.model.layers * setting_.model.kv_values();
+  const double encode = lives_[request].prefill->replica.cost().encode(values);
+  if (encode == 0) return leave(request, values);
+  events_.after(to_sim_time(encode), [this, request, values] { leave(request, values); });
 }
 
 void Simulation::leave(int request, double values) {

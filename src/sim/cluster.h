@@ -43,6 +43,7 @@ struct SimRequest {
   double arrival = 0;  // seconds
   int prompt_tokens = 1;
   int answer_tokens = 1;
+  BlockNames names = {};  // of its prompt, as far as others may begin like it
 };
 
 struct SimRecord {
@@ -59,6 +60,7 @@ struct GroupUse {
   double blocks_peak = 0;  // share of blocks, of the replica that took the most
   std::int64_t tokens_in_memory = 0;  // that the blocks of a replica are for
   std::int64_t steps = 0;
+  std::int64_t found = 0;    // tokens that replicas had of prompts before
   std::int64_t stopped = 0;  // sequences that gave their blocks back to others
 };
 

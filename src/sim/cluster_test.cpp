@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <numeric>
 
 #include "format/shape.h"
@@ -221,6 +222,49 @@ TEST(Cluster, EqualReplicasTakeTurns) {
   EXPECT_NEAR(outcome.prefill.busy, one.prefill.busy / 2, 1e-9);
   EXPECT_EQ(outcome.prefill.busy_most, outcome.prefill.busy);
   EXPECT_EQ(outcome.decode.busy_most, outcome.decode.busy);
+}
+
+BlockNames names_of(int first, int count) {
+  std::vector<std::uint64_t> names(count);
+  std::iota(names.begin(), names.end(), std::uint64_t(first));
+  return std::make_shared<const std::vector<std::uint64_t>>(std::move(names));
+}
+
+// The second request begins like the first one: half of it is found, and all of it crosses.
+TEST(Cluster, WhatIsFoundIsNotComputedAndTravels) {
+  for (const bool whole : {false, true}) {
+    ClusterSetting setting = small_cluster();
+    setting.push_whole = whole;
+    setting.prefill.count = setting.decode.count = 1;
+    const BlockNames half = names_of(1, 32);
+    const SimOutcome outcome = run(setting, {{0, 4096, 5, names_of(1, 64)}, {100, 4096, 5, half}});
+    EXPECT_EQ(outcome.prefill.found, 2048);
+    EXPECT_NEAR(outcome.wire_bytes, 2 * 4096.0 * 131072, 1);
+    const double first = outcome.records[0].account.prefill;
+    EXPECT_LT(outcome.records[1].account.prefill, 0.6 * first);
+    EXPECT_GT(outcome.records[1].account.prefill, 0.4 * first);
+    EXPECT_NEAR(outcome.records[1].account.total(), outcome.records[1].completion, 1e-9);
+  }
+}
+
+// The same prompt again and again, where there is room for little more than one.
+TEST(Cluster, MemoryIsForThoseWhoComputeFirst) {
+  ClusterSetting setting = small_cluster();
+  setting.prefill.count = 0;
+  setting.decode.count = 1;
+  setting.decode.gpu.memory_bytes =
+      (setting.model.weight_bytes() + 20.5 * kBlockTokens * 131072) / setting.memory_share;
+  std::vector<SimRequest> requests;
+  for (int i = 0; i < 20; ++i) {
+    // Two prompts by turns, 16 blocks each: of the one before the last some blocks are left.
+    requests.push_back({100.0 * i, 1024, 10, names_of(100 * (i % 2), 16)});
+  }
+  const SimOutcome outcome = run(setting, requests);
+  EXPECT_GT(outcome.decode.found, 18 * 2 * kBlockTokens);
+  EXPECT_LT(outcome.decode.found, 18 * 5 * kBlockTokens);
+  EXPECT_LE(outcome.decode.blocks_peak, 1);
+  for (SimRequest& each : requests) each.names = names_of(7, 16);
+  EXPECT_EQ(run(setting, requests).decode.found, 19 * 15 * kBlockTokens) << "one token is computed";
 }
 
 TEST(Cluster, TheSameInputGivesTheSameOutcome) {

@@ -3,6 +3,7 @@
 #include "sim/replica.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "format/shape.h"
@@ -31,7 +32,7 @@ void Replica::add(const SimSequence& sequence) { wait(waiting_, sequence); }
 bool Replica::reserve(int tokens) {
   // Who was stopped for want of blocks goes first.
   if (!waiting_.empty() || !may_start(blocks_for(tokens), blocks_free(), growing())) return false;
-  take(blocks_for(tokens));
+  pool_.take(blocks_for(tokens));
   return true;
 }
 
@@ -46,9 +47,44 @@ int Replica::growing() const {
                     [](const SimSequence& each) { return each.tokens_to_go > 1; }));
 }
 
-void Replica::take(int blocks) {
-  blocks_taken_ += blocks;
-  blocks_peak_ = std::max(blocks_peak_, blocks_taken_);
+// Blocks for all that is known of it, if there are: those that were there before, and new ones.
+bool Replica::start(SimSequence& sequence) {
+  std::span<const std::uint64_t> names;
+  if (sequence.names) names = *sequence.names;
+  // One token is computed in any case: its logits are wanted.
+  const auto most = static_cast<std::size_t>((sequence.known - 1) / kBlockTokens);
+  names = names.first(std::min(names.size(), most));
+  const int found = pool_.known(names);
+  names = names.first(static_cast<std::size_t>(found));
+  sequence.blocks = blocks_for(sequence.known);
+  const int fresh = sequence.blocks - found;
+  if (!may_start(fresh + pool_.unowned(names), blocks_free(), growing())) {
+    sequence.blocks = 0;
+    return false;
+  }
+  pool_.hold(names);
+  pool_.take(fresh);
+  sequence.held.assign(names.begin(), names.end());
+  waiting_tokens_ -= sequence.missing();
+  sequence.computed = found * kBlockTokens;
+  found_ += sequence.computed;
+  return true;
+}
+
+// What a step computes may be found by all steps behind it, which come to no stage before it.
+void Replica::publish(SimSequence& sequence, int context) {
+  if (!sequence.names) return;
+  const auto end = std::min(sequence.names->size(), std::size_t(sequence.computed / kBlockTokens));
+  for (std::size_t i = context / kBlockTokens; i < end; ++i) {
+    const std::uint64_t name = (*sequence.names)[i];
+    if (pool_.publish(name)) sequence.held.push_back(name);
+  }
+}
+
+void Replica::give_back(SimSequence& sequence) {
+  pool_.give_back(sequence.held, sequence.blocks - static_cast<int>(sequence.held.size()));
+  sequence.held.clear();
+  sequence.blocks = 0;
 }
 
 // In order: who is first and finds no room is not overtaken, but by those who have theirs.
@@ -59,14 +95,12 @@ void Replica::start_waiting() {
                        (adopted_.empty() || comes_before(waiting_.front(), adopted_.front()));
     if (!fresh && adopted_.empty()) return;
     std::deque<SimSequence>& queue = fresh ? waiting_ : adopted_;
-    const int more = fresh ? blocks_for(queue.front().known) : 0;
-    if (fresh && !may_start(more, blocks_free(), growing())) {
+    if (!fresh) {
+      waiting_tokens_ -= queue.front().missing();
+    } else if (!start(queue.front())) {
       full = true;
       continue;
     }
-    take(more);
-    queue.front().blocks += more;
-    waiting_tokens_ -= queue.front().missing();
     insert_in_order(running_, queue.front());
     queue.pop_front();
   }
@@ -77,8 +111,7 @@ void Replica::stop_last() {
                                  [](const SimSequence& each) { return !each.busy; });
   SimSequence stopped = *last;
   running_.erase(std::next(last).base());
-  blocks_taken_ -= stopped.blocks;
-  stopped.blocks = 0;
+  give_back(stopped);
   stopped.computed = 0;
   ++stopped_;
   wait(waiting_, stopped);
@@ -91,7 +124,7 @@ void Replica::grow() {
     const int more = blocks_for(running_[i].known) - running_[i].blocks;
     if (running_[i].busy || more <= 0 || more <= blocks_free()) {
       if (!running_[i].busy && more > 0) {
-        take(more);
+        pool_.take(more);
         running_[i].blocks += more;
       }
       ++i;
@@ -139,8 +172,9 @@ SimStep Replica::begin() {
     const int context = std::exchange(sequence.computed, sequence.computed + tokens[i]);
     // The next part of a prompt may follow its last one through the stages; a token must be known.
     sequence.busy = sequence.missing() == 0;
+    publish(sequence, context);
     parts.push_back({tokens[i], context, sequence.busy});
-    step.parts.push_back({sequence.request, tokens[i], sequence.busy});
+    step.parts.push_back({sequence.request, tokens[i], context, sequence.busy});
   }
   if (parts.empty()) return step;
   step.time = cost_.of(parts);
@@ -162,7 +196,7 @@ StepOutcome Replica::end(const SimStep& step) {
       continue;
     }
     outcome.ended.push_back(part.request);
-    blocks_taken_ -= found->blocks;
+    give_back(*found);
     running_.erase(found);
   }
   return outcome;

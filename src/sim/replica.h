@@ -10,6 +10,7 @@
 #include "plan/admission.h"
 #include "plan/batching.h"
 #include "sim/event_queue.h"
+#include "sim/prefix_cache.h"
 #include "sim/step_cost.h"
 
 namespace kvlane {
@@ -23,12 +24,14 @@ struct ReplicaLimits {
 
 // One request in one replica.
 struct SimSequence {
-  int request = 0;       // its number; arrivals are in this order
-  int known = 0;         // tokens that are to be computed: the prompt, then each answer's token
-  int computed = 0;      // of these
-  int tokens_to_go = 0;  // that it will be given here; more than 0
-  int blocks = 0;        // that it holds
-  bool busy = false;     // in a step whose outcome the next one needs
+  int request = 0;        // its number; arrivals are in this order
+  int known = 0;          // tokens that are to be computed: the prompt, then each answer's token
+  int computed = 0;       // of these
+  int tokens_to_go = 0;   // that it will be given here; more than 0
+  int blocks = 0;         // that it holds
+  bool busy = false;      // in a step whose outcome the next one needs
+  BlockNames names = {};  // of its prompt
+  std::vector<std::uint64_t> held = {};  // of these, those that blocks of its own have
 
   int missing() const { return known - computed; }
 };
@@ -38,6 +41,7 @@ struct SimStep {
   struct Part {
     int request = 0;
     int tokens = 0;
+    int context = 0;       // in its cache before
     bool answers = false;  // its sequence gets a token at the end
   };
   std::vector<Part> parts;
@@ -56,7 +60,7 @@ struct StepOutcome {
 class Replica {
  public:
   Replica(const StepCost& cost, const Parallelism& parallel, const ReplicaLimits& limits)
-      : cost_(cost), stages_(parallel.pipeline), limits_(limits) {}
+      : cost_(cost), stages_(parallel.pipeline), limits_(limits), pool_(limits.blocks) {}
 
   // It waits its turn, and gets blocks when that comes.
   void add(const SimSequence& sequence);
@@ -75,8 +79,9 @@ class Replica {
   int sequences() const {
     return static_cast<int>(waiting_.size() + adopted_.size() + running_.size());
   }
-  int blocks_free() const { return limits_.blocks - blocks_taken_; }
-  int blocks_peak() const { return blocks_peak_; }
+  int blocks_free() const { return pool_.available(); }
+  int blocks_peak() const { return pool_.peak(); }
+  std::int64_t found() const { return found_; }  // tokens that need not be computed
   int stopped() const { return stopped_; }  // times that a sequence had to give its blocks back
   const ReplicaLimits& limits() const { return limits_; }
   const StepCost& cost() const { return cost_; }
@@ -87,7 +92,9 @@ class Replica {
   void start_waiting();
   void grow();
   void stop_last();
-  void take(int blocks);
+  bool start(SimSequence& sequence);
+  void publish(SimSequence& sequence, int context);
+  void give_back(SimSequence& sequence);
 
   StepCost cost_;
   int stages_;
@@ -99,8 +106,8 @@ class Replica {
   std::int64_t waiting_tokens_ = 0;  // missing of those who wait, adopted or not
   StepPace pace_;
   unsigned turn_ = 0;
-  int blocks_taken_ = 0;
-  int blocks_peak_ = 0;
+  PrefixCache pool_;
+  std::int64_t found_ = 0;
   int stopped_ = 0;
 };
 
