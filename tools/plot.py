@@ -8,6 +8,7 @@
     build/plots/bin/python tools/plot.py codec-crossover unshaped.json 1=1gbit.json 10=10gbit.json \\
         docs/images/codec_crossover.svg
     build/plots/bin/python tools/plot.py jobs job.json docs/images/jobs.svg
+    build/plots/bin/python tools/plot.py rates simulated_*.json docs/images/simulated_rates.svg
 
 A plot is a function of reports that returns a figure, and a line in PLOTS. A report measured over a link of known
 speed is named with its Gbit/s before it.
@@ -43,14 +44,16 @@ STYLE = {
 
 
 class Report:
-    """One --json object of `kvlane bench`."""
+    """One --json object of `kvlane bench`, or of `kvlane simulate`."""
 
     def __init__(self, named):
         speed, _, path = named.rpartition("=")
         self.gbit = float(speed) if speed else None
         text = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        self.machine = text["machine"]
-        self.values = {figure["name"]: figure["value"] for figure in text["results"]}
+        self.simulated = text if "last_arrival" in text else None
+        if not self.simulated:
+            self.machine = text["machine"]
+            self.values = {figure["name"]: figure["value"] for figure in text["results"]}
 
 
 # --- pieces that plots share ----------------------------------------------------------------------
@@ -258,7 +261,47 @@ def jobs(reports):
     return figure
 
 
-PLOTS = {"codec-frontier": codec_frontier, "codec-crossover": codec_crossover, "jobs": jobs}
+# --- simulate -------------------------------------------------------------------------------------
+
+
+RATE_COLOURS = (OTHERS, "#0369a1", OURS)
+
+
+def draw_rates(axes, by_rate, title, value):
+    """A line for each format over requests a second."""
+    for place, colour in enumerate(RATE_COLOURS[: len(by_rate[0])]):
+        points = [(results[place]["request_rate"], value(results[place])) for results in by_rate]
+        axes.plot(*zip(*points, strict=True), color=colour, lw=1.6, marker="o", ms=3, label=by_rate[0][place]["kv"])
+    axes.set_title(title, loc="left", color="#0f172a", fontsize=10)
+    axes.set_xlabel("requests a second")
+    axes.set_ylim(bottom=0)
+    axes.tick_params(length=0)
+    axes.grid(color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def rates(reports):
+    """What a simulated cluster does as more and more requests come, format by format."""
+    runs = sorted((report.simulated for report in reports), key=lambda run: run["last_arrival"], reverse=True)
+    by_rate = [run["results"] for run in runs]
+    goals = ", ".join(f"{name.upper()} of {seconds:g} s" for name, seconds in runs[0]["goals"].items())
+    figure = Figure(figsize=(9.6, 3.4), layout="none")
+    figure.subplots_adjust(left=0.06, right=0.985, top=0.8, bottom=0.26, wspace=0.16)
+    left, right = figure.subplots(1, 2)
+    draw_rates(left, by_rate, "requests that reach their goals, %", lambda result: 100 * result["good"])
+    draw_rates(right, by_rate, "first token, mean, s", lambda result: result["ttft"]["mean"])
+    right.set_ylim(0, 10)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, ncols=4, loc="upper left", fontsize=8, labelcolor=OTHERS)
+    footnote(
+        figure,
+        f"Simulated: {runs[0]['model'].removesuffix('.json')}, {runs[0]['workload']}, goals {goals}.\n"
+        f"Prefill {runs[0]['prefill']}; decode {runs[0]['decode']}.",
+    )
+    return figure
+
+
+PLOTS = {"codec-frontier": codec_frontier, "codec-crossover": codec_crossover, "jobs": jobs, "rates": rates}
 
 
 def main():
