@@ -91,6 +91,36 @@ class Simulate(unittest.TestCase):
         self.assertEqual(computed["prefix_hit_rate"], 0)
         self.assertLess(found["ttft"]["mean"], 0.5 * computed["ttft"]["mean"])
 
+    def test_the_rate_that_reaches_goals(self):
+        load = ("--input-len", "2000", "--output-len", "20", "--request-rate", "1", "--num-prompts", "400")
+        goals = ("--find-rate", "--goodput", "ttft:1000", "tpot:50")
+        results = self.results(*CLUSTER, *load, *goals, "--kv-format", "bf16")
+        more = ("--prefill", "4xA100-80GB-SXM:net=25", *CLUSTER[2:])
+        wider = self.results(*more, *load, *goals, "--kv-format", "bf16")["bf16"]
+        self.assertGreaterEqual(results["bf16"]["good"], 0.9)
+        self.assertGreater(results["bf16"]["request_rate"], 2)
+        self.assertGreater(wider["request_rate"], 1.5 * results["bf16"]["request_rate"])
+        strict = self.results(*CLUSTER, *load, *goals, "--attainment", "1", "--kv-format", "bf16")["bf16"]
+        self.assertLess(strict["request_rate"], results["bf16"]["request_rate"])
+        done = run("simulate", CONFIG, *CLUSTER, *load, "--find-rate", "--goodput", "e2el:1e9", "--kv-format", "bf16")
+        self.assertIn("all requests at once reach the goals", done.out)
+        done = run("simulate", CONFIG, *CLUSTER, *load, "--find-rate", "--goodput", "ttft:1", "--kv-format", "bf16")
+        self.assertIn("even requests that come alone miss the goals", done.out)
+        self.assert_refused("--find-rate needs --goodput", CONFIG, *CLUSTER, *load, "--find-rate")
+
+    def test_one_connection_may_be_the_limit(self):
+        load = ("--input-len", "4000", "--output-len", "5", "--request-rate", "0.01", "--num-prompts", "20")
+        both = ("--kv-format", "bf16", "--kv-push", "whole")
+        limited = self.results(*CLUSTER, *load, *both, "--flow-limit", "5")["bf16"]["account"]["transfer"]
+        alone = self.results(*CLUSTER, *load, *both)["bf16"]["account"]["transfer"]
+        self.assertAlmostEqual(limited / alone, 5, delta=0.01)
+
+    def test_codes_may_be_opened_in_memory(self):
+        kivi = ("--kv-format", "kivi:bits=2")
+        inside = self.results(*CLUSTER, *LOAD, *kivi)["kivi:bits=2"]["account"]["decode_dequantise"]
+        memory = self.results(*CLUSTER, *LOAD, *kivi, "--unfused")["kivi:bits=2"]["account"]["decode_dequantise"]
+        self.assertGreater(memory, 5 * inside)
+
     def test_gpus_of_ones_own(self):
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "gpus.json"
@@ -107,7 +137,7 @@ class Simulate(unittest.TestCase):
                    "--request-rate", "5")
         self.assertEqual(done.status, 0, done.err)
         for words in ("kvlane-tiny-gqa, 20 requests of random", "serving: 1 replica of 1 L4", "share of completion",
-                      "KV memory peak"):
+                      "decode KV peak"):
             self.assertIn(words, done.out)
 
     def test_what_cannot_be(self):

@@ -148,19 +148,24 @@ Result<SimulationResult> find_rate(const ClusterSetting& cluster, const Simulate
   // Whether it is good enough, which is then the best so far.
   const auto try_rate = [&](double rate) -> Result<bool> {
     for (std::size_t i = 0; i < scaled.size(); ++i) {
-      scaled[i].arrival = requests[i].arrival * given / rate;
+      scaled[i].arrival = (requests[i].arrival - requests.front().arrival) * given / rate;
     }
     KVLANE_ASSIGN(SimOutcome outcome, simulate(setting, scaled, progress));
     SimulationResult result = summarise_simulation(kv, scaled, goals, std::move(outcome));
     const bool enough = result.good >= share;
-    if (enough) best = std::move(result);
+    if (enough || best.kv.costs.name.empty()) best = std::move(result);
     return enough;
   };
   double low = double(requests.size()) / (0.5 * kSimSecondsMax);
   double high = kRateMax;
   KVLANE_ASSIGN(const bool possible, try_rate(low));
   if (!possible) {
-    best.kv = kv;
+    best.rate = 0;
+    return best;
+  }
+  KVLANE_ASSIGN(const bool unbounded, try_rate(high));
+  if (unbounded) {
+    best.unbounded = true;
     return best;
   }
   while (high / low > kRateFactor) {

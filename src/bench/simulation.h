@@ -30,13 +30,14 @@ struct SimulationResult {
   std::size_t refused = 0;  // no replica has room for so long a request
   Summary completion;       // with percentiles 50, 90 and 99, as all three
   Summary ttft;
-  Summary tpot;         // a token behind the first
-  TimeAccount account;  // means, which add up to that of completions
-  double tokens = 0;    // of answers, a second
-  double rate = 0;      // requests a second, as they arrive; 0: all at once
-  double found = 0;     // share of prompts' tokens that were in memory already
-  double good = 0;      // share of all requests that reach the goals; 1 without any
-  SimOutcome outcome;   // without its records
+  Summary tpot;            // a token behind the first
+  TimeAccount account;     // means, which add up to that of completions
+  double tokens = 0;       // of answers, a second
+  double rate = 0;         // requests a second, as they arrive; 0: all at once
+  bool unbounded = false;  // of find_rate(): all at once reach the goals
+  double found = 0;        // share of prompts' tokens that were in memory already
+  double good = 0;         // share of all requests that reach the goals; 1 without any
+  SimOutcome outcome;      // without its records
 };
 
 // goals: as those of `kvlane bench serve`; what is refused reaches none.
@@ -44,8 +45,10 @@ SimulationResult summarise_simulation(const SimulatedKv& kv, std::span<const Sim
                                       const Goals& goals, SimOutcome outcome);
 
 // Simulates `requests` at other rates, which all gaps between them are scaled to, for the highest,
-// within 1 %, at which `share` of them reach `goals`. Returns what came of that one. Its `rate` is
-// 0 where not even requests that come alone do. progress: as of simulate(), of each try.
+// within 1 %, at which `share` of them reach `goals`. Returns what came of that one. Where not
+// even requests that come alone do, that is what came of these, with a `rate` of 0; where all at
+// once do, it is `unbounded`. A rate is that of these requests: more of them may reach less, as
+// queues go on growing. progress: as of simulate(), of each try.
 Result<SimulationResult> find_rate(const ClusterSetting& cluster, const SimulatedKv& kv,
                                    std::span<const SimRequest> requests, const Goals& goals,
                                    double share, const std::function<void(std::size_t)>& progress);

@@ -89,7 +89,7 @@ std::string uses(std::span<const SimulationResult> results, bool disaggregated) 
   const int width = name_width(results);
   std::string text = line("use of the cluster, %%");
   text += line("%-*s %10s %10s %10s %14s %12s %7s %8s", width, "KV", "prefill", "link", "decode",
-               "KV memory peak", "KV tokens", "found", "stopped");
+               "decode KV peak", "KV tokens", "found", "stopped");
   for (const SimulationResult& each : results) {
     const GroupUse& prefill = each.outcome.prefill;
     const GroupUse& decode = each.outcome.decode;
@@ -100,6 +100,15 @@ std::string uses(std::span<const SimulationResult> results, bool disaggregated) 
                  100 * each.found, static_cast<long long>(prefill.stopped + decode.stopped));
   }
   return text;
+}
+
+// Whether a queue was left when the last request came, and not just that one's own time.
+bool answers_late(const SimulationSetting& setting, const SimulationResult& each) {
+  if (each.completed == 0) return false;
+  const double last = setting.find_rate ? (each.rate > 0 ? double(each.completed) / each.rate : 0)
+                                        : last_arrival(setting);
+  const double late = each.outcome.seconds - last;
+  return late > 4 * each.completion.percentiles.front().second || late > 0.5 * each.outcome.seconds;
 }
 
 // What a reader has to know before believing a row.
@@ -124,17 +133,18 @@ std::string remarks(const SimulationSetting& setting, std::span<const Simulation
     if (each.refused > 0) {
       text += name + ": " + std::to_string(each.refused) + " requests never fit in memory\n";
     }
-    if (setting.find_rate) {
-      if (each.rate == 0) text += name + ": even requests that come alone miss the goals\n";
-      continue;
-    }
-    const double late = each.outcome.seconds - last_arrival(setting);
-    if (each.completed > 0 && late > 4 * each.completion.percentiles.front().second &&
-        late > 0.1 * each.outcome.seconds) {
+    const bool late = answers_late(setting, each);
+    if (setting.find_rate && each.rate == 0) {
+      text += name + ": even requests that come alone miss the goals\n";
+    } else if (each.unbounded) {
+      text += name + ": all requests at once reach the goals: give more (--num-prompts)\n";
+    } else if (setting.find_rate && late) {
+      text += name + ": that is the rate of so short a burst; more requests may reach less\n";
+    } else if (late) {
       text += line(
-          "%s: the last answer came %.0f s behind the last request: more arrives than can be "
-          "served",
-          name.c_str(), late);
+          "%s: the last answer came %.0f s behind the last request: more arrives than can "
+          "be served",
+          name.c_str(), each.outcome.seconds - last_arrival(setting));
     }
   }
   return text;
@@ -150,6 +160,7 @@ Json summary_json(const Summary& summary) {
 
 Json goals_json(const Goals& goals) {
   Json json = Json::object();
+  // In seconds, as all of it.
   if (goals.ttft) json["ttft"] = *goals.ttft;
   if (goals.tpot) json["tpot"] = *goals.tpot;
   if (goals.e2el) json["e2el"] = *goals.e2el;
@@ -176,6 +187,7 @@ Json result_json(const SimulationResult& result) {
           {"resident_bytes", result.kv.costs.resident_bytes},
           {"wire_bytes", result.kv.costs.wire_bytes},
           {"request_rate", result.rate},
+          {"unbounded", result.unbounded},
           {"good", result.good},
           {"prefix_hit_rate", result.found},
           {"completed", result.completed},

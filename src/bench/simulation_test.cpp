@@ -58,6 +58,17 @@ TEST(Simulation, EqualPrefixesHaveEqualNames) {
   const auto other = names_of({block(1), block(4), block(3, 100)});
   EXPECT_TRUE(std::equal(one.begin(), one.begin() + 8, other.begin()));
   for (std::size_t i = 8; i < one.size(); ++i) EXPECT_NE(one[i], other[i]) << i;
+  // Blocks of 102 tokens, as of a trace whose lengths are scaled: blocks of 64 begin in one and end
+  // in another.
+  const auto scaled = names_of({block(1, 102), block(2, 102), block(3, 102)});
+  EXPECT_EQ(scaled.size(), 4U);
+  const auto turned = names_of({block(1, 102), block(3, 102), block(2, 102)});
+  EXPECT_EQ(scaled[0], turned[0]);
+  EXPECT_NE(scaled[1], turned[1]);
+  EXPECT_EQ(names_of({block(1, 102), block(9, 0), block(2, 102), block(3, 102)}), scaled)
+      << "nothing between them";
+  EXPECT_NE(names_of({{Purpose::kSharedPrefix, 1, 102}, block(2, 102), block(3, 102)})[0],
+            scaled[0]);
   const PromptPart prefix{Purpose::kSharedPrefix, 0, 100};
   const auto first = names_of({prefix, {Purpose::kOwnTokens, 0, 500}});
   EXPECT_EQ(first.size(), 1U);
@@ -120,7 +131,14 @@ TEST(Simulation, FindsTheRateAtWhichQueuesGrow) {
   // 1,800 of them are done within 2 s if each is only 1 / 1800 s late for the one before.
   EXPECT_NEAR(found->rate, 1, 0.02);
   EXPECT_GE(found->good, 0.9);
-  EXPECT_EQ(find_rate(cluster, kv, requests, {.ttft = 0.999}, 0.9, {})->rate, 0);
+  for (SimRequest& each : requests) each.arrival += 1e8;  // when it all begins does not matter
+  EXPECT_EQ(find_rate(cluster, kv, requests, {.ttft = 2}, 0.9, {})->rate, found->rate);
+  const auto never = find_rate(cluster, kv, requests, {.ttft = 0.999}, 0.9, {});
+  EXPECT_EQ(never->rate, 0);
+  EXPECT_EQ(never->completed, 2000U) << "what came of requests that come alone is told";
+  const auto always = find_rate(cluster, kv, requests, {.ttft = 1e6}, 0.9, {});
+  EXPECT_TRUE(always->unbounded);
+  EXPECT_FALSE(found->unbounded);
   EXPECT_FALSE(find_rate(cluster, kv, {requests.data(), 1}, {.ttft = 0.999}, 0.9, {}).ok());
 }
 

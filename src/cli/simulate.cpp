@@ -143,9 +143,11 @@ Status run_simulate(SimulateFlags& flags) {
 void add_cluster_flags(CLI::App& command, SimulateFlags& flags) {
   command.add_option("model", flags.model, "directory of a checkpoint, or a config.json")
       ->required();
-  command.add_option("--prefill", flags.prefill,
-                     "replicas that compute prompts, as 5xA10G:tp=4,pp=2,net=40 (Gbit/s of each); "
-                     "without any, those of --decode do");
+  command.add_option(
+      "--prefill", flags.prefill,
+      "replicas that compute prompts, as 5xA10G:tp=4,pp=2,net=40 (Gbit/s of each, 100 "
+      "unless told); "
+      "without any, those of --decode do");
   command.add_option("--decode", flags.decode, "replicas that answer")->required();
   command.add_option("--gpus", flags.gpus,
                      "JSON file of further GPUs, or of other figures for known ones; "
@@ -154,7 +156,9 @@ void add_cluster_flags(CLI::App& command, SimulateFlags& flags) {
       .add_option("--flow-limit", flags.flow_limit,
                   "Gbit/s that one transfer gets at most, as one TCP connection does in clouds")
       ->check(number_between(1e-3, 1e5));
-  command.add_option("--kv-push", flags.push, "layer: KV leaves while others are computed; whole")
+  command
+      .add_option("--kv-push", flags.push,
+                  "layer: KV leaves while later layers are computed; whole: behind the prompt")
       ->check(CLI::IsMember({"layer", "whole"}))
       ->capture_default_str();
   command

@@ -114,6 +114,7 @@ class Simulation {
   std::size_t prefill_turn_ = 0;
   std::size_t decode_turn_ = 0;
   std::size_t finished_ = 0;
+  SimTime last_answer_ = 0;
   SimOutcome outcome_;
 };
 
@@ -170,7 +171,15 @@ Result<SimOutcome> Simulation::run() {
     return internal_error("the simulation ended before " +
                           std::to_string(requests_.size() - finished_) + " requests did");
   }
-  outcome_.seconds = to_seconds(events_.now());
+  for (const std::vector<Worker>* const workers : {&prefill_, &decode_}) {
+    for (const Worker& worker : *workers) {
+      const Replica& replica = worker.replica;
+      if (replica.blocks_free() == replica.limits().blocks && replica.queued_tokens() == 0)
+        continue;
+      return internal_error("the simulation lost blocks or tokens");
+    }
+  }
+  outcome_.seconds = to_seconds(last_answer_);
   outcome_.prefill = use_of(prefill_);
   outcome_.decode = use_of(decode_);
   for (const Worker& worker : prefill_) outcome_.wire_bytes += network_.sent(worker.port);
@@ -263,9 +272,9 @@ void Simulation::begin(Worker& worker, const std::shared_ptr<const SimStep>& ste
     if (!setting_.push_whole || part.answers) life.leaving += parts;
     life.last = life.last || part.answers;
     if (worker.prefill && starts && part.context > 0 && !setting_.push_whole) {
-      // What was found leaves at once.
+      // What was found leaves behind the first stage: others may still have it in later ones.
       ++life.leaving;
-      send(part.request, part.context);
+      events_.after(step->stage, [this, part] { send(part.request, part.context); });
     }
   }
   // Events of one time happen in the order in which they are added here: what a step computed is
@@ -416,6 +425,7 @@ void Simulation::finish(int request) {
   SimRecord& record = outcome_.records[request];
   const Life& life = lives_[request];
   if (record.fits) {
+    last_answer_ = events_.now();
     record.first_token = to_seconds(life.answered - life.arrival);
     record.completion = to_seconds(events_.now() - life.arrival);
     record.account = account(life);

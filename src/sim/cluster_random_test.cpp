@@ -113,13 +113,16 @@ TEST(RandomClusters, LoseNothingAndAddUp) {
     const SimOutcome outcome = run(setting, requests);
     ASSERT_EQ(outcome.records.size(), requests.size());
     double bytes = 0;
+    std::int64_t prompts = 0;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       check_record(requests[i], outcome.records[i]);
       refused += outcome.records[i].fits ? 0 : 1;
+      if (outcome.records[i].fits) prompts += requests[i].prompt_tokens;
       if (!outcome.records[i].fits || requests[i].answer_tokens == 1) continue;
       bytes += requests[i].prompt_tokens * setting.model.layers * setting.kv.wire_bytes;
     }
     EXPECT_NEAR(outcome.wire_bytes, setting.prefill.count > 0 ? bytes : 0, 1 + 1e-9 * bytes);
+    EXPECT_LE(outcome.prefill.found + outcome.decode.found, prompts);
     for (const GroupUse& use : {outcome.prefill, outcome.decode}) {
       EXPECT_LE(use.busy_most, 1 + 1e-9);
       EXPECT_LE(use.network, 1 + 1e-9);

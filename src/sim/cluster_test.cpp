@@ -92,6 +92,63 @@ TEST(Cluster, AloneARequestTakesWhatItsPartsTake) {
   EXPECT_EQ(record.first_token, record.account.prefill);
 }
 
+TEST(Cluster, CodecsAndCodesHaveTheirPartsOfTheAccount) {
+  ClusterSetting setting = small_cluster();
+  setting.push_whole = true;
+  setting.prefill.limits.batch_tokens_max = 1 << 20;
+  setting.kv.encode_share = 0.01;
+  setting.kv.decode_share = 0.02;
+  setting.kv.seal_share = 0.03;
+  setting.kv.open_operations = 50;
+  const SimRecord record = run(setting, {{0, 4000, 3}}).records[0];
+  const StepCost cost(setting.prefill.gpu, setting.model, {}, setting.kv, {});
+  const double values = 4000.0 * 32 * setting.model.kv_values();
+  const TimeAccount& account = record.account;
+  EXPECT_NEAR(account.encode, 2 * values / (0.01 * 2039e9), 1e-8);
+  EXPECT_NEAR(account.decode_codec, 2 * values / (0.02 * 2039e9), 1e-8);
+  const StepPart prompt{4000, 0};
+  const StepTime prefill = cost.of({&prompt, 1});
+  EXPECT_NEAR(account.prefill_quantise, prefill.seal, 1e-8);
+  EXPECT_EQ(account.prefill_dequantise, 0) << "nothing is read of a first part";
+  EXPECT_NEAR(account.prefill_attention, prefill.attention, 1e-8);
+  const StepPart first{1, 4000};
+  const StepPart second{1, 4001};
+  EXPECT_NEAR(account.decode_dequantise, cost.of({&first, 1}).open + cost.of({&second, 1}).open,
+              1e-8);
+  EXPECT_GT(account.decode_dequantise, 1e-4);
+  EXPECT_NEAR(account.total(), record.completion, 1e-9);
+}
+
+TEST(Cluster, UseIsOfTheTimeUntilTheLastAnswer) {
+  ClusterSetting setting = small_cluster();
+  setting.push_whole = true;
+  setting.decode.count = 3;
+  // The last one comes later and never fits.
+  const SimOutcome outcome = run(setting, {{0, 4000, 3}, {1000, 4'000'000, 3}});
+  const SimRecord& record = outcome.records[0];
+  EXPECT_NEAR(outcome.seconds, record.completion, 1e-9);
+  EXPECT_NEAR(outcome.prefill.network, record.account.transfer / record.completion / 2, 1e-6);
+  EXPECT_NEAR(outcome.prefill.busy_most, record.account.prefill / record.completion, 1e-6);
+  EXPECT_NEAR(outcome.prefill.busy, outcome.prefill.busy_most / 2, 1e-9);
+  EXPECT_NEAR(outcome.decode.busy, record.account.decode / record.completion / 3, 1e-6);
+}
+
+// Who waits for memory gets it in the order in which KV was ready.
+TEST(Cluster, WaitingForMemoryIsInOrder) {
+  ClusterSetting setting = small_cluster();
+  setting.prefill.count = setting.decode.count = 1;
+  setting.prefill.limits.sequences_max = 1;
+  setting.decode.gpu.memory_bytes =
+      (setting.model.weight_bytes() + 20.5 * kBlockTokens * 131072) / setting.memory_share;
+  std::vector<SimRequest> requests(6, SimRequest{0, 1000, 100});
+  const SimOutcome outcome = run(setting, requests);
+  for (std::size_t i = 1; i < requests.size(); ++i) {
+    EXPECT_GT(outcome.records[i].completion, outcome.records[i - 1].completion);
+    EXPECT_GT(outcome.records[i].account.wait_for_memory,
+              outcome.records[i - 1].account.wait_for_memory);
+  }
+}
+
 // What leaves layer by layer is on its way while the rest is computed: where the link is faster
 // than computing, only the last part is left to wait for.
 TEST(Cluster, LayersTravelWhileOthersAreComputed) {

@@ -67,7 +67,9 @@ bool Replica::start(SimSequence& sequence) {
   sequence.held.assign(names.begin(), names.end());
   waiting_tokens_ -= sequence.missing();
   sequence.computed = found * kBlockTokens;
-  found_ += sequence.computed;
+  // What a stopped one finds again is its own.
+  if (!sequence.started) found_ += sequence.computed;
+  sequence.started = true;
   return true;
 }
 

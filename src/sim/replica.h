@@ -30,6 +30,7 @@ struct SimSequence {
   int tokens_to_go = 0;   // that it will be given here; more than 0
   int blocks = 0;         // that it holds
   bool busy = false;      // in a step whose outcome the next one needs
+  bool started = false;   // once, before it may have been stopped
   BlockNames names = {};  // of its prompt
   std::vector<std::uint64_t> held = {};  // of these, those that blocks of its own have
 
@@ -81,7 +82,8 @@ class Replica {
   }
   int blocks_free() const { return pool_.available(); }
   int blocks_peak() const { return pool_.peak(); }
-  std::int64_t found() const { return found_; }  // tokens that need not be computed
+  // Tokens that sequences found when they first began, and need not be computed.
+  std::int64_t found() const { return found_; }
   int stopped() const { return stopped_; }  // times that a sequence had to give its blocks back
   const ReplicaLimits& limits() const { return limits_; }
   const StepCost& cost() const { return cost_; }

@@ -77,6 +77,61 @@ TEST(Replica, StagesShareTheAnswers) {
   EXPECT_TRUE(replica.begin().parts.empty());
 }
 
+TEST(Replica, FiveAnswersInFourStages) {
+  Replica replica = replica_of({.blocks = 100}, 4);
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(replica.reserve(65));
+    replica.adopt({.request = i, .known = 65, .computed = 64, .tokens_to_go = 5});
+  }
+  EXPECT_EQ(replica.queued_tokens(), 5);
+  for (const std::size_t parts : {2U, 2U, 1U}) EXPECT_EQ(replica.begin().parts.size(), parts);
+  EXPECT_EQ(replica.queued_tokens(), 0) << "what answers compute next is no queue";
+}
+
+// Blocks that two parts of a prompt make together are found, too, and what is found is not queued.
+TEST(Replica, BlocksAcrossPartsAreFound) {
+  Replica replica = replica_of({.blocks = 100, .batch_tokens_max = 100});
+  std::vector<std::uint64_t> numbers(16);
+  for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = i;
+  const auto names = std::make_shared<const std::vector<std::uint64_t>>(numbers);
+  replica.add({.request = 0, .known = 1024, .tokens_to_go = 1, .names = names});
+  for (SimStep step = replica.begin(); !step.parts.empty(); step = replica.begin()) {
+    replica.end(step);
+  }
+  replica.add({.request = 1, .known = 1100, .tokens_to_go = 1, .names = names});
+  EXPECT_EQ(replica.queued_tokens(), 1100);
+  const SimStep step = replica.begin();
+  ASSERT_EQ(step.parts.size(), 1U);
+  EXPECT_EQ(step.parts[0].context, 1024);
+  EXPECT_EQ(step.parts[0].tokens, 76);
+  EXPECT_EQ(replica.found(), 1024);
+  replica.end(step);
+  EXPECT_EQ(replica.queued_tokens(), 0);
+  EXPECT_EQ(replica.blocks_free(), 100);
+}
+
+// A step with answers takes at most so many times longer for prompts, once it is known what they
+// cost.
+TEST(Replica, AnswersKeepTheirPace) {
+  Replica replica = replica_of({.blocks = 10'000, .batch_tokens_max = 8192, .slowdown_max = 1.5});
+  replica.add({.request = 0, .known = 64, .tokens_to_go = 1000});
+  replica.end(replica.begin());
+  double alone = 0;
+  for (int i = 0; i < 5; ++i) {
+    const SimStep step = replica.begin();
+    alone = step.time.total();
+    replica.end(step);
+  }
+  replica.add({.request = 1, .known = 100'000, .tokens_to_go = 1});
+  for (int i = 0; i < 20; ++i) {
+    const SimStep step = replica.begin();
+    if (i > 10) {
+      EXPECT_LT(step.time.total(), 1.8 * alone);
+    }
+    replica.end(step);
+  }
+}
+
 TEST(Replica, TheFirstThatFindsNoRoomIsNotOvertaken) {
   Replica replica = replica_of({.blocks = 10});
   replica.add({.request = 0, .known = 5 * 64, .tokens_to_go = 1});

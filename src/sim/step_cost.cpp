@@ -30,16 +30,19 @@ StepTime StepCost::of(std::span<const StepPart> parts) const {
   int tokens = 0;
   int answers = 0;
   double context = 0;
+  double coded_pairs = 0;  // of queries, and keys of their own part or before
   for (const StepPart& part : parts) {
     tokens += part.tokens;
     answers += part.answers ? 1 : 0;
     context += part.context;
+    coded_pairs += part.tokens * (part.context + 0.5 * (part.tokens - 1));
     const double pairs = part.tokens * (part.context + 0.5 * (part.tokens + 1));
     time.attention += model_.layers * std::max(pairs * pair, (part.context + 1) * read);
   }
   const double values = context * model_.kv_values();
-  const double operations = values * kv_.open_operations / gpus +
-                            context * layer.heads * kv_.approximate_operations / parallel_.tensor;
+  const double operations = values * kv_.open_operations / gpus + coded_pairs * layer.heads *
+                                                                      kv_.approximate_operations /
+                                                                      parallel_.tensor;
   time.open = model_.layers * operations / gpu_.vector_rate;
   if (kv_.opens_to_memory) time.open += model_.layers * 4 * values / (gpus * memory);
   if (kv_.seal_share > 0) {

@@ -36,7 +36,8 @@ struct KvCosts {
   double open_operations = 0;
   // They are written to memory and read again, since no kernel attends to codes itself.
   bool opens_to_memory = false;
-  // Of vector units for each query head and token, when attention corrects products of codes.
+  // Of vector units for each pair of a query and a key of each query head, when attention corrects
+  // products of codes.
   double approximate_operations = 0;
   // Shares of the memory's rate; 0: it is not done. Of what sealing reads and writes; and of 16-bit
   // KV that is encoded and decoded.

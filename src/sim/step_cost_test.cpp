@@ -155,6 +155,49 @@ TEST(StepCost, ProductsInEightBitsNeedTheirUnits) {
   EXPECT_DOUBLE_EQ(attention("V100-SXM2-16GB"), 1);
 }
 
+TEST(StepCost, StagesHandRowsOn) {
+  const SimModel model = llama_8b();
+  const Gpu gpu = gpu_named("A100-80GB-SXM");
+  const StepPart part{1000, 0};
+  const StepCost cost(gpu, model, {.tensor = 1, .pipeline = 3}, bf16_costs(model), {});
+  EXPECT_NEAR(cost.of({&part, 1}).exchange, 2 * (gpu.peer_delay + 2 * 1000 * 4096 / gpu.peer_rate),
+              1e-12);
+  EXPECT_EQ(cost_of("A100-80GB-SXM", model).of({&part, 1}).exchange, 0);
+}
+
+// The product behind the last layer is for tokens that are wanted: read once for few of them.
+TEST(StepCost, OnlyWantedTokensAreSampled) {
+  const SimModel model = llama_8b();
+  const Gpu gpu = gpu_named("A100-80GB-SXM");
+  const StepCost cost = cost_of("A100-80GB-SXM", model);
+  const StepPart wanted{1000, 0, true};
+  const StepPart part{1000, 0, false};
+  EXPECT_NEAR(cost.of({&wanted, 1}).products - cost.of({&part, 1}).products,
+              2 * model.output_parameters / (gpu.memory_share * gpu.memory_rate), 1e-12);
+  SimModel wide = model;
+  wide.output_parameters = 1e12;
+  const std::vector<StepPart> many(2000, StepPart{1, 10});
+  EXPECT_GT(cost_of("A100-80GB-SXM", wide).of(many).products, 2 * 2000 * 1e12 / gpu.matrix_rate);
+}
+
+// Eight KV heads on three GPUs: one of them has three, and the others wait for it.
+TEST(StepCost, TheGpuWithTheMostHeadsIsWaitedFor) {
+  SimModel model = llama_8b();
+  model.layer.heads = 24;
+  const StepPart part{1, 100'000};
+  const double one = cost_of("A100-80GB-SXM", model).of({&part, 1}).attention;
+  EXPECT_NEAR(cost_of("A100-80GB-SXM", model, 3).of({&part, 1}).attention, one * 3 / 8, 1e-12);
+}
+
+TEST(StepCost, CorrectionsAreOfEveryPair) {
+  const SimModel model = llama_8b();
+  KvCosts codes = bf16_costs(model);
+  codes.approximate_operations = 36;
+  const StepPart part{100, 1000};
+  EXPECT_NEAR(StepCost(gpu_named("A100-80GB-SXM"), model, {}, codes, {}).of({&part, 1}).open,
+              36 * 100 * 1049.5 * 32 * 32 / 19.5e12, 1e-12);
+}
+
 TEST(StepCost, MemoryIsForWeightsFirst) {
   const SimModel model = llama_8b();
   const double room = 0.9 * 80e9 - model.weight_bytes();
