@@ -137,7 +137,7 @@ class Simulate(unittest.TestCase):
                    "--request-rate", "5")
         self.assertEqual(done.status, 0, done.err)
         for words in ("kvlane-tiny-gqa, 20 requests of random", "serving: 1 replica of 1 L4", "share of completion",
-                      "decode KV peak"):
+                      "its KV peak"):
             self.assertIn(words, done.out)
 
     def test_what_cannot_be(self):

@@ -89,7 +89,7 @@ std::string uses(std::span<const SimulationResult> results, bool disaggregated) 
   const int width = name_width(results);
   std::string text = line("use of the cluster, %%");
   text += line("%-*s %10s %10s %10s %14s %12s %7s %8s", width, "KV", "prefill", "link", "decode",
-               "decode KV peak", "KV tokens", "found", "stopped");
+               "its KV peak", "KV tokens", "found", "stopped");
   for (const SimulationResult& each : results) {
     const GroupUse& prefill = each.outcome.prefill;
     const GroupUse& decode = each.outcome.decode;
