@@ -281,7 +281,8 @@ void Simulation::begin(Worker& worker, const std::shared_ptr<const SimStep>& ste
   // there before it ends, and it ends before the next one begins.
   if (worker.prefill) {
     for (int i = 1; i <= parts; ++i) {
-      events_.after(whole * i / parts, [=, this] { push(*step, 1.0 / parts); });
+      events_.after(i == parts ? whole : whole / parts * i,
+                    [=, this] { push(*step, 1.0 / parts); });
     }
   }
   events_.after(whole, [=, this, &worker] { end(worker, *step); });

@@ -357,6 +357,10 @@ TEST(Cluster, EndsAfterThirtyYears) {
   ClusterSetting slow = plain_queue();
   slow.decode.gpu.matrix_rate = 1e-3;
   EXPECT_EQ(simulate(slow, poisson(10, 1, 1000, 1), {}).status().code(), Code::kInvalidArgument);
+  ClusterSetting stages = small_cluster();
+  stages.prefill.parallel.pipeline = 32;
+  stages.prefill.gpu.matrix_rate = 1e-3;
+  EXPECT_EQ(simulate(stages, poisson(10, 1, 1000, 5), {}).status().code(), Code::kInvalidArgument);
 }
 
 TEST(Cluster, ProgressCountsEveryRequest) {

@@ -180,7 +180,8 @@ SimStep Replica::begin() {
   }
   if (parts.empty()) return step;
   step.time = cost_.of(parts);
-  step.stage = to_sim_time(step.time.total() / stages_);
+  // Of all stages together no more than a simulation may last.
+  step.stage = to_sim_time(std::min(step.time.total(), kSimSecondsMax) / stages_);
   pace_ = learn(pace_, {answers, prompt_tokens, step.time.total()});
   return step;
 }
