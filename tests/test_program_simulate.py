@@ -132,6 +132,18 @@ class Simulate(unittest.TestCase):
             file.write_text('[{"name": "slow"}]')
             self.assert_refused("GPU 1: 'memory_gb' is missing", CONFIG, "--gpus", file, "--decode", "slow")
 
+    def test_a_folder_is_named_and_windows_are_not_simulated(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = pathlib.Path(folder) / "windowed"
+            model.mkdir()
+            config = json.loads((ROOT / "tests" / "fixtures" / "configs" / "mistral-7b-v0.3.json").read_text())
+            config["sliding_window"] = 4096
+            (model / "config.json").write_text(json.dumps(config))
+            done = run("simulate", f"{model}/", "--decode", "H100-SXM", "--num-prompts", "5")
+            self.assertEqual(done.status, 0, done.err)
+            self.assertTrue(done.out.startswith("windowed, 5 requests of random"), done.out)
+            self.assertIn("sliding window is not simulated", done.out)
+
     def test_tables_for_people(self):
         done = run("simulate", GQA, "--decode", "L4", "--num-prompts", "20", "--input-len", "200", "--output-len", "20",
                    "--request-rate", "5")

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "codec/codec.h"
 #include "format/cache_format.h"
 #include "quant/format_text.h"
 #include "quant/kv_format.h"

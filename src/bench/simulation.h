@@ -54,7 +54,8 @@ Result<SimulationResult> find_rate(const ClusterSetting& cluster, const Simulate
                                    double share, const std::function<void(std::size_t)>& progress);
 
 struct SimulationSetting {
-  std::string model;  // its name
+  std::string model;      // its name
+  bool windowed = false;  // it has a sliding window, which is not simulated
   ClusterSetting cluster;
   std::string workload;
   SimulatedWorkload requests;

@@ -114,6 +114,9 @@ bool answers_late(const SimulationSetting& setting, const SimulationResult& each
 // What a reader has to know before believing a row.
 std::string remarks(const SimulationSetting& setting, std::span<const SimulationResult> results) {
   std::string text;
+  if (setting.windowed) {
+    text += "the model's sliding window is not simulated: KV of all tokens is kept and read\n";
+  }
   if (setting.requests.shortened > 0) {
     text += std::to_string(setting.requests.shortened) +
             " requests were shortened to fit the model's context\n";
@@ -223,6 +226,7 @@ std::string simulation_json(const SimulationSetting& setting,
                             std::span<const SimulationResult> results) {
   Json json = {{"command", setting.command},
                {"model", setting.model},
+               {"window_ignored", setting.windowed},
                {"workload", setting.workload},
                {"requests", setting.requests.requests.size()},
                {"shortened", setting.requests.shortened},

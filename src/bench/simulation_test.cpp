@@ -183,6 +183,10 @@ TEST(Simulation, TellsTheSameInBothForms) {
   EXPECT_NE(text.find("25.0 %"), std::string::npos) << "saved: " << text;
   EXPECT_NE(text.find("int4: its speeds are assumed"), std::string::npos);
   EXPECT_EQ(text.find("bf16: its speeds are assumed"), std::string::npos);
+  EXPECT_EQ(text.find("sliding window"), std::string::npos);
+  setting.windowed = true;
+  EXPECT_NE(simulation_text(setting, results).find("sliding window is not simulated"),
+            std::string::npos);
   const auto json = nlohmann::json::parse(simulation_json(setting, results));
   EXPECT_EQ(json["results"].size(), 2U);
   EXPECT_EQ(json["results"][1]["kv"], "int4");

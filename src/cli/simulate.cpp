@@ -111,7 +111,8 @@ Result<SimulationResult> simulate_one(const SimulateFlags& flags, SimulationSett
 Status run_simulate(SimulateFlags& flags) {
   KVLANE_ASSIGN(const ModelConfig config, read_config(flags.model));
   SimulationSetting setting;
-  setting.model = std::filesystem::path(flags.model).filename().string();
+  setting.model = model_name({.directory = flags.model}, {});
+  setting.windowed = config.window > 0;
   setting.command = flags.command;
   KVLANE_ASSIGN(setting.cluster, cluster_from(flags, config));
   KVLANE_ASSIGN(const std::vector<SimulatedKv> formats, kv_from(flags, config));
@@ -143,11 +144,10 @@ Status run_simulate(SimulateFlags& flags) {
 void add_cluster_flags(CLI::App& command, SimulateFlags& flags) {
   command.add_option("model", flags.model, "directory of a checkpoint, or a config.json")
       ->required();
-  command.add_option(
-      "--prefill", flags.prefill,
-      "replicas that compute prompts, as 5xA10G:tp=4,pp=2,net=40 (Gbit/s of each, 100 "
-      "unless told); "
-      "without any, those of --decode do");
+  command.add_option("--prefill", flags.prefill,
+                     "replicas that compute prompts, as 5xA10G:tp=4,pp=2,net=40 (Gbit/s of each, "
+                     "100 unless told); "
+                     "without any, those of --decode do");
   command.add_option("--decode", flags.decode, "replicas that answer")->required();
   command.add_option("--gpus", flags.gpus,
                      "JSON file of further GPUs, or of other figures for known ones; "

@@ -39,10 +39,7 @@ ReplicaGroup draw_group(Draws& draws, const ClusterSetting& setting, int count) 
                   .sequences_max = draws.from(1, 12),
                   .slowdown_max = 1 + 0.1 * draws.from(0, 30)};
   group.network_rate = draws.exponent(5, 10);
-  // Memory for so many blocks, where no head is there twice.
-  const double block = kBlockTokens * setting.model.layers * setting.kv.resident_bytes;
-  group.gpu.memory_bytes = (setting.model.weight_bytes() + (draws.from(4, 60) + 0.5) * block) /
-                           setting.memory_share / group.parallel.gpus();
+  limit_blocks(group, setting, draws.from(4, 60));
   return group;
 }
 

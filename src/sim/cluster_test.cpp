@@ -138,8 +138,7 @@ TEST(Cluster, WaitingForMemoryIsInOrder) {
   ClusterSetting setting = small_cluster();
   setting.prefill.count = setting.decode.count = 1;
   setting.prefill.limits.sequences_max = 1;
-  setting.decode.gpu.memory_bytes =
-      (setting.model.weight_bytes() + 20.5 * kBlockTokens * 131072) / setting.memory_share;
+  limit_blocks(setting.decode, setting, 20);
   std::vector<SimRequest> requests(6, SimRequest{0, 1000, 100});
   const SimOutcome outcome = run(setting, requests);
   for (std::size_t i = 1; i < requests.size(); ++i) {
@@ -175,9 +174,7 @@ TEST(Cluster, OneFlowMayBeSlowerThanItsPorts) {
 TEST(Cluster, RequestsWaitForMemory) {
   ClusterSetting setting = small_cluster();
   setting.decode.count = 1;
-  // Weights are 16.06 GB; 40 blocks of 8.4 MB are for KV, 2,560 tokens.
-  setting.decode.gpu.memory_bytes =
-      (setting.model.weight_bytes() + 40.5 * kBlockTokens * 131072) / setting.memory_share;
+  limit_blocks(setting.decode, setting, 40);
   const std::vector<SimRequest> requests = poisson(60, 20, 1000, 100);
   const SimOutcome outcome = run(setting, requests);
   double waited = 0;
@@ -197,8 +194,7 @@ TEST(Cluster, SequencesAreStoppedAndGoOn) {
   ClusterSetting setting = small_cluster();
   setting.prefill.count = 0;
   setting.decode.count = 1;
-  setting.decode.gpu.memory_bytes =
-      (setting.model.weight_bytes() + 40.5 * kBlockTokens * 131072) / setting.memory_share;
+  limit_blocks(setting.decode, setting, 40);
   const SimOutcome outcome = run(setting, poisson(30, 50, 300, 1000));
   EXPECT_GT(outcome.decode.stopped, 0);
   for (const SimRecord& record : outcome.records) {
@@ -222,8 +218,7 @@ TEST(Cluster, WhatNeverFitsIsToldApart) {
 // It needs blocks where it is computed, and none elsewhere.
 TEST(Cluster, OneTokenFitsWhereItsPromptDoes) {
   ClusterSetting setting = small_cluster();
-  setting.decode.gpu.memory_bytes =
-      (setting.model.weight_bytes() + 40.5 * kBlockTokens * 131072) / setting.memory_share;
+  limit_blocks(setting.decode, setting, 40);
   const SimOutcome outcome = run(setting, {{0, 3000, 1}, {0, 3000, 2}});
   EXPECT_TRUE(outcome.records[0].fits);
   EXPECT_FALSE(outcome.records[1].fits);
@@ -309,8 +304,7 @@ TEST(Cluster, MemoryIsForThoseWhoComputeFirst) {
   ClusterSetting setting = small_cluster();
   setting.prefill.count = 0;
   setting.decode.count = 1;
-  setting.decode.gpu.memory_bytes =
-      (setting.model.weight_bytes() + 20.5 * kBlockTokens * 131072) / setting.memory_share;
+  limit_blocks(setting.decode, setting, 20);
   std::vector<SimRequest> requests;
   for (int i = 0; i < 20; ++i) {
     // Two prompts by turns, 16 blocks each: of the one before the last some blocks are left.

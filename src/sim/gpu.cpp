@@ -2,7 +2,8 @@
 // et al., MLSys'24) profiled products of Llama-2-70B's layers and exchanges, of decoding as
 // DistServe (Zhong et al., OSDI'24) fitted it; of H200 measured (bench/gpu/h200.json: attention in
 // decode 4.05 of 4.8 TB/s, in prefill 381 of 989 TFLOP/s). Others stand in for these: L4, L20, T4,
-// V100 and A10G have A40's, RTX 4090 too.
+// V100 and A10G have A40's, RTX 4090 too; A30 has A100's. That prefill attention reaches half of
+// the matrix units is assumed for all but H100 and H800, which have H200's.
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/gpu.h"
 
@@ -21,6 +22,8 @@ constexpr double kPcie3Peers = 4 * kGiga;
 constexpr double kPcieDelay = 60e-6;
 
 const std::array<Gpu, 12>& gpus() {
+  // In the order of gpu.h: memory, its rate, products in 16 and in 8 bits, vectors, peers and their
+  // delay; shares of memory, of products, of attention.
   static const std::array<Gpu, 12> kGpus = {{
       {"A10G", 24 * kGiga, 600 * kGiga, 70 * kTera, 140 * kTera, 31.2 * kTera, kPcie4Peers,
        kPcieDelay, 0.77, 0.75, 0.5},

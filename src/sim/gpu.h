@@ -20,8 +20,8 @@ struct Gpu {
   double vector_rate = 0;       // FP32, what is not a product
   double peer_rate = 0;   // to each other GPU of its server; over PCIe where there is no NVLink
   double peer_delay = 0;  // seconds that an exchange takes beside its bytes
-  // Shares of these rates that kernels reach. Of those without "measured" the source is a similar
-  // GPU.
+  // Shares of these rates that kernels reach; gpu.cpp says which were measured, and which are those
+  // of a similar GPU or assumed.
   double memory_share = 0;
   double matrix_share = 0;     // of large products
   double attention_share = 0;  // of matrix_rate, in prefill attention of 16 bits

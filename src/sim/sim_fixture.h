@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "format/shape.h"
 #include "sim/cluster.h"
 
 namespace kvlane {
@@ -70,6 +71,13 @@ inline ClusterSetting small_cluster() {
   setting.prefill = {.count = 2, .gpu = gpu_named("A100-80GB-SXM"), .network_rate = 5e9};
   setting.decode = setting.prefill;
   return setting;
+}
+
+// Leaves room for so many blocks on each of the group's replicas, whose GPUs have no head twice.
+inline void limit_blocks(ReplicaGroup& group, const ClusterSetting& setting, int blocks) {
+  const double block = kBlockTokens * setting.model.layers * setting.kv.resident_bytes;
+  group.gpu.memory_bytes = (setting.model.weight_bytes() + (blocks + 0.5) * block) /
+                           setting.memory_share / group.parallel.gpus();
 }
 
 inline double exponential(std::uint64_t seed, std::uint32_t index, std::uint32_t stream) {
