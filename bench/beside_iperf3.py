@@ -163,7 +163,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=2048, help="of the prompt: 128 KiB each")
     parser.add_argument("--rounds", type=int, default=3, help="transfers that are measured, of each process")
     parser.add_argument("--repeats", type=int, default=5, help="turns")
-    parser.add_argument("--ucx", action="store_true", help="over UCX as well: needs a program of preset ucx")
+    parser.add_argument("--ucx", action="store_true", help="over UCX as well: needs its library")
     parser.add_argument("--seconds", type=float, default=3, help="that iperf3 runs")
     parser.add_argument("--json", metavar="FILE", help="write the figures there")
     options = parser.parse_args()

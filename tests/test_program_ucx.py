@@ -1,7 +1,9 @@
-"""Prefill and decode workers over UCX, in builds that have it (preset ucx); what the flags say in all builds."""
+"""Prefill and decode workers over UCX, in builds that know it; what the flags say in all builds."""
 # SPDX-License-Identifier: Apache-2.0
 import os
+import pathlib
 import signal
+import tempfile
 import unittest
 
 import program
@@ -46,6 +48,18 @@ class Flags(program.ProgramTest):
                     result = run(*command, *flags)
                     self.assertNotEqual(result.status, 0)
                     self.assertIn(sentence, result.err)
+
+    # A file of its name that is none stands for a library that is missing.
+    @needs_ucx
+    def test_the_library_is_missed_by_those_alone_who_use_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("libucp.so.0", "libucs.so.0"):
+                (pathlib.Path(folder) / name).touch()
+            self.assertEqual(run("version", LD_LIBRARY_PATH=folder).status, 0)
+            result = run("decode", GQA, "--port", 0, *SMALL, *OVER_UCX, LD_LIBRARY_PATH=folder)
+            self.assertNotEqual(result.status, 0)
+            self.assertIn("libucp.so.0 cannot be loaded", result.err)
+            self.assertIn("libucx0", result.err)
 
 
 # All that a foreign router does.

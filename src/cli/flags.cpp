@@ -319,7 +319,8 @@ void add_transport_flags(CLI::App& command, TransportFlags& flags) {
 Status check_transport(const TransportFlags& flags, std::uint32_t streams) {
   if (flags.name == "ucx" && !has_ucx()) {
     return unsupported(
-        "--kv-transport ucx: this build has no UCX: configure it with -DKVLANE_UCX=ON");
+        "--kv-transport ucx: this build has no UCX: build kvlane where the headers of UCX "
+        "1.13 are (Debian's libucx-dev)");
   }
   if (flags.name == "ucx" && flags.ucx_devices.empty()) {
     return invalid_argument(

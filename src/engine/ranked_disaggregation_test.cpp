@@ -113,7 +113,7 @@ constexpr const char* kFamilies[] = {"llama-mha-bf16-tied",
                                      "opt-mha-bf16"};
 const std::vector<std::string> kCodecs = {"none", "splitzip", "splitzip:channel"};
 
-// The ways that links go, each with a network of its own; over UCX in builds that have it.
+// The ways that links go, each with a network of its own; over UCX in ucx_test.
 struct Links {
   struct Way {
     const char* name;
@@ -127,7 +127,9 @@ struct Links {
     add("TCP", {.shared_memory = false});
     add("three connections", {.streams = 3, .shared_memory = false});
     add("shared memory", {.shared_memory = true});
-    if (has_ucx()) ways.push_back({"UCX", take(make_ucx_network({.devices = "lo"}))});
+#ifdef KVLANE_TEST_UCX
+    ways.push_back({"UCX", take(make_ucx_network({.devices = "lo"}))});
+#endif
   }
 
   std::vector<Way> ways;

@@ -1,6 +1,5 @@
 // Which networks the tests of real links run over: TCP, with one and with several connections, and
-// shared memory in transfer_test, UCX in
-// ucx_test, a program of builds with KVLANE_UCX that is made of the same files.
+// shared memory in transfer_test, UCX in ucx_test, a program that is made of the same files.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "transfer/ucx_connection.h"
+#include "transfer/ucx_library.h"
 
 namespace kvlane {
 namespace {
@@ -174,14 +175,14 @@ void UcxNetwork::run_once() {
   drain();
   if (finished()) return;
   // It says "busy" when something came in between.
-  if (ucp_worker_arm(loop_->worker->get()) != UCS_OK) return;
+  if (ucx().ucp_worker_arm(loop_->worker->get()) != UCS_OK) return;
   wait_for_ucx();
   loop_->io.run_one();
 }
 
 void UcxNetwork::drain() {
   for (bool moved = true; moved;) {
-    moved = ucp_worker_progress(loop_->worker->get()) != 0;
+    moved = ucx().ucp_worker_progress(loop_->worker->get()) != 0;
     answer_requests();
     std::swap(at_work_, loop_->changed);
     for (const auto& connection : at_work_) connection->work();
@@ -224,9 +225,9 @@ void UcxNetwork::stop() {
   ticks_.async_wait([](const Error&) {});
   for (const auto& listener : listeners_) {
     for (ucp_conn_request_h request : listener->requests) {
-      (void)ucp_listener_reject(listener->handle, request);
+      (void)ucx().ucp_listener_reject(listener->handle, request);
     }
-    ucp_listener_destroy(listener->handle);
+    ucx().ucp_listener_destroy(listener->handle);
   }
   listeners_.clear();
   for (const auto& connection : connections_) connection->stop();
@@ -266,13 +267,13 @@ Result<Address> UcxNetwork::open(const tcp::endpoint& endpoint, const Address& a
   params.sockaddr.addrlen = static_cast<socklen_t>(endpoint.size());
   params.conn_handler.cb = on_request;
   params.conn_handler.arg = listener.get();
-  ucs_status_t status = ucp_listener_create(loop_->worker->get(), &params, &listener->handle);
+  ucs_status_t status = ucx().ucp_listener_create(loop_->worker->get(), &params, &listener->handle);
   if (status != UCS_OK) {
     return unavailable("cannot listen at " + to_string(address) + ": " + ucx_text(status));
   }
   ucp_listener_attr_t attributes{};
   attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
-  status = ucp_listener_query(listener->handle, &attributes);
+  status = ucx().ucp_listener_query(listener->handle, &attributes);
   listeners_.push_back(std::move(listener));
   if (status != UCS_OK) {
     return unavailable("cannot tell where " + to_string(address) + " is: " + ucx_text(status));
@@ -285,7 +286,7 @@ void UcxNetwork::on_request(ucp_conn_request_h request, void* listener) {
   try {
     self.requests.push_back(request);
   } catch (const std::bad_alloc&) {
-    (void)ucp_listener_reject(self.handle, request);
+    (void)ucx().ucp_listener_reject(self.handle, request);
   }
 }
 
@@ -303,9 +304,9 @@ void UcxNetwork::answer_requests() {
 void UcxNetwork::answer(Listener& listener, ucp_conn_request_h request) {
   ucp_conn_request_attr_t attributes{};
   attributes.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR;
-  const ucs_status_t status = ucp_conn_request_query(request, &attributes);
+  const ucs_status_t status = ucx().ucp_conn_request_query(request, &attributes);
   if (stopping_ || status != UCS_OK || loop_->accepted >= loop_->options.accepted_max) {
-    (void)ucp_listener_reject(listener.handle, request);
+    (void)ucx().ucp_listener_reject(listener.handle, request);
     return;
   }
   const auto connection = std::make_shared<UcxConnection>(
@@ -313,7 +314,7 @@ void UcxNetwork::answer(Listener& listener, ucp_conn_request_h request) {
   std::shared_ptr<LinkEvents> events;
   if (listener.acceptor) events = listener.acceptor(std::make_shared<UcxLink>(connection));
   if (!events) {
-    (void)ucp_listener_reject(listener.handle, request);
+    (void)ucx().ucp_listener_reject(listener.handle, request);
     return;
   }
   keep(connection);

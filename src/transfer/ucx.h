@@ -1,5 +1,5 @@
 // The network of transfers over UCX, for fabrics whose every member is trusted: spec/transfer.md
-// section 12. A build without KVLANE_UCX has the functions, and no such network.
+// section 12. A build without UCX's headers has the functions, and no such network.
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
@@ -25,12 +25,13 @@ struct UcxOptions {
   int accepted_max = 1024;
 };
 
-// Whether this build has UCX.
+// Whether this build knows UCX. Whether its library is there is found when a network is made.
 bool has_ucx();
 
 // Starts the network's thread. Of a name's addresses a link tries the first of IPv4, or the first.
-// kUnsupported without UCX in the build, kInvalidArgument without devices, kUnavailable when UCX
-// cannot use them. The destructor sends what is queued for at most a quarter of a second.
+// kUnsupported without UCX in the build, kInvalidArgument without devices, kUnavailable without
+// UCX's library, which the first call loads, or when UCX cannot use the devices. The destructor
+// sends what is queued for at most a quarter of a second.
 Result<std::unique_ptr<Network>> make_ucx_network(const UcxOptions& options);
 
 }  // namespace kvlane

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "transfer/seconds_text.h"
+#include "transfer/ucx_library.h"
 
 namespace kvlane {
 namespace {
@@ -121,7 +122,7 @@ void UcxConnection::open(ucp_ep_params_t& params) {
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = on_error;
   params.err_handler.arg = this;
-  const ucs_status_t status = ucp_ep_create(loop_->worker->get(), &params, &endpoint_);
+  const ucs_status_t status = ucx().ucp_ep_create(loop_->worker->get(), &params, &endpoint_);
   if (status == UCS_OK) {
     loop_->by_endpoint[endpoint_] = this;
   } else {
@@ -223,14 +224,14 @@ void UcxConnection::start(Sending& sending) {
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   ++outstanding_;
   const ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint_, kUcxMessageId, sending.header.data(), sending.header.size(),
-                      body.data(), body.size(), &param);
+      ucx().ucp_am_send_nbx(endpoint_, kUcxMessageId, sending.header.data(), sending.header.size(),
+                            body.data(), body.size(), &param);
   if (!UCS_PTR_IS_PTR(request)) sent(sending, UCS_PTR_STATUS(request));
 }
 
 void UcxConnection::on_sent(void* request, ucs_status_t status, void* sending) {
   auto& message = *static_cast<Sending*>(sending);
-  ucp_request_free(request);
+  ucx().ucp_request_free(request);
   message.connection->sent(message, status);
 }
 
@@ -256,8 +257,8 @@ void UcxConnection::send(Control control) {
   }
   const ucp_request_param_t param =
       request_param(on_control_sent, this, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY);
-  const ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint_, kUcxControlId, header.data(), header.size(), nullptr, 0, &param);
+  const ucs_status_ptr_t request = ucx().ucp_am_send_nbx(endpoint_, kUcxControlId, header.data(),
+                                                         header.size(), nullptr, 0, &param);
   if (UCS_PTR_IS_PTR(request)) ++outstanding_;
   if (UCS_PTR_IS_ERR(request)) {
     broken_ = UCS_PTR_STATUS(request);
@@ -267,7 +268,7 @@ void UcxConnection::send(Control control) {
 
 void UcxConnection::on_control_sent(void* request, ucs_status_t, void* connection) {
   auto& self = *static_cast<UcxConnection*>(connection);
-  ucp_request_free(request);
+  ucx().ucp_request_free(request);
   --self.outstanding_;
   self.changed();
 }
@@ -370,12 +371,13 @@ void UcxConnection::end() {
   ++outstanding_;
   const ucp_request_param_t param =
       request_param(on_endpoint_closed, this, UCP_EP_CLOSE_FLAG_FORCE);
-  const ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &param);
+  const ucs_status_ptr_t request =
+      ucx().ucp_ep_close_nbx(std::exchange(endpoint_, nullptr), &param);
   if (!UCS_PTR_IS_PTR(request)) --outstanding_;
 }
 
 void UcxConnection::on_endpoint_closed(void* request, ucs_status_t, void* connection) {
-  ucp_request_free(request);
+  ucx().ucp_request_free(request);
   --static_cast<UcxConnection*>(connection)->outstanding_;
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "transfer/ucx_library.h"
+
 namespace kvlane {
 namespace {
 
@@ -88,8 +90,8 @@ Status UcxInbox::fetch(Item& item) {
   ++fetching_;
   fetching_bytes_ += item.bytes;
   const ucs_status_ptr_t request =
-      ucp_am_recv_data_nbx(worker_, source, item.memory.data() + kMessageHeaderBytes,
-                           item.bytes - kMessageHeaderBytes, &param);
+      ucx().ucp_am_recv_data_nbx(worker_, source, item.memory.data() + kMessageHeaderBytes,
+                                 item.bytes - kMessageHeaderBytes, &param);
   if (!UCS_PTR_IS_PTR(request)) arrived(item, UCS_PTR_STATUS(request));
   return {};
 }
@@ -97,7 +99,7 @@ Status UcxInbox::fetch(Item& item) {
 void UcxInbox::on_fetched(void* request, ucs_status_t status, std::size_t, void* item) {
   Item& fetched = *static_cast<Item*>(item);
   UcxInbox& inbox = *fetched.inbox;
-  ucp_request_free(request);
+  ucx().ucp_request_free(request);
   inbox.arrived(fetched, status);
   inbox.changed_();
 }
@@ -131,7 +133,7 @@ void UcxInbox::drop() {
   for (auto& [number, item] : held_) {
     if (item->source != nullptr) {
       // The sender is told that it is done with.
-      ucp_am_data_release(worker_, item->source);
+      ucx().ucp_am_data_release(worker_, item->source);
     } else if (!item->here) {
       dropped_.push_back(std::move(item));
     }

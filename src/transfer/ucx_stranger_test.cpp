@@ -10,6 +10,7 @@
 #include "transfer/test_network.h"
 #include "transfer/test_support.h"
 #include "transfer/ucx_connection.h"
+#include "transfer/ucx_library.h"
 
 namespace kvlane {
 namespace {
@@ -38,13 +39,13 @@ class Stranger {
       static_cast<Stranger*>(self)->broken = true;
     };
     params.err_handler.arg = this;
-    EXPECT_EQ(ucp_ep_create(worker_->get(), &params, &endpoint_), UCS_OK);
+    EXPECT_EQ(ucx().ucp_ep_create(worker_->get(), &params, &endpoint_), UCS_OK);
   }
   ~Stranger() {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    const ucs_status_ptr_t request = ucp_ep_close_nbx(endpoint_, &param);
+    const ucs_status_ptr_t request = ucx().ucp_ep_close_nbx(endpoint_, &param);
     finish(request);
     for (const ucs_status_ptr_t sent : sent_) finish(sent);
   }
@@ -58,13 +59,16 @@ class Stranger {
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = how;
     if (says_who) param.flags |= UCP_AM_SEND_FLAG_REPLY;
-    sent_.push_back(ucp_am_send_nbx(endpoint_, id, headers_.back().data(), headers_.back().size(),
-                                    bodies_.back().data(), bodies_.back().size(), &param));
+    sent_.push_back(ucx().ucp_am_send_nbx(endpoint_, id, headers_.back().data(),
+                                          headers_.back().size(), bodies_.back().data(),
+                                          bodies_.back().size(), &param));
   }
   // Lets UCX do its work until `done` or some seconds have passed.
   bool progress(const std::function<bool()>& done, double seconds = 10) {
     const TimePoint start = SteadyClock::now();
-    while (!done() && seconds_since(start) < seconds) (void)ucp_worker_progress(worker_->get());
+    while (!done() && seconds_since(start) < seconds) {
+      (void)ucx().ucp_worker_progress(worker_->get());
+    }
     return done();
   }
 
@@ -87,8 +91,8 @@ class Stranger {
   }
   void finish(ucs_status_ptr_t request) {
     if (!UCS_PTR_IS_PTR(request)) return;
-    (void)progress([&] { return ucp_request_check_status(request) != UCS_INPROGRESS; });
-    ucp_request_free(request);
+    (void)progress([&] { return ucx().ucp_request_check_status(request) != UCS_INPROGRESS; });
+    ucx().ucp_request_free(request);
   }
 
   std::unique_ptr<UcxWorker> worker_;

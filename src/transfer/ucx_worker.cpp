@@ -2,12 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer/ucx_worker.h"
 
-#include <ucs/config/global_opts.h>
-#include <ucs/debug/log_def.h>
-
 #include <array>
 #include <cstdio>
 #include <mutex>
+
+#include "transfer/ucx_library.h"
 
 namespace kvlane {
 namespace {
@@ -40,8 +39,8 @@ ucs_log_func_rc_t hear(const char*, unsigned, const char*, ucs_log_level_t level
 void silence_ucx() {
   static std::once_flag once;
   std::call_once(once, [] {
-    log_wanted = ucs_global_opts.log_component.log_level != UCS_LOG_LEVEL_WARN;
-    ucs_log_push_handler(hear);
+    log_wanted = ucx().ucs_global_opts->log_component.log_level != UCS_LOG_LEVEL_WARN;
+    ucx().ucs_log_push_handler(hear);
   });
 }
 
@@ -52,9 +51,10 @@ Status not_made(const std::string& devices, ucs_status_t status, const std::stri
 
 }  // namespace
 
-std::string ucx_text(ucs_status_t status) { return ucs_status_string(status); }
+std::string ucx_text(ucs_status_t status) { return ucx().ucs_status_string(status); }
 
 Result<std::unique_ptr<UcxWorker>> UcxWorker::create(const std::string& devices) {
+  KVLANE_TRY(ucx_library().status());
   silence_ucx();
   std::unique_ptr<UcxWorker> worker(new UcxWorker());
   KVLANE_TRY(worker->start(devices));
@@ -62,8 +62,8 @@ Result<std::unique_ptr<UcxWorker>> UcxWorker::create(const std::string& devices)
 }
 
 UcxWorker::~UcxWorker() {
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
+  if (worker_ != nullptr) ucx().ucp_worker_destroy(worker_);
+  if (context_ != nullptr) ucx().ucp_cleanup(context_);
 }
 
 Status UcxWorker::start(const std::string& devices) {
@@ -71,8 +71,8 @@ Status UcxWorker::start(const std::string& devices) {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  ucs_status_t status = ucp_worker_create(context_, &params, &worker_);
-  if (status == UCS_OK) status = ucp_worker_get_efd(worker_, &descriptor_);
+  ucs_status_t status = ucx().ucp_worker_create(context_, &params, &worker_);
+  if (status == UCS_OK) status = ucx().ucp_worker_get_efd(worker_, &descriptor_);
   return status == UCS_OK ? Status() : not_made(devices, status, {});
 }
 
@@ -83,7 +83,7 @@ Status UcxWorker::set_handler(unsigned id, ucp_am_recv_callback_t handler, void*
   params.id = id;
   params.cb = handler;
   params.arg = loop;
-  const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &params);
+  const ucs_status_t status = ucx().ucp_worker_set_am_recv_handler(worker_, &params);
   if (status == UCS_OK) return {};
   return unavailable("UCX takes no handler of messages with id " + std::to_string(id) + ": " +
                      ucx_text(status));
@@ -92,15 +92,15 @@ Status UcxWorker::set_handler(unsigned id, ucp_am_recv_callback_t handler, void*
 Status UcxWorker::open_context(const std::string& devices) {
   // Also what the environment says (UCX_...), for those who tune a fabric.
   ucp_config_t* config = nullptr;
-  ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
+  ucs_status_t status = ucx().ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) return not_made(devices, status, {});
-  status = ucp_config_modify(config, "NET_DEVICES", devices.c_str());
-  if (status == UCS_OK) status = ucp_config_modify(config, "TLS", kTransports);
+  status = ucx().ucp_config_modify(config, "NET_DEVICES", devices.c_str());
+  if (status == UCS_OK) status = ucx().ucp_config_modify(config, "TLS", kTransports);
   // Over TCP UCX aborts the process when a peer that closed has an acknowledgement of written
   // memory on its way still (tcp_ep.c, 1.13 and later). Active messages need none. The first name
   // is that of later versions; one that means nothing is passed over.
   for (const char* const name : {"TCP_PUT_ENABLE", "PUT_ENABLE"}) {
-    if (status == UCS_OK) status = ucp_config_modify(config, name, "n");
+    if (status == UCS_OK) status = ucx().ucp_config_modify(config, name, "n");
   }
   std::string heard;
   if (status == UCS_OK) {
@@ -109,10 +109,10 @@ Status UcxWorker::open_context(const std::string& devices) {
     params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
     params.name = "kvlane";
     heard_here = &heard;
-    status = ucp_init(&params, config, &context_);
+    status = ucx().ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
     heard_here = nullptr;
   }
-  ucp_config_release(config);
+  ucx().ucp_config_release(config);
   // UCX goes on without a device that is not there.
   if (status == UCS_OK && !heard.empty()) status = UCS_ERR_NO_DEVICE;
   return status == UCS_OK ? Status() : not_made(devices, status, heard);

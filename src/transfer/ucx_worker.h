@@ -26,6 +26,7 @@ class UcxConnection;
 // One context with one worker, both gone with it. Calls of UCX come from one thread at a time.
 class UcxWorker {
  public:
+  // kUnavailable without UCX's library, or when it cannot use the devices.
   static Result<std::unique_ptr<UcxWorker>> create(const std::string& devices);
   ~UcxWorker();
   UcxWorker(const UcxWorker&) = delete;
