@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <concepts>
 #include <cstddef>
@@ -23,6 +24,11 @@ using ByteView = std::span<const std::byte>;
 inline ByteView as_byte_view(std::string_view text) { return std::as_bytes(std::span(text)); }
 inline std::string_view as_text(ByteView bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+inline bool all_zero(ByteView bytes) {
+  return std::all_of(bytes.begin(), bytes.end(),
+                     [](std::byte byte) { return byte == std::byte{}; });
 }
 
 // Reads fields one after another. Reading past the end yields zeros and sets failed(): check once,

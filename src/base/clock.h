@@ -10,6 +10,9 @@ using SteadyClock = std::chrono::steady_clock;
 using TimePoint = SteadyClock::time_point;
 using Seconds = std::chrono::duration<double>;
 
+inline SteadyClock::duration ticks(Seconds seconds) {
+  return std::chrono::duration_cast<SteadyClock::duration>(seconds);
+}
 inline double seconds_between(TimePoint start, TimePoint end) {
   return Seconds(end - start).count();
 }

@@ -13,7 +13,7 @@
 #include "bench/gpu_timer.h"
 
 namespace kvlane {
-
+namespace gpu_attention {
 namespace {
 
 constexpr std::size_t kPoolBytes = std::size_t{1} << 30;
@@ -102,27 +102,17 @@ Status attend(const gpu::Stream& stream, const Case& one, const Memory& memory,
                       stream);
 }
 
-Status check_finite(const gpu::Stream& stream, const Case& one, const Memory& memory) {
-  std::vector<std::uint16_t> result(one.result_values());
-  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(result.data()), memory.result.data(),
-                       memory.result.bytes()));
-  KVLANE_TRY(stream.synchronize());
-  if (std::all_of(result.begin(), result.end(),
-                  [](std::uint16_t bits) { return (bits & 0x7F80) != 0x7F80; })) {
-    return {};
-  }
-  return internal_error(one.name() + " has a result that is not finite");
-}
-
 Result<int> multiprocessors_of(int index) {
   KVLANE_ASSIGN(const std::vector<gpu::Device> devices, gpu::devices());
   return devices[static_cast<std::size_t>(index)].multiprocessors;
 }
 
 }  // namespace
+}  // namespace gpu_attention
 
 Status bench_gpu_attention(const gpu::Stream& stream, int rounds, const std::vector<Bytes>& values,
                            std::vector<Figure>& figures) {
+  using namespace gpu_attention;
   KVLANE_ASSIGN(const int multiprocessors, multiprocessors_of(stream.device()));
   KVLANE_ASSIGN(const auto pool, gpu::DeviceBuffer::allocate(stream.device(), kPoolBytes));
   KVLANE_ASSIGN(const auto sink, gpu::DeviceBuffer::allocate(stream.device(), 256));
@@ -144,7 +134,7 @@ Status bench_gpu_attention(const gpu::Stream& stream, int rounds, const std::vec
   const double read = timer.speed_of("read");
   for (std::size_t i = 0; i < std::size(kCases); ++i) {
     const Case& one = kCases[i];
-    KVLANE_TRY(check_finite(stream, one, memories[i]));
+    KVLANE_TRY(check_finite(stream, memories[i].result, one.name()));
     Figure figure{
         .name = one.name(), .value = timer.speed_of(one.name()), .unit = "GB/s", .baseline = read};
     if (one.goal > 0) figure.goal = one.goal * read;

@@ -202,13 +202,13 @@ Status add_runs(const gpu::Stream& stream, const GpuBenchOptions& options,
 }
 
 // Shares of the copy bound that we want, of launches of all planes; 0: none is set.
-struct Goals {
+struct CopyShares {
   double encode = 0, decode = 0;
 };
 
 template <class Codec>
 Status bench_codec(const gpu::Stream& stream, const GpuBenchOptions& options,
-                   const std::vector<Bytes>& values, ElementType type, const Goals& goals,
+                   const std::vector<Bytes>& values, ElementType type, const CopyShares& goals,
                    std::vector<Figure>& figures) {
   PlaneShape shape = kGpuBenchShape;
   shape.type = type;

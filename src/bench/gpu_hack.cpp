@@ -18,7 +18,7 @@
 #include "quant/hack_seal_gpu.h"
 
 namespace kvlane {
-
+namespace gpu_hack {
 namespace {
 
 constexpr int kHeadDim = 128, kKvHeads = 8, kBatch = 8;
@@ -239,24 +239,6 @@ Status attend_prompt(const gpu::Stream& stream, const Memory& memory,
                               units.as<PrefillUnit>(), count, stream);
 }
 
-Status check_finite(const gpu::Stream& stream, const Memory& memory) {
-  std::vector<std::uint16_t> result(memory.result.bytes() / 2);
-  std::vector<std::uint32_t> beyond(memory.beyond.bytes() / 4);
-  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(result.data()), memory.result.data(),
-                       memory.result.bytes()));
-  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(beyond.data()), memory.beyond.data(),
-                       memory.beyond.bytes()));
-  KVLANE_TRY(stream.synchronize());
-  if (!std::all_of(result.begin(), result.end(),
-                   [](std::uint16_t bits) { return (bits & 0x7F80) != 0x7F80; })) {
-    return internal_error("attention on codes has a result that is not finite");
-  }
-  if (std::any_of(beyond.begin(), beyond.end(), [](std::uint32_t wrong) { return wrong != 0; })) {
-    return internal_error("a value of the benchmark is too large to be sealed");
-  }
-  return {};
-}
-
 // The last to run writes all results: the prompt.
 constexpr double prefill_operations() {
   return 2.0 * kPrefillTokens * (kPrefillTokens + 1.0) * kPrefillHeads * kHeadDim;
@@ -323,9 +305,11 @@ void add_decode_figures(const GpuTimer& timer, std::vector<Figure>& figures) {
 }
 
 }  // namespace
+}  // namespace gpu_hack
 
 Status bench_gpu_hack(const gpu::Stream& stream, int rounds, const std::vector<Bytes>& values,
                       std::vector<Figure>& figures) {
+  using namespace gpu_hack;
   KVLANE_ASSIGN(const std::vector<gpu::Device> devices, gpu::devices());
   const int multiprocessors = devices[std::size_t(stream.device())].multiprocessors;
   KVLANE_ASSIGN(const Memory memory, allocate(stream, values));
@@ -346,7 +330,9 @@ Status bench_gpu_hack(const gpu::Stream& stream, int rounds, const std::vector<B
         [&, coded] { return attend_prompt(stream, memory, prefill_units, units.size(), coded); }));
   }
   KVLANE_TRY(timer.time(rounds));
-  KVLANE_TRY(check_finite(stream, memory));
+  KVLANE_TRY(check_finite(stream, memory.result, "attention on codes"));
+  KVLANE_TRY(
+      check_none(stream, memory.beyond, "a value of the benchmark is too large to be sealed"));
 
   figures.push_back(
       {.name = "gpu_hack_seal_128", .value = timer.speed_of("gpu_hack_seal_128"), .unit = "GB/s"});

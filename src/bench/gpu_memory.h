@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/bytes.h"
@@ -35,6 +37,33 @@ inline Status fill_with(const gpu::Stream& stream, const std::vector<Bytes>& pie
     done += part;
   }
   return stream.synchronize();
+}
+
+template <class T>
+Result<std::vector<T>> on_host(const gpu::Stream& stream, const gpu::DeviceBuffer& buffer) {
+  std::vector<T> values(buffer.bytes() / sizeof(T));
+  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(values.data()), buffer.data(),
+                       values.size() * sizeof(T)));
+  KVLANE_TRY(stream.synchronize());
+  return values;
+}
+
+// Of BF16 numbers that `name` has computed.
+inline Status check_finite(const gpu::Stream& stream, const gpu::DeviceBuffer& results,
+                           const std::string& name) {
+  KVLANE_ASSIGN(const auto values, on_host<std::uint16_t>(stream, results));
+  if (std::ranges::all_of(values, [](std::uint16_t bits) { return (bits & 0x7F80) != 0x7F80; })) {
+    return {};
+  }
+  return internal_error(name + " has a result that is not finite");
+}
+
+// Of what kernels note of values that they refuse.
+inline Status check_none(const gpu::Stream& stream, const gpu::DeviceBuffer& refused,
+                         const char* sentence) {
+  KVLANE_ASSIGN(const auto values, on_host<std::uint32_t>(stream, refused));
+  if (std::ranges::all_of(values, [](std::uint32_t wrong) { return wrong == 0; })) return {};
+  return internal_error(sentence);
 }
 
 }  // namespace kvlane

@@ -15,7 +15,7 @@
 #include "ops/rows_gpu.h"
 
 namespace kvlane {
-
+namespace gpu_rows {
 namespace {
 
 constexpr int kHidden = 4096, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kFfn = 14336;
@@ -139,22 +139,12 @@ std::vector<Operation> operations(const gpu::Stream& stream, const Memory& memor
   };
 }
 
-Status check_finite(const gpu::Stream& stream, const char* name, const gpu::DeviceBuffer& result) {
-  std::vector<std::uint16_t> values(result.bytes() / 2);
-  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(values.data()), result.data(),
-                       result.bytes()));
-  KVLANE_TRY(stream.synchronize());
-  if (std::all_of(values.begin(), values.end(),
-                  [](std::uint16_t bits) { return (bits & 0x7F80) != 0x7F80; })) {
-    return {};
-  }
-  return internal_error(std::string("gpu_rows_") + name + " has a result that is not finite");
-}
-
 }  // namespace
+}  // namespace gpu_rows
 
 Status bench_gpu_rows(const gpu::Stream& stream, int rounds, const std::vector<Bytes>& values,
                       std::vector<Figure>& figures) {
+  using namespace gpu_rows;
   KVLANE_ASSIGN(const Memory memory, prepare(stream, values));
   const std::vector<Operation> all = operations(stream, memory);
   GpuTimer timer(stream);
@@ -175,9 +165,9 @@ Status bench_gpu_rows(const gpu::Stream& stream, int rounds, const std::vector<B
     KVLANE_TRY(timer.add(one.name + std::string("_1"), one.row_bytes * kLaunches, many_launches));
   }
   KVLANE_TRY(timer.time(rounds));
-  KVLANE_TRY(check_finite(stream, "norm", memory.normed));
-  KVLANE_TRY(check_finite(stream, "qkv", memory.q));
-  KVLANE_TRY(check_finite(stream, "silu", memory.activated));
+  KVLANE_TRY(check_finite(stream, memory.normed, "gpu_rows_norm"));
+  KVLANE_TRY(check_finite(stream, memory.q, "gpu_rows_qkv"));
+  KVLANE_TRY(check_finite(stream, memory.activated, "gpu_rows_silu"));
   const double copy = std::max(timer.speed_of("copy_by_driver"), timer.speed_of("copy_by_kernel"));
   for (const Operation& one : all) {
     const std::string name = std::string("gpu_rows_") + one.name;

@@ -18,7 +18,7 @@
 #include "quant/zack_seal_gpu.h"
 
 namespace kvlane {
-
+namespace gpu_zack {
 namespace {
 
 constexpr int kHeadDim = 128, kKvHeads = 8;
@@ -254,24 +254,6 @@ Status attend_narrow(const gpu::Stream& stream, const Case& one, const Memory& m
   return merge(stream, one, memory, plans.narrow_state);
 }
 
-Status check_finite(const gpu::Stream& stream, const Memory& memory) {
-  std::vector<std::uint16_t> result(memory.result.bytes() / 2);
-  std::vector<std::uint32_t> beyond(memory.beyond.bytes() / 4);
-  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(result.data()), memory.result.data(),
-                       memory.result.bytes()));
-  KVLANE_TRY(gpu::copy(stream, reinterpret_cast<std::byte*>(beyond.data()), memory.beyond.data(),
-                       memory.beyond.bytes()));
-  KVLANE_TRY(stream.synchronize());
-  if (!std::all_of(result.begin(), result.end(),
-                   [](std::uint16_t bits) { return (bits & 0x7F80) != 0x7F80; })) {
-    return internal_error("attention over narrow pages has a result that is not finite");
-  }
-  if (std::any_of(beyond.begin(), beyond.end(), [](std::uint32_t wrong) { return wrong != 0; })) {
-    return internal_error("a value of the benchmark is no finite number");
-  }
-  return {};
-}
-
 // Tokens a second, where the timer takes tokens for bytes.
 void add_figures(const Case& one, const GpuTimer& timer, std::vector<Figure>& figures) {
   const auto speed = [&](const char* what) { return timer.speed_of(one.of(what)) * 1e9; };
@@ -288,9 +270,11 @@ void add_figures(const Case& one, const GpuTimer& timer, std::vector<Figure>& fi
 }
 
 }  // namespace
+}  // namespace gpu_zack
 
 Status bench_gpu_zack(const gpu::Stream& stream, int rounds, const std::vector<Bytes>& values,
                       std::vector<Figure>& figures) {
+  using namespace gpu_zack;
   KVLANE_ASSIGN(const std::vector<gpu::Device> devices, gpu::devices());
   const int multiprocessors = devices[std::size_t(stream.device())].multiprocessors;
   KVLANE_ASSIGN(const Memory memory, allocate(stream, values));
@@ -321,7 +305,8 @@ Status bench_gpu_zack(const gpu::Stream& stream, int rounds, const std::vector<B
     }));
   }
   KVLANE_TRY(timer.time(rounds));
-  KVLANE_TRY(check_finite(stream, memory));
+  KVLANE_TRY(check_finite(stream, memory.result, "attention over narrow pages"));
+  KVLANE_TRY(check_none(stream, memory.beyond, "a value of the benchmark is no finite number"));
   figures.push_back(
       {.name = "gpu_zack_seal_128", .value = timer.speed_of("gpu_zack_seal_128"), .unit = "GB/s"});
   for (const Case& one : kCases) add_figures(one, timer, figures);

@@ -34,11 +34,7 @@ constexpr int kTicksPerReport = 5;
 constexpr double kSecondsMax = 1e9;
 constexpr std::size_t kErrorBodyBytesMax = 64 << 10;
 
-SteadyClock::duration steady(Seconds seconds) {
-  return std::chrono::duration_cast<SteadyClock::duration>(seconds);
-}
-
-TimePoint tick_from_now() { return SteadyClock::now() + steady(kTick); }
+TimePoint tick_from_now() { return SteadyClock::now() + ticks(kTick); }
 
 double thread_cpu_seconds() {
   timespec time{};
@@ -98,7 +94,7 @@ class Load {
 
   double now() const { return seconds_since(start_); }
   TimePoint at(double seconds) const {
-    return start_ + steady(Seconds(std::min(seconds, kSecondsMax)));
+    return start_ + ticks(Seconds(std::min(seconds, kSecondsMax)));
   }
   bool over() const { return stopping_ || (options_.duration && now() >= *options_.duration); }
   void spawn(asio::awaitable<void> task);
@@ -149,7 +145,7 @@ class Load {
 class Load::ActiveGuard {
  public:
   ActiveGuard(Load& load, HttpCall& call)
-      : load_(load), active_{&call, SteadyClock::now() + steady(load.options_.timeout)} {
+      : load_(load), active_{&call, SteadyClock::now() + ticks(load.options_.timeout)} {
     load_.active_.insert(&active_);
   }
   ~ActiveGuard() { load_.active_.erase(&active_); }

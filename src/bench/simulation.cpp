@@ -40,7 +40,7 @@ double rate_of(std::span<const SimRequest> requests) {
 
 // Names of the blocks that others may have: up to the last one of tokens that are not this turn's
 // own. A name stands for all tokens up to its block's end.
-BlockNames block_names(const Turn& turn) {
+SimBlockNames block_names(const Turn& turn) {
   int shared = 0;
   int tokens = 0;
   for (const PromptPart& part : turn.parts) {

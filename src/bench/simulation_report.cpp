@@ -10,13 +10,13 @@
 namespace kvlane {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // What kernels of formats and codecs were measured on (docs/gpu.md).
 constexpr std::string_view kMeasuredGpu = "H200-SXM";
 
 template <class... Values>
-std::string line(const char* format, Values... values) {
+std::string formatted_line(const char* format, Values... values) {
   char text[240];
   std::snprintf(text, sizeof(text), format, values...);
   return std::string(text) + "\n";
@@ -54,50 +54,54 @@ std::string worth(const SimulationSetting& setting, const SimulationResult& firs
 std::string latencies(const SimulationSetting& setting, std::span<const SimulationResult> results) {
   const int width = name_width(results);
   std::string text =
-      line("%-*s %10s %7s %19s %19s %19s %9s", width, "", "requests", "good", "completion s",
-           "TTFT s", "TPOT ms", setting.find_rate ? "of the" : "saved");
-  text += line("%-*s %10s %7s %9s %9s %9s %9s %9s %9s %9s", width, "KV", "a second", "%", "mean",
-               "p99", "mean", "p99", "mean", "p99", setting.find_rate ? "first" : "");
+      formatted_line("%-*s %10s %7s %19s %19s %19s %9s", width, "", "requests", "good",
+                     "completion s", "TTFT s", "TPOT ms", setting.find_rate ? "of the" : "saved");
+  text +=
+      formatted_line("%-*s %10s %7s %9s %9s %9s %9s %9s %9s %9s", width, "KV", "a second", "%",
+                     "mean", "p99", "mean", "p99", "mean", "p99", setting.find_rate ? "first" : "");
   for (const SimulationResult& each : results) {
-    text += line("%-*s %10.4g %7.1f %9.3f %9.3f %9.3f %9.3f %9.2f %9.2f %9s", width,
-                 each.kv.costs.name.c_str(), each.rate, 100 * each.good, each.completion.mean,
-                 p99(each.completion), each.ttft.mean, p99(each.ttft), 1e3 * each.tpot.mean,
-                 1e3 * p99(each.tpot), worth(setting, results.front(), each).c_str());
+    text +=
+        formatted_line("%-*s %10.4g %7.1f %9.3f %9.3f %9.3f %9.3f %9.2f %9.2f %9s", width,
+                       each.kv.costs.name.c_str(), each.rate, 100 * each.good, each.completion.mean,
+                       p99(each.completion), each.ttft.mean, p99(each.ttft), 1e3 * each.tpot.mean,
+                       1e3 * p99(each.tpot), worth(setting, results.front(), each).c_str());
   }
   return text;
 }
 
 std::string accounts(std::span<const SimulationResult> results) {
   const int width = name_width(results);
-  std::string text = line("share of completion, %%");
-  text += line("%-*s %7s %8s %7s %7s %9s %7s %7s   %s", width, "KV", "queue", "prefill", "encode",
-               "memory", "transfer", "codec", "decode", "(attention, opening codes)");
+  std::string text = formatted_line("share of completion, %%");
+  text += formatted_line("%-*s %7s %8s %7s %7s %9s %7s %7s   %s", width, "KV", "queue", "prefill",
+                         "encode", "memory", "transfer", "codec", "decode",
+                         "(attention, opening codes)");
   for (const SimulationResult& each : results) {
     const TimeAccount& account = each.account;
     const double all = account.total() > 0 ? account.total() / 100 : 1;
-    text += line("%-*s %7.1f %8.1f %7.1f %7.1f %9.1f %7.1f %7.1f   (%.1f, %.1f)", width,
-                 each.kv.costs.name.c_str(), account.queue / all, account.prefill / all,
-                 account.encode / all, account.wait_for_memory / all, account.transfer / all,
-                 account.decode_codec / all, account.decode / all,
-                 (account.prefill_attention + account.decode_attention) / all,
-                 (account.prefill_dequantise + account.decode_dequantise) / all);
+    text += formatted_line("%-*s %7.1f %8.1f %7.1f %7.1f %9.1f %7.1f %7.1f   (%.1f, %.1f)", width,
+                           each.kv.costs.name.c_str(), account.queue / all, account.prefill / all,
+                           account.encode / all, account.wait_for_memory / all,
+                           account.transfer / all, account.decode_codec / all, account.decode / all,
+                           (account.prefill_attention + account.decode_attention) / all,
+                           (account.prefill_dequantise + account.decode_dequantise) / all);
   }
   return text;
 }
 
 std::string uses(std::span<const SimulationResult> results, bool disaggregated) {
   const int width = name_width(results);
-  std::string text = line("use of the cluster, %%");
-  text += line("%-*s %10s %10s %10s %14s %12s %7s %8s", width, "KV", "prefill", "link", "decode",
-               "its KV peak", "KV tokens", "found", "stopped");
+  std::string text = formatted_line("use of the cluster, %%");
+  text += formatted_line("%-*s %10s %10s %10s %14s %12s %7s %8s", width, "KV", "prefill", "link",
+                         "decode", "its KV peak", "KV tokens", "found", "stopped");
   for (const SimulationResult& each : results) {
     const GroupUse& prefill = each.outcome.prefill;
     const GroupUse& decode = each.outcome.decode;
     const double link = disaggregated ? 100 * std::max(prefill.network, decode.network) : 0;
-    text += line("%-*s %10.1f %10.1f %10.1f %14.1f %12lld %7.1f %8lld", width,
-                 each.kv.costs.name.c_str(), 100 * prefill.busy, link, 100 * decode.busy,
-                 100 * decode.blocks_peak, static_cast<long long>(decode.tokens_in_memory),
-                 100 * each.found, static_cast<long long>(prefill.stopped + decode.stopped));
+    text +=
+        formatted_line("%-*s %10.1f %10.1f %10.1f %14.1f %12lld %7.1f %8lld", width,
+                       each.kv.costs.name.c_str(), 100 * prefill.busy, link, 100 * decode.busy,
+                       100 * decode.blocks_peak, static_cast<long long>(decode.tokens_in_memory),
+                       100 * each.found, static_cast<long long>(prefill.stopped + decode.stopped));
   }
   return text;
 }
@@ -144,7 +148,7 @@ std::string remarks(const SimulationSetting& setting, std::span<const Simulation
     } else if (setting.find_rate && late) {
       text += name + ": that is the rate of so short a burst; more requests may reach less\n";
     } else if (late) {
-      text += line(
+      text += formatted_line(
           "%s: the last answer came %.0f s behind the last request: more arrives than can "
           "be served",
           name.c_str(), each.outcome.seconds - last_arrival(setting));
@@ -153,24 +157,24 @@ std::string remarks(const SimulationSetting& setting, std::span<const Simulation
   return text;
 }
 
-Json summary_json(const Summary& summary) {
-  Json json = {{"mean", summary.mean}};
+OrderedJson summary_json(const Summary& summary) {
+  OrderedJson object = {{"mean", summary.mean}};
   for (const auto& [percent, value] : summary.percentiles) {
-    json["p" + std::to_string(static_cast<int>(percent))] = value;
+    object["p" + std::to_string(static_cast<int>(percent))] = value;
   }
-  return json;
+  return object;
 }
 
-Json goals_json(const Goals& goals) {
-  Json json = Json::object();
+OrderedJson goals_json(const Goals& goals) {
+  OrderedJson object = OrderedJson::object();
   // In seconds, as all of it.
-  if (goals.ttft) json["ttft"] = *goals.ttft;
-  if (goals.tpot) json["tpot"] = *goals.tpot;
-  if (goals.e2el) json["e2el"] = *goals.e2el;
-  return json;
+  if (goals.ttft) object["ttft"] = *goals.ttft;
+  if (goals.tpot) object["tpot"] = *goals.tpot;
+  if (goals.e2el) object["e2el"] = *goals.e2el;
+  return object;
 }
 
-Json use_json(const GroupUse& use) {
+OrderedJson use_json(const GroupUse& use) {
   return {{"busy", use.busy},
           {"network_busy", use.network},
           {"kv_memory_peak", use.blocks_peak},
@@ -180,8 +184,8 @@ Json use_json(const GroupUse& use) {
           {"stopped", use.stopped}};
 }
 
-Json result_json(const SimulationResult& result) {
-  Json account = Json::object();
+OrderedJson result_json(const SimulationResult& result) {
+  OrderedJson account = OrderedJson::object();
   for (const AccountField& field : kAccountFields) {
     account[std::string(field.name)] = result.account.*field.seconds;
   }
@@ -213,7 +217,8 @@ std::string simulation_text(const SimulationSetting& setting,
   const ClusterSetting& cluster = setting.cluster;
   const bool disaggregated = cluster.prefill.count > 0;
   std::string text = setting.model + ", " + std::to_string(setting.requests.requests.size()) +
-                     " requests of " + setting.workload + line(" in %.1f s", last_arrival(setting));
+                     " requests of " + setting.workload +
+                     formatted_line(" in %.1f s", last_arrival(setting));
   if (disaggregated) text += "prefill: " + describe(cluster.prefill) + "\n";
   text += (disaggregated ? "decode: " : "serving: ") + describe(cluster.decode) + "\n\n";
   text +=
@@ -224,19 +229,19 @@ std::string simulation_text(const SimulationSetting& setting,
 
 std::string simulation_json(const SimulationSetting& setting,
                             std::span<const SimulationResult> results) {
-  Json json = {{"command", setting.command},
-               {"model", setting.model},
-               {"window_ignored", setting.windowed},
-               {"workload", setting.workload},
-               {"requests", setting.requests.requests.size()},
-               {"shortened", setting.requests.shortened},
-               {"last_arrival", last_arrival(setting)},
-               {"goals", goals_json(setting.goals)}};
-  if (setting.cluster.prefill.count > 0) json["prefill"] = describe(setting.cluster.prefill);
-  json["decode"] = describe(setting.cluster.decode);
-  json["results"] = Json::array();
-  for (const SimulationResult& each : results) json["results"].push_back(result_json(each));
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+  OrderedJson object = {{"command", setting.command},
+                        {"model", setting.model},
+                        {"window_ignored", setting.windowed},
+                        {"workload", setting.workload},
+                        {"requests", setting.requests.requests.size()},
+                        {"shortened", setting.requests.shortened},
+                        {"last_arrival", last_arrival(setting)},
+                        {"goals", goals_json(setting.goals)}};
+  if (setting.cluster.prefill.count > 0) object["prefill"] = describe(setting.cluster.prefill);
+  object["decode"] = describe(setting.cluster.decode);
+  object["results"] = OrderedJson::array();
+  for (const SimulationResult& each : results) object["results"].push_back(result_json(each));
+  return object.dump(2, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace kvlane

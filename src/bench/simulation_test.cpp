@@ -44,7 +44,7 @@ TEST(Simulation, EqualPrefixesHaveEqualNames) {
   const auto names_of = [](std::vector<PromptPart> parts) {
     Workload workload;
     workload.conversations = {{0, {{.parts = std::move(parts), .output_tokens = 1}}}};
-    const BlockNames names = simulated_workload(workload)->requests[0].names;
+    const SimBlockNames names = simulated_workload(workload)->requests[0].names;
     return names ? *names : std::vector<std::uint64_t>();
   };
   const auto block = [](std::uint64_t id, int tokens = 512) {

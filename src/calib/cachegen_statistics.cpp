@@ -11,9 +11,8 @@
 #include "quant/table_lookup.h"
 
 namespace kvlane {
+namespace cachegen {
 namespace {
-
-using namespace cachegen;
 
 // K or V of one layer.
 struct TensorCounts {
@@ -145,9 +144,10 @@ class CachegenStatistics final : public KvStatistics {
 };
 
 }  // namespace
+}  // namespace cachegen
 
 std::unique_ptr<KvStatistics> make_cachegen_statistics(const KvShape& shape) {
-  return std::make_unique<CachegenStatistics>(shape);
+  return std::make_unique<cachegen::CachegenStatistics>(shape);
 }
 
 }  // namespace kvlane

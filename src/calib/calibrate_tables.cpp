@@ -18,7 +18,7 @@
 namespace kvlane {
 namespace {
 
-constexpr std::uint64_t kTokensMax = std::uint64_t{1} << 24;
+constexpr std::uint64_t kTextTokensMax = std::uint64_t{1} << 24;
 
 std::uint64_t tokens_in_blocks(const Model& model, std::uint64_t tokens) {
   const auto length = static_cast<std::uint64_t>(calibration_sequence(model));
@@ -80,7 +80,7 @@ Result<KvTables> calibrate_tables(const Model& model, std::span<const std::int32
                                   std::span<const std::shared_ptr<const ZackFormat>> behind) {
   const KvShape shape = model.config().kv_shape();
   const std::uint64_t counted = tokens_in_blocks(model, tokens.size());
-  if (counted == 0 || tokens.size() > kTokensMax) {
+  if (counted == 0 || tokens.size() > kTextTokensMax) {
     return invalid_argument("calibrating tables needs from " + std::to_string(kBlockTokens) +
                             " to 2^24 tokens, not " + std::to_string(tokens.size()));
   }

@@ -10,7 +10,7 @@
 namespace kvlane {
 namespace {
 
-constexpr Eigen::Index kRows = 128;
+constexpr Eigen::Index kBlockRows = 128;
 
 struct Range {
   Eigen::Index first, last;
@@ -33,8 +33,10 @@ class Heads {
         tokens_(attention.q.rows()),
         scale_(1 / std::sqrt(Real(shape_.head_dim))) {}
 
-  Eigen::Index blocks() const { return (tokens_ + kRows - 1) / kRows; }
-  Range block(Eigen::Index i) const { return {i * kRows, std::min(tokens_, (i + 1) * kRows)}; }
+  Eigen::Index blocks() const { return (tokens_ + kBlockRows - 1) / kBlockRows; }
+  Range block(Eigen::Index i) const {
+    return {i * kBlockRows, std::min(tokens_, (i + 1) * kBlockRows)};
+  }
   int kv_head(int head) const { return head / (shape_.heads / shape_.kv_heads); }
 
   // What these queries see, and what sees these keys.
@@ -175,8 +177,8 @@ AttentionGradients<Real> attention_gradients(const CausalAttention<Real>& attent
     const Range keys = heads.block(task % heads.blocks());
     const Range all = heads.queries_of(keys);
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (Eigen::Index first = all.first; first < all.last; first += kRows) {
-        const Range rows{first, std::min(all.last, first + kRows)};
+      for (Eigen::Index first = all.first; first < all.last; first += kBlockRows) {
+        const Range rows{first, std::min(all.last, first + kBlockRows)};
         const auto block = heads.block_of(head, rows, keys, of_out, by_output);
         multiply(Transpose::kYes, block.weights, Transpose::kNo, heads.of(of_out, head, rows),
                  head_rows(by.v, kv_head, shape.head_dim, keys), true);

@@ -13,8 +13,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kVersion = 1;
-constexpr std::uint64_t kTokensMax = std::uint64_t{1} << 53;
+constexpr int kCodebookVersion = 1;
+constexpr std::uint64_t kCountedTokensMax = std::uint64_t{1} << 53;
 
 Json to_json(const CalibratedCodebook& calibrated) {
   return {{"exponents", calibrated.book.exponents}, {"coverage", calibrated.coverage}};
@@ -60,7 +60,7 @@ Status parse_head(const Json& root, const ModelIdentity& model, const KvShape& s
   if (!version || !version->is_number_unsigned()) {
     return corrupt("this is no codebook file: it has no number \"kvlane_codebook\"");
   }
-  if (version->get<std::uint64_t>() != kVersion) {
+  if (version->get<std::uint64_t>() != kCodebookVersion) {
     return unsupported("version " + version->dump() + " of codebook files is not known, 1 is");
   }
   const Json* const identity = member(root, "model");
@@ -69,7 +69,7 @@ Status parse_head(const Json& root, const ModelIdentity& model, const KvShape& s
   if (!identity || !identity->is_string()) return corrupt("\"model\" is no string");
   if (!type || !type->is_string()) return corrupt("\"element_type\" is no string");
   if (!tokens || !tokens->is_number_unsigned() || tokens->get<std::uint64_t>() < 1 ||
-      tokens->get<std::uint64_t>() > kTokensMax) {
+      tokens->get<std::uint64_t>() > kCountedTokensMax) {
     return corrupt("\"tokens\" is no number from 1 to 2^53");
   }
   if (identity->get<std::string>() != to_hex(model)) {
@@ -90,7 +90,7 @@ Status parse_head(const Json& root, const ModelIdentity& model, const KvShape& s
 
 // One line for each layer: people look at this.
 std::string to_json(const CodebookFile& file) {
-  const Json head = {{"kvlane_codebook", kVersion},
+  const Json head = {{"kvlane_codebook", kCodebookVersion},
                      {"model", to_hex(file.model)},
                      {"element_type", element_name(ElementType::kBf16)},
                      {"tokens", file.tokens}};

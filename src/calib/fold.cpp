@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/fold.h"
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include <string>
 
 #include "base/bf16.h"
+#include "calib/matrix.h"
 #include "cpu/parallel.h"
 #include "model/family.h"
 #include "model/layout.h"
@@ -23,12 +23,6 @@ namespace {
 // precision.
 constexpr std::int64_t kTileColumns = 512;
 constexpr std::int64_t kTileRows = 64;
-
-using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-Eigen::Map<const Matrix> matrix_of(std::span<const double> values, std::int64_t d) {
-  return {values.data(), d, d};
-}
 
 // `count` elements of a tensor from element `first` on.
 void read(const TensorView& tensor, std::size_t first, std::size_t count, double* out) {
@@ -165,11 +159,12 @@ bool fold_heads(const ModelConfig& config, const TensorView& tensor,
     const TensorFold::Head& head = heads[task / tiles];
     const std::int64_t first = task % tiles * kTileColumns;
     const std::int64_t columns = std::min(kTileColumns, width - first);
-    Matrix tile(d, columns);
+    Matrix<double> tile(d, columns);
     for (std::int64_t i = 0; i < d; ++i) {
       read(tensor, (head.row + i) * width + first, columns, tile.row(i).data());
     }
-    const Matrix product = matrix_of(matrix_for(head, config, rotations), d).transpose() * tile;
+    const Matrix<double> product =
+        matrix_of(matrix_for(head, config, rotations), d).transpose() * tile;
     for (std::int64_t i = 0; i < d; ++i) {
       const std::size_t at = ((head.row + i) * width + first) * element_bytes(tensor.type);
       if (!write(tensor.type, product.row(i).data(), columns, folded + at)) fits = false;
@@ -187,9 +182,9 @@ bool fold_outputs(const ModelConfig& config, const TensorView& tensor,
   std::atomic<bool> fits = true;
   parallel_ranges(config.hidden, kTileRows, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t count = (last - first) * width;
-    Matrix tile(last - first, width);
+    Matrix<double> tile(last - first, width);
     read(tensor, first * width, count, tile.data());
-    Matrix product(last - first, width);
+    Matrix<double> product(last - first, width);
     for (std::int64_t h = 0; h < config.heads; ++h) {
       product.middleCols(h * d, d).noalias() =
           tile.middleCols(h * d, d) * matrix_of(rotations[h / group].for_second(), d);

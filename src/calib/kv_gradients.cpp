@@ -19,7 +19,7 @@
 namespace kvlane {
 namespace {
 
-constexpr Eigen::Index kRows = 64;
+constexpr Eigen::Index kRunRows = 64;
 constexpr Eigen::Index kLogits = 1 << 22;  // at most so many at once, a thread
 
 // Calls body(first row, rows) for runs of `length` rows, products on one thread each.
@@ -35,7 +35,7 @@ template <class Real, class Of, class... In>
 Matrix<Real> by_rows(Eigen::Index columns, const Of& of, const Matrix<Real>& first,
                      const In&... others) {
   Matrix<Real> out(first.rows(), columns);
-  for_each_run(first.rows(), kRows, [&](Eigen::Index begin, Eigen::Index count) {
+  for_each_run(first.rows(), kRunRows, [&](Eigen::Index begin, Eigen::Index count) {
     out.middleRows(begin, count) =
         of(first.middleRows(begin, count), others.middleRows(begin, count)...);
   });
@@ -170,7 +170,7 @@ class KvGradients<Real>::Pass {
     attention_.k = projected_.middleCols(q_width, kv_width);
     attention_.v = projected_.rightCols(kv_width);
     const auto turn = [&](Rows& rows, const std::optional<RowNorm<Real>>& head_norm) {
-      parallel_ranges(rows.rows(), kRows, [&](std::int64_t begin, std::int64_t end) {
+      parallel_ranges(rows.rows(), kRunRows, [&](std::int64_t begin, std::int64_t end) {
         for (Eigen::Index i = begin; i < end; ++i) {
           const RopeAngles angles = model_.rope().angles(static_cast<int>(i));
           for (Eigen::Index at = 0; at < rows.cols(); at += d) {
@@ -191,7 +191,7 @@ class KvGradients<Real>::Pass {
     Rows joined(projected_.rows(), projected_.cols());
     Eigen::Index first = 0;
     const auto turn = [&](Rows& rows, const std::optional<RowNorm<Real>>& head_norm) {
-      parallel_ranges(rows.rows(), kRows, [&](std::int64_t begin, std::int64_t end) {
+      parallel_ranges(rows.rows(), kRunRows, [&](std::int64_t begin, std::int64_t end) {
         for (Eigen::Index i = begin; i < end; ++i) {
           const RopeAngles angles = model_.rope().angles(static_cast<int>(i));
           for (Eigen::Index at = 0; at < rows.cols(); at += d) {
@@ -247,7 +247,7 @@ class KvGradients<Real>::Pass {
   double read_out(const Rows& x, Rows& gradient) const {
     std::vector<double> losses(tokens_.size());
     gradient.setZero(x.rows(), x.cols());
-    const auto rows_at_once = std::clamp<Eigen::Index>(kLogits / config_.vocab, 1, kRows);
+    const auto rows_at_once = std::clamp<Eigen::Index>(kLogits / config_.vocab, 1, kRunRows);
     for_each_run(x.rows() - 1, rows_at_once, [&](Eigen::Index begin, Eigen::Index count) {
       const RowsRef rows = x.middleRows(begin, count);
       Rows logits = parts_.head.apply(parts_.final_norm.apply(rows));

@@ -11,7 +11,7 @@
 namespace kvlane {
 namespace {
 
-constexpr float kVersion = 1;
+constexpr float kTablesVersion = 1;
 constexpr const char* kVersionName = "kvlane.version";
 constexpr const char* kModelName = "kvlane.model";
 constexpr const char* kTokensName = "kvlane.tokens";
@@ -46,7 +46,7 @@ Result<KvTables> read_values(ByteView file) {
 
 Bytes build_kv_tables(const KvTables& tables, const ModelIdentity& model, std::uint64_t tokens) {
   KvTables all = tables;
-  all.values[kVersionName] = {kVersion};
+  all.values[kVersionName] = {kTablesVersion};
   all.values[kTokensName] = {static_cast<float>(tokens)};
   for (const std::byte byte : model) {
     all.values[kModelName].push_back(std::to_integer<std::uint8_t>(byte));
@@ -71,7 +71,7 @@ Result<KvTablesFile> parse_kv_tables(ByteView file) {
   KvTablesFile found;
   KVLANE_ASSIGN(found.tables, read_values(file));
   KVLANE_ASSIGN(const auto version, take(found.tables, kVersionName, 1));
-  if (version[0] != kVersion) {
+  if (version[0] != kTablesVersion) {
     return unsupported("version " + std::to_string(version[0]) +
                        " of files of KV tables is not known, 1 is");
   }

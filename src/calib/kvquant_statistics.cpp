@@ -19,9 +19,8 @@
 #include "quant/zack_kvquant.h"
 
 namespace kvlane {
+namespace kvquant {
 namespace {
-
-using namespace kvquant;
 
 constexpr int kOutlierChoices = 2;  // none, or 1 %: by `outliers` of the format
 
@@ -287,15 +286,18 @@ std::vector<FirstChannels> of_all_layers(const KvShape& shape) {
 }
 
 }  // namespace
+}  // namespace kvquant
 
 std::unique_ptr<KvStatistics> make_kvquant_statistics(const KvShape& shape, const RopeTable& rope,
                                                       std::uint64_t tokens) {
+  using namespace kvquant;
   Counted counted{shape, &rope, of_all_layers(shape), of_all_layers(shape), "kvquant", false};
   return std::make_unique<KvquantStatistics>(std::move(counted), tokens);
 }
 
 std::unique_ptr<KvStatistics> make_zack_kvquant_statistics(std::shared_ptr<const ZackFormat> zack,
                                                            Isa isa, std::uint64_t tokens) {
+  using namespace kvquant;
   const KvShape& shape = zack->shape();
   Counted counted{shape, nullptr, {}, {}, zack_kvquant_tables(zack->name()), true};
   for (int layer = 0; layer < shape.layers; ++layer) {

@@ -4,6 +4,7 @@
 
 #include <Eigen/Core>
 #include <cstdint>
+#include <span>
 
 #include "cpu/parallel.h"
 
@@ -18,6 +19,11 @@ template <class Real>
 using ConstMatrixRef = Eigen::Ref<const Matrix<Real>, 0, Eigen::OuterStride<>>;
 template <class Real>
 using MatrixRef = Eigen::Ref<Matrix<Real>, 0, Eigen::OuterStride<>>;
+
+// Numbers that lie elsewhere, as a matrix of d rows and columns.
+inline Eigen::Map<const Matrix<double>> matrix_of(std::span<const double> values, std::int64_t d) {
+  return {values.data(), d, d};
+}
 
 // Whether a factor is taken as it is, or transposed.
 enum class Transpose { kNo, kYes };

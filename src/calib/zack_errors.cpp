@@ -22,22 +22,20 @@ namespace {
 
 using Eigen::Index;
 
-constexpr Index kZackDimMax = 256;  // of format `zack`
-
-using Matrix = kvlane::Matrix<float>;
+using FloatMatrix = Matrix<float>;
 using View = ConstMatrixRef<float>;
 using Formats = std::vector<std::shared_ptr<const KvFormat>>;
 
 // One KV head of a layer: its rows in the rotated bases, as they would be cached.
 struct Head {
-  Matrix k;                     // [tokens][d]
-  Matrix v;                     // [tokens][d]
-  std::vector<Matrix> queries;  // of each query head [tokens][d], scaled
+  FloatMatrix k;                     // [tokens][d]
+  FloatMatrix v;                     // [tokens][d]
+  std::vector<FloatMatrix> queries;  // of each query head [tokens][d], scaled
   // Of each query head: behind the output projection the energy of y is y G y^T.
-  std::span<const Matrix> energies;
+  std::span<const FloatMatrix> energies;
 };
 
-Matrix rounded(const Matrix& x) {
+FloatMatrix rounded(const FloatMatrix& x) {
   return x.unaryExpr([](float value) { return to_float(to_bf16(value)); });
 }
 
@@ -46,13 +44,12 @@ struct Bases {
   explicit Bases(const Rotation& rotation)
       : first(to_matrix(rotation.matrix)), second(to_matrix(rotation.for_second())) {}
 
-  Matrix first, second;
+  FloatMatrix first, second;
 
  private:
-  static Matrix to_matrix(std::span<const double> values) {
+  static FloatMatrix to_matrix(std::span<const double> values) {
     const auto d = static_cast<Index>(std::lround(std::sqrt(static_cast<double>(values.size()))));
-    return Eigen::Map<const Eigen::Matrix<double, -1, -1, Eigen::RowMajor>>(values.data(), d, d)
-        .cast<float>();
+    return matrix_of(values, d).cast<float>();
   }
 };
 
@@ -73,17 +70,17 @@ Result<Formats> formats_of(int head_dim, Isa isa) {
 }
 
 // The first `width` dimensions of K and V as codes stand for them; false where they have none.
-bool code(const KvFormat& format, Index width, const Head& head, Matrix& k, Matrix& v) {
+bool code(const KvFormat& format, Index width, const Head& head, FloatMatrix& k, FloatMatrix& v) {
   std::vector<std::uint16_t> rows(2 * kBlockTokens * width);
   std::vector<std::byte> room(format.slab_bytes() + 64);
-  alignas(64) std::array<std::uint16_t, 2 * kBlockTokens * kZackDimMax> opened;
+  alignas(64) std::array<std::uint16_t, 2 * kBlockTokens * zack::kHeadDimMax> opened;
   std::byte* const slab =
       room.data() + (64 - reinterpret_cast<std::uintptr_t>(room.data()) % 64) % 64;
   k.resize(head.k.rows(), width);
   v.resize(head.v.rows(), width);
   for (Index first = 0; first < head.k.rows(); first += kBlockTokens) {
     std::uint16_t* to = rows.data();
-    for (const Matrix* plane : {&head.k, &head.v}) {
+    for (const FloatMatrix* plane : {&head.k, &head.v}) {
       for (Index t = 0; t < kBlockTokens; ++t) {
         for (Index i = 0; i < width; ++i) *to++ = to_bf16((*plane)(first + t, i)).bits;
       }
@@ -92,7 +89,7 @@ bool code(const KvFormat& format, Index width, const Head& head, Matrix& k, Matr
     if (!format.seal(place, rows.data(), slab).ok()) return false;
     format.open_page(place, slab, 0, opened.data());
     const std::uint16_t* from = opened.data();
-    for (Matrix* const plane : {&k, &v}) {
+    for (FloatMatrix* const plane : {&k, &v}) {
       for (Index t = 0; t < kBlockTokens; ++t) {
         for (Index i = 0; i < width; ++i) (*plane)(first + t, i) = to_float(bf16{*from++});
       }
@@ -102,7 +99,7 @@ bool code(const KvFormat& format, Index width, const Head& head, Matrix& k, Matr
 }
 
 // Rows of a block's weights: of all tokens up to its end.
-void softmax(Matrix& scores, Index first) {
+void softmax(FloatMatrix& scores, Index first) {
   for (Index row = 0; row < scores.rows(); ++row) {
     const Index seen = first + row + 1;
     auto own = scores.row(row).head(seen);
@@ -112,8 +109,8 @@ void softmax(Matrix& scores, Index first) {
   }
 }
 
-double energy(const Matrix& y, const Matrix& gram) {
-  Matrix product(y.rows(), gram.cols());
+double energy(const FloatMatrix& y, const FloatMatrix& gram) {
+  FloatMatrix product(y.rows(), gram.cols());
   multiply(Transpose::kNo, y, Transpose::kNo, gram, product);
   return product.cwiseProduct(y).cast<double>().sum();
 }
@@ -121,11 +118,11 @@ double energy(const Matrix& y, const Matrix& gram) {
 // What is lost of one block of one query head when its earlier tokens are coded so.
 struct Block {
   const Head& head;
-  std::size_t query;  // head of the group
-  Index first;        // token
-  Matrix scores;      // exact, before softmax, [64][first + 64]
-  Matrix weights;     // after it
-  Matrix out;         // [64][d]
+  std::size_t query;    // head of the group
+  Index first;          // token
+  FloatMatrix scores;   // exact, before softmax, [64][first + 64]
+  FloatMatrix weights;  // after it
+  FloatMatrix out;      // [64][d]
 
   Block(const Head& of, std::size_t index, Index from) : head(of), query(index), first(from) {
     const Index seen = first + kBlockTokens;
@@ -138,21 +135,21 @@ struct Block {
   }
 
   View rows() const { return head.queries[query].middleRows(first, kBlockTokens); }
-  const Matrix& gram() const { return head.energies[query]; }
+  const FloatMatrix& gram() const { return head.energies[query]; }
 
-  double lost_by_k(const Matrix& k) const {
-    Matrix coded = scores;
+  double lost_by_k(const FloatMatrix& k) const {
+    FloatMatrix coded = scores;
     multiply(Transpose::kNo, rows().leftCols(k.cols()), Transpose::kYes, k.topRows(first),
              coded.leftCols(first));
     softmax(coded, first);
-    Matrix changed(out.rows(), out.cols());
+    FloatMatrix changed(out.rows(), out.cols());
     multiply(Transpose::kNo, coded, Transpose::kNo, head.v.topRows(first + kBlockTokens), changed);
     changed -= out;
     return energy(changed, gram());
   }
   // error: of V, [tokens][d].
-  double lost_by_v(const Matrix& error) const {
-    Matrix lost(out.rows(), out.cols());
+  double lost_by_v(const FloatMatrix& error) const {
+    FloatMatrix lost(out.rows(), out.cols());
     multiply(Transpose::kNo, weights.leftCols(first), Transpose::kNo, error.topRows(first), lost);
     return energy(lost, gram());
   }
@@ -176,8 +173,8 @@ void add_head(const Head& head, const Formats& formats, std::size_t index, Sums&
       sums.all[index] += energy(blocks.back().out, blocks.back().gram());
     }
   }
-  Matrix k;
-  Matrix v;
+  FloatMatrix k;
+  FloatMatrix v;
   for (std::size_t choice = 0; choice < formats.size(); ++choice) {
     const Index width = formats[choice]->shape().head_dim;
     double& lost_k = sums.k[index * formats.size() + choice];
@@ -187,7 +184,7 @@ void add_head(const Head& head, const Formats& formats, std::size_t index, Sums&
       k.setZero();
       v.setZero();
     }
-    Matrix error = -head.v;
+    FloatMatrix error = -head.v;
     error.leftCols(width) += v;
     for (const Block& block : blocks) {
       lost_k += block.lost_by_k(k);
@@ -197,9 +194,9 @@ void add_head(const Head& head, const Formats& formats, std::size_t index, Sums&
 }
 
 // One head's rows of `all`, [tokens][heads][parts][d], parts added up.
-Matrix rows_of(const std::vector<std::uint16_t>& all, int tokens, int heads, int head, int parts,
-               Index d) {
-  Matrix rows = Matrix::Zero(tokens, d);
+FloatMatrix rows_of(const std::vector<std::uint16_t>& all, int tokens, int heads, int head,
+                    int parts, Index d) {
+  FloatMatrix rows = FloatMatrix::Zero(tokens, d);
   for (Index t = 0; t < tokens; ++t) {
     const std::uint16_t* const from = all.data() + (t * heads + head) * parts * d;
     for (Index i = 0; i < parts * d; ++i) rows(t, i % d) += to_float(bf16{from[i]});
@@ -226,7 +223,7 @@ class Measuring {
     parallel_for(config.kv_heads, [&](std::int64_t kv_head) {
       const std::size_t index = std::size_t(layer) * config.kv_heads + kv_head;
       const Bases v(rotations_.vw[index]);
-      std::vector<Matrix> energies;
+      std::vector<FloatMatrix> energies;
       for (std::size_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
         energies.push_back(energy_in_basis(grams, h, v.second));
       }
@@ -254,8 +251,8 @@ class Measuring {
 
  private:
   // The Gram matrix of a query head's slice of the output projection, in V's basis.
-  Matrix energy_in_basis(std::span<const double> grams, std::size_t query_head,
-                         const Matrix& basis) const {
+  FloatMatrix energy_in_basis(std::span<const double> grams, std::size_t query_head,
+                              const FloatMatrix& basis) const {
     const Index d = basis.rows();
     const Eigen::Map<const Eigen::MatrixXd> gram(grams.data() + query_head * d * d, d, d);
     const Eigen::MatrixXf whole =
@@ -264,7 +261,7 @@ class Measuring {
   }
 
   Head head_of(const ZackSample::Rows& sequence, int layer, int kv_head,
-               const Matrix& basis_of_v) const {
+               const FloatMatrix& basis_of_v) const {
     const ModelConfig& config = checkpoint_.config();
     const Index d = config.head_dim;
     const std::size_t index = std::size_t(layer) * config.kv_heads + kv_head;
@@ -277,8 +274,8 @@ class Measuring {
     head.k = rounded(cached(sequence.k[layer]) * k.first);
     head.v = rounded(cached(sequence.v[layer]) * basis_of_v);
     for (int h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      const Matrix rows = rows_of(sequence.queries[layer], sequence.tokens, config.heads, h,
-                                  sequence.query_parts, d);
+      const FloatMatrix rows = rows_of(sequence.queries[layer], sequence.tokens, config.heads, h,
+                                       sequence.query_parts, d);
       head.queries.emplace_back(rows * k.second / std::sqrt(static_cast<float>(d)));
     }
     return head;
@@ -296,7 +293,7 @@ Result<ZackErrors> measure_zack_errors(const Checkpoint& checkpoint, Isa isa,
                                        const ZackSample& sample, const ZackRotations& rotations,
                                        const OnCalibrated& progress) {
   const int d = checkpoint.config().head_dim;
-  if (d % zack::kWidthStep != 0 || d > kZackDimMax) return ZackErrors{};
+  if (d % zack::kWidthStep != 0 || d > zack::kHeadDimMax) return ZackErrors{};
   KVLANE_ASSIGN(Formats formats, formats_of(d, isa));
   Measuring measuring(checkpoint, rotations, std::move(formats));
   const int layers = checkpoint.config().layers;

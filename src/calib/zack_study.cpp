@@ -2,23 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calib/zack_study.h"
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 
+#include "calib/matrix.h"
 #include "cpu/parallel.h"
 
 namespace kvlane {
 namespace {
 
-using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-Eigen::Map<const Matrix> matrix_of(std::span<const double> values, std::int64_t d) {
-  return {values.data(), d, d};
-}
-
 // What is left of rows in the first k columns, in the basis that they came in.
-Matrix projection_of(const Rotation& rotation, std::int64_t d, std::int64_t k) {
+Matrix<double> projection_of(const Rotation& rotation, std::int64_t d, std::int64_t k) {
   return matrix_of(rotation.matrix, d).leftCols(k) *
          matrix_of(rotation.for_second(), d).leftCols(k).transpose();
 }
@@ -77,7 +71,7 @@ RotationDistance distance_of(std::span<const Rotation> a, std::span<const Rotati
     const Eigen::Index k = d / 2;
     const auto first = matrix_of(a[head].matrix, d);
     const auto second = matrix_of(b[head].matrix, d);
-    const Matrix apart = projection_of(a[head], d, k) - projection_of(b[head], d, k);
+    const Matrix<double> apart = projection_of(a[head], d, k) - projection_of(b[head], d, k);
     heads[head].subspace = apart.norm() / std::sqrt(2.0 * static_cast<double>(k));
     heads[head].element = (first - second).cwiseAbs().mean();
     heads[head].magnitude = first.cwiseAbs().mean();

@@ -26,11 +26,7 @@ const Kernels& kernels(Isa isa) {
   return kScalarKernels;
 }
 
-}  // namespace channel
-
 namespace {
-
-using namespace channel;
 
 static_assert(kTileChannels % 4 == 0 && kTileRows % 4 == 0,
               "packed lengths of tiles add up to those of planes");
@@ -51,7 +47,7 @@ bool is_aligned(const void* at) {
 }
 
 // The place of one band: in the plane and in the sections whose layout follows from the shape.
-struct Place {
+struct BandPlace {
   std::size_t tile;  // index of its first tile
   int rows;
   int channels;
@@ -70,7 +66,7 @@ struct Place {
 template <class Visit>
 bool for_each_band(const PlaneShape& shape, int band_tiles, const Visit& visit) {
   const int band_channels = band_tiles * kTileChannels;
-  Place place{};
+  BandPlace place{};
   std::size_t block_values = 0;  // of the first value of the 64 rows
   for (int head = 0; head < shape.kv_heads; ++head) {
     place.head = head;
@@ -83,7 +79,7 @@ bool for_each_band(const PlaneShape& shape, int band_tiles, const Visit& visit) 
         place.in_head = place.values - head * shape.head_elements();
         const bool last = first + band_channels >= shape.head_dim;
         place.next_values = last ? next_block : place.values + band_channels;
-        if (!visit(static_cast<const Place&>(place))) return false;
+        if (!visit(static_cast<const BandPlace&>(place))) return false;
         place.tile += place.tiles();
         place.base_codes += packed_bytes(place.channels);
         place.codes += packed_bytes(place.rows) * place.channels;
@@ -99,8 +95,7 @@ void fill_zeros(std::span<std::byte> body, std::size_t begin, std::size_t end) {
 }
 
 bool all_zero(ByteView body, std::size_t begin, std::size_t end) {
-  return std::all_of(body.begin() + begin, body.begin() + end,
-                     [](std::byte b) { return b == std::byte{0}; });
+  return kvlane::all_zero(body.subspan(begin, end - begin));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -132,14 +127,14 @@ std::size_t encode_coded(const Kernels& kernels, const PlaneShape& shape, const 
   const bool stream = shape.bytes() >= kStreamingBytes && is_aligned(body.data()) &&
                       shape.head_dim % kTileChannels == 0;
   // Behind the last band of all comes none: then something that is there.
-  const auto next_values = [&](const Place& place) {
+  const auto next_values = [&](const BandPlace& place) {
     const std::size_t in_head = place.in_head + (place.next_values - place.values);
     if (in_head < shape.head_elements()) return plane.head(place.head) + 2 * in_head;
     return plane.head(std::min(place.head + 1, shape.kv_heads - 1));
   };
   EncodeScratch scratch;
   std::size_t end = at.tails;
-  const bool fits = for_each_band(shape, kEncodeBandTiles, [&](const Place& place) {
+  const bool fits = for_each_band(shape, kEncodeBandTiles, [&](const BandPlace& place) {
     TileTables tables[kEncodeBandTiles];
     kernels.encode({.rows = place.rows,
                     .channels = place.channels,
@@ -222,7 +217,7 @@ TileTables tables_of(ByteView body, const Sections& at, std::size_t tile) {
 Result<std::size_t> check_counts(const PlaneShape& shape, ByteView body, const Sections& at) {
   std::size_t end = at.tails;
   std::size_t tile = 0;
-  const bool good = for_each_band(shape, kDecodeBandTiles, [&](const Place& place) {
+  const bool good = for_each_band(shape, kDecodeBandTiles, [&](const BandPlace& place) {
     for (int i = 0; i < place.tiles(); ++i) {
       tile = place.tile + i;
       const TileCounts counts = tables_of(body, at, tile).counts;
@@ -260,7 +255,7 @@ Status decode_coded(const Kernels& kernels, const PlaneShape& shape, ByteView bo
   DecodeScratch scratch;
   std::size_t tails = at.tails;
   std::size_t tile = 0;
-  const bool good = for_each_band(shape, kDecodeBandTiles, [&](const Place& place) {
+  const bool good = for_each_band(shape, kDecodeBandTiles, [&](const BandPlace& place) {
     DecodeBand band{.rows = place.rows,
                     .channels = place.channels,
                     .row_values = static_cast<std::size_t>(shape.head_dim),
@@ -297,9 +292,11 @@ Status decode_raw(const PlaneShape& shape, ByteView body, const PlaneSpan& plane
 }
 
 }  // namespace
+}  // namespace channel
 
 std::size_t ChannelCodec::encode(const PlaneShape& shape, const PlaneView& plane, const Codebook*,
                                  std::span<std::byte> destination) const {
+  using namespace channel;
   assert(shape.elements() <= kPlaneElementsMax && shape.type != ElementType::kF32);
   assert(destination.size() >= bound(shape));
   if (shape.type == ElementType::kBf16 && shape.elements() > 0) {
@@ -311,6 +308,7 @@ std::size_t ChannelCodec::encode(const PlaneShape& shape, const PlaneView& plane
 }
 
 Status ChannelCodec::decode(const PlaneShape& shape, ByteView coded, const PlaneSpan& plane) const {
+  using namespace channel;
   if (coded.size() < sizeof(Prefix)) {
     return corrupt("a splitzip:channel body of " + std::to_string(coded.size()) +
                    " bytes has no room for its prefix");

@@ -28,6 +28,11 @@ inline constexpr std::string_view kCodebookCodec = "splitzip";
 
 enum class PlanePart : std::uint8_t { kK = 0, kV = 1 };
 
+// The K, or the V, of a slab of rows.
+inline PlaneView plane_in(const std::byte* slab, const KvShape& shape, PlanePart part) {
+  return {slab + (part == PlanePart::kV ? shape.page_bytes() / 2 : 0), shape.page_bytes()};
+}
+
 // Thread-compatible.
 class MovingCodebooks {
  public:

@@ -17,9 +17,8 @@ namespace kvlane {
 static_assert(splitzip::raw_body_bytes(2 * kPlaneElementsMax) <= kPlaneBytesMax);
 static_assert(sizeof(splitzip::Prefix) + splitzip::kRawAlignment - 1 <= kPlaneGrowthBytesMax);
 
+namespace splitzip {
 namespace {
-
-using namespace splitzip;
 
 // Bodies have no alignment that a pointer to a wider type could rely on.
 template <class T>
@@ -359,7 +358,7 @@ Status decode_raw(const PlaneShape& shape, ByteView body, const PlaneSpan& plane
 
 }  // namespace
 
-const Kernels& splitzip::kernels_of(Isa isa) {
+const Kernels& kernels_of(Isa isa) {
   static constexpr Kernels kScalar{encode_scalar, decode_scalar, "scalar loop"};
   if constexpr (kX86) {
     static constexpr Kernels kAvx2{encode_avx2, decode_avx2, "AVX2"};
@@ -371,7 +370,10 @@ const Kernels& splitzip::kernels_of(Isa isa) {
   return kScalar;
 }
 
+}  // namespace splitzip
+
 std::optional<WrittenCodebook> written_codebook(const PlaneShape& shape, ByteView body) {
+  using namespace splitzip;
   WrittenCodebook written;
   const std::size_t exponents = written.book.exponents.size();
   if (body.size() < sizeof(Prefix) + exponents) return std::nullopt;
@@ -383,12 +385,13 @@ std::optional<WrittenCodebook> written_codebook(const PlaneShape& shape, ByteVie
   return written;
 }
 
-std::string_view splitzip_description(Isa isa) { return kernels_of(isa).description; }
+std::string_view splitzip_description(Isa isa) { return splitzip::kernels_of(isa).description; }
 
-SplitZipCodec::SplitZipCodec(Isa isa) : kernels_(kernels_of(isa)) {}
+SplitZipCodec::SplitZipCodec(Isa isa) : kernels_(splitzip::kernels_of(isa)) {}
 
 std::size_t SplitZipCodec::encode(const PlaneShape& shape, const PlaneView& plane,
                                   const Codebook* book, std::span<std::byte> destination) const {
+  using namespace splitzip;
   assert(shape.elements() <= kPlaneElementsMax && shape.type != ElementType::kF32);
   assert(destination.size() >= bound(shape));
   const std::size_t raw_end = raw_body_bytes(shape.bytes());
@@ -418,6 +421,7 @@ std::size_t SplitZipCodec::encode(const PlaneShape& shape, const PlaneView& plan
 
 Status SplitZipCodec::decode(const PlaneShape& shape, ByteView coded,
                              const PlaneSpan& plane) const {
+  using namespace splitzip;
   if (coded.size() < sizeof(Prefix)) {
     return corrupt("a splitzip body of " + std::to_string(coded.size()) +
                    " bytes has no room for its prefix");

@@ -9,13 +9,8 @@
 namespace kvlane {
 namespace {
 
-// The K, or the V, of a slab.
-PlaneView plane_in(const std::byte* slab, const KvShape& shape, PlanePart part) {
-  return {slab + (part == PlanePart::kV ? shape.page_bytes() / 2 : 0), shape.page_bytes()};
-}
-
 // What one plane took of the time since `start`, in which `bytes` were moved with it.
-Seconds share_of(const PlaneShape& plane, std::size_t bytes, TimePoint start) {
+Seconds plane_time(const PlaneShape& plane, std::size_t bytes, TimePoint start) {
   return (SteadyClock::now() - start) *
          (static_cast<double>(plane.bytes()) / static_cast<double>(bytes));
 }
@@ -194,7 +189,7 @@ Status KvSender::send_packed(const Run& run, SlabPlace place, const std::byte* s
     format_->pack(place, slab, packed.data());
     if (!sealed_planes_) return;
     const PlaneShape v = sealed_planes_->v_shape(run.layer);
-    choice_.learn(run.codec, v, v.bytes(), share_of(v, packed.size(), start) + fetched / 2);
+    choice_.learn(run.codec, v, v.bytes(), plane_time(v, packed.size(), start) + fetched / 2);
   });
 }
 
@@ -377,7 +372,7 @@ void KvSender::try_another_on_sealed(const Run& used, SlabPlace place, const std
   TimedEncoding trial;
   if (codec->name() == "none") {
     format_->pack(place, slab, packed_.data());
-    trial = {v.bytes(), share_of(v, format_->used_bytes(place, slab), start)};
+    trial = {v.bytes(), plane_time(v, format_->used_bytes(place, slab), start)};
   } else {
     sealed_planes_->take(used.layer, slab);
     const Seconds taken = SteadyClock::now() - start;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 
 namespace kvlane {
@@ -14,6 +15,8 @@ struct Interval {
   double low = 0;    // 2.5 % of draws are below
   double high = 0;   // 2.5 % are above
 };
+// In the place of `low` and `high` of a value that was not drawn.
+inline constexpr double kNoInterval = std::numeric_limits<double>::quiet_NaN();
 
 inline constexpr int kBootstrapDraws = 2000;
 

@@ -11,9 +11,11 @@
 namespace kvlane {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+OrderedJson number(double value) {
+  return std::isfinite(value) ? OrderedJson(value) : OrderedJson(nullptr);
+}
 
 std::string digits(double value) {
   std::ostringstream text;
@@ -84,9 +86,10 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows) {
 }  // namespace
 
 std::string eval_json(const EvalReport& report) {
-  Json json = {{"machine", report.machine}, {"commit", report.commit}, {"command", report.command}};
+  OrderedJson json = {
+      {"machine", report.machine}, {"commit", report.commit}, {"command", report.command}};
   for (const EvalFact& fact : report.facts) json["facts"][fact.name] = fact.value;
-  json["measures"] = Json::array();
+  json["measures"] = OrderedJson::array();
   for (const Measure& measure : report.measures) {
     json["measures"].push_back({{"task", measure.task},
                                 {"format", measure.format},
@@ -96,7 +99,7 @@ std::string eval_json(const EvalReport& report) {
                                 {"high", number(measure.value.high)},
                                 {"unit", measure.unit}});
   }
-  json["curves"] = Json::array();
+  json["curves"] = OrderedJson::array();
   for (const Curve& curve : report.curves) {
     json["curves"].push_back({{"task", curve.task},
                               {"format", curve.format},

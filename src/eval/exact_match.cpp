@@ -157,8 +157,8 @@ Mark mark_answer(std::string_view answer, const Question& question, bool code) {
           .edit = edit_similarity(body, solution)};
 }
 
-void report_format(const std::string& name, const std::string& format,
-                   const std::vector<Mark>& marks, bool code, EvalRun& run) {
+void report_marks(const std::string& name, const std::string& format,
+                  const std::vector<Mark>& marks, bool code, EvalRun& run) {
   const int count = static_cast<int>(marks.size());
   const auto sum = [&](double Mark::*member, std::span<const int> weights) {
     double total = 0;
@@ -216,7 +216,7 @@ class ExactMatchRun {
 
   void report() {
     for (std::size_t format = 0; format < run_.formats.size() && !marks_[0].empty(); ++format) {
-      report_format(name_, run_.formats[format].name(), marks_[format], kind_->code, run_);
+      report_marks(name_, run_.formats[format].name(), marks_[format], kind_->code, run_);
     }
   }
 

@@ -12,12 +12,12 @@
 namespace kvlane {
 namespace {
 
+using Json = nlohmann::json;
 using Lines = std::vector<std::map<std::string, std::string>>;
 
 constexpr std::string_view kGzipMagic = "\x1f\x8b";
 
 Result<Lines> parse_lines(const std::string& file, std::string_view text) {
-  using Json = nlohmann::json;
   if (text.substr(0, kGzipMagic.size()) == kGzipMagic) {
     return invalid_argument(file + " is compressed (gzip): unpack it first");
   }

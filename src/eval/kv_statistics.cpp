@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -14,8 +13,6 @@
 
 namespace kvlane {
 namespace {
-
-constexpr double kNoInterval = std::numeric_limits<double>::quiet_NaN();
 
 // K, then V.
 constexpr std::array<const char*, 2> kPlanes = {"k", "v"};

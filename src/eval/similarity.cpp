@@ -32,7 +32,7 @@ Likeness compare(const Answer& reference, const Answer& answer, const Tokenizer&
           reference == answer};
 }
 
-void report_format(const std::string& format, const std::vector<Likeness>& all, EvalRun& run) {
+void report_likeness(const std::string& format, const std::vector<Likeness>& all, EvalRun& run) {
   const auto mean = [&](double Likeness::*member) {
     return bootstrap(
         static_cast<int>(all.size()),
@@ -90,7 +90,7 @@ Status run_similarity_task(const SimilarityTask& task, EvalRun& run) {
     if (run.progress) run.progress("similarity", prompt + 1, task.prompts);
   }
   for (std::size_t format = 0; format < runners.size(); ++format) {
-    report_format(runners[format].name(), likeness[format], run);
+    report_likeness(runners[format].name(), likeness[format], run);
   }
   return {};
 }

@@ -3,14 +3,11 @@
 #include "eval/text_task.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "eval/quality.h"
 
 namespace kvlane {
 namespace {
-
-constexpr double kNoInterval = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<double> to_values(const WindowScore& s) {
   return {s.tokens,       s.loss,           s.divergence, s.agreeing,    s.worst,

@@ -30,10 +30,6 @@ std::string hex(std::uint64_t value) {
   return text;
 }
 
-double ratio(std::uint64_t raw_bytes, std::uint64_t frame_bytes) {
-  return static_cast<double>(raw_bytes) / static_cast<double>(frame_bytes);
-}
-
 Json describe(const FrameHeader& header, std::size_t offset) {
   const std::size_t frame_bytes = kFrameHeaderBytes + header.body_bytes();
   Json json = {{"offset", offset},
@@ -56,7 +52,7 @@ Json describe(const FrameHeader& header, std::size_t offset) {
                {"header_checksum", hex(header.header_checksum)},
                {"raw_bytes", header.raw_bytes()},
                {"frame_bytes", frame_bytes},
-               {"ratio", ratio(header.raw_bytes(), frame_bytes)}};
+               {"ratio", compression_ratio(header.raw_bytes(), frame_bytes)}};
   if (header.sealed) {
     json["sealed"] = true;
     json["tables"] = hex(header.tables);
@@ -95,7 +91,7 @@ Result<std::string> describe_frame_json(ByteView file) {
                             {"checksums_verified", true},
                             {"raw_bytes", raw_bytes},
                             {"frame_bytes", file.size()},
-                            {"ratio", ratio(raw_bytes, file.size())}};
+                            {"ratio", compression_ratio(raw_bytes, file.size())}};
   return description.dump(2);
 }
 

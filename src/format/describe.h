@@ -3,12 +3,18 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "base/bytes.h"
 #include "kvlane/status.h"
 
 namespace kvlane {
+
+// What coding was worth; 1 where nothing is coded.
+inline double compression_ratio(std::uint64_t raw_bytes, std::uint64_t coded_bytes) {
+  return coded_bytes == 0 ? 1 : static_cast<double>(raw_bytes) / static_cast<double>(coded_bytes);
+}
 
 // 128K tokens of a model with 32 layers; bounds the memory that a description takes.
 inline constexpr std::size_t kFramesDescribedMax = 65536;

@@ -12,10 +12,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-double ratio(std::uint64_t raw_bytes, std::uint64_t coded_bytes) {
-  return coded_bytes == 0 ? 1 : static_cast<double>(raw_bytes) / static_cast<double>(coded_bytes);
-}
-
 // `count` bytes from `offset` on, or those that are there.
 ByteView part(ByteView file, std::uint64_t offset, std::uint64_t count) {
   if (offset >= file.size()) return {};
@@ -47,7 +43,7 @@ class Walk {
                 {"plane_rows", segment.plane_rows},
                 {"coded_bytes", coded_bytes},
                 {"codecs", std::move(codecs)},
-                {"ratio", ratio(segment.bytes, coded_bytes)}};
+                {"ratio", compression_ratio(segment.bytes, coded_bytes)}};
   }
 
   Status end() const {
@@ -109,7 +105,7 @@ Result<std::string> describe_tensor_file_json(ByteView file) {
   const Json description = {
       {"version", kTensorFileVersion},  {"kind", kind_name(head.kind)},
       {"file_bytes", head.file_bytes},  {"planes", head.planes},
-      {"container_bytes", file.size()}, {"ratio", ratio(head.file_bytes, file.size())},
+      {"container_bytes", file.size()}, {"ratio", compression_ratio(head.file_bytes, file.size())},
       {"checksums_verified", true},     {"segments", std::move(segments)}};
   // Names need not be UTF-8.
   return description.dump(2, ' ', false, Json::error_handler_t::replace);

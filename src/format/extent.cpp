@@ -14,7 +14,7 @@
 namespace kvlane {
 namespace {
 
-struct RawPart {
+struct RawExtentPart {
   std::uint32_t page;
   std::uint32_t k_bytes;
   std::uint32_t v_bytes;
@@ -23,13 +23,13 @@ struct RawPart {
   std::array<std::byte, 16> tag;
   std::uint64_t reserved_40;
 };
-static_assert(sizeof(RawPart) == kExtentPartBytes);
+static_assert(sizeof(RawExtentPart) == kExtentPartBytes);
 
 constexpr std::size_t kRestBytes =
     kExtentHeaderBytes - kExtentFixedBytes - kExtentLayersMax * kExtentPartBytes - 8;
 
 // The header byte for byte (spec/store.md, section 4). Naturally aligned on purpose: no padding.
-struct RawHeader {
+struct RawExtent {
   std::array<std::uint8_t, 8> magic;
   std::uint16_t version;
   std::uint16_t header_bytes;
@@ -54,36 +54,30 @@ struct RawHeader {
   std::uint64_t key_id;
   std::array<std::byte, 12> nonce;
   std::uint32_t reserved_220;
-  std::array<RawPart, kExtentLayersMax> parts;
+  std::array<RawExtentPart, kExtentLayersMax> parts;
   std::array<std::byte, kRestBytes> rest;
   std::uint64_t header_checksum;
 };
-static_assert(sizeof(RawHeader) == kExtentHeaderBytes);
-static_assert(offsetof(RawHeader, format) == 48 && offsetof(RawHeader, codec) == 96);
-static_assert(offsetof(RawHeader, element_type) == 120 && offsetof(RawHeader, position) == 136);
-static_assert(offsetof(RawHeader, name) == 144 && offsetof(RawHeader, layers) == 176);
-static_assert(offsetof(RawHeader, extent_bytes) == 192 && offsetof(RawHeader, nonce) == 208);
-static_assert(offsetof(RawHeader, parts) == kExtentFixedBytes);
-static_assert(offsetof(RawHeader, header_checksum) == 4088);
+static_assert(sizeof(RawExtent) == kExtentHeaderBytes);
+static_assert(offsetof(RawExtent, format) == 48 && offsetof(RawExtent, codec) == 96);
+static_assert(offsetof(RawExtent, element_type) == 120 && offsetof(RawExtent, position) == 136);
+static_assert(offsetof(RawExtent, name) == 144 && offsetof(RawExtent, layers) == 176);
+static_assert(offsetof(RawExtent, extent_bytes) == 192 && offsetof(RawExtent, nonce) == 208);
+static_assert(offsetof(RawExtent, parts) == kExtentFixedBytes);
+static_assert(offsetof(RawExtent, header_checksum) == 4088);
 
-constexpr std::array<std::uint8_t, 8> kMagic = {0x8B, 'K', 'V', 'L', 'E', 'X', 'T', '\n'};
-constexpr std::uint32_t kFlagRopeApplied = 1;
-constexpr std::uint32_t kFlagSealed = 2;
-constexpr std::uint32_t kFlagEncrypted = 4;
-constexpr std::uint32_t kFlags = kFlagRopeApplied | kFlagSealed | kFlagEncrypted;
+constexpr std::array<std::uint8_t, 8> kExtentMagic = {0x8B, 'K', 'V', 'L', 'E', 'X', 'T', '\n'};
+constexpr std::uint32_t kExtentRopeApplied = 1;
+constexpr std::uint32_t kExtentSealed = 2;
+constexpr std::uint32_t kExtentEncrypted = 4;
+constexpr std::uint32_t kExtentFlags = kExtentRopeApplied | kExtentSealed | kExtentEncrypted;
 
-std::uint64_t header_checksum(const RawHeader& raw) {
-  return xxh3_64(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawHeader, header_checksum)));
+std::uint64_t header_checksum(const RawExtent& raw) {
+  return xxh3_64(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawExtent, header_checksum)));
 }
 
-template <class Container>
-bool all_zero(const Container& bytes) {
-  return std::all_of(bytes.begin(), bytes.end(),
-                     [](std::byte byte) { return byte == std::byte{}; });
-}
-
-Status require_range(std::string_view field, std::int64_t value, std::int64_t low,
-                     std::int64_t high) {
+Status require_in_extent(std::string_view field, std::int64_t value, std::int64_t low,
+                         std::int64_t high) {
   if (value >= low && value <= high) return {};
   return invalid_argument("the extent's " + std::string(field) + " is " + std::to_string(value) +
                           ", outside " + std::to_string(low) + " ... " + std::to_string(high));
@@ -91,23 +85,24 @@ Status require_range(std::string_view field, std::int64_t value, std::int64_t lo
 
 Status check_shape(const ExtentHead& h) {
   const bool hidden = h.key.kind == ExtentKind::kHidden;
-  KVLANE_TRY(require_range("kind", std::int64_t(h.key.kind), std::int64_t(ExtentKind::kKv),
-                           std::int64_t(ExtentKind::kHidden)));
+  KVLANE_TRY(require_in_extent("kind", std::int64_t(h.key.kind), std::int64_t(ExtentKind::kKv),
+                               std::int64_t(ExtentKind::kHidden)));
   const ElementType first_type = hidden ? ElementType::kF32 : ElementType::kBf16;
-  KVLANE_TRY(require_range("element type", std::int64_t(h.type), std::int64_t(first_type),
-                           std::int64_t(ElementType::kFp8E5m2)));
-  KVLANE_TRY(require_range("tokens", h.tokens, h.sealed ? kBlockTokens : 1, kBlockTokens));
-  KVLANE_TRY(require_range("number of layers", h.layers(), 1, kExtentLayersMax));
-  KVLANE_TRY(require_range("first layer", h.layer, 0, kFrameLayerMax + 1 - h.layers()));
-  KVLANE_TRY(require_range("heads", h.heads, 1, hidden ? 1 : kFrameKvHeadsMax));
-  KVLANE_TRY(require_range("width", h.width, 1, hidden ? kExtentHiddenWidthMax : kFrameHeadDimMax));
-  KVLANE_TRY(require_range("position", h.position, 0, kFramePositionMax));
+  KVLANE_TRY(require_in_extent("element type", std::int64_t(h.type), std::int64_t(first_type),
+                               std::int64_t(ElementType::kFp8E5m2)));
+  KVLANE_TRY(require_in_extent("tokens", h.tokens, h.sealed ? kBlockTokens : 1, kBlockTokens));
+  KVLANE_TRY(require_in_extent("number of layers", h.layers(), 1, kExtentLayersMax));
+  KVLANE_TRY(require_in_extent("first layer", h.layer, 0, kFrameLayerMax + 1 - h.layers()));
+  KVLANE_TRY(require_in_extent("heads", h.heads, 1, hidden ? 1 : kFrameKvHeadsMax));
+  KVLANE_TRY(
+      require_in_extent("width", h.width, 1, hidden ? kExtentHiddenWidthMax : kFrameHeadDimMax));
+  KVLANE_TRY(require_in_extent("position", h.position, 0, kFramePositionMax));
   if (h.position % kBlockTokens != 0) {
     return invalid_argument("the extent's position " + std::to_string(h.position) +
                             " is not a multiple of " + std::to_string(kBlockTokens));
   }
-  KVLANE_TRY(require_range("shards", h.key.shards, 1, kExtentShardsMax));
-  return require_range("shard", h.key.shard, 0, h.key.shards - 1);
+  KVLANE_TRY(require_in_extent("shards", h.key.shards, 1, kExtentShardsMax));
+  return require_in_extent("shard", h.key.shard, 0, h.key.shards - 1);
 }
 
 Status check_names(const ExtentHead& h) {
@@ -141,9 +136,9 @@ Status check_parts(const ExtentHead& h) {
   const bool one_plane = h.key.kind == ExtentKind::kHidden || (h.sealed && h.codec == "none");
   std::uint64_t page = 1;
   for (const ExtentPart& part : h.parts) {
-    KVLANE_TRY(require_range("k_bytes", part.k_bytes, 1, kExtentBytesMax));
-    KVLANE_TRY(
-        require_range("v_bytes", part.v_bytes, one_plane ? 0 : 1, one_plane ? 0 : kExtentBytesMax));
+    KVLANE_TRY(require_in_extent("k_bytes", part.k_bytes, 1, kExtentBytesMax));
+    KVLANE_TRY(require_in_extent("v_bytes", part.v_bytes, one_plane ? 0 : 1,
+                                 one_plane ? 0 : kExtentBytesMax));
     if (part.page != page) {
       return invalid_argument("a part of the extent lies on page " + std::to_string(part.page) +
                               " instead of " + std::to_string(page));
@@ -153,8 +148,8 @@ Status check_parts(const ExtentHead& h) {
     }
     page += part.padded_bytes() / kExtentPageBytes;
   }
-  return require_range("size", static_cast<std::int64_t>(page * kExtentPageBytes),
-                       2 * kExtentPageBytes, kExtentBytesMax);
+  return require_in_extent("size", static_cast<std::int64_t>(page * kExtentPageBytes),
+                           2 * kExtentPageBytes, kExtentBytesMax);
 }
 
 Status check_head(const ExtentHead& head) {
@@ -164,13 +159,13 @@ Status check_head(const ExtentHead& head) {
 }
 
 // Precondition: check_head has passed.
-RawHeader to_raw(const ExtentHead& h) {
-  RawHeader raw{};
-  raw.magic = kMagic;
+RawExtent to_raw(const ExtentHead& h) {
+  RawExtent raw{};
+  raw.magic = kExtentMagic;
   raw.version = kExtentVersion;
   raw.header_bytes = kExtentHeaderBytes;
-  raw.flags = (h.rope_applied ? kFlagRopeApplied : 0) | (h.sealed ? kFlagSealed : 0) |
-              (h.encrypted ? kFlagEncrypted : 0);
+  raw.flags = (h.rope_applied ? kExtentRopeApplied : 0) | (h.sealed ? kExtentSealed : 0) |
+              (h.encrypted ? kExtentEncrypted : 0);
   raw.model = h.model;
   write_field_name(raw.format, h.format);
   write_field_name(raw.codec, h.codec);
@@ -204,7 +199,7 @@ RawHeader to_raw(const ExtentHead& h) {
 constexpr std::uint64_t kInt31Max = std::numeric_limits<std::int32_t>::max();
 
 // Wrong values stay wrong: too large ones become the largest, which is out of every range.
-ExtentHead from_raw(const RawHeader& raw) {
+ExtentHead from_raw(const RawExtent& raw) {
   const auto narrow = [](std::uint64_t value) {
     return static_cast<int>(std::min(value, kInt31Max));
   };
@@ -222,26 +217,26 @@ ExtentHead from_raw(const RawHeader& raw) {
                   .width = narrow(raw.width),
                   .position = static_cast<std::int64_t>(std::min<std::uint64_t>(
                       raw.position, std::numeric_limits<std::int64_t>::max())),
-                  .rope_applied = (raw.flags & kFlagRopeApplied) != 0,
-                  .sealed = (raw.flags & kFlagSealed) != 0,
+                  .rope_applied = (raw.flags & kExtentRopeApplied) != 0,
+                  .sealed = (raw.flags & kExtentSealed) != 0,
                   .tables = raw.tables,
                   .key_id = raw.key_id,
-                  .encrypted = (raw.flags & kFlagEncrypted) != 0,
+                  .encrypted = (raw.flags & kExtentEncrypted) != 0,
                   .nonce = raw.nonce};
   const std::size_t layers = std::min<std::size_t>(raw.layers, kExtentLayersMax);
   for (std::size_t p = 0; p < layers; ++p) {
-    const RawPart& part = raw.parts[p];
+    const RawExtentPart& part = raw.parts[p];
     head.parts.push_back({part.page, part.k_bytes, part.v_bytes, part.checksum, part.tag});
   }
   return head;
 }
 
 // Of the parts that are there and of those that are not.
-bool reserved_is_zero(const RawHeader& raw) {
+bool reserved_is_zero(const RawExtent& raw) {
   if (raw.reserved_182 != 0 || raw.reserved_220 != 0 || !all_zero(raw.rest)) return false;
   const std::size_t layers = std::min<std::size_t>(raw.layers, kExtentLayersMax);
   for (std::size_t p = 0; p < raw.parts.size(); ++p) {
-    const RawPart& part = raw.parts[p];
+    const RawExtentPart& part = raw.parts[p];
     if (part.reserved_12 != 0 || part.reserved_40 != 0) return false;
     if (p >= layers && !all_zero(std::as_bytes(std::span(&part, 1)))) return false;
   }
@@ -266,16 +261,16 @@ Status place_parts(ExtentHead& head) {
 
 Result<Bytes> build_extent_head(const ExtentHead& head) {
   KVLANE_TRY(check_head(head));
-  const RawHeader raw = to_raw(head);
+  const RawExtent raw = to_raw(head);
   const ByteView bytes = std::as_bytes(std::span(&raw, 1));
   return Bytes(bytes.begin(), bytes.end());
 }
 
 Result<ExtentHead> parse_extent_head(ByteView page) {
-  RawHeader raw{};
+  RawExtent raw{};
   if (page.size() < sizeof raw) return corrupt("an extent's header is cut off");
   std::memcpy(&raw, page.data(), sizeof raw);
-  if (raw.magic != kMagic) return corrupt("no extent begins here: wrong magic bytes");
+  if (raw.magic != kExtentMagic) return corrupt("no extent begins here: wrong magic bytes");
   if (raw.version != kExtentVersion) {
     return unsupported("the extent has version " + std::to_string(raw.version) +
                        ", this reader knows version " + std::to_string(kExtentVersion));
@@ -283,7 +278,7 @@ Result<ExtentHead> parse_extent_head(ByteView page) {
   if (raw.header_bytes != kExtentHeaderBytes || raw.header_checksum != header_checksum(raw)) {
     return corrupt("the extent's header has a wrong size or checksum");
   }
-  if ((raw.flags & ~kFlags) != 0 || !reserved_is_zero(raw)) {
+  if ((raw.flags & ~kExtentFlags) != 0 || !reserved_is_zero(raw)) {
     return unsupported("the extent uses unknown flags or reserved bytes");
   }
   if (raw.layers > kExtentLayersMax) {
@@ -300,11 +295,11 @@ Result<ExtentHead> parse_extent_head(ByteView page) {
 
 Bytes shorten_extent_head(ByteView page) {
   std::uint16_t layers = 0;
-  std::memcpy(&layers, page.data() + offsetof(RawHeader, layers), sizeof layers);
+  std::memcpy(&layers, page.data() + offsetof(RawExtent, layers), sizeof layers);
   const std::size_t used =
       kExtentFixedBytes + std::min<std::size_t>(layers, kExtentLayersMax) * kExtentPartBytes;
   Bytes head(page.begin(), page.begin() + static_cast<std::ptrdiff_t>(used));
-  const ByteView checksum = page.subspan(offsetof(RawHeader, header_checksum), 8);
+  const ByteView checksum = page.subspan(offsetof(RawExtent, header_checksum), 8);
   head.insert(head.end(), checksum.begin(), checksum.end());
   return head;
 }
@@ -320,7 +315,7 @@ Result<Bytes> lengthen_extent_head(ByteView head) {
   const std::size_t used = head.size() - sizeof(std::uint64_t);
   std::copy_n(head.begin(), used, page.begin());
   std::copy(head.begin() + static_cast<std::ptrdiff_t>(used), head.end(),
-            page.begin() + offsetof(RawHeader, header_checksum));
+            page.begin() + offsetof(RawExtent, header_checksum));
   return page;
 }
 

@@ -15,7 +15,7 @@ namespace kvlane {
 namespace {
 
 // The header byte for byte (spec/frame.md, section 3). Naturally aligned on purpose: no padding.
-struct RawHeader {
+struct RawFrame {
   std::array<std::uint8_t, 8> magic;
   std::uint16_t version;
   std::uint16_t header_bytes;
@@ -39,29 +39,29 @@ struct RawHeader {
   std::uint64_t reserved_176;
   std::uint64_t header_checksum;
 };
-static_assert(sizeof(RawHeader) == kFrameHeaderBytes);
-static_assert(offsetof(RawHeader, format) == 48 && offsetof(RawHeader, codec) == 96);
-static_assert(offsetof(RawHeader, element_type) == 120 && offsetof(RawHeader, tokens) == 122);
-static_assert(offsetof(RawHeader, position) == 136 && offsetof(RawHeader, k_bytes) == 148);
-static_assert(offsetof(RawHeader, body_checksum) == 160 && offsetof(RawHeader, tables) == 168);
-static_assert(offsetof(RawHeader, header_checksum) == 184);
+static_assert(sizeof(RawFrame) == kFrameHeaderBytes);
+static_assert(offsetof(RawFrame, format) == 48 && offsetof(RawFrame, codec) == 96);
+static_assert(offsetof(RawFrame, element_type) == 120 && offsetof(RawFrame, tokens) == 122);
+static_assert(offsetof(RawFrame, position) == 136 && offsetof(RawFrame, k_bytes) == 148);
+static_assert(offsetof(RawFrame, body_checksum) == 160 && offsetof(RawFrame, tables) == 168);
+static_assert(offsetof(RawFrame, header_checksum) == 184);
 
 // The first byte begins no UTF-8 text, the last one does not survive a change of line ends.
-constexpr std::array<std::uint8_t, 8> kMagic = {0x8B, 'K', 'V', 'L', 'A', 'N', 'E', '\n'};
-constexpr std::size_t kVersionEnd = offsetof(RawHeader, flags);
+constexpr std::array<std::uint8_t, 8> kFrameMagic = {0x8B, 'K', 'V', 'L', 'A', 'N', 'E', '\n'};
+constexpr std::size_t kFrameVersionEnd = offsetof(RawFrame, flags);
 // No plane and no sealed slab is longer.
 constexpr std::size_t kBodyBytesMax = 4 * 2 * kPlaneElementsMax + kSealedGrowthBytesMax;
 static_assert(kBodyBytesMax <= std::numeric_limits<std::uint32_t>::max() &&
               kBodyBytesMax >= kPlaneBytesMax);
-constexpr std::uint32_t kFlagRopeApplied = 1;
-constexpr std::uint32_t kFlagSealed = 2;
+constexpr std::uint32_t kFrameRopeApplied = 1;
+constexpr std::uint32_t kFrameSealed = 2;
 
 static_assert(std::uint64_t{kFrameKvHeadsMax} * kBlockTokens * kFrameHeadDimMax <
                   std::numeric_limits<std::uint32_t>::max(),
               "the product of fields that are in range cannot wrap around");
 
-std::uint64_t header_checksum(const RawHeader& raw) {
-  return xxh3_64(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawHeader, header_checksum)));
+std::uint64_t header_checksum(const RawFrame& raw) {
+  return xxh3_64(std::as_bytes(std::span(&raw, 1)).first(offsetof(RawFrame, header_checksum)));
 }
 
 // The numeric fields as they were read or given, wide enough to hold any wrong value.
@@ -71,8 +71,8 @@ struct Numbers {
   bool packed;  // sealed, and no planes
 };
 
-Status require_range(std::string_view field, std::int64_t value, std::int64_t low,
-                     std::int64_t high) {
+Status require_in_frame(std::string_view field, std::int64_t value, std::int64_t low,
+                        std::int64_t high) {
   if (value >= low && value <= high) return {};
   return invalid_argument("the frame's " + std::string(field) + " is " + std::to_string(value) +
                           ", outside " + std::to_string(low) + " ... " + std::to_string(high));
@@ -80,19 +80,19 @@ Status require_range(std::string_view field, std::int64_t value, std::int64_t lo
 
 // Step 5 of spec/frame.md, section 6, in three parts: the shape, what follows from it, the names.
 Status check_shape(const Numbers& n) {
-  KVLANE_TRY(require_range("element type", n.element_type, std::int64_t(ElementType::kBf16),
-                           std::int64_t(ElementType::kFp8E5m2)));
-  KVLANE_TRY(require_range("tokens", n.tokens, n.sealed ? kBlockTokens : 1, kBlockTokens));
-  KVLANE_TRY(require_range("layer", n.layer, 0, kFrameLayerMax));
-  KVLANE_TRY(require_range("kv_heads", n.kv_heads, 1, kFrameKvHeadsMax));
-  KVLANE_TRY(require_range("head_dim", n.head_dim, 1, kFrameHeadDimMax));
-  KVLANE_TRY(require_range("position", n.position, 0, kFramePositionMax));
+  KVLANE_TRY(require_in_frame("element type", n.element_type, std::int64_t(ElementType::kBf16),
+                              std::int64_t(ElementType::kFp8E5m2)));
+  KVLANE_TRY(require_in_frame("tokens", n.tokens, n.sealed ? kBlockTokens : 1, kBlockTokens));
+  KVLANE_TRY(require_in_frame("layer", n.layer, 0, kFrameLayerMax));
+  KVLANE_TRY(require_in_frame("kv_heads", n.kv_heads, 1, kFrameKvHeadsMax));
+  KVLANE_TRY(require_in_frame("head_dim", n.head_dim, 1, kFrameHeadDimMax));
+  KVLANE_TRY(require_in_frame("position", n.position, 0, kFramePositionMax));
   if (n.position % kBlockTokens != 0) {
     return invalid_argument("the frame's position " + std::to_string(n.position) +
                             " is not a multiple of " + std::to_string(kBlockTokens));
   }
-  return require_range("number of plane elements", n.kv_heads * n.tokens * n.head_dim, 1,
-                       kPlaneElementsMax);
+  return require_in_frame("number of plane elements", n.kv_heads * n.tokens * n.head_dim, 1,
+                          kPlaneElementsMax);
 }
 
 // Precondition: check_shape has passed, so the product of a plane cannot overflow.
@@ -103,12 +103,12 @@ Status check_lengths(const Numbers& n) {
   const std::int64_t plane_bytes = value_bytes * plane_elements;
   if (n.packed) {
     const std::int64_t sealed_bytes_max = 4 * plane_bytes + std::int64_t{kSealedGrowthBytesMax};
-    KVLANE_TRY(require_range("k_bytes", n.k_bytes, 1, sealed_bytes_max));
-    return require_range("v_bytes", n.v_bytes, 0, 0);
+    KVLANE_TRY(require_in_frame("k_bytes", n.k_bytes, 1, sealed_bytes_max));
+    return require_in_frame("v_bytes", n.v_bytes, 0, 0);
   }
   const std::int64_t plane_bytes_max = plane_bytes + std::int64_t{kPlaneGrowthBytesMax};
-  KVLANE_TRY(require_range("k_bytes", n.k_bytes, 1, plane_bytes_max));
-  return require_range("v_bytes", n.v_bytes, 1, plane_bytes_max);
+  KVLANE_TRY(require_in_frame("k_bytes", n.k_bytes, 1, plane_bytes_max));
+  return require_in_frame("v_bytes", n.v_bytes, 1, plane_bytes_max);
 }
 
 // Also holds formats of rows, which are named as their element types, against these.
@@ -148,9 +148,9 @@ Numbers numbers_of(const FrameHeader& h) {
           .packed = h.packed()};
 }
 
-Numbers numbers_of(const RawHeader& raw) {
+Numbers numbers_of(const RawFrame& raw) {
   constexpr std::uint64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
-  const bool sealed = (raw.flags & kFlagSealed) != 0;
+  const bool sealed = (raw.flags & kFrameSealed) != 0;
   return {.element_type = raw.element_type,
           .tokens = raw.tokens,
           .layer = raw.layer,
@@ -164,12 +164,12 @@ Numbers numbers_of(const RawHeader& raw) {
 }
 
 // Precondition: the checks above have passed.
-RawHeader to_raw(const FrameHeader& h) {
-  RawHeader raw{};
-  raw.magic = kMagic;
+RawFrame to_raw(const FrameHeader& h) {
+  RawFrame raw{};
+  raw.magic = kFrameMagic;
   raw.version = kFrameVersion;
   raw.header_bytes = kFrameHeaderBytes;
-  raw.flags = (h.rope_applied ? kFlagRopeApplied : 0) | (h.sealed ? kFlagSealed : 0);
+  raw.flags = (h.rope_applied ? kFrameRopeApplied : 0) | (h.sealed ? kFrameSealed : 0);
   raw.model = h.model;
   write_field_name(raw.format, h.format);
   write_field_name(raw.codec, h.codec);
@@ -188,7 +188,7 @@ RawHeader to_raw(const FrameHeader& h) {
   return raw;
 }
 
-FrameHeader from_raw(const RawHeader& raw) {
+FrameHeader from_raw(const RawFrame& raw) {
   return {.model = raw.model,
           .format = read_field_name(raw.format),
           .codec = read_field_name(raw.codec),
@@ -198,8 +198,8 @@ FrameHeader from_raw(const RawHeader& raw) {
           .head_dim = static_cast<int>(raw.head_dim),
           .position = static_cast<std::int64_t>(raw.position),
           .tokens = raw.tokens,
-          .rope_applied = (raw.flags & kFlagRopeApplied) != 0,
-          .sealed = (raw.flags & kFlagSealed) != 0,
+          .rope_applied = (raw.flags & kFrameRopeApplied) != 0,
+          .sealed = (raw.flags & kFrameSealed) != 0,
           .tables = raw.tables,
           .k_bytes = raw.k_bytes,
           .v_bytes = raw.v_bytes,
@@ -208,14 +208,14 @@ FrameHeader from_raw(const RawHeader& raw) {
 }
 
 // Steps 1 to 4: the header's bytes are what a writer of this version wrote.
-Result<RawHeader> read_raw_header(ByteView bytes) {
-  RawHeader raw{};
+Result<RawFrame> read_raw_header(ByteView bytes) {
+  RawFrame raw{};
   const std::size_t there = std::min(bytes.size(), kFrameHeaderBytes);
   if (there > 0) std::memcpy(&raw, bytes.data(), there);
-  if (there < kVersionEnd) {
+  if (there < kFrameVersionEnd) {
     return corrupt("a frame cannot begin in the last " + std::to_string(there) + " bytes");
   }
-  if (raw.magic != kMagic) return corrupt("no frame begins here: wrong magic bytes");
+  if (raw.magic != kFrameMagic) return corrupt("no frame begins here: wrong magic bytes");
   if (raw.version != kFrameVersion) {
     return unsupported("the frame has version " + std::to_string(raw.version) +
                        ", this reader knows version " + std::to_string(kFrameVersion));
@@ -229,10 +229,10 @@ Result<RawHeader> read_raw_header(ByteView bytes) {
   if (raw.header_checksum != header_checksum(raw)) {
     return corrupt("the frame's header has a wrong checksum");
   }
-  if ((raw.flags & ~(kFlagRopeApplied | kFlagSealed)) != 0) {
+  if ((raw.flags & ~(kFrameRopeApplied | kFrameSealed)) != 0) {
     return unsupported("the frame has unknown flags: " + std::to_string(raw.flags));
   }
-  const bool sealed = (raw.flags & kFlagSealed) != 0;
+  const bool sealed = (raw.flags & kFrameSealed) != 0;
   if (raw.reserved_121 != 0 || raw.reserved_156 != 0 || raw.reserved_176 != 0 ||
       (raw.tables != 0 && !sealed)) {
     return unsupported("the frame uses reserved bytes of its header");
@@ -254,7 +254,7 @@ Status write_frame(FrameHeader header, const BodyWriter& body, std::span<std::by
   const std::span<std::byte> planes = frame.subspan(kFrameHeaderBytes);
   body(planes.first(header.k_bytes), planes.subspan(header.k_bytes));
   header.body_checksum = xxh3_64(planes);
-  const RawHeader raw = to_raw(header);
+  const RawFrame raw = to_raw(header);
   std::memcpy(frame.data(), &raw, sizeof(raw));
   return {};
 }
@@ -268,8 +268,8 @@ Result<Bytes> build_frame(FrameHeader header, ByteView k, ByteView v) {
 
 Status set_body_lengths(FrameHeader& header, ByteView k, ByteView v) {
   // Before they are narrowed to the header's 32 bits.
-  KVLANE_TRY(require_range("k_bytes", static_cast<std::int64_t>(k.size()), 1, kBodyBytesMax));
-  KVLANE_TRY(require_range("v_bytes", static_cast<std::int64_t>(v.size()), 0, kBodyBytesMax));
+  KVLANE_TRY(require_in_frame("k_bytes", static_cast<std::int64_t>(k.size()), 1, kBodyBytesMax));
+  KVLANE_TRY(require_in_frame("v_bytes", static_cast<std::int64_t>(v.size()), 0, kBodyBytesMax));
   header.k_bytes = static_cast<std::uint32_t>(k.size());
   header.v_bytes = static_cast<std::uint32_t>(v.size());
   return {};
@@ -284,7 +284,7 @@ BodyWriter body_of(ByteView k, ByteView v) {
 }
 
 Result<FrameHeader> parse_frame_header(ByteView bytes) {
-  KVLANE_ASSIGN(const RawHeader raw, read_raw_header(bytes));
+  KVLANE_ASSIGN(const RawFrame raw, read_raw_header(bytes));
   const Numbers numbers = numbers_of(raw);
   // The checks blame a writer's arguments; here the bytes are to blame.
   if (const Status s = check_shape(numbers); !s.ok()) return corrupt(s.message());

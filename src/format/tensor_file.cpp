@@ -16,7 +16,7 @@ constexpr std::size_t kEntryBytes = 24;  // before shape and names
 constexpr std::size_t kEntryAlignment = 8;
 
 // The parts byte for byte. Naturally aligned on purpose: no padding.
-struct RawHeader {
+struct RawTensorFile {
   std::array<std::uint8_t, 8> magic;
   std::uint16_t version;
   std::uint16_t header_bytes;
@@ -30,7 +30,8 @@ struct RawHeader {
   std::uint64_t table_checksum;
   std::uint64_t header_checksum;
 };
-static_assert(sizeof(RawHeader) == kTensorFileHeaderBytes && offsetof(RawHeader, kind) == 40);
+static_assert(sizeof(RawTensorFile) == kTensorFileHeaderBytes &&
+              offsetof(RawTensorFile, kind) == 40);
 
 struct RawRecord {
   std::uint64_t number;
@@ -56,9 +57,10 @@ struct RawEnd {
 static_assert(sizeof(RawEnd) == kTensorFileEndBytes);
 
 // The first byte begins no UTF-8 text, the last one does not survive a change of line ends.
-constexpr std::array<std::uint8_t, 8> kMagic = {0x8B, 'K', 'V', 'L', 'T', 'E', 'N', '\n'};
-constexpr std::array<std::uint8_t, 8> kEndMagic = {0x8B, 'K', 'V', 'L', 'E', 'N', 'D', '\n'};
-constexpr std::size_t kVersionEnd = offsetof(RawHeader, flags);
+constexpr std::array<std::uint8_t, 8> kTensorFileMagic = {0x8B, 'K', 'V', 'L', 'T', 'E', 'N', '\n'};
+constexpr std::array<std::uint8_t, 8> kTensorFileEndMagic = {0x8B, 'K', 'V', 'L',
+                                                             'E',  'N', 'D', '\n'};
+constexpr std::size_t kTensorFileVersionEnd = offsetof(RawTensorFile, flags);
 
 // Each part ends in a checksum of all that is before it.
 template <class Raw>
@@ -71,16 +73,6 @@ std::array<std::byte, sizeof(Raw)> bytes_of(const Raw& raw) {
   std::array<std::byte, sizeof(Raw)> bytes;
   std::memcpy(bytes.data(), &raw, sizeof(Raw));
   return bytes;
-}
-
-template <std::size_t N>
-bool all_zero(const std::array<std::uint8_t, N>& reserved) {
-  return std::all_of(reserved.begin(), reserved.end(), [](std::uint8_t byte) { return byte == 0; });
-}
-
-bool all_zero(ByteView bytes) {
-  return std::all_of(bytes.begin(), bytes.end(),
-                     [](std::byte byte) { return byte == std::byte{}; });
 }
 
 std::size_t padding_to(std::size_t bytes, std::size_t alignment) {
@@ -239,8 +231,8 @@ SegmentPlane segment_plane(const Segment& segment, std::uint64_t index) {
 }
 
 bool begins_tensor_file(ByteView bytes) {
-  return bytes.size() >= kMagic.size() &&
-         std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
+  return bytes.size() >= kTensorFileMagic.size() &&
+         std::memcmp(bytes.data(), kTensorFileMagic.data(), kTensorFileMagic.size()) == 0;
 }
 
 std::uint64_t next_in_chain(std::uint64_t chain, std::uint64_t record_checksum) {
@@ -259,8 +251,8 @@ Result<Bytes> build_tensor_file_head(TensorFileHead& head) {
                             std::to_string(table.size()) + " bytes, more than the limit of " +
                             std::to_string(kSegmentTableBytesMax));
   }
-  RawHeader raw{};
-  raw.magic = kMagic;
+  RawTensorFile raw{};
+  raw.magic = kTensorFileMagic;
   raw.version = kTensorFileVersion;
   raw.header_bytes = kTensorFileHeaderBytes;
   raw.file_bytes = head.file_bytes;
@@ -291,7 +283,7 @@ std::array<std::byte, kTensorFileRecordBytes> build_plane_record(PlaneRecord& re
 
 std::array<std::byte, kTensorFileEndBytes> build_tensor_file_end(const TensorFileEnd& end) {
   RawEnd raw{};
-  raw.magic = kEndMagic;
+  raw.magic = kTensorFileEndMagic;
   raw.planes = end.planes;
   raw.container_bytes = end.container_bytes;
   raw.chain = end.chain;
@@ -300,11 +292,12 @@ std::array<std::byte, kTensorFileEndBytes> build_tensor_file_end(const TensorFil
 }
 
 Result<TensorFileHeader> parse_tensor_file_header(ByteView bytes) {
-  RawHeader raw{};
+  RawTensorFile raw{};
   const std::size_t there = std::min(bytes.size(), sizeof(raw));
   if (there > 0) std::memcpy(&raw, bytes.data(), there);
-  if (there < kVersionEnd) return cut_off("its header", there);
-  if (raw.magic != kMagic) return corrupt("it is no tensor file of kvlane: wrong magic bytes");
+  if (there < kTensorFileVersionEnd) return cut_off("its header", there);
+  if (raw.magic != kTensorFileMagic)
+    return corrupt("it is no tensor file of kvlane: wrong magic bytes");
   if (raw.version != kTensorFileVersion) {
     return unsupported("the tensor file has version " + std::to_string(raw.version) +
                        ", this reader knows version " + std::to_string(kTensorFileVersion));
@@ -317,7 +310,7 @@ Result<TensorFileHeader> parse_tensor_file_header(ByteView bytes) {
   if (raw.header_checksum != checksum_of(raw)) {
     return corrupt("the header of the tensor file has a wrong checksum");
   }
-  if (raw.flags != 0 || !all_zero(raw.reserved_41)) {
+  if (raw.flags != 0 || !all_zero(std::as_bytes(std::span(raw.reserved_41)))) {
     return unsupported("the tensor file uses reserved bytes of its header");
   }
   if (raw.kind > static_cast<int>(TensorFileKind::kSafetensors)) {
@@ -380,7 +373,8 @@ Result<PlaneRecord> parse_plane_record(ByteView bytes, std::uint64_t number, con
   if (raw.number != number) {
     return corrupt("where " + name + " is due, plane " + std::to_string(raw.number) + " stands");
   }
-  if (!all_zero(raw.reserved_13) || !all_zero(raw.reserved_32)) {
+  if (!all_zero(std::as_bytes(std::span(raw.reserved_13))) ||
+      !all_zero(std::as_bytes(std::span(raw.reserved_32)))) {
     return unsupported(name + " uses reserved bytes");
   }
   if (raw.codec > static_cast<int>(PlaneCodec::kSplitZipChannel)) {
@@ -407,10 +401,10 @@ Status check_tensor_file_end(ByteView bytes, const TensorFileEnd& expected) {
   RawEnd raw{};
   if (bytes.size() < sizeof(raw)) return cut_off("its end", bytes.size());
   std::memcpy(&raw, bytes.data(), sizeof(raw));
-  if (raw.magic != kEndMagic || raw.end_checksum != checksum_of(raw)) {
+  if (raw.magic != kTensorFileEndMagic || raw.end_checksum != checksum_of(raw)) {
     return corrupt("the end of the tensor file has wrong magic bytes or a wrong checksum");
   }
-  if (!all_zero(raw.reserved_32))
+  if (!all_zero(std::as_bytes(std::span(raw.reserved_32))))
     return unsupported("the end of the tensor file uses reserved bytes");
   if (raw.planes != expected.planes || raw.container_bytes != expected.container_bytes) {
     return corrupt("the end of the tensor file tells of " + std::to_string(raw.planes) +

@@ -15,7 +15,7 @@ namespace kvlane {
 namespace {
 
 constexpr std::uint64_t kFree = std::numeric_limits<std::uint64_t>::max();
-constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kNoSymbol = std::numeric_limits<std::uint32_t>::max();
 constexpr std::int32_t kMergedAway = -1;
 
 std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
@@ -85,7 +85,7 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<std::int32
     add_characters(word, scratch);
   }
   if (scratch.symbols_.empty()) return;
-  scratch.symbols_.back().next = kNone;
+  scratch.symbols_.back().next = kNoSymbol;
   merge_all(scratch);
   for (const Scratch::Symbol& symbol : scratch.symbols_) {
     if (symbol.id != kMergedAway) ids.push_back(symbol.id);
@@ -94,7 +94,7 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<std::int32
 
 void Bpe::Scratch::add(std::int32_t id) {
   const auto at = static_cast<std::uint32_t>(symbols_.size());
-  symbols_.push_back({id, at == 0 ? kNone : at - 1, at + 1});
+  symbols_.push_back({id, at == 0 ? kNoSymbol : at - 1, at + 1});
 }
 
 // Unknown characters wait for the next known one, as in the package: so they come after the byte
@@ -131,7 +131,7 @@ bool Bpe::add_byte_tokens(std::string_view character, Scratch& scratch) const {
 
 void Bpe::add_candidate(std::uint32_t at, Scratch& scratch) const {
   const Scratch::Symbol& symbol = scratch.symbols_[at];
-  if (symbol.next == kNone) return;
+  if (symbol.next == kNoSymbol) return;
   if (const Rule* rule = find(symbol.id, scratch.symbols_[symbol.next].id)) {
     scratch.heap_.push_back({std::uint64_t{rule->rank} << 32 | at, rule->merged});
   }
@@ -155,7 +155,7 @@ void Bpe::merge_all(Scratch& scratch) const {
     heap.pop_back();
     const auto at = static_cast<std::uint32_t>(top.order);
     Scratch::Symbol& left = symbols[at];
-    if (left.id == kMergedAway || left.next == kNone) continue;
+    if (left.id == kMergedAway || left.next == kNoSymbol) continue;
     // The symbols may have grown since. Ids are unique, so the same result means the same pair.
     Scratch::Symbol& right = symbols[left.next];
     const Rule* rule = find(left.id, right.id);
@@ -164,8 +164,8 @@ void Bpe::merge_all(Scratch& scratch) const {
     left.id = top.merged;
     left.next = right.next;
     right.id = kMergedAway;
-    if (left.next != kNone) symbols[left.next].previous = at;
-    if (left.previous != kNone) add(left.previous);
+    if (left.next != kNoSymbol) symbols[left.next].previous = at;
+    if (left.previous != kNoSymbol) add(left.previous);
     add(at);
   }
 }

@@ -27,13 +27,14 @@ constexpr std::array<std::int16_t, kAlphabetEnd> make_bytes() {
   return bytes;
 }
 
-constexpr std::array<std::int16_t, kAlphabetEnd> kBytes = make_bytes();
-static_assert(kBytes[kAlphabetEnd - 1] == 0xAD, "the soft hyphen is the last byte without a shape");
+constexpr std::array<std::int16_t, kAlphabetEnd> kAlphabetBytes = make_bytes();
+static_assert(kAlphabetBytes[kAlphabetEnd - 1] == 0xAD,
+              "the soft hyphen is the last byte without a shape");
 
 constexpr std::array<std::uint16_t, 256> make_characters() {
   std::array<std::uint16_t, 256> characters{};
   for (std::uint16_t c = 0; c < kAlphabetEnd; ++c) {
-    if (kBytes[c] >= 0) characters[static_cast<std::size_t>(kBytes[c])] = c;
+    if (kAlphabetBytes[c] >= 0) characters[static_cast<std::size_t>(kAlphabetBytes[c])] = c;
   }
   return characters;
 }
@@ -54,8 +55,8 @@ std::optional<std::string> bytes_of_byte_level(std::string_view text) {
   bytes.reserve(text.size());
   while (!text.empty()) {
     const Utf8Step step = next_utf8(text);
-    if (step.code_point >= kAlphabetEnd || kBytes[step.code_point] < 0) return std::nullopt;
-    bytes.push_back(static_cast<char>(kBytes[step.code_point]));
+    if (step.code_point >= kAlphabetEnd || kAlphabetBytes[step.code_point] < 0) return std::nullopt;
+    bytes.push_back(static_cast<char>(kAlphabetBytes[step.code_point]));
     text.remove_prefix(step.bytes);
   }
   return bytes;

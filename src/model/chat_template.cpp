@@ -26,11 +26,11 @@ using Json = nlohmann::json;
 using jinja::Value;
 
 // tokenizer_config.json lists every added token: some 100 KB for known models.
-constexpr std::size_t kConfigBytesMax = 16U << 20;
+constexpr std::size_t kTokenizerConfigBytesMax = 16U << 20;
 
 // What transformers gives to templates.
-constexpr std::array kSpecialTokens = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                       "pad_token", "cls_token", "mask_token"};
+constexpr std::array kTemplateTokens = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                        "pad_token", "cls_token", "mask_token"};
 
 static_assert(jinja::kRenderedBytesMax <= kTextBytesMax, "a prompt can be encoded");
 
@@ -54,7 +54,7 @@ Result<std::string> special_token(const Json& config, const char* name) {
 
 // Those that `config` has, beside what is in `tokens` already.
 Status read_special_tokens(const Json& config, SpecialTokens& tokens) {
-  for (const char* const name : kSpecialTokens) {
+  for (const char* const name : kTemplateTokens) {
     KVLANE_ASSIGN(std::string text, special_token(config, name));
     if (!text.empty()) tokens.emplace(name, std::move(text));
   }
@@ -76,25 +76,25 @@ Result<std::string> template_of(const Json& config) {
   return not_found("none of the model's chat templates has the name 'default'");
 }
 
-Result<Json> read_config(const std::filesystem::path& path) {
-  KVLANE_ASSIGN(const std::string text, read_text_file(path, kConfigBytesMax));
+Result<Json> read_tokenizer_config(const std::filesystem::path& path) {
+  KVLANE_ASSIGN(const std::string text, read_text_file(path, kTokenizerConfigBytesMax));
   Json config = Json::parse(text, nullptr, false);
   if (!config.is_object()) return corrupt(path.string() + " is not a JSON object");
   return config;
 }
 
 // What is wrong with tokens matters where there is a template alone.
-struct Parts {
+struct TemplateParts {
   Result<std::string> source = not_found("the model has no chat template");
   std::filesystem::path source_path;
   Result<SpecialTokens> tokens = SpecialTokens();
 };
 
-Result<Parts> parts_of_gguf(const std::filesystem::path& path) {
+Result<TemplateParts> parts_of_gguf(const std::filesystem::path& path) {
   KVLANE_ASSIGN(const MappedFile mapped, MappedFile::open(path));
   KVLANE_ASSIGN(const GgufFile file, parse_gguf(mapped.bytes()));
   KVLANE_ASSIGN(GgufChat chat, gguf_chat(file));
-  Parts parts{.source_path = path};
+  TemplateParts parts{.source_path = path};
   if (!chat.source.empty()) parts.source = std::move(chat.source);
   parts.tokens = std::move(chat.tokens);
   return parts;
@@ -105,7 +105,7 @@ Result<SpecialTokens> tokens_of(const Json& config, const std::filesystem::path&
   SpecialTokens tokens;
   if (!config.contains("added_tokens_decoder")) {
     const std::filesystem::path old = path.parent_path() / "special_tokens_map.json";
-    const Result<Json> map = read_config(old);
+    const Result<Json> map = read_tokenizer_config(old);
     if (!map.ok() && map.status().code() != Code::kNotFound) return map.status();
     if (map.ok()) {
       const Status status = read_special_tokens(*map, tokens);
@@ -118,17 +118,17 @@ Result<SpecialTokens> tokens_of(const Json& config, const std::filesystem::path&
 }
 
 // What tokenizer_config.json says, or without one the model's GGUF file.
-Result<Parts> parts_beside(const std::filesystem::path& directory) {
+Result<TemplateParts> parts_beside(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / "tokenizer_config.json";
-  const Result<Json> config = read_config(path);
+  const Result<Json> config = read_tokenizer_config(path);
   if (!config.ok() && config.status().code() != Code::kNotFound) return config.status();
   if (config.ok()) {
-    return Parts{
+    return TemplateParts{
         .source = template_of(*config), .source_path = path, .tokens = tokens_of(*config, path)};
   }
   KVLANE_ASSIGN(const std::vector<std::filesystem::path> gguf, find_gguf(directory));
-  if (gguf.empty()) return Parts();
-  Result<Parts> parts = parts_of_gguf(gguf.front());
+  if (gguf.empty()) return TemplateParts();
+  Result<TemplateParts> parts = parts_of_gguf(gguf.front());
   if (!parts.ok()) return parts.status().with_context(gguf.front().string());
   return parts;
 }
@@ -156,7 +156,7 @@ ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 ChatTemplate::~ChatTemplate() = default;
 
 Result<ChatTemplate> ChatTemplate::load(const std::filesystem::path& directory) {
-  KVLANE_ASSIGN(Parts parts, parts_beside(directory));
+  KVLANE_ASSIGN(TemplateParts parts, parts_beside(directory));
   const std::filesystem::path path = directory / "chat_template.jinja";
   Result<std::string> source = read_text_file(path, jinja::kTemplateBytesMax);
   if (source.ok()) {

@@ -37,7 +37,7 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, ignored);
 }
 
-Result<ModelConfig> read_config(const fs::path& directory) {
+Result<ModelConfig> read_model_config(const fs::path& directory) {
   const fs::path path = directory / kConfigName;
   KVLANE_ASSIGN(const std::string text, read_text_file(path, kConfigBytesMax));
   Result<ModelConfig> config = parse_model_config(text);
@@ -108,7 +108,7 @@ Result<Checkpoint> Checkpoint::open(const fs::path& directory) {
     return not_found(std::string("there is no ") + (file ? "file " : "directory ") +
                      directory.string());
   } else {
-    KVLANE_ASSIGN(checkpoint.config_, read_config(directory));
+    KVLANE_ASSIGN(checkpoint.config_, read_model_config(directory));
     KVLANE_TRY(checkpoint.map_shards());
   }
   KVLANE_TRY(checkpoint.check_tensors());

@@ -11,10 +11,10 @@
 namespace kvlane {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json describe_rope(const ModelConfig& config) {
-  Json rope = {{"theta", config.rope_theta}, {"type", "default"}};
+OrderedJson describe_rope(const ModelConfig& config) {
+  OrderedJson rope = {{"theta", config.rope_theta}, {"type", "default"}};
   const RopeScaling& scaling = config.rope_scaling;
   using Kind = RopeScaling::Kind;
   if (scaling.kind == Kind::kNone) return rope;
@@ -46,7 +46,7 @@ const char* activation_name(Activation activation) {
   }
 }
 
-Json describe_config(const ModelConfig& config) {
+OrderedJson describe_config(const ModelConfig& config) {
   return {
       {"architecture", config.architecture},
       {"dtype", element_name(config.type)},
@@ -63,12 +63,12 @@ Json describe_config(const ModelConfig& config) {
       {"activation", activation_name(config.activation)},
       {"biases", config.qkv_bias || config.attention_out_bias || config.ffn_bias},
       {"parallel", config.parallel},
-      {"window", config.window > 0 ? Json(config.window) : Json()},
+      {"window", config.window > 0 ? OrderedJson(config.window) : OrderedJson()},
       {"positions", config.learned_positions > 0 ? "learned" : "rotary"},
-      {"rope", config.learned_positions > 0 ? Json() : describe_rope(config)},
+      {"rope", config.learned_positions > 0 ? OrderedJson() : describe_rope(config)},
       {"qk_norm", config.qk_norm},
       {"tied_embeddings", config.tied_embeddings},
-      {"bos", config.bos < 0 ? Json() : Json(config.bos)},
+      {"bos", config.bos < 0 ? OrderedJson() : OrderedJson(config.bos)},
       {"eos", config.eos},
   };
 }
@@ -86,13 +86,13 @@ Result<std::string> describe_checkpoint_json(
     parameters += spec.elements();
     weight_bytes += checkpoint.tensors().at(spec.name).bytes.size();
   }
-  Json shards = Json::array();
+  OrderedJson shards = OrderedJson::array();
   for (const Checkpoint::Shard& shard : checkpoint.shards()) {
     shards.push_back({{"file", shard.name}, {"bytes", shard.file.bytes().size()}});
   }
   KVLANE_ASSIGN(const ModelIdentity identity, checkpoint.identity(progress));
 
-  Json json = {{"kind", "checkpoint"}, {"directory", directory.string()}};
+  OrderedJson json = {{"kind", "checkpoint"}, {"directory", directory.string()}};
   json.update(describe_config(config));
   json["parameters"] = parameters;
   json["weight_bytes"] = weight_bytes;
@@ -100,7 +100,7 @@ Result<std::string> describe_checkpoint_json(
   json["kv_bytes_per_token"] = config.kv_shape().block_bytes() / kBlockTokens;
   json["identity"] = to_hex(identity);
   // A directory's name need not be UTF-8.
-  return json.dump(2, ' ', false, Json::error_handler_t::replace);
+  return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace kvlane

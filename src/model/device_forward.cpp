@@ -12,6 +12,7 @@
 #include "attention/prefill_gpu.h"
 #include "base/bf16.h"
 #include "base/clock.h"
+#include "model/alignment.h"
 
 namespace kvlane {
 namespace {
@@ -19,18 +20,14 @@ namespace {
 // Shapes of one engine: the longest context has some two dozen strides.
 constexpr std::size_t kGraphsMax = 64;
 
-constexpr std::size_t kAlignment = 256;
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 // Cuts a buffer into parts.
 class Cutter {
  public:
   explicit Cutter(std::byte* begin) : begin_(begin) {}
   template <class T>
   T* take(std::size_t count) {
-    return reinterpret_cast<T*>(begin_ + std::exchange(at_, at_ + aligned(count * sizeof(T))));
+    return reinterpret_cast<T*>(begin_ +
+                                std::exchange(at_, at_ + device_aligned(count * sizeof(T))));
   }
 
  private:
@@ -80,7 +77,7 @@ Status DeviceForward::allocate(const std::optional<DeviceFormat>& format) {
       kept_bytes(kept_.last - kept_.first),
   };
   std::size_t total = 0;
-  for (const std::size_t size : sizes) total += aligned(size);
+  for (const std::size_t size : sizes) total += device_aligned(size);
   KVLANE_ASSIGN(memory_, device_.allocate(total));
   KVLANE_ASSIGN(host_logits_, device_.allocate_host(sizes[5]));
   KVLANE_ASSIGN(host_best_, device_.allocate_host(sizes[7]));
@@ -172,10 +169,10 @@ Status DeviceForward::upload() {
   const std::size_t bytes = pass_.bytes(), states = pass_.shape().states;
   KVLANE_TRY(grow(host_inputs_, bytes, true));
   KVLANE_TRY(grow(device_inputs_, bytes, false));
-  KVLANE_TRY(
-      grow(states_,
-           2 * aligned(states * sizeof(float)) + states * model_.config().head_dim * sizeof(float),
-           false));
+  KVLANE_TRY(grow(states_,
+                  2 * device_aligned(states * sizeof(float)) +
+                      states * model_.config().head_dim * sizeof(float),
+                  false));
   inputs_ = pass_.write(host_inputs_.memory.get(), device_inputs_.memory.get());
   return device_.copy(device_inputs_.memory.get(), host_inputs_.memory.get(), bytes);
 }

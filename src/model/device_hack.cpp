@@ -2,13 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/device_hack.h"
 
+#include "model/alignment.h"
+
 namespace kvlane {
 namespace {
-
-constexpr std::size_t kAlignment = 256;
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 class HackPass final : public DeviceCodedPass {
  public:
@@ -45,13 +42,13 @@ Status HackPass::open(int rows_max) {
   const std::size_t sizes[] = {rows * d, 2 * rows * d, rows * sizeof(float),
                                rows * kHackTerms * sizeof(HackTerm)};
   std::size_t total = 0;
-  for (const std::size_t size : sizes) total += aligned(size);
+  for (const std::size_t size : sizes) total += device_aligned(size);
   KVLANE_ASSIGN(memory_, device_.allocate(total));
   std::byte* parts[std::size(sizes)];
   std::byte* at = memory_.get();
   for (std::size_t i = 0; i < std::size(sizes); ++i) {
     parts[i] = at;
-    at += aligned(sizes[i]);
+    at += device_aligned(sizes[i]);
   }
   queries_ = {parts[0], parts[1], reinterpret_cast<float*>(parts[2]),
               reinterpret_cast<HackTerm*>(parts[3])};

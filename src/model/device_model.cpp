@@ -6,18 +6,12 @@
 #include <cstring>
 #include <utility>
 
+#include "model/alignment.h"
 #include "model/layer_tensors.h"
 #include "model/widen.h"
 
 namespace kvlane {
 namespace {
-
-// What kernels and products ask of addresses, and more.
-constexpr std::size_t kAlignment = 256;
-
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 // Kernels are those of Llama's layers.
 Status check_layers(const ModelConfig& config) {
@@ -111,7 +105,7 @@ class DeviceModel::Loader {
   // Gives a part its place; the second time, fill(place) puts it there.
   template <class T, class Fill>
   Status place(const T*& part, std::size_t bytes, const Fill& fill) {
-    const std::size_t begin = std::exchange(at_, at_ + aligned(bytes));
+    const std::size_t begin = std::exchange(at_, at_ + device_aligned(bytes));
     if (!copying_) return {};
     std::byte* const to = model_.memory_.get() + begin;
     part = reinterpret_cast<const T*>(to);

@@ -7,15 +7,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "model/alignment.h"
 #include "plan/coded_decode_units.h"
 
 namespace kvlane {
 namespace {
-
-constexpr std::size_t kAlignment = 256;
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 template <class T>
 int count_of(const std::vector<T>& list) {
@@ -187,7 +183,7 @@ void DevicePass::pad(int rows_max, int logits_max, int heads) {
 std::size_t DevicePass::bytes() const {
   std::size_t bytes = 0;
   const auto add = [&](const auto&... lists) {
-    ((bytes += aligned(lists.size() * sizeof(lists[0]))), ...);
+    ((bytes += device_aligned(lists.size() * sizeof(lists[0]))), ...);
   };
   add(tokens_, positions_, sequences_, tables_, take_, decode_plan_.units, decode_plan_.first_state,
       prefill_units_, sealed_tables_, sealed_units_, seals_, narrow_pieces_, narrow_first_);
@@ -201,7 +197,7 @@ DevicePass::Inputs DevicePass::write(std::byte* host, const std::byte* device) c
     const std::size_t bytes = list.size() * sizeof(T);
     if (bytes > 0) std::memcpy(host + at, list.data(), bytes);
     const auto* const there = reinterpret_cast<const T*>(device + at);
-    at += aligned(bytes);
+    at += device_aligned(bytes);
     return there;
   };
   // In this order, as bytes() has it.

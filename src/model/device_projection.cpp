@@ -8,17 +8,9 @@
 #include <utility>
 
 #include "base/bf16.h"
+#include "model/alignment.h"
 
 namespace kvlane {
-namespace {
-
-constexpr std::size_t kAlignment = 256;
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-}  // namespace
-
 Result<std::unique_ptr<DeviceProjection>> DeviceProjection::create(
     const DeviceModel& model, Accelerator& device, int rows_max,
     const std::optional<DeviceFormat>& format) {
@@ -35,7 +27,7 @@ Status DeviceProjection::allocate(const std::optional<DeviceFormat>& format) {
   const ModelConfig& c = model_.config();
   const std::size_t rows = rows_max_, blocks = rows / kBlockTokens;
   const auto append = [this](std::size_t bytes) {
-    return std::exchange(parts_.bytes, parts_.bytes + aligned(bytes));
+    return std::exchange(parts_.bytes, parts_.bytes + device_aligned(bytes));
   };
   parts_.positions = append(rows * sizeof(std::int32_t));
   parts_.sequences = append(rows * sizeof(std::int32_t));

@@ -7,7 +7,7 @@
 namespace kvlane {
 namespace {
 
-void read(FieldReader& fields, ModelConfig& config) {
+void read_falcon(FieldReader& fields, ModelConfig& config) {
   config.norm = NormKind::kLayer;
   config.activation = Activation::kGelu;
   config.layers = fields.integer("num_hidden_layers", 1, kLayersMax);
@@ -43,7 +43,7 @@ void read(FieldReader& fields, ModelConfig& config) {
 }
 
 // The group's query heads, then its K, then its V.
-StackedRows grouped(const ModelConfig& config, const std::string& name) {
+StackedRows falcon_grouped(const ModelConfig& config, const std::string& name) {
   const int d = config.head_dim;
   const int group = config.heads / config.kv_heads;
   const int all = (config.heads + 2 * config.kv_heads) * d;
@@ -59,7 +59,7 @@ StackedRows grouped(const ModelConfig& config, const std::string& name) {
   return rows;
 }
 
-LayerLayout layer_of(const ModelConfig& config, int index) {
+LayerLayout falcon_layer(const ModelConfig& config, int index) {
   const std::string prefix = "transformer.h." + std::to_string(index) + ".";
   const auto norm = [&](const char* name) {
     return NormLayout{prefix + name + ".weight", prefix + name + ".bias"};
@@ -68,8 +68,8 @@ LayerLayout layer_of(const ModelConfig& config, int index) {
   const std::string qkv = prefix + "self_attention.query_key_value";
   LayerLayout layer;
   layer.attention_norm = norm(two_norms ? "ln_attn" : "input_layernorm");
-  layer.qkv.weights = grouped(config, qkv + ".weight");
-  if (config.qkv_bias) layer.qkv.bias = grouped(config, qkv + ".bias");
+  layer.qkv.weights = falcon_grouped(config, qkv + ".weight");
+  if (config.qkv_bias) layer.qkv.bias = falcon_grouped(config, qkv + ".bias");
   layer.attention_out =
       whole_product({{prefix + "self_attention.dense", config.hidden}}, config.attention_out_bias);
   layer.ffn_norm = two_norms            ? norm("ln_mlp")
@@ -80,7 +80,7 @@ LayerLayout layer_of(const ModelConfig& config, int index) {
   return layer;
 }
 
-ModelLayout ends_of(const ModelConfig&) {
+ModelLayout falcon_ends(const ModelConfig&) {
   ModelLayout ends;
   ends.embedding = "transformer.word_embeddings.weight";
   ends.final_norm = {"transformer.ln_f.weight", "transformer.ln_f.bias"};
@@ -90,7 +90,7 @@ ModelLayout ends_of(const ModelConfig&) {
 
 // llama.cpp has the Falcons whose blocks are side by side, with or without a norm of the
 // feed-forward block's own: in the words of the later ones, which say both.
-void write_gguf(GgufConfigWriter& writer) {
+void write_falcon_gguf(GgufConfigWriter& writer) {
   writer.dimensions();
   writer.copy_integer("ffn_hidden_size", "feed_forward_length");
   writer.copy_integer("num_kv_heads", "attention.head_count_kv",
@@ -113,7 +113,7 @@ void write_gguf(GgufConfigWriter& writer) {
 }
 
 // Which of its two names a norm has depends on whether there is another.
-constexpr std::array<GgufName, 7> kGgufLayer = {{
+constexpr std::array<GgufName, 7> kFalconGgufLayer = {{
     {"attn_norm", "input_layernorm"},
     {"attn_norm", "ln_mlp"},
     {"attn_norm_2", "ln_attn"},
@@ -122,16 +122,16 @@ constexpr std::array<GgufName, 7> kGgufLayer = {{
     {"ffn_up", "mlp.dense_h_to_4h"},
     {"ffn_down", "mlp.dense_4h_to_h"},
 }};
-constexpr std::array<GgufName, 3> kGgufEnds = {{
+constexpr std::array<GgufName, 3> kFalconGgufEnds = {{
     {"token_embd", "transformer.word_embeddings"},
     {"output_norm", "transformer.ln_f"},
     {"output", "lm_head"},
 }};
-constexpr GgufForm kGguf{.architecture = "falcon",
-                         .write = write_gguf,
-                         .layers = "transformer.h.",
-                         .layer = kGgufLayer,
-                         .ends = kGgufEnds};
+constexpr GgufForm kFalconGguf{.architecture = "falcon",
+                               .write = write_falcon_gguf,
+                               .layers = "transformer.h.",
+                               .layer = kFalconGgufLayer,
+                               .ends = kFalconGgufEnds};
 
 }  // namespace
 
@@ -139,9 +139,9 @@ const Family kFalconFamily{.architecture = "FalconForCausalLM",
                            .model_type = "falcon",
                            .bos = 11,
                            .eos = 11,
-                           .read = read,
-                           .layer = layer_of,
-                           .ends = ends_of,
-                           .gguf = &kGguf};
+                           .read = read_falcon,
+                           .layer = falcon_layer,
+                           .ends = falcon_ends,
+                           .gguf = &kFalconGguf};
 
 }  // namespace kvlane

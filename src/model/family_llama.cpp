@@ -6,7 +6,7 @@
 namespace kvlane {
 namespace {
 
-void read(FieldReader& fields, ModelConfig& config) {
+void read_llama(FieldReader& fields, ModelConfig& config) {
   read_llama_like(fields, {.context = 2048}, config);
   config.qkv_bias = config.attention_out_bias = fields.flag("attention_bias", false);
   config.ffn_bias = fields.flag("mlp_bias", false);
@@ -19,7 +19,7 @@ void read(FieldReader& fields, ModelConfig& config) {
 }
 
 // Mistral has the same architecture there; what tells it is its window.
-void write_gguf(GgufConfigWriter& writer) {
+void write_llama_gguf(GgufConfigWriter& writer) {
   writer.llama_like();
   if (const int window = writer.window_of_all(); window > 0) {
     writer.set_architecture(kMistralFamily.architecture);
@@ -31,7 +31,7 @@ void write_gguf(GgufConfigWriter& writer) {
 }
 
 // llama.cpp rotates neighbours, so the halves of heads that transformers rotates are in turns.
-constexpr std::array<GgufName, 9> kGgufLayer = {{
+constexpr std::array<GgufName, 9> kLlamaGgufLayer = {{
     {"attn_norm", "input_layernorm"},
     {"attn_q", "self_attn.q_proj", GgufRows::kQueryPairs},
     {"attn_k", "self_attn.k_proj", GgufRows::kKeyPairs},
@@ -42,11 +42,11 @@ constexpr std::array<GgufName, 9> kGgufLayer = {{
     {"ffn_up", "mlp.up_proj"},
     {"ffn_down", "mlp.down_proj"},
 }};
-constexpr GgufForm kGguf{.architecture = "llama",
-                         .write = write_gguf,
-                         .layers = kPlainGgufLayers,
-                         .layer = kGgufLayer,
-                         .ends = kPlainGgufEnds};
+constexpr GgufForm kLlamaGguf{.architecture = "llama",
+                              .write = write_llama_gguf,
+                              .layers = kPlainGgufLayers,
+                              .layer = kLlamaGgufLayer,
+                              .ends = kPlainGgufEnds};
 
 }  // namespace
 
@@ -54,9 +54,9 @@ const Family kLlamaFamily{.architecture = "LlamaForCausalLM",
                           .model_type = "llama",
                           .bos = 1,
                           .eos = 2,
-                          .read = read,
+                          .read = read_llama,
                           .layer = separate_layer,
                           .ends = plain_ends,
-                          .gguf = &kGguf};
+                          .gguf = &kLlamaGguf};
 
 }  // namespace kvlane

@@ -5,11 +5,11 @@
 namespace kvlane {
 namespace {
 
-constexpr int kWindow = 4096;  // of files that do not name it; null is none
+constexpr int kMistralWindow = 4096;  // of files that do not name it; null is none
 
-void read(FieldReader& fields, ModelConfig& config) {
+void read_mistral(FieldReader& fields, ModelConfig& config) {
   read_llama_like(fields, {.context = 131072, .kv_heads = 8}, config);
-  const int otherwise = fields.has("sliding_window") ? INT32_MAX : kWindow;
+  const int otherwise = fields.has("sliding_window") ? INT32_MAX : kMistralWindow;
   set_window(fields, fields.integer("sliding_window", 1, INT32_MAX, otherwise), 0, config);
 }
 
@@ -19,7 +19,7 @@ const Family kMistralFamily{.architecture = "MistralForCausalLM",
                             .model_type = "mistral",
                             .bos = 1,
                             .eos = 2,
-                            .read = read,
+                            .read = read_mistral,
                             .layer = separate_layer,
                             .ends = plain_ends};
 

@@ -8,13 +8,13 @@ namespace {
 // The table of positions begins with rows that nobody uses.
 constexpr int kPositionOffset = 2;
 
-void refuse(FieldReader& fields, const char* name, bool wanted) {
+void refuse_opt(FieldReader& fields, const char* name, bool wanted) {
   if (fields.flag(name, wanted) == wanted) return;
   fields.fail(unsupported(std::string(name) + " is " + (wanted ? "false" : "true") +
                           "; kvlane computes OPT's layers with their norms in front"));
 }
 
-void read(FieldReader& fields, ModelConfig& config) {
+void read_opt(FieldReader& fields, ModelConfig& config) {
   config.norm = NormKind::kLayer;
   config.activation = Activation::kRelu;
   config.layers = fields.integer("num_hidden_layers", 1, kLayersMax, 12);
@@ -30,9 +30,9 @@ void read(FieldReader& fields, ModelConfig& config) {
   config.tied_embeddings = fields.flag("tie_word_embeddings", true);
   config.qkv_bias = config.attention_out_bias = config.ffn_bias = fields.flag("enable_bias", true);
   check_dimensions(fields, config);
-  refuse(fields, "do_layer_norm_before", true);
-  refuse(fields, "layer_norm_elementwise_affine", true);
-  refuse(fields, "_remove_final_layer_norm", false);
+  refuse_opt(fields, "do_layer_norm_before", true);
+  refuse_opt(fields, "layer_norm_elementwise_affine", true);
+  refuse_opt(fields, "_remove_final_layer_norm", false);
   const int embedded = fields.integer("word_embed_proj_dim", 1, kHiddenMax, config.hidden);
   if (embedded != config.hidden) {
     fields.fail(unsupported("word_embed_proj_dim " + std::to_string(embedded) +
@@ -46,7 +46,7 @@ void read(FieldReader& fields, ModelConfig& config) {
   refuse_quantised(fields);
 }
 
-LayerLayout layer_of(const ModelConfig& config, int index) {
+LayerLayout opt_layer(const ModelConfig& config, int index) {
   const int width = config.heads * config.head_dim;
   const std::string prefix = "model.decoder.layers." + std::to_string(index) + ".";
   const auto norm = [&](const char* name) {
@@ -66,7 +66,7 @@ LayerLayout layer_of(const ModelConfig& config, int index) {
   return layer;
 }
 
-ModelLayout ends_of(const ModelConfig&) {
+ModelLayout opt_ends(const ModelConfig&) {
   ModelLayout ends;
   ends.embedding = "model.decoder.embed_tokens.weight";
   ends.positions = "model.decoder.embed_positions.weight";
@@ -82,8 +82,8 @@ const Family kOptFamily{.architecture = "OPTForCausalLM",
                         .model_type = "opt",
                         .bos = 2,
                         .eos = 2,
-                        .read = read,
-                        .layer = layer_of,
-                        .ends = ends_of};
+                        .read = read_opt,
+                        .layer = opt_layer,
+                        .ends = opt_ends};
 
 }  // namespace kvlane

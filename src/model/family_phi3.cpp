@@ -6,12 +6,12 @@
 namespace kvlane {
 namespace {
 
-void read(FieldReader& fields, ModelConfig& config) {
+void read_phi3(FieldReader& fields, ModelConfig& config) {
   read_llama_like(fields, {.context = 4096, .norm_eps = 1e-5, .longrope_context = 4096}, config);
   set_window(fields, fields.integer("sliding_window", 1, INT32_MAX, INT32_MAX), 0, config);
 }
 
-LayerLayout layer_of(const ModelConfig& config, int index) {
+LayerLayout phi3_layer(const ModelConfig& config, int index) {
   LayerLayout layer = separate_layer(config, index);
   const std::string prefix = "model.layers." + std::to_string(index) + ".";
   const int qkv = (config.heads + 2 * config.kv_heads) * config.head_dim;
@@ -20,7 +20,7 @@ LayerLayout layer_of(const ModelConfig& config, int index) {
   return layer;
 }
 
-void write_gguf(GgufConfigWriter& writer) {
+void write_phi3_gguf(GgufConfigWriter& writer) {
   writer.llama_like();
   if (const int window = writer.window_of_all(); window > 0) {
     writer.set_integer("sliding_window", window);
@@ -30,7 +30,7 @@ void write_gguf(GgufConfigWriter& writer) {
   writer.add_end_token("<|endoftext|>");
 }
 
-constexpr std::array<GgufName, 6> kGgufLayer = {{
+constexpr std::array<GgufName, 6> kPhi3GgufLayer = {{
     {"attn_norm", "input_layernorm"},
     {"attn_qkv", "self_attn.qkv_proj"},
     {"attn_output", "self_attn.o_proj"},
@@ -38,11 +38,11 @@ constexpr std::array<GgufName, 6> kGgufLayer = {{
     {"ffn_up", "mlp.gate_up_proj"},
     {"ffn_down", "mlp.down_proj"},
 }};
-constexpr GgufForm kGguf{.architecture = "phi3",
-                         .write = write_gguf,
-                         .layers = kPlainGgufLayers,
-                         .layer = kGgufLayer,
-                         .ends = kPlainGgufEnds};
+constexpr GgufForm kPhi3Gguf{.architecture = "phi3",
+                             .write = write_phi3_gguf,
+                             .layers = kPlainGgufLayers,
+                             .layer = kPhi3GgufLayer,
+                             .ends = kPlainGgufEnds};
 
 }  // namespace
 
@@ -50,9 +50,9 @@ const Family kPhi3Family{.architecture = "Phi3ForCausalLM",
                          .model_type = "phi3",
                          .bos = 1,
                          .eos = 32000,
-                         .read = read,
-                         .layer = layer_of,
+                         .read = read_phi3,
+                         .layer = phi3_layer,
                          .ends = plain_ends,
-                         .gguf = &kGguf};
+                         .gguf = &kPhi3Gguf};
 
 }  // namespace kvlane

@@ -6,30 +6,30 @@
 namespace kvlane {
 namespace {
 
-constexpr int kContext = 32768;
-constexpr int kWindow = 4096;  // of files that do not name it; null is none
+constexpr int kQwenContext = 32768;
+constexpr int kQwenWindow = 4096;  // of files that do not name it; null is none
 
 void set_qwen_window(FieldReader& fields, ModelConfig& config) {
-  const int otherwise = fields.has("sliding_window") ? INT32_MAX : kWindow;
+  const int otherwise = fields.has("sliding_window") ? INT32_MAX : kQwenWindow;
   const int window = fields.integer("sliding_window", 0, INT32_MAX, otherwise);
   const int first_windowed = fields.integer("max_window_layers", 0, INT32_MAX, 28);
   if (fields.flag("use_sliding_window", false)) set_window(fields, window, first_windowed, config);
 }
 
 void read_qwen2(FieldReader& fields, ModelConfig& config) {
-  read_llama_like(fields, {.context = kContext, .kv_heads = 32}, config);
+  read_llama_like(fields, {.context = kQwenContext, .kv_heads = 32}, config);
   config.qkv_bias = true;
   set_qwen_window(fields, config);
 }
 
 void read_qwen3(FieldReader& fields, ModelConfig& config) {
-  read_llama_like(fields, {.context = kContext, .head_dim = 128}, config);
+  read_llama_like(fields, {.context = kQwenContext, .head_dim = 128}, config);
   config.qk_norm = true;
   config.qkv_bias = config.attention_out_bias = fields.flag("attention_bias", false);
   set_qwen_window(fields, config);
 }
 
-void write_gguf(GgufConfigWriter& writer) {
+void write_qwen2_gguf(GgufConfigWriter& writer) {
   writer.llama_like();
   const GgufConfigWriter::Window window = writer.window();
   if (window.tokens == 0) return;
@@ -39,12 +39,12 @@ void write_gguf(GgufConfigWriter& writer) {
 }
 
 void write_qwen3_gguf(GgufConfigWriter& writer) {
-  write_gguf(writer);
+  write_qwen2_gguf(writer);
   writer.set_flag("attention_bias", writer.has_tensor("blk.0.attn_output.bias"));
 }
 
 constexpr GgufForm kQwen2Gguf{.architecture = "qwen2",
-                              .write = write_gguf,
+                              .write = write_qwen2_gguf,
                               .layers = kPlainGgufLayers,
                               .layer = kPlainGgufLayer,
                               .ends = kPlainGgufEnds};

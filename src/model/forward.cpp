@@ -9,6 +9,7 @@
 #include "base/bf16.h"
 #include "base/clock.h"
 #include "cpu/parallel.h"
+#include "model/alignment.h"
 #include "ops/rows.h"
 
 namespace kvlane {
@@ -80,15 +81,14 @@ Status Forward::allocate() {
   const std::size_t logits_bytes = logits_rows * config.vocab * sizeof(float);
   const std::size_t own_products = std::max(rows * config.hidden * sizeof(float), logits_bytes);
 
-  const auto aligned = [](std::size_t bytes) { return (bytes + 63) / 64 * 64; };
   const std::size_t sizes[] = {
-      aligned(rows * config.hidden * sizeof(float)),
-      aligned(normed_bytes),
-      aligned(std::max(product_floats * sizeof(float), logits_bytes)),
-      aligned(rows * q_width * q_parts_ * sizeof(bf16)),
-      aligned(wide_bytes),
-      ranks_ == nullptr ? 0 : aligned(wide_bytes),
-      ranks_ == nullptr ? 0 : aligned(own_products),
+      line_aligned(rows * config.hidden * sizeof(float)),
+      line_aligned(normed_bytes),
+      line_aligned(std::max(product_floats * sizeof(float), logits_bytes)),
+      line_aligned(rows * q_width * q_parts_ * sizeof(bf16)),
+      line_aligned(wide_bytes),
+      ranks_ == nullptr ? 0 : line_aligned(wide_bytes),
+      ranks_ == nullptr ? 0 : line_aligned(own_products),
   };
   std::size_t total = 0;
   for (const std::size_t size : sizes) total += size;

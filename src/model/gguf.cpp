@@ -15,11 +15,11 @@
 namespace kvlane {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x46554747;  // "GGUF"
-constexpr std::uint64_t kAlignment = 32;      // unless the file says another
+constexpr std::uint32_t kGgufMagic = 0x46554747;  // "GGUF"
+constexpr std::uint64_t kGgufAlignment = 32;      // unless the file says another
 
 // Types of metadata.
-enum class Kind : std::uint32_t {
+enum class MetadataType : std::uint32_t {
   kU8,
   kI8,
   kU16,
@@ -56,7 +56,7 @@ class Parser {
   Result<GgufFile> run() {
     const auto magic = reader_.read<std::uint32_t>();
     const auto version = reader_.read<std::uint32_t>();
-    if (reader_.failed() || magic != kMagic) return corrupt("it is not a GGUF file");
+    if (reader_.failed() || magic != kGgufMagic) return corrupt("it is not a GGUF file");
     if (version != 2 && version != 3) {
       return unsupported("it is GGUF of version " + std::to_string(version) +
                          "; kvlane reads 2 and 3");
@@ -104,8 +104,8 @@ class Parser {
 
   Status read_entry() {
     KVLANE_ASSIGN(std::string name, read_name("an entry"));
-    const auto kind = static_cast<Kind>(reader_.read<std::uint32_t>());
-    auto value = kind == Kind::kList ? read_list() : read_value(kind);
+    const auto kind = static_cast<MetadataType>(reader_.read<std::uint32_t>());
+    auto value = kind == MetadataType::kList ? read_list() : read_value(kind);
     if (!value.ok()) return value.status().with_context("'" + name + "'");
     if (!result_.metadata.emplace(name, std::move(*value)).second) {
       return corrupt("'" + name + "' is there twice");
@@ -119,31 +119,31 @@ class Parser {
   }
 
   // Any kind of number; nullopt for another kind.
-  std::optional<double> read_number(Kind kind) {
+  std::optional<double> read_number(MetadataType kind) {
     switch (kind) {
-      case Kind::kU8: return reader_.read<std::uint8_t>();
-      case Kind::kI8: return read_signed<std::uint8_t>();
-      case Kind::kU16: return reader_.read<std::uint16_t>();
-      case Kind::kI16: return read_signed<std::uint16_t>();
-      case Kind::kU32: return reader_.read<std::uint32_t>();
-      case Kind::kI32: return read_signed<std::uint32_t>();
-      case Kind::kF32: return std::bit_cast<float>(reader_.read<std::uint32_t>());
-      case Kind::kU64: return static_cast<double>(reader_.read<std::uint64_t>());
-      case Kind::kI64: return read_signed<std::uint64_t>();
-      case Kind::kF64: return std::bit_cast<double>(reader_.read<std::uint64_t>());
-      case Kind::kBool:
-      case Kind::kText:
-      case Kind::kList: break;
+      case MetadataType::kU8: return reader_.read<std::uint8_t>();
+      case MetadataType::kI8: return read_signed<std::uint8_t>();
+      case MetadataType::kU16: return reader_.read<std::uint16_t>();
+      case MetadataType::kI16: return read_signed<std::uint16_t>();
+      case MetadataType::kU32: return reader_.read<std::uint32_t>();
+      case MetadataType::kI32: return read_signed<std::uint32_t>();
+      case MetadataType::kF32: return std::bit_cast<float>(reader_.read<std::uint32_t>());
+      case MetadataType::kU64: return static_cast<double>(reader_.read<std::uint64_t>());
+      case MetadataType::kI64: return read_signed<std::uint64_t>();
+      case MetadataType::kF64: return std::bit_cast<double>(reader_.read<std::uint64_t>());
+      case MetadataType::kBool:
+      case MetadataType::kText:
+      case MetadataType::kList: break;
     }
     return std::nullopt;
   }
 
-  Result<GgufValue> read_value(Kind kind) {
-    if (kind == Kind::kText) {
+  Result<GgufValue> read_value(MetadataType kind) {
+    if (kind == MetadataType::kText) {
       KVLANE_ASSIGN(const std::string_view text, read_text());
       return GgufValue(text);
     }
-    if (kind == Kind::kBool) {
+    if (kind == MetadataType::kBool) {
       const bool value = reader_.read<std::uint8_t>() != 0;
       return reader_.failed() ? Result<GgufValue>(truncated()) : GgufValue(value);
     }
@@ -153,7 +153,7 @@ class Parser {
   }
 
   Result<GgufValue> read_list() {
-    const auto kind = static_cast<Kind>(reader_.read<std::uint32_t>());
+    const auto kind = static_cast<MetadataType>(reader_.read<std::uint32_t>());
     const auto count = reader_.read<std::uint64_t>();
     // Every element has a byte at least.
     if (reader_.failed() || count > reader_.remaining()) return truncated();
@@ -161,7 +161,7 @@ class Parser {
       return unsupported("has " + std::to_string(count) + " elements; kvlane takes up to " +
                          std::to_string(kGgufListMax));
     }
-    if (kind == Kind::kText) {
+    if (kind == MetadataType::kText) {
       std::vector<std::string_view> texts;
       for (std::uint64_t i = 0; i < count; ++i) {
         KVLANE_ASSIGN(const std::string_view text, read_text());
@@ -171,7 +171,8 @@ class Parser {
     }
     std::vector<double> numbers;
     for (std::uint64_t i = 0; i < count && !reader_.failed(); ++i) {
-      const std::optional<double> number = read_number(kind == Kind::kBool ? Kind::kU8 : kind);
+      const std::optional<double> number =
+          read_number(kind == MetadataType::kBool ? MetadataType::kU8 : kind);
       if (!number) return unsupported("is a list of lists, or of an unknown type");
       numbers.push_back(*number);
     }
@@ -216,7 +217,7 @@ class Parser {
   }
 
   Status place_tensors(std::vector<Place>& places) {
-    std::uint64_t alignment = kAlignment;
+    std::uint64_t alignment = kGgufAlignment;
     if (const auto at = result_.metadata.find("general.alignment"); at != result_.metadata.end()) {
       const double* const value = std::get_if<double>(&at->second);
       if (value == nullptr || !(*value >= 1 && *value <= 65536)) {

@@ -11,7 +11,7 @@
 namespace kvlane {
 namespace {
 
-constexpr const char* kType = "rope.scaling.type";
+constexpr const char* kScalingType = "rope.scaling.type";
 constexpr const char* kFactor = "rope.scaling.factor";
 constexpr const char* kOriginal = "rope.scaling.original_context_length";
 constexpr const char* kAttention = "rope.scaling.attn_factor";
@@ -24,7 +24,7 @@ constexpr const char* kYarnLog = "rope.scaling.yarn_log_multiplier";
 // As llama.cpp reads them: a factor without a type is linear, 0 is none, and it has an older name.
 void GgufConfigWriter::rope() {
   copy_number("rope_theta", "rope.freq_base");
-  const std::string_view type = text(kType).value_or("linear");
+  const std::string_view type = text(kScalingType).value_or("linear");
   double factor = number(kFactor).value_or(number("rope.scale_linear").value_or(0));
   if (factor == 0) factor = 1;
   if (type != "yarn" && number(kYarnShare).value_or(0) > 0) {
@@ -35,11 +35,11 @@ void GgufConfigWriter::rope() {
   }
   if (type == "yarn") return rope_yarn(factor);
   if (type == "longrope") {
-    return fail(corrupt(quoted(kType) + " is longrope, and it has no '" +
+    return fail(corrupt(quoted(kScalingType) + " is longrope, and it has no '" +
                         std::string(kRopeLongFactors) + "'"));
   }
   if (type != "none" && type != "linear") {
-    return fail(unsupported(quoted(kType) + " is " + in_quotes(std::string(type)) +
+    return fail(unsupported(quoted(kScalingType) + " is " + in_quotes(std::string(type)) +
                             "; kvlane reads none, linear, yarn and longrope"));
   }
   if (number(kAttention).value_or(1) != 1) {
@@ -82,7 +82,7 @@ void GgufConfigWriter::rope_of_tensors(std::string_view type, double factor) {
   }
   const bool plain = type == "none" || type == "linear";
   if (factor != 1 || !(plain || (!one && type == "longrope"))) {
-    return fail(unsupported("it has '" + first + "' and " + quoted(kType) + " or " +
+    return fail(unsupported("it has '" + first + "' and " + quoted(kScalingType) + " or " +
                             quoted(kFactor) + "; kvlane reads one of them"));
   }
   nlohmann::json scaling = {{"rope_type", "longrope"},

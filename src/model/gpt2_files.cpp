@@ -16,7 +16,7 @@ using tokenizer_fields::flag;
 using tokenizer_fields::Json;
 using tokenizer_fields::quoted;
 
-constexpr const char* kSpecialTokens[] = {"bos_token", "eos_token", "unk_token", "pad_token"};
+constexpr const char* kGpt2SpecialTokens[] = {"bos_token", "eos_token", "unk_token", "pad_token"};
 
 // Pairs, the first to merge first, behind a line with the version.
 Result<Json> read_merges(std::string_view text) {
@@ -38,7 +38,7 @@ Result<Json> read_merges(std::string_view text) {
 }
 
 // The text of a special token, "..." or {"content": "..."}; empty when there is none.
-Result<std::string> special_token(const Json& config, const char* name) {
+Result<std::string> gpt2_special_token(const Json& config, const char* name) {
   const Json& token = field(config, name);
   const Json& text = token.is_object() ? field(token, "content") : token;
   if (text.is_null()) return std::string();
@@ -56,8 +56,8 @@ Status check_class(const Json& config) {
 Status add_special_tokens(const Json& config, Json& json) {
   Json& vocabulary = json["model"]["vocab"];
   Json& added = json["added_tokens"] = Json::array();
-  for (const char* const name : kSpecialTokens) {
-    KVLANE_ASSIGN(const std::string text, special_token(config, name));
+  for (const char* const name : kGpt2SpecialTokens) {
+    KVLANE_ASSIGN(const std::string text, gpt2_special_token(config, name));
     if (text.empty()) continue;
     const auto id = vocabulary.find(text);
     if (id == vocabulary.end()) {
@@ -75,7 +75,7 @@ Status add_special_tokens(const Json& config, Json& json) {
   }
   KVLANE_ASSIGN(const bool bos, flag(config, "add_bos_token", false));
   if (!bos) return {};
-  KVLANE_ASSIGN(const std::string text, special_token(config, "bos_token"));
+  KVLANE_ASSIGN(const std::string text, gpt2_special_token(config, "bos_token"));
   if (text.empty()) return corrupt("'add_bos_token' is true and there is no 'bos_token'");
   json["post_processor"] = {
       {"type", "TemplateProcessing"},

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cpu/parallel.h"
+#include "model/alignment.h"
 #include "ops/rows.h"
 
 namespace kvlane {
@@ -14,10 +15,8 @@ namespace {
 
 // Rows that one thread takes at a time, and multiplications of a product below which one is faster
 // than several.
-constexpr int kRowGrain = 8;
-constexpr double kSerialWorkMax = 32e6;
-
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+constexpr int kProjectedGrain = 8;
+constexpr double kSerialProductMax = 32e6;
 
 }  // namespace
 
@@ -45,8 +44,8 @@ Status HiddenRestorer::allocate() {
     kv_.push_back(std::move(part));
   }
   const std::size_t sizes[] = {
-      aligned(rows_max_ * hidden_.row_bytes()),
-      aligned(std::size_t(rows_max_) * widest * sizeof(float)),
+      line_aligned(rows_max_ * hidden_.row_bytes()),
+      line_aligned(std::size_t(rows_max_) * widest * sizeof(float)),
       format_ ? rows_max_ / kBlockTokens * config.kv_shape().slab_bytes() : 0,
   };
   KVLANE_ASSIGN(memory_, PageBuffer::allocate(sizes[0] + sizes[1] + sizes[2]));
@@ -135,7 +134,7 @@ const Linear& HiddenRestorer::product_of(int layer) const {
 Status HiddenRestorer::project(const RestoreSpan& span, int layer) {
   const Linear& product = product_of(layer);
   const double work = static_cast<double>(span.count) * product.inputs() * product.outputs();
-  const ParallelScope threads(work < kSerialWorkMax ? 1 : parallel_threads());
+  const ParallelScope threads(work < kSerialProductMax ? 1 : parallel_threads());
   KVLANE_TRY(product.apply(normed_, product_, span.count));
   write_rows(span, layer);
   return format_ ? seal(span, layer) : Status();
@@ -154,7 +153,7 @@ void HiddenRestorer::write_rows(const RestoreSpan& span, int layer) {
   const int width = product_of(layer).outputs();
   const int kv_width = 2 * config.kv_heads * d;
   const std::size_t plane = config.kv_shape().page_plane_elements();
-  parallel_ranges(span.count, kRowGrain, [&](std::int64_t first, std::int64_t last) {
+  parallel_ranges(span.count, kProjectedGrain, [&](std::int64_t first, std::int64_t last) {
     float* const keys_all = product_ + (width - kv_width);
     for (std::int64_t row = first; row < last; ++row) {
       key_rows_.place(keys_all + row * width, layer, span.first + static_cast<int>(row));

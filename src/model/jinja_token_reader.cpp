@@ -5,8 +5,9 @@
 namespace kvlane::jinja {
 namespace {
 
+using Kind = Token::Kind;
+
 std::string describe(const Token& token) {
-  using Kind = Token::Kind;
   switch (token.kind) {
     case Kind::kText: return "text";
     case Kind::kTagBegin: return "'{%'";

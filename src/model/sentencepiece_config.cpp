@@ -28,7 +28,7 @@ Result<std::int32_t> id_of_key(const std::string& key) {
   return id;
 }
 
-Result<SentencePieceConfig> parse_document(const Json& document) {
+Result<SentencePieceConfig> parse_sentencepiece_document(const Json& document) {
   SentencePieceConfig config;
   KVLANE_ASSIGN(config.add_bos, flag(document, "add_bos_token", true));
   KVLANE_ASSIGN(config.add_eos, flag(document, "add_eos_token", false));
@@ -55,7 +55,7 @@ Result<SentencePieceConfig> parse_sentencepiece_config(std::string_view tokenize
   SentencePieceConfig config;
   KVLANE_TRY(
       tokenizer_fields::read_document(tokenizer_config_json, [&](const Json& document) -> Status {
-        KVLANE_ASSIGN(config, parse_document(document));
+        KVLANE_ASSIGN(config, parse_sentencepiece_document(document));
         return {};
       }));
   return config;

@@ -7,14 +7,10 @@
 #include <array>
 #include <cstring>
 
+#include "model/alignment.h"
+
 namespace kvlane {
 namespace {
-
-constexpr std::size_t kAlignment = 256;
-
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 // What a launch is told of a plane, and tells: a length, or a verdict.
 constexpr std::size_t kTaskBytes =
@@ -46,7 +42,7 @@ bool SlabCoder::knows(const Codec& codec) {
 SlabCoder::SlabCoder(const KvShape& shape, int slabs_max)
     : shape_(shape),
       planes_max_(2 * slabs_max),
-      plane_bytes_(aligned(plane_shape(shape, kBlockTokens).bytes())),
+      plane_bytes_(device_aligned(plane_shape(shape, kBlockTokens).bytes())),
       body_bytes_(0) {}
 
 Result<SlabCoder> SlabCoder::open(Accelerator& device, const KvShape& shape, int slabs_max) {
@@ -58,7 +54,8 @@ Result<SlabCoder> SlabCoder::open(Accelerator& device, const KvShape& shape, int
 Status SlabCoder::allocate(Accelerator& device) {
   for (const std::string_view name : {SplitZipGpu::kName, ChannelGpu::kName}) {
     KVLANE_ASSIGN(const Codec* const codec, find_codec(name));
-    body_bytes_ = std::max(body_bytes_, aligned(codec->bound(plane_shape(shape_, kBlockTokens))));
+    body_bytes_ =
+        std::max(body_bytes_, device_aligned(codec->bound(plane_shape(shape_, kBlockTokens))));
   }
   KVLANE_ASSIGN(lane_, device.lane());
   KVLANE_ASSIGN(memory_, device.allocate(planes_max_ * (plane_bytes_ + body_bytes_)));

@@ -7,13 +7,9 @@
 #include <utility>
 
 #include "cpu/memory.h"
+#include "model/alignment.h"
 
 namespace kvlane {
-namespace {
-
-constexpr std::size_t kAlignment = 64;
-
-}  // namespace
 
 Result<SlabLane> SlabLane::open(Accelerator& device, const KvShape& shape, int coded_max,
                                 std::size_t slab_bytes_max, int rooms) {
@@ -21,7 +17,7 @@ Result<SlabLane> SlabLane::open(Accelerator& device, const KvShape& shape, int c
   KVLANE_ASSIGN(lane.coder_, SlabCoder::open(device, shape, coded_max));
   KVLANE_ASSIGN(lane.lane_, device.lane());
   const std::size_t bytes = std::max(shape.slab_bytes(), slab_bytes_max);
-  lane.room_bytes_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  lane.room_bytes_ = line_aligned(bytes);
   KVLANE_ASSIGN(lane.rooms_, device.allocate_host(rooms * lane.room_bytes_));
   return lane;
 }
@@ -30,7 +26,7 @@ Result<SlabLane> SlabLane::over(std::unique_ptr<DeviceLane> lane, std::size_t sl
                                 int rooms) {
   SlabLane made;
   made.lane_ = std::move(lane);
-  made.room_bytes_ = (slab_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  made.room_bytes_ = line_aligned(slab_bytes);
   KVLANE_ASSIGN(PageBuffer memory, PageBuffer::allocate(rooms * made.room_bytes_));
   std::byte* const at = memory.data();
   const auto owner = std::make_shared<PageBuffer>(std::move(memory));

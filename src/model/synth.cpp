@@ -27,6 +27,7 @@
 #include "base/random.h"
 #include "model/config.h"
 #include "model/layout.h"
+#include "model/tokenizer_parts.h"
 
 namespace kvlane {
 namespace {
@@ -39,7 +40,6 @@ constexpr std::uint64_t kPieceElements = std::uint64_t{1} << 20;
 constexpr unsigned kThreadsMax = 8;
 // The width at which initializer_range is taken literally.
 constexpr double kReferenceWidth = 4096;
-constexpr std::size_t kTokenizerBytesMax = std::size_t{64} << 20;
 
 // The nearest binary16, halves to even; overflow goes to infinity. `value` is finite. Only needed
 // here: the library itself never narrows to binary16.

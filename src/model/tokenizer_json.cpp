@@ -175,7 +175,7 @@ Status parse_added_tokens(const Json& items, IdsByText& ids, TokenizerSpec& spec
   return {};
 }
 
-Result<TokenizerSpec> parse_document(const Json& document) {
+Result<TokenizerSpec> parse_tokenizer_document(const Json& document) {
   if (!document.is_object()) return corrupt("it is not a JSON object");
   const Json& version = field(document, "version");
   if (!version.is_null() && version != "1.0") {
@@ -205,7 +205,7 @@ Result<TokenizerSpec> parse_document(const Json& document) {
 Result<TokenizerSpec> parse_tokenizer_json(std::string_view text) {
   TokenizerSpec spec;
   KVLANE_TRY(tokenizer_fields::read_document(text, [&](const Json& document) -> Status {
-    KVLANE_ASSIGN(spec, parse_document(document));
+    KVLANE_ASSIGN(spec, parse_tokenizer_document(document));
     return {};
   }));
   return spec;

@@ -22,8 +22,6 @@
 namespace kvlane {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 // Below this, exp() of a distance is less than 2^-92: over the largest vocabulary such tokens weigh
 // less than the 53 random bits of a draw resolve.
 constexpr double kDistanceMin = -64;
@@ -33,7 +31,7 @@ constexpr std::size_t kRun = 512;
 float largest(std::span<const float> logits) {
   // Independent lanes, which a compiler may put into vector registers.
   std::array<float, 16> lanes;
-  lanes.fill(-kInfinity);
+  lanes.fill(-std::numeric_limits<float>::infinity());
   std::size_t i = 0;
   for (; i + lanes.size() <= logits.size(); i += lanes.size()) {
     for (std::size_t lane = 0; lane < lanes.size(); ++lane) {

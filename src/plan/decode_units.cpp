@@ -5,13 +5,9 @@
 #include <algorithm>
 
 #include "format/shape.h"
+#include "plan/work_balance.h"
 
 namespace kvlane {
-namespace {
-
-int divide_up(int a, int b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 int decode_unit_blocks(int tokens, const DecodeShape& shape) {
   // Units of one range of blocks: they run side by side.

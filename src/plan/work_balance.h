@@ -6,8 +6,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "plan/machine_loads.h"
@@ -15,7 +17,10 @@
 namespace kvlane {
 
 // a / b, rounded up; neither is negative.
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+template <std::integral Int>
+constexpr Int divide_up(Int a, std::type_identity_t<Int> b) {
+  return (a + b - 1) / b;
+}
 
 // Machine m does tasks[first[m]] ... tasks[first[m + 1] - 1], in this order.
 struct WorkPlan {

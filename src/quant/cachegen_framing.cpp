@@ -11,9 +11,8 @@
 #include "quant/cachegen_symbols.h"
 
 namespace kvlane {
+namespace cachegen {
 namespace {
-
-using namespace cachegen;
 
 constexpr std::size_t kStreamTokens = 256;
 constexpr std::uint32_t kBinsMax =
@@ -55,6 +54,7 @@ std::vector<std::uint32_t> model_of(std::span<const std::uint8_t> symbols, int a
 }
 
 }  // namespace
+}  // namespace cachegen
 
 CachegenFraming& CachegenFraming::operator+=(const CachegenFraming& other) {
   values += other.values;
@@ -67,6 +67,7 @@ CachegenFraming& CachegenFraming::operator+=(const CachegenFraming& other) {
 
 CachegenFraming measure_cachegen_framing(std::span<const std::uint16_t> rows, int channels,
                                          int bins) {
+  using namespace cachegen;
   const std::size_t tokens = rows.size() / channels;
   CachegenFraming framing;
   if (tokens == 0) return framing;

@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <map>
 #include <span>
 #include <string>
@@ -18,6 +19,9 @@ namespace kvlane {
 inline constexpr int kShareParts = 10000;
 // "0.5" of 5000.
 std::string share_text(int share);
+
+// What FormatText::one_of() allows for a parameter that is off or on.
+inline constexpr std::array kSwitch = {0, 1};
 
 // A format's parameters while it is made. Each getter takes its parameter out; what is left in the
 // end nobody knew. Errors are sentences for whoever typed the text.

@@ -14,7 +14,6 @@ namespace kvlane {
 using hack::Axis;
 using hack::Meta;
 using hack::Part;
-using hack::Plane;
 using hack::Rounding;
 
 namespace {
@@ -25,7 +24,7 @@ constexpr std::size_t kValuesMax = std::size_t{kBlockTokens} * hack::kHeadDimMax
 constexpr std::size_t kPageBytesMax = 2 * (kValuesMax + kValuesMax / 32 * (hack::kEntryBytes + 2));
 
 // The largest magnitude for which all that is stored stays finite. kBoth sums squares.
-float magnitude_max(const Plane& plane) {
+float magnitude_max(const hack::Plane& plane) {
   const bool both = plane.axis == Axis::kBoth;
   if (plane.meta == Meta::kBf16) return both ? 0x1p56F : 0x1p100F;
   return both ? 0x1p14F : kFp16Max;
@@ -63,7 +62,7 @@ Status HackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* s
 Status HackFormat::seal_part(SlabPlace place, int kv_head, Part part, const std::uint16_t* rows,
                              std::byte* page) const {
   const bool keys = part == Part::kKeys;
-  const Plane& plane = keys ? options_.k : options_.v;
+  const hack::Plane& plane = keys ? options_.k : options_.v;
   const int d = keys ? shape().widths().k : shape().widths().v;
   alignas(64) float values[kValuesMax];
   const float most = rows_.widen(rows, d, options_.mix, values);
@@ -162,7 +161,6 @@ namespace {
 
 constexpr std::array kBits = {2, 4, 8};
 constexpr std::array kPartitions = {32, 64, 128};
-constexpr std::array kSwitch = {0, 1};
 constexpr std::array<std::string_view, 2> kRoundings = {"rn", "sr"};
 constexpr std::array<std::string_view, 2> kMetas = {"fp16", "bf16"};
 // In the order of HackFormat::Compute.
@@ -177,7 +175,7 @@ std::string parameter(const char* key, const std::string& value, std::string_vie
 }
 
 // What a text says, and the parameters as the canonical name has them.
-struct Choice {
+struct HackChoice {
   HackFormat::Options options;
   std::string parameters;
 };
@@ -192,7 +190,7 @@ Status check_needs_partitions(const FormatText& text) {
 }
 
 // What attention does, and what it wants beside codes for that.
-Status choose_compute(FormatText& text, bool paper, Choice& choice) {
+Status choose_compute(FormatText& text, bool paper, HackChoice& choice) {
   KVLANE_ASSIGN(const std::string compute, text.word("compute", kComputes, "int8"));
   choice.options.compute =
       static_cast<HackFormat::Compute>(std::ranges::find(kComputes, compute) - kComputes.begin());
@@ -209,7 +207,7 @@ Status choose_compute(FormatText& text, bool paper, Choice& choice) {
 }
 
 // The paper's way with a query's own block, and its ablations.
-Status choose_own_block(FormatText& text, Choice& choice) {
+Status choose_own_block(FormatText& text, HackChoice& choice) {
   KVLANE_ASSIGN(const std::string key_tail, text.word("ktail", kKeyTails, "16"));
   KVLANE_ASSIGN(const int keep_values, text.one_of("rqe", kSwitch, 1));
   KVLANE_ASSIGN(const std::string diagonal, text.word("diag", kDiagonals, "16"));
@@ -227,7 +225,7 @@ Status choose_own_block(FormatText& text, Choice& choice) {
   return {};
 }
 
-Result<Choice> choose(FormatText& text) {
+Result<HackChoice> choose(FormatText& text) {
   KVLANE_ASSIGN(const int k_bits, text.one_of("k", kBits, 2));
   KVLANE_ASSIGN(const int v_bits, text.one_of("v", kBits, 2));
   KVLANE_ASSIGN(const int partition, text.one_of("p", kPartitions, 0));
@@ -236,12 +234,12 @@ Result<Choice> choose(FormatText& text) {
   const bool paper = partition != 0;
   if (!paper) KVLANE_TRY(check_needs_partitions(text));
   KVLANE_ASSIGN(const int mix, text.one_of("mix", kSwitch, paper ? 0 : 1));
-  Choice choice{{{k_bits, Axis::kBoth, 0, meta},
-                 {v_bits, Axis::kBoth, 0, meta},
-                 mix == 1,
-                 Rounding::kNearest,
-                 HackFormat::Compute::kInt8},
-                "k=" + std::to_string(k_bits) + ",v=" + std::to_string(v_bits)};
+  HackChoice choice{{{k_bits, Axis::kBoth, 0, meta},
+                     {v_bits, Axis::kBoth, 0, meta},
+                     mix == 1,
+                     Rounding::kNearest,
+                     HackFormat::Compute::kInt8},
+                    "k=" + std::to_string(k_bits) + ",v=" + std::to_string(v_bits)};
   if (paper) {
     KVLANE_ASSIGN(const std::string round, text.word("round", kRoundings, "rn"));
     choice.options.k = {k_bits, Axis::kToken, partition, meta};
@@ -269,7 +267,7 @@ Result<std::shared_ptr<const KvFormat>> make_hack_format(FormatText text,
                        std::to_string(hack::kHeadDimMax) + ", not " +
                        std::to_string(shape.head_dim));
   }
-  KVLANE_ASSIGN(const Choice choice, choose(text));
+  KVLANE_ASSIGN(const HackChoice choice, choose(text));
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
   return std::shared_ptr<const KvFormat>(

@@ -21,27 +21,27 @@ Made make_rows(FormatText text, const KvFormatContext& /*context*/) {
   return std::shared_ptr<const KvFormat>();
 }
 
-struct Entry {
+struct Maker {
   std::string_view name;
   Made (*make)(FormatText text, const KvFormatContext& context);
 };
 
-constexpr std::array kEntries = {
-    Entry{"bf16", make_rows},
-    Entry{"fp8_e4m3", make_linear_format},
-    Entry{"fp8_e5m2", make_linear_format},
-    Entry{"mxfp8_e4m3", make_linear_format},
-    Entry{"mxfp8_e5m2", make_linear_format},
-    Entry{"mxfp6_e2m3", make_linear_format},
-    Entry{"mxfp6_e3m2", make_linear_format},
-    Entry{"mxfp4", make_linear_format},
-    Entry{"int8", make_linear_format},
-    Entry{"int4", make_linear_format},
-    Entry{"kivi", make_linear_format},
-    Entry{"hack", make_hack_format},
-    Entry{"cachegen", make_cachegen},
-    Entry{"kvquant", make_kvquant},
-    Entry{"zack", make_zack_format},
+constexpr std::array kMakers = {
+    Maker{"bf16", make_rows},
+    Maker{"fp8_e4m3", make_linear_format},
+    Maker{"fp8_e5m2", make_linear_format},
+    Maker{"mxfp8_e4m3", make_linear_format},
+    Maker{"mxfp8_e5m2", make_linear_format},
+    Maker{"mxfp6_e2m3", make_linear_format},
+    Maker{"mxfp6_e3m2", make_linear_format},
+    Maker{"mxfp4", make_linear_format},
+    Maker{"int8", make_linear_format},
+    Maker{"int4", make_linear_format},
+    Maker{"kivi", make_linear_format},
+    Maker{"hack", make_hack_format},
+    Maker{"cachegen", make_cachegen},
+    Maker{"kvquant", make_kvquant},
+    Maker{"zack", make_zack_format},
 };
 
 // A word instead of parameters, and what it stands for; more parameters may follow both.
@@ -66,8 +66,8 @@ std::string without_preset(std::string_view text) {
 Result<std::shared_ptr<const KvFormat>> make_kv_format(std::string_view text,
                                                        const KvFormatContext& context) {
   KVLANE_ASSIGN(FormatText parsed, FormatText::parse(without_preset(text)));
-  for (const Entry& entry : kEntries) {
-    if (entry.name == parsed.name()) return entry.make(std::move(parsed), context);
+  for (const Maker& maker : kMakers) {
+    if (maker.name == parsed.name()) return maker.make(std::move(parsed), context);
   }
   return invalid_argument("there is no KV format '" + parsed.name() + "'; known are " +
                           std::string(kv_format_names()));
@@ -76,9 +76,9 @@ Result<std::shared_ptr<const KvFormat>> make_kv_format(std::string_view text,
 std::string_view kv_format_names() {
   static const std::string names = [] {
     std::string text;
-    for (const Entry& entry : kEntries) {
+    for (const Maker& maker : kMakers) {
       if (!text.empty()) text += ", ";
-      text += entry.name;
+      text += maker.name;
     }
     return text;
   }();

@@ -11,9 +11,8 @@
 #include "quant/table_lookup.h"
 
 namespace kvlane {
+namespace kvquant {
 namespace {
-
-using namespace kvquant;
 
 constexpr const char* kName = "kvquant";
 
@@ -64,9 +63,11 @@ Status check_shape(const KvFormatContext& context) {
 }
 
 }  // namespace
+}  // namespace kvquant
 
 Result<std::shared_ptr<const KvFormat>> make_kvquant(FormatText text,
                                                      const KvFormatContext& context) {
+  using namespace kvquant;
   KVLANE_ASSIGN(const Options options, Options::parse(text));
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());

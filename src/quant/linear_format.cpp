@@ -16,7 +16,6 @@ namespace kvlane {
 using linear::CodeKind;
 using linear::Entry;
 using linear::Groups;
-using linear::Plane;
 
 namespace {
 
@@ -24,7 +23,7 @@ constexpr std::uint16_t kInfinity = 0x7f80;
 constexpr std::uint16_t kAboveFp16 = 0x4780;  // 65536, the next BF16 number after 65280
 
 // The largest magnitude that a plane takes, plus one, as BF16 without its sign.
-std::uint16_t magnitude_limit(const Plane& plane) {
+std::uint16_t magnitude_limit(const linear::Plane& plane) {
   return plane.entry == Entry::kE8m0 ? kInfinity : kAboveFp16;
 }
 
@@ -67,7 +66,7 @@ Status refuse(char which, SlabPlace place, const KvShape& shape, int kv_head, st
 }  // namespace
 
 LinearFormat::LinearFormat(std::string name, const KvShape& shape, const KvWindow& window,
-                           const Plane& k, const Plane& v, Isa isa)
+                           const linear::Plane& k, const linear::Plane& v, Isa isa)
     : KvFormat(std::move(name), shape, window,
                shape.kv_heads * linear::page_layout(k, v, shape.widths()).bytes),
       k_(k),
@@ -132,13 +131,15 @@ namespace {
 
 constexpr int kMxBlock = 32;
 
-constexpr Plane fp8(CodeKind code) { return {code, Groups::kPage, 0, Entry::kE8m0, false}; }
-constexpr Plane mx(CodeKind code) { return {code, Groups::kRow, kMxBlock, Entry::kE8m0, true}; }
+constexpr linear::Plane fp8(CodeKind code) { return {code, Groups::kPage, 0, Entry::kE8m0, false}; }
+constexpr linear::Plane mx(CodeKind code) {
+  return {code, Groups::kRow, kMxBlock, Entry::kE8m0, true};
+}
 
 // Formats without parameters of their own.
 struct FloatFormat {
   std::string_view name;
-  Plane plane;
+  linear::Plane plane;
 };
 constexpr std::array kFloatFormats = {
     FloatFormat{"fp8_e4m3", fp8(CodeKind::kE4m3)},  FloatFormat{"fp8_e5m2", fp8(CodeKind::kE5m2)},
@@ -147,42 +148,41 @@ constexpr std::array kFloatFormats = {
     FloatFormat{"mxfp4", mx(CodeKind::kE2m1)},
 };
 
-constexpr std::array kSwitch = {0, 1};
 constexpr std::array kKiviBits = {2, 4};
 constexpr std::array kKiviGroups = {32, 64};
 
 // What a text says: the planes, and the parameters as the canonical name has them.
-struct Choice {
-  Plane k, v;
+struct LinearChoice {
+  linear::Plane k, v;
   std::string parameters;
 };
 
-Result<Choice> choose_integer(FormatText& text, HeadWidths dims) {
+Result<LinearChoice> choose_integer(FormatText& text, HeadWidths dims) {
   const bool wide = text.name() == "int8";
   KVLANE_ASSIGN(const int symmetric, text.one_of("sym", kSwitch, wide ? 1 : 0));
-  Plane plane{wide ? CodeKind::kUint8 : CodeKind::kUint4, Groups::kRow, dims.k, Entry::kMinScale,
-              false};
+  linear::Plane plane{wide ? CodeKind::kUint8 : CodeKind::kUint4, Groups::kRow, dims.k,
+                      Entry::kMinScale, false};
   if (symmetric != 0) {
     plane.code = wide ? CodeKind::kSint8 : CodeKind::kSint4;
     plane.entry = Entry::kScale;
   }
-  Plane v_plane = plane;
+  linear::Plane v_plane = plane;
   v_plane.group = dims.v;
-  return Choice{plane, v_plane, "sym=" + std::to_string(symmetric)};
+  return LinearChoice{plane, v_plane, "sym=" + std::to_string(symmetric)};
 }
 
-Result<Choice> choose_kivi(FormatText& text) {
+Result<LinearChoice> choose_kivi(FormatText& text) {
   KVLANE_ASSIGN(const int bits, text.one_of("bits", kKiviBits, 2));
   KVLANE_ASSIGN(const int group, text.one_of("group", kKiviGroups, 32));
   const CodeKind code = bits == 2 ? CodeKind::kUint2 : CodeKind::kUint4;
-  return Choice{{code, Groups::kColumn, group, Entry::kMinScale, false},
-                {code, Groups::kRow, group, Entry::kMinScale, false},
-                "bits=" + std::to_string(bits) + ",group=" + std::to_string(group)};
+  return LinearChoice{{code, Groups::kColumn, group, Entry::kMinScale, false},
+                      {code, Groups::kRow, group, Entry::kMinScale, false},
+                      "bits=" + std::to_string(bits) + ",group=" + std::to_string(group)};
 }
 
-Result<Choice> choose(FormatText& text, HeadWidths dims) {
+Result<LinearChoice> choose(FormatText& text, HeadWidths dims) {
   for (const FloatFormat& format : kFloatFormats) {
-    if (format.name == text.name()) return Choice{format.plane, format.plane, ""};
+    if (format.name == text.name()) return LinearChoice{format.plane, format.plane, ""};
   }
   if (text.name() == "kivi") return choose_kivi(text);
   return choose_integer(text, dims);
@@ -201,7 +201,7 @@ Result<std::shared_ptr<const KvFormat>> make_linear_format(FormatText text,
                        std::to_string(linear::kHeadDimMax) + ", not " +
                        std::to_string(shape.head_dim));
   }
-  KVLANE_ASSIGN(const Choice choice, choose(text, shape.widths()));
+  KVLANE_ASSIGN(const LinearChoice choice, choose(text, shape.widths()));
   KVLANE_ASSIGN(const KvWindow window, text.window());
   KVLANE_TRY(text.finish());
   std::string parameters = choice.parameters + window_text(window);

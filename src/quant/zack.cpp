@@ -17,9 +17,8 @@
 namespace kvlane {
 namespace {
 
-constexpr std::string_view kName = "zack";
+constexpr std::string_view kZack = "zack";
 constexpr int kUsualKeep = kShareParts / 2;
-constexpr int kHeadDimMax = 256;
 constexpr int kBitsMax = 16;  // as many as a value has that is not coded
 
 // K[64][k], then V[64][v].
@@ -108,7 +107,7 @@ Status ZackFormat::seal(SlabPlace place, const std::uint16_t* rows, std::byte* s
       }
       continue;
     }
-    alignas(64) std::uint16_t kept_rows[2 * kBlockTokens * kHeadDimMax];
+    alignas(64) std::uint16_t kept_rows[2 * kBlockTokens * zack::kHeadDimMax];
     copy_columns(keys, d, kept_rows, kept.k);
     copy_columns(values, d, kept_rows + kBlockTokens * kept.k, kept.v);
     KVLANE_TRY(codes->seal(page_of(place, kv_head), kept_rows, page));
@@ -133,7 +132,7 @@ void ZackFormat::open_page(SlabPlace place, const std::byte* slab, int kv_head,
     }
     return;
   }
-  alignas(64) std::uint16_t opened[2 * kBlockTokens * kHeadDimMax];
+  alignas(64) std::uint16_t opened[2 * kBlockTokens * zack::kHeadDimMax];
   codes->open_page(page_of(place, kv_head), sealed, 0, opened);
   copy_columns(opened, kept.k, page, d);
   copy_columns(opened + kBlockTokens * kept.k, kept.v, values, d);
@@ -197,10 +196,10 @@ constexpr std::array<std::string_view, 2> kRanks = {"adaptive", "uniform"};
 constexpr std::array<std::string_view, 2> kWeighs = {"values", "energies"};
 
 Status check_head_dim(int d) {
-  if (d % zack::kWidthStep == 0 && d <= kHeadDimMax) return {};
+  if (d % zack::kWidthStep == 0 && d <= zack::kHeadDimMax) return {};
   return unsupported("KV format 'zack' takes a head_dim that is a multiple of " +
-                     std::to_string(zack::kWidthStep) + " up to " + std::to_string(kHeadDimMax) +
-                     ", not " + std::to_string(d));
+                     std::to_string(zack::kWidthStep) + " up to " +
+                     std::to_string(zack::kHeadDimMax) + ", not " + std::to_string(d));
 }
 
 // Of K or V in all layers: [layers][kv_heads][per_head].
@@ -209,7 +208,7 @@ Result<std::vector<float>> gather(const KvFormatContext& context, bool is_key, c
   std::vector<float> all;
   for (int layer = 0; layer < context.shape.layers; ++layer) {
     KVLANE_ASSIGN(const auto part,
-                  find_table(context.tables, kName, table_prefix(kName, layer, is_key) + what,
+                  find_table(context.tables, kZack, table_prefix(kZack, layer, is_key) + what,
                              per_head * context.shape.kv_heads));
     all.insert(all.end(), part.begin(), part.end());
   }
@@ -219,7 +218,7 @@ Result<std::vector<float>> gather(const KvFormatContext& context, bool is_key, c
 // Whether a layer has this table of K.
 bool has_table(const KvFormatContext& context, const char* what) {
   for (int layer = 0; context.tables != nullptr && layer < context.shape.layers; ++layer) {
-    if (context.tables->values.contains(table_prefix(kName, layer, true) + what)) return true;
+    if (context.tables->values.contains(table_prefix(kZack, layer, true) + what)) return true;
   }
   return false;
 }
@@ -272,7 +271,7 @@ Result<Said> parse(FormatText& text) {
 }
 
 std::string name_of(const Said& said) {
-  std::string name = std::string(kName) + ":";
+  std::string name = std::string(kZack) + ":";
   name += said.bits > 0 ? "bits=" + share_text(said.bits) : "keep=" + share_text(said.keep);
   if (said.ranks != kRanks[0]) name += ",ranks=" + said.ranks;
   if (said.weigh != kWeighs[0]) name += ",weigh=" + said.weigh;
@@ -443,7 +442,7 @@ Result<std::shared_ptr<const KvFormat>> make_zack_format(FormatText text,
   KVLANE_ASSIGN(ZackFormat::Codes made, make_codes(codes, context, kept, name_of_codes));
   return std::shared_ptr<const KvFormat>(std::make_shared<const ZackFormat>(
       name_of(said) + name_of_codes, context.shape, said.window, std::move(kept.ranks),
-      std::move(made), std::move(rotations), tables_id(*context.tables, kName)));
+      std::move(made), std::move(rotations), tables_id(*context.tables, kZack)));
 }
 
 }  // namespace kvlane

@@ -10,8 +10,6 @@
 namespace kvlane {
 namespace {
 
-constexpr int kHeadDimMax = 256;  // of `zack`
-
 std::uint64_t tables_of(const KvFormatContext& context, const ZackKept& kept) {
   return tables_id(*context.tables, {"zack", zack_kvquant_tables(kept.name)});
 }
@@ -71,7 +69,7 @@ void ZackKvquant::open_page(SlabPlace place, const std::byte* slab, int kv_head,
                             std::uint16_t* page) const {
   const HeadWidths kept = widths(place.layer, kv_head);
   const int d = shape().head_dim;
-  alignas(64) std::uint16_t opened[2 * kBlockTokens * kHeadDimMax];
+  alignas(64) std::uint16_t opened[2 * kBlockTokens * zack::kHeadDimMax];
   open_kept(place, slab, kv_head, opened);
   widen(opened, kept.k, page, d);
   widen(opened + kBlockTokens * kept.k, kept.v, page + shape().page_plane_elements(), d);

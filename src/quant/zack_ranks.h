@@ -20,6 +20,7 @@ namespace kvlane::zack {
 
 // Kept dimensions are multiples of it: a tile of a tensor core.
 inline constexpr int kWidthStep = 16;
+inline constexpr int kHeadDimMax = 256;
 
 // What tails are sums of.
 enum class Weigh : std::uint8_t { kValues, kEnergies };

@@ -8,13 +8,6 @@
 #include <utility>
 
 namespace kvlane {
-namespace {
-
-PlaneView plane_in(const KvShape& shape, PlanePart part, const std::byte* slab) {
-  return {slab + (part == PlanePart::kV ? shape.page_bytes() / 2 : 0), shape.page_bytes()};
-}
-
-}  // namespace
 
 void SlabKind::describe(ExtentHead& head) const {
   head.key.kind = ExtentKind::kKv;
@@ -102,8 +95,8 @@ CodedSlab SlabWriter::write(SlabPlace place, const std::byte* slab) {
   const KvFormat* const format = kind_.format();
   if (format == nullptr) {
     const PlaneShape shape = plane_shape(kind_.shape(), kBlockTokens);
-    return {encode(layer, PlanePart::kK, shape, plane_in(kind_.shape(), PlanePart::kK, slab)),
-            encode(layer, PlanePart::kV, shape, plane_in(kind_.shape(), PlanePart::kV, slab))};
+    return {encode(layer, PlanePart::kK, shape, plane_in(slab, kind_.shape(), PlanePart::kK)),
+            encode(layer, PlanePart::kV, shape, plane_in(slab, kind_.shape(), PlanePart::kV))};
   }
   if (!coded_) {
     format->pack(place, slab, bodies_[0].data());

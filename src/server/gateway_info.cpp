@@ -14,7 +14,7 @@ using nlohmann::json;
 namespace {
 
 // The tokens of the longest prompt that /tokenize takes, with their texts.
-constexpr std::size_t kAnswerBytesMax = 64 << 20;
+constexpr std::size_t kInfoBytesMax = 64 << 20;
 
 // A worker takes so long for none of these; one that says nothing is passed over.
 constexpr Seconds kInfoTime{15};
@@ -51,7 +51,7 @@ asio::awaitable<void> Gateway::pass_on(const HttpRequest& http, HttpReply& reply
     HttpCallRequest request = call(http.path, http.id, http.body);
     request.method = http.method == "POST" ? "POST" : "GET";
     const Result<HttpResponse> answer =
-        co_await http_fetch(executor_, url, request, limits, kAnswerBytesMax);
+        co_await http_fetch(executor_, url, request, limits, kInfoBytesMax);
     // 401: the worker does not know this gateway's key, which is not the client's business.
     const bool usable = answer.ok() && answer->status < 500 && answer->status != 401;
     if (!usable) continue;

@@ -12,7 +12,6 @@ namespace {
 
 // A request id longer than this is replaced: it is copied into every log line.
 constexpr std::size_t kHeaderValueBytesMax = 128;
-constexpr std::size_t kHostBytesMax = 255;  // DNS allows no more
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 

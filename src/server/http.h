@@ -48,6 +48,8 @@ struct HttpResponse {
   std::string body;
 };
 
+inline constexpr std::size_t kHostBytesMax = 255;  // DNS allows no more
+
 // 200 with a body that is JSON text already.
 HttpResponse json_response(std::string text);
 

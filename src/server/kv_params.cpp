@@ -6,13 +6,13 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "server/http.h"
+
 namespace kvlane {
 
 namespace {
 
 using nlohmann::json;
-
-constexpr std::size_t kHostBytesMax = 255;  // DNS allows no more
 
 // remote_engine_id, remote_block_ids and tp_size belong to vLLM's connectors: nothing here depends
 // on them.

@@ -193,7 +193,7 @@ Refusal read_kv_transfer_params(const json& value, std::string_view, CompletionR
   return {};
 }
 
-struct Field {
+struct CompletionField {
   std::string_view name;
   bool completions;
   bool chat;
@@ -201,7 +201,7 @@ struct Field {
 };
 
 // Fields that mean something here. null means absent, as in OpenAI's API.
-constexpr std::array<Field, 30> kFields = {{
+constexpr std::array<CompletionField, 30> kFields = {{
     {"model", true, true, read_model},
     {"prompt", true, false, read_prompt_field},
     {"messages", false, true, read_messages_field},
@@ -334,9 +334,10 @@ ApiResult<CompletionRequest> read_completion_request(Api api, const json& body) 
   CompletionRequest request;
   request.api = api;
   for (const auto& [name, value] : body.items()) {
-    const auto* const field = std::find_if(kFields.begin(), kFields.end(), [&](const Field& f) {
-      return f.name == name && (api == Api::kChat ? f.chat : f.completions);
-    });
+    const auto* const field =
+        std::find_if(kFields.begin(), kFields.end(), [&](const CompletionField& f) {
+          return f.name == name && (api == Api::kChat ? f.chat : f.completions);
+        });
     Refusal refusal;
     if (field == kFields.end()) {
       refusal = check_neutral(name, value);

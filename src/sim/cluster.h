@@ -43,7 +43,7 @@ struct SimRequest {
   double arrival = 0;  // seconds
   int prompt_tokens = 1;
   int answer_tokens = 1;
-  BlockNames names = {};  // of its prompt, as far as others may begin like it
+  SimBlockNames names = {};  // of its prompt, as far as others may begin like it
 };
 
 struct SimRecord {

@@ -276,7 +276,7 @@ TEST(Cluster, EqualReplicasTakeTurns) {
   EXPECT_EQ(outcome.decode.busy_most, outcome.decode.busy);
 }
 
-BlockNames names_of(int first, int count) {
+SimBlockNames names_of(int first, int count) {
   std::vector<std::uint64_t> names(count);
   std::iota(names.begin(), names.end(), std::uint64_t(first));
   return std::make_shared<const std::vector<std::uint64_t>>(std::move(names));
@@ -288,7 +288,7 @@ TEST(Cluster, WhatIsFoundIsNotComputedAndTravels) {
     ClusterSetting setting = small_cluster();
     setting.push_whole = whole;
     setting.prefill.count = setting.decode.count = 1;
-    const BlockNames half = names_of(1, 32);
+    const SimBlockNames half = names_of(1, 32);
     const SimOutcome outcome = run(setting, {{0, 4096, 5, names_of(1, 64)}, {100, 4096, 5, half}});
     EXPECT_EQ(outcome.prefill.found, 2048);
     EXPECT_NEAR(outcome.wire_bytes, 2 * 4096.0 * 131072, 1);

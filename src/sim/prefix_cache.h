@@ -13,7 +13,7 @@ namespace kvlane {
 
 // Names of a prompt's complete blocks from its first token on, as far as another prompt may have
 // the same; equal names are equal prefixes. Null: nobody has.
-using BlockNames = std::shared_ptr<const std::vector<std::uint64_t>>;
+using SimBlockNames = std::shared_ptr<const std::vector<std::uint64_t>>;
 
 // Counts blocks; a named one may have several owners, and stays when the last one leaves, until its
 // memory is wanted: the longest unused first, as in the engine's pool. Not thread-safe.

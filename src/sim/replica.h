@@ -24,14 +24,14 @@ struct ReplicaLimits {
 
 // One request in one replica.
 struct SimSequence {
-  int request = 0;        // its number; arrivals are in this order
-  int known = 0;          // tokens that are to be computed: the prompt, then each answer's token
-  int computed = 0;       // of these
-  int tokens_to_go = 0;   // that it will be given here; more than 0
-  int blocks = 0;         // that it holds
-  bool busy = false;      // in a step whose outcome the next one needs
-  bool started = false;   // once, before it may have been stopped
-  BlockNames names = {};  // of its prompt
+  int request = 0;           // its number; arrivals are in this order
+  int known = 0;             // tokens that are to be computed: the prompt, then each answer's token
+  int computed = 0;          // of these
+  int tokens_to_go = 0;      // that it will be given here; more than 0
+  int blocks = 0;            // that it holds
+  bool busy = false;         // in a step whose outcome the next one needs
+  bool started = false;      // once, before it may have been stopped
+  SimBlockNames names = {};  // of its prompt
   std::vector<std::uint64_t> held = {};  // of these, those that blocks of its own have
 
   int missing() const { return known - computed; }

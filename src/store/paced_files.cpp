@@ -24,7 +24,7 @@ class PacedFile final : public StoreFile {
   int device_;
 };
 
-StoreFile& inner(StoreFile& file) { return static_cast<PacedFile&>(file).inner(); }
+StoreFile& unpaced(StoreFile& file) { return static_cast<PacedFile&>(file).inner(); }
 
 class PacedFiles final : public StoreFiles {
  public:
@@ -52,7 +52,7 @@ class PacedFiles final : public StoreFiles {
 
   void submit(FileRequest request) override {
     const TimePoint due = due_time(request);
-    request.file = &inner(*request.file);
+    request.file = &unpaced(*request.file);
     request.done = [this, due, done = std::move(request.done)](const Status& status) {
       {
         const std::lock_guard lock(mutex_);
@@ -63,11 +63,11 @@ class PacedFiles final : public StoreFiles {
     files_->submit(std::move(request));
   }
 
-  Status sync(StoreFile& file) override { return files_->sync(inner(file)); }
+  Status sync(StoreFile& file) override { return files_->sync(unpaced(file)); }
   Status give_back(StoreFile& file, std::uint64_t offset, std::uint64_t bytes) override {
-    return files_->give_back(inner(file), offset, bytes);
+    return files_->give_back(unpaced(file), offset, bytes);
   }
-  Result<std::uint64_t> bytes(StoreFile& file) override { return files_->bytes(inner(file)); }
+  Result<std::uint64_t> bytes(StoreFile& file) override { return files_->bytes(unpaced(file)); }
   Result<std::vector<FileEntry>> list(const std::filesystem::path& directory) override {
     return files_->list(directory);
   }

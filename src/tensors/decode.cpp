@@ -26,11 +26,6 @@ struct Decoding {
   std::uint64_t done = 0;    // put: bytes of the original
 };
 
-bool all_zero(ByteView bytes) {
-  return std::all_of(bytes.begin(), bytes.end(),
-                     [](std::byte byte) { return byte == std::byte{}; });
-}
-
 class Decoder {
  public:
   static Result<Decoder> make(Decoding& shared, std::size_t plane_bytes) {

@@ -15,10 +15,6 @@ namespace {
 // Enough of a model's name for a person to tell two models apart.
 std::string short_name(const ModelIdentity& model) { return to_hex(model).substr(0, 16); }
 
-SteadyClock::duration ticks(Seconds seconds) {
-  return std::chrono::duration_cast<SteadyClock::duration>(seconds);
-}
-
 std::string describe(const Hello& hello) {
   std::string text = "worker " + hello.engine + " at " + to_string(hello.address) +
                      " holds model " + short_name(hello.model) + " in format " + hello.format;

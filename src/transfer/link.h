@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -52,6 +53,11 @@ class LinkEvents {
   virtual void on_closed(Status why) = 0;
 };
 
+// How long a closed link waits for its peer to take the last messages and to say so; and the same
+// where its network ends.
+inline constexpr Seconds kLingerLimit{1};
+inline constexpr Seconds kStopLimit{0.25};
+
 // What carries the messages of a link.
 enum class LinkPath { kTcp, kSharedMemory, kUcx };
 
@@ -63,6 +69,11 @@ struct StreamKey {
   std::array<std::uint8_t, 16> id{};
   std::uint32_t streams_max = 1;  // connections of the link, the first included
 };
+
+// As Link::post() takes them.
+inline std::shared_ptr<const Bytes> share(Bytes message) {
+  return std::make_shared<const Bytes>(std::move(message));
+}
 
 // One connection, or several that belong together. Thread-safe. No call into LinkEvents comes from
 // within one of these, so they may be made with locks held.

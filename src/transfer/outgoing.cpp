@@ -10,10 +10,6 @@
 namespace kvlane {
 namespace {
 
-std::shared_ptr<const Bytes> share(Bytes message) {
-  return std::make_shared<const Bytes>(std::move(message));
-}
-
 std::string name_of(const SlabName& slab) {
   return "the slab of layer " + std::to_string(slab.layer) + ", block " +
          std::to_string(slab.block);

@@ -16,8 +16,6 @@ using asio::local::stream_protocol;
 
 // Between two looks for a connection that an offer has overtaken.
 constexpr std::chrono::milliseconds kMatchPause{2};
-// After a failed accept: most likely the process has no file descriptor left for now.
-constexpr std::chrono::milliseconds kAcceptPause{100};
 
 // The bytes that came, and the one file that may come with them. More files than one are closed.
 Bytes receive_offer(int socket, OwnedFile* file) {

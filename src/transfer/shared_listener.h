@@ -4,6 +4,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,6 +17,8 @@ namespace kvlane {
 
 // Offers under way at one port; more are closed at once.
 inline constexpr std::size_t kSharedOffersMax = 64;
+// After a failed accept: most likely the process has no file descriptor left for now.
+inline constexpr std::chrono::milliseconds kAcceptPause{100};
 
 // On the loop's thread only, but for open().
 class SharedListener : public std::enable_shared_from_this<SharedListener> {

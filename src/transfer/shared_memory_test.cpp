@@ -25,7 +25,6 @@ namespace {
 using ::testing::HasSubstr;
 using testing::id_of;
 using testing::RecordingEvents;
-using testing::share;
 
 constexpr std::size_t kRing = kRingBytesMin;
 

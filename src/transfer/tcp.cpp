@@ -22,9 +22,6 @@ using boost::asio::ip::tcp;
 using Error = boost::system::error_code;
 using Timer = asio::steady_timer;
 
-// After a failed accept: most likely the process has no file descriptor left for now.
-constexpr std::chrono::milliseconds kAcceptPause{100};
-
 Address to_address(const tcp::endpoint& endpoint) {
   return {endpoint.address().to_string(), endpoint.port()};
 }
@@ -246,7 +243,7 @@ void TcpNetwork::keep(const std::shared_ptr<TcpStreams>& link) {
 }
 
 void TcpNetwork::call_after(Seconds delay, std::function<void()> task) {
-  const TimePoint when = now() + std::chrono::duration_cast<SteadyClock::duration>(delay);
+  const TimePoint when = now() + ticks(delay);
   asio::post(loop_->io, [this, when, task = std::move(task)]() mutable {
     if (loop_->stopping) return;
     tasks_.emplace(when, std::move(task));

@@ -35,9 +35,6 @@ constexpr std::size_t kGatherMax = 32;
 constexpr std::size_t kKeptMessageBytesMax = std::size_t{4} << 20;
 // A write that the system takes at once: messages without frames, mostly.
 constexpr std::size_t kSmallWriteMax = std::size_t{16} << 10;
-// How long a closed link waits for its peer to read the last messages and to close as well.
-constexpr Seconds kLingerLimit{1};
-constexpr Seconds kStopLimit{0.25};
 
 // As many more bytes as one call may move, until `total` are there.
 auto until(std::size_t total) {
@@ -54,12 +51,15 @@ bool looks_like_http(ByteView bytes) {
 }
 
 // For the person who pointed a browser or a proxy at the wrong port.
-std::string http_answer() {
+Bytes http_answer() {
   constexpr std::string_view kSentence =
       "This port speaks the kvlane transfer protocol, not HTTP: see spec/transfer.md\n";
-  return "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
-         "Content-Length: " +
-         std::to_string(kSentence.size()) + "\r\n\r\n" + std::string(kSentence);
+  const std::string text =
+      "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+      "Content-Length: " +
+      std::to_string(kSentence.size()) + "\r\n\r\n" + std::string(kSentence);
+  const ByteView bytes = as_byte_view(text);
+  return {bytes.begin(), bytes.end()};
 }
 
 // What the system may hold of a link beyond what is on its way. By itself it takes megabytes, which
@@ -83,14 +83,6 @@ void tune(TcpConnection::Socket& socket, Seconds user_timeout) {
   set(TCP_KEEPINTVL, std::max(1, static_cast<int>(user_timeout.count() / 4)));
   set(TCP_USER_TIMEOUT, static_cast<int>(user_timeout.count() * 1000));
   set(TCP_NOTSENT_LOWAT, kUnsentBytes);
-}
-
-std::shared_ptr<const Bytes> share(ByteView bytes) {
-  return std::make_shared<const Bytes>(bytes.begin(), bytes.end());
-}
-
-asio::steady_timer::duration ticks(Seconds seconds) {
-  return std::chrono::duration_cast<asio::steady_timer::duration>(seconds);
 }
 
 }  // namespace
@@ -267,7 +259,7 @@ void TcpConnection::on_header(const Error& error, std::size_t bytes) {
   if (!may_begin_message(header)) {
     if (looks_like_http(header)) {
       return refuse(corrupt(peer_ + " sent an HTTP request to the port for transfers"),
-                    share(as_byte_view(http_answer())));
+                    share(http_answer()));
     }
   } else if (error == asio::error::eof && bytes == 0) {
     return fail(aborted(peer_ + " closed the link"));

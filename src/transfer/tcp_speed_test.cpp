@@ -18,7 +18,6 @@ namespace {
 
 using testing::id_of;
 using testing::RecordingEvents;
-using testing::share;
 
 // A plain socket that reads one connection at `bytes_per_second`, in steps of a millisecond.
 class SlowReader {

@@ -24,14 +24,6 @@ bool is_of_type(ByteView message, MessageType type) {
   return message.size() > kTypeOffset && MessageType{std::uint8_t(message[kTypeOffset])} == type;
 }
 
-std::shared_ptr<const Bytes> share(Bytes message) {
-  return std::make_shared<const Bytes>(std::move(message));
-}
-
-asio::steady_timer::duration ticks(Seconds seconds) {
-  return std::chrono::duration_cast<asio::steady_timer::duration>(seconds);
-}
-
 }  // namespace
 
 // What one connection tells its link.

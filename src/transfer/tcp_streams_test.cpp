@@ -17,7 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using testing::id_of;
 using testing::RecordingEvents;
-using testing::share;
 using testing::StrangeListener;
 using testing::Stranger;
 using testing::widen;

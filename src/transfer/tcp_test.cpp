@@ -24,7 +24,6 @@ using testing::Carrier;
 using ::testing::HasSubstr;
 using testing::id_of;
 using testing::RecordingEvents;
-using testing::share;
 using ::testing::StartsWith;
 using testing::Stranger;
 using testing::widen;

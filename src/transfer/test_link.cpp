@@ -16,7 +16,7 @@
 namespace kvlane {
 namespace {
 
-using Lock = std::unique_lock<std::mutex>;
+using UniqueLock = std::unique_lock<std::mutex>;
 using Task = std::function<void()>;
 
 // What the two ends of a link share. Guarded by Events::mutex.
@@ -63,10 +63,6 @@ struct Events {
   }
 };
 
-SteadyClock::duration ticks(Seconds seconds) {
-  return std::chrono::duration_cast<SteadyClock::duration>(seconds);
-}
-
 // Takes the listener of one end and tells it the end of the link, when what is on its way has come.
 void schedule_closed(const std::shared_ptr<Events>& events, const std::shared_ptr<Wire>& wire,
                      int side, Status why) {
@@ -74,7 +70,7 @@ void schedule_closed(const std::shared_ptr<Events>& events, const std::shared_pt
   events->at(when, [events, wire, side, why = std::move(why)] {
     std::shared_ptr<LinkEvents> listener;
     {
-      const Lock lock(events->mutex);
+      const UniqueLock lock(events->mutex);
       listener = std::exchange(wire->ends[side].events, nullptr);
       wire->ends[side].open = false;
     }
@@ -103,13 +99,13 @@ class TestLink : public Link {
 
   Status post(std::shared_ptr<const Bytes> message) override;
   bool is_over() const override {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     return !takes_messages();
   }
   void close() override;
   std::string peer() const override { return wire_->ends[side_].peer; }
   std::optional<LinkSpeed> speed() const override {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     return wire_->ends[side_].meter.speed();
   }
 
@@ -147,7 +143,7 @@ TimePoint TestLink::arrival(const TestFaults& faults, std::uint32_t index, std::
 }
 
 Status TestLink::post(std::shared_ptr<const Bytes> message) {
-  const Lock lock(events_->mutex);
+  const UniqueLock lock(events_->mutex);
   Wire::End& here = wire_->ends[side_];
   const TestFaults& faults = events_->options.faults;
   if (!takes_messages()) {
@@ -175,7 +171,7 @@ Status TestLink::post(std::shared_ptr<const Bytes> message) {
     std::shared_ptr<LinkEvents> receiver;
     std::shared_ptr<LinkEvents> waiting;
     {
-      const Lock inner(events->mutex);
+      const UniqueLock inner(events->mutex);
       Wire::End& sender = wire->ends[side];
       sender.queued_bytes -= message->size();
       sender.arrived_bytes += message->size();
@@ -197,13 +193,13 @@ Status TestLink::post(std::shared_ptr<const Bytes> message) {
 }
 
 void TestLink::close() {
-  const Lock lock(events_->mutex);
+  const UniqueLock lock(events_->mutex);
   Wire::End& here = wire_->ends[side_];
   if (!std::exchange(here.open, false)) return;
   // The caller may hold locks: the listener is let go of by an event.
   events_->at(events_->now(), [events = events_, wire = wire_, side = side_] {
     std::shared_ptr<LinkEvents> listener;
-    const Lock inner(events->mutex);
+    const UniqueLock inner(events->mutex);
     listener.swap(wire->ends[side].events);
   });
   if (!wire_->dead) {
@@ -224,21 +220,21 @@ class TestNetworkImpl : public TestNetwork {
   Result<std::shared_ptr<Link>> connect(const Address& peer,
                                         std::shared_ptr<LinkEvents> events) override;
   TimePoint now() const override {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     return events_->now();
   }
   void call_after(Seconds delay, std::function<void()> task) override {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     events_->at(events_->now() + ticks(delay), std::move(task));
   }
 
   void set_faults(const TestFaults& faults) override {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     events_->options.faults = faults;
   }
   void cut(bool silent) override;
   std::uint64_t messages() const override {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     return events_->messages;
   }
 
@@ -260,7 +256,7 @@ TestNetworkImpl::~TestNetworkImpl() {
   std::map<std::uint16_t, Acceptor> listeners;
   std::vector<std::weak_ptr<Wire>> wires;
   {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     events_->stopped = true;
     dropped.swap(events_->queue);
     listeners.swap(events_->listeners);
@@ -273,7 +269,7 @@ TestNetworkImpl::~TestNetworkImpl() {
     if (!wire) continue;
     for (Wire::End& end : wire->ends) {
       std::shared_ptr<LinkEvents> listener;  // destroyed outside the lock: it may close its link
-      const Lock lock(events_->mutex);
+      const UniqueLock lock(events_->mutex);
       listener.swap(end.events);
       end.open = false;
     }
@@ -282,7 +278,7 @@ TestNetworkImpl::~TestNetworkImpl() {
 
 Result<Address> TestNetworkImpl::listen(const Address& address, Acceptor acceptor) {
   constexpr std::uint16_t kFirstPort = 1024;
-  const Lock lock(events_->mutex);
+  const UniqueLock lock(events_->mutex);
   Address bound = address;
   if (bound.port == 0) {
     bound.port = kFirstPort;
@@ -296,7 +292,7 @@ Result<Address> TestNetworkImpl::listen(const Address& address, Acceptor accepto
 
 Result<std::shared_ptr<Link>> TestNetworkImpl::connect(const Address& peer,
                                                        std::shared_ptr<LinkEvents> events) {
-  const Lock lock(events_->mutex);
+  const UniqueLock lock(events_->mutex);
   const auto wire = std::make_shared<Wire>();
   wire->number = events_->wires_made++;
   wire->ends[0].events = std::move(events);
@@ -313,7 +309,7 @@ Result<std::shared_ptr<Link>> TestNetworkImpl::connect(const Address& peer,
 void TestNetworkImpl::accept(const std::shared_ptr<Wire>& wire, std::uint16_t port) {
   Acceptor acceptor;
   {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     if (wire->dead && wire->silent) return;
     const auto found = events_->listeners.find(port);
     if (found == events_->listeners.end()) {
@@ -326,12 +322,12 @@ void TestNetworkImpl::accept(const std::shared_ptr<Wire>& wire, std::uint16_t po
   const auto link = std::make_shared<TestLink>(events_, wire, 1);
   std::shared_ptr<LinkEvents> listener = acceptor(link);
   if (!listener) return;  // the link's end closes it
-  const Lock lock(events_->mutex);
+  const UniqueLock lock(events_->mutex);
   if (wire->ends[1].open) wire->ends[1].events.swap(listener);
 }
 
 void TestNetworkImpl::cut(bool silent) {
-  const Lock lock(events_->mutex);
+  const UniqueLock lock(events_->mutex);
   for (const std::weak_ptr<Wire>& weak : events_->wires) {
     if (const std::shared_ptr<Wire> wire = weak.lock()) cut_wire(events_, wire, silent);
   }
@@ -341,7 +337,7 @@ void TestNetworkImpl::cut(bool silent) {
 bool TestNetworkImpl::step_before(TimePoint end) {
   Task task;
   {
-    const Lock lock(events_->mutex);
+    const UniqueLock lock(events_->mutex);
     const auto next = events_->queue.begin();
     if (next == events_->queue.end() || next->first > end) return false;
     events_->virtual_now = std::max(events_->virtual_now, next->first);
@@ -364,12 +360,12 @@ void TestNetworkImpl::run_for(Seconds duration) {
   const TimePoint end = now() + ticks(duration);
   while (step_before(end)) {
   }
-  const Lock lock(events_->mutex);
+  const UniqueLock lock(events_->mutex);
   events_->virtual_now = end;
 }
 
 void TestNetworkImpl::run_thread() {
-  Lock lock(events_->mutex);
+  UniqueLock lock(events_->mutex);
   while (!events_->stopped) {
     const auto next = events_->queue.begin();
     if (next == events_->queue.end()) {

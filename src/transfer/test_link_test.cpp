@@ -11,7 +11,6 @@ namespace kvlane {
 namespace {
 
 using testing::RecordingEvents;
-using testing::share;
 
 // One link between two recorders.
 struct Wired {

@@ -324,8 +324,4 @@ inline void widen(Link& connector, Link& acceptor, int streams) {
   }
 }
 
-inline std::shared_ptr<const Bytes> share(Bytes message) {
-  return std::make_shared<const Bytes>(std::move(message));
-}
-
 }  // namespace kvlane::testing

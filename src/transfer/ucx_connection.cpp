@@ -22,9 +22,6 @@ using Lock = std::lock_guard<std::mutex>;
 // Messages and bytes that UCX has at the same time, unless one alone is larger.
 constexpr std::size_t kUnderWayMax = 32;
 constexpr std::size_t kUnderWayBytesMax = std::size_t{8} << 20;
-// How long a closed link waits for its peer to take the last messages and to say so.
-constexpr Seconds kLingerLimit{1};
-constexpr Seconds kStopLimit{0.25};
 
 // UCX reads headers until they are sent; those of a kind are the same for all.
 constexpr std::array<std::byte, kUcxControlHeaderBytes> control_header(int kind) {

@@ -19,7 +19,6 @@ namespace {
 using ::testing::HasSubstr;
 using testing::id_of;
 using testing::RecordingEvents;
-using testing::share;
 
 std::shared_ptr<const Bytes> megabyte() {
   return share(encode_slab(id_of(1), Bytes(1 << 20, std::byte{0x55})));

@@ -28,7 +28,6 @@ namespace {
 using ::testing::HasSubstr;
 using testing::id_of;
 using testing::RecordingEvents;
-using testing::share;
 
 Bytes small(int number) {
   return encode_error(id_of(1), aborted("number " + std::to_string(number)));
