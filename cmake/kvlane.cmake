@@ -7,6 +7,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   set(KVLANE_X86 ON)
 endif()
 
+option(KVLANE_UNITY "Compile files of a folder in batches: quicker from nothing, slower for one file" OFF)
+
 # Options of every target of ours.
 add_library(kvlane_options INTERFACE)
 set(kvlane_cxx_options
@@ -17,6 +19,8 @@ set(kvlane_cxx_options
   # a std::vector of bytes that run over.
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
   $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>
+  # To g++ a file of a batch is a header, whose types are everybody's; in a batch they are not.
+  $<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${KVLANE_UNITY}>>:-Wno-subobject-linkage>
   # The compiler must not fuse a*b+c on its own: results would depend on its mood.
   -ffp-contract=off)
 target_compile_options(kvlane_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${kvlane_cxx_options}>")
@@ -50,6 +54,15 @@ set(kvlane_gtest GTest::gmock)
 if(KVLANE_GPU_ONLY)
   set(kvlane_gtest GTest::gtest)
 endif()
+
+# kvlane_batches(TARGET): its sources in batches of eight, if the build is to have any. Those with compile options of
+# their own, which kernels have, stay apart without being told.
+function(kvlane_batches target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${KVLANE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+# The kernel's header of TCP, which this file needs, and the C library's cannot be included together.
+set_source_files_properties(${PROJECT_SOURCE_DIR}/src/transfer/tcp_progress.cpp PROPERTIES
+  SKIP_UNITY_BUILD_INCLUSION ON)
 
 # Every test program, and not what none of them needs.
 add_custom_target(kvlane_tests)
@@ -101,6 +114,7 @@ function(kvlane_library name)
     set(hopper_kernels ${kernels})
     list(FILTER hopper_kernels INCLUDE REGEX "_hopper\\.cu$")
     list(FILTER kernels EXCLUDE REGEX "_hopper\\.cu$")
+    set_source_files_properties(${kernels} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     list(APPEND sources ${kernels})
     if(KVLANE_HOPPER)
       list(FILTER sources EXCLUDE REGEX "_no_hopper\\.cpp$")
@@ -125,6 +139,7 @@ function(kvlane_library name)
 
   if(sources)
     add_library(kvlane_${name} STATIC ${sources})
+    kvlane_batches(kvlane_${name})
     set(scope PUBLIC)
     target_link_libraries(kvlane_${name} PRIVATE ${arg_PRIVATE})
   else()
@@ -150,6 +165,7 @@ function(kvlane_library name)
 
   if(KVLANE_TESTS AND tests)
     add_executable(${name}_test ${tests})
+    kvlane_batches(${name}_test)
     add_dependencies(kvlane_tests ${name}_test)
     target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} kvlane_test_paths ${kvlane_gtest}
                                                GTest::gtest_main)
