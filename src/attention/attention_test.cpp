@@ -14,17 +14,12 @@
 #include "base/random.h"
 #include "base/test_sanitizers.h"
 #include "cpu/parallel.h"
+#include "cpu/tiers_fixture.h"
 
 namespace kvlane {
 namespace {
 
-std::vector<Isa> tiers() {
-  std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
-    if (isa_supported(isa)) supported.push_back(isa);
-  }
-  return supported;
-}
+using tiers_fixture::tiers;
 
 // A standard normal value, rounded to BF16.
 bf16 random_bf16(std::uint64_t seed, std::size_t index) {
@@ -35,9 +30,9 @@ bf16 random_bf16(std::uint64_t seed, std::size_t index) {
 }
 
 // One layer of one sequence, in blocks, with queries for every token.
-class Scene {
+class PlainScene {
  public:
-  Scene(int tokens, int heads, int kv_heads, int head_dim, int window)
+  PlainScene(int tokens, int heads, int kv_heads, int head_dim, int window)
       : heads_(heads),
         window_(window),
         pool_(make_pool({1, kv_heads, head_dim, ElementType::kBf16})),
@@ -198,7 +193,7 @@ const Shape kShapes[] = {{1, 1, 1, 64},
 TEST(Attention, EqualsDoublePrecisionWithinRounding) {
   for (const Isa isa : tiers()) {
     for (const Shape& shape : kShapes) {
-      Scene scene(shape.tokens, shape.heads, shape.kv_heads, shape.head_dim, shape.window);
+      PlainScene scene(shape.tokens, shape.heads, shape.kv_heads, shape.head_dim, shape.window);
       const std::vector<float> out = scene.run(isa, 0, shape.tokens, shape.tokens);
       std::vector<double> exact;
       std::vector<double> magnitude;
@@ -224,7 +219,7 @@ TEST(Attention, EqualsDoublePrecisionWithinRounding) {
 TEST(Attention, RowsHaveTheSameBitsInAnyChunkingAndThreadCount) {
   for (const Isa isa : tiers()) {
     for (const Shape& shape : kShapes) {
-      Scene scene(shape.tokens, shape.heads, shape.kv_heads, shape.head_dim, shape.window);
+      PlainScene scene(shape.tokens, shape.heads, shape.kv_heads, shape.head_dim, shape.window);
       set_parallel_threads(2);
       const std::vector<float> whole = scene.run(isa, 0, shape.tokens, shape.tokens);
       const int tail = std::min(shape.tokens, 140);
@@ -249,7 +244,7 @@ TEST(Attention, SomeHeadsOfBlocksHaveTheBitsOfAll) {
   constexpr int kTokens = 200, kHeads = 6, kKvHeads = 3, kDim = 32;
   for (const Isa isa : tiers()) {
     for (const int window : {0, 100}) {
-      Scene scene(kTokens, kHeads, kKvHeads, kDim, window);
+      PlainScene scene(kTokens, kHeads, kKvHeads, kDim, window);
       const std::vector<float> all = scene.run(isa, 0, kTokens, kTokens);
       for (const auto& [first, count] : {std::pair(0, 1), std::pair(1, 2), std::pair(2, 1)}) {
         const std::vector<float> some = scene.run_heads(isa, first, count);

@@ -11,10 +11,8 @@
 #include "attention/partial_state.h"
 #include "gpu/emulated_block.h"
 
-namespace kvlane {
+namespace kvlane::decode_fixture {
 namespace {
-
-using decode_fixture::Scene;
 
 // What a batch leaves: states and results.
 struct Outcome {
@@ -280,4 +278,4 @@ TEST(DecodeShape, OneListOfKernels) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::decode_fixture

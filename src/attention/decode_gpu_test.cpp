@@ -9,26 +9,24 @@
 #include "attention/decode_fixture.h"
 #include "gpu/gpu_fixture.h"
 
-namespace kvlane {
+namespace kvlane::decode_fixture {
 namespace {
 
-using decode_fixture::Scene;
 using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
-using gpu_fixture::take;
 using gpu_fixture::values_of;
 using gpu_fixture::view;
 
 constexpr int kMultiprocessors = 16;  // that plans are for: more cuts than one device would have
 
-struct Outcome {
+struct GpuOutcome {
   std::vector<float> result, total_max, total_sum, total_out;
   std::vector<std::uint16_t> rounded;
 };
 
 class DecodeGpuTest : public gpu_fixture::GpuTest {
  protected:
-  Outcome run(const Scene& scene, DeviceBytes::Around around = DeviceBytes::Around::kPoison) {
+  GpuOutcome run(const Scene& scene, DeviceBytes::Around around = DeviceBytes::Around::kPoison) {
     const auto& shape = scene.shape();
     const DecodePlan plan = plan_decode(
         shape.tokens,
@@ -84,7 +82,7 @@ class DecodeGpuTest : public gpu_fixture::GpuTest {
   }
 
   void expect_right(const Scene& scene) {
-    const Outcome outcome = run(scene);
+    const GpuOutcome outcome = run(scene);
     scene.expect_right(outcome.result);
     for (std::size_t i = 0; i < outcome.result.size(); ++i) {
       ASSERT_EQ(outcome.rounded[i], to_bf16(outcome.result[i]).bits);
@@ -104,7 +102,7 @@ TEST_F(DecodeGpuTest, SmallOneOfEachKernel) {
   for (const int head_dim : {64, 128, 256}) {
     for (const int group : {3, 12}) {
       const Scene scene({2 * group, 2, head_dim, {1, 0, 70, 600}});
-      const Outcome outcome = run(scene, DeviceBytes::Around::kNothing);
+      const GpuOutcome outcome = run(scene, DeviceBytes::Around::kNothing);
       scene.expect_right(outcome.result);
       if (HasFatalFailure()) return;
     }
@@ -156,9 +154,9 @@ TEST_F(DecodeGpuTest, BatchesWithoutAnything) {
 
 TEST_F(DecodeGpuTest, EveryRunHasTheSameBits) {
   const Scene scene({16, 2, 128, {3000, 17, 1, 0, 900, 4096}});
-  const Outcome first = run(scene);
+  const GpuOutcome first = run(scene);
   for (int i = 0; i < 20; ++i) {
-    const Outcome again = run(scene);
+    const GpuOutcome again = run(scene);
     ASSERT_EQ(again.result, first.result);
     ASSERT_EQ(again.total_out, first.total_out);
   }
@@ -169,9 +167,9 @@ TEST_F(DecodeGpuTest, NoCompanyChangesABit) {
   constexpr std::ptrdiff_t kRow = 8 * 64;
   const std::size_t few = tokens.size();
   tokens.resize(300, 3);  // with so many a warp merges the states of a row, else four
-  const Outcome all = run(Scene({8, 2, 64, tokens}));
+  const GpuOutcome all = run(Scene({8, 2, 64, tokens}));
   for (std::size_t i = 0; i < few; ++i) {
-    const Outcome own = run(Scene({8, 2, 64, {tokens[i]}}));
+    const GpuOutcome own = run(Scene({8, 2, 64, {tokens[i]}}));
     const auto begin = all.result.begin() + static_cast<std::ptrdiff_t>(i) * kRow;
     EXPECT_EQ(own.result, std::vector<float>(begin, begin + kRow)) << "sequence " << i;
   }
@@ -205,4 +203,4 @@ TEST_F(DecodeGpuTest, SaysWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::decode_fixture

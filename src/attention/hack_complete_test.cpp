@@ -11,26 +11,22 @@
 #include "attention/hack_complete_arithmetic.h"
 #include "attention/hack_page_fixture.h"
 
-namespace kvlane {
+namespace kvlane::hack_page_fixture {
 namespace {
 
 using hack_arithmetic::code_partition;
 using hack_arithmetic::CodedPartition;
-using hack_page_fixture::kHeadDims;
-using hack_page_fixture::kPages;
-using hack_page_fixture::Scene;
-using hack_page_fixture::tiers;
 
 // Every partition and number of bits, sums of 8 and of 16 bits, stored and computed.
-constexpr const char* kFormats[] = {"hack:p=32,compute=complete",
-                                    "hack:p=64,compute=complete",
-                                    "hack:p=128,compute=complete",
-                                    "hack:p=64,compute=complete,sums=computed",
-                                    "hack:p=32,k=4,v=4,compute=complete",
-                                    "hack:p=32,k=8,v=8,compute=complete,sums=computed",
-                                    "hack:p=64,k=2,v=8,meta=bf16,compute=complete",
-                                    "hack:p=128,k=8,v=4,compute=complete",
-                                    "hack:p=64,mix=1,round=sr,compute=complete"};
+constexpr const char* kCompleteFormats[] = {"hack:p=32,compute=complete",
+                                            "hack:p=64,compute=complete",
+                                            "hack:p=128,compute=complete",
+                                            "hack:p=64,compute=complete,sums=computed",
+                                            "hack:p=32,k=4,v=4,compute=complete",
+                                            "hack:p=32,k=8,v=8,compute=complete,sums=computed",
+                                            "hack:p=64,k=2,v=8,meta=bf16,compute=complete",
+                                            "hack:p=128,k=8,v=4,compute=complete",
+                                            "hack:p=64,mix=1,round=sr,compute=complete"};
 
 // What a partition's codes stand for.
 double value_of(const CodedPartition<double>& coded, int code) {
@@ -61,7 +57,7 @@ std::vector<double> query_of_kind(Scene& scene, int kind) {
 }
 
 TEST(HackComplete, ScoresAreProductsOfWhatCodesStandFor) {
-  for (const char* format : kFormats) {
+  for (const char* format : kCompleteFormats) {
     for (const int d : kHeadDims) {
       Scene scene(format, d, 1, 1);
       const HackShape& shape = scene.shape();
@@ -95,7 +91,7 @@ TEST(HackComplete, ScoresAreProductsOfWhatCodesStandFor) {
 }
 
 TEST(HackComplete, OutputsAreSumsOfWhatCodesStandFor) {
-  for (const char* format : kFormats) {
+  for (const char* format : kCompleteFormats) {
     for (const int d : kHeadDims) {
       Scene scene(format, d, 1, 2);
       const HackShape& shape = scene.shape();
@@ -143,17 +139,7 @@ TEST(HackComplete, PartitionsThatAreAlmostConstantHaveNoUnit) {
   EXPECT_EQ(code_partition<float>(nearly, codes).sum, 0);
 }
 
-// Exact attention of one row over what the codes stand for, and how far 8 bits for queries and
-// weights may lead away from it: their roundings are independent and spread evenly over a step.
-struct Expected {
-  std::vector<double> out;
-  std::vector<double> deviation;  // standard, of each channel; of some channels only
-};
-
-// Channels that are looked at: all is too slow.
-constexpr int kChannelStep = 7;
-
-Expected expect(Scene& scene, int row) {
+Expected expect_complete(Scene& scene, int row) {
   const HackShape& shape = scene.shape();
   const int d = shape.key_dim;
   constexpr int kTokens = kPages * kBlockTokens;
@@ -203,7 +189,7 @@ Expected expect(Scene& scene, int row) {
 
 TEST(HackComplete, EqualsAttentionOverOpenedPagesWithinItsRounding) {
   constexpr int kRows = 6;
-  for (const char* format : kFormats) {
+  for (const char* format : kCompleteFormats) {
     for (const int d : kHeadDims) {
       Scene scene(format, d, kRows, 3);
       std::vector<StateTile> tiles_of_tiers;
@@ -211,7 +197,7 @@ TEST(HackComplete, EqualsAttentionOverOpenedPagesWithinItsRounding) {
         tiles_of_tiers.push_back(scene.run(hack_complete_kernel(isa), 0, kRows));
       }
       for (const int row : {0, 5}) {
-        const Expected expected = expect(scene, row);
+        const Expected expected = expect_complete(scene, row);
         for (const StateTile& tile : tiles_of_tiers) {
           for (int i = 0; i < d; i += kChannelStep) {
             ASSERT_NEAR(tile.out[row * d + i] / tile.sum[row], expected.out[i],
@@ -232,13 +218,13 @@ TEST(HackComplete, TiersAgree) {
     if (isa == Isa::kScalar) continue;
     int all = 0;
     int apart = 0;
-    for (const char* format : kFormats) {
+    for (const char* format : kCompleteFormats) {
       for (const int d : kHeadDims) {
         Scene scene(format, d, 5, 5);
         const StateTile scalar = scene.run(hack_complete_kernel_scalar(), 0, 5);
         const StateTile vectors = scene.run(hack_complete_kernel(isa), 0, 5);
         for (int row = 0; row < 5; ++row) {
-          const std::vector<double> deviation = expect(scene, row).deviation;
+          const std::vector<double> deviation = expect_complete(scene, row).deviation;
           for (int i = 0; i < d; i += kChannelStep, ++all) {
             const float a = vectors.out[row * d + i] / vectors.sum[row];
             const float b = scalar.out[row * d + i] / scalar.sum[row];
@@ -270,7 +256,7 @@ TEST(HackComplete, SumsAreTheSameBitsStoredAndTaken) {
 
 TEST(HackComplete, ARowHasTheSameBitsInEveryTile) {
   for (const Isa isa : tiers()) {
-    for (const char* format : kFormats) {
+    for (const char* format : kCompleteFormats) {
       for (const int d : {64, 80, 128}) {
         Scene scene(format, d, kTileRows, 4);
         const HackKernel kernel = hack_complete_kernel(isa);
@@ -291,4 +277,4 @@ TEST(HackComplete, ARowHasTheSameBitsInEveryTile) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_page_fixture

@@ -13,15 +13,8 @@
 #include "attention/hack_prepared_fixture.h"
 #include "gpu/emulated_block.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
-
-using hack_fixture::Lines;
-using hack_fixture::poisoned;
-using hack_fixture::Prepared;
-using hack_fixture::Scene;
-
-constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
 void attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit& unit,
             std::uint64_t seed) {
@@ -44,24 +37,24 @@ void attend(const HackKind& kind, const HackDecodeBatch& batch, const DecodeUnit
 }
 
 // What a batch leaves: states and results.
-struct Outcome {
+struct DecodeOutcome {
   std::vector<float> max, sum, out;  // states
   std::vector<float> result, total_max, total_sum;
-  friend bool operator==(const Outcome&, const Outcome&) = default;
+  friend bool operator==(const DecodeOutcome&, const DecodeOutcome&) = default;
 };
 
-Outcome run(const Scene& scene, const DecodePlan& plan, std::uint64_t seed = 1) {
+DecodeOutcome run(const Scene& scene, const DecodePlan& plan, std::uint64_t seed = 1) {
   const auto& shape = scene.shape();
   const std::size_t states = plan.first_state.back();
   Prepared prepared(scene, seed);
-  Outcome o;
+  DecodeOutcome o;
   Lines out = poisoned(states * shape.head_dim * sizeof(float));
   Lines result = poisoned(scene.rows() * shape.head_dim * sizeof(float));
   const auto floats = [](Lines& x) { return reinterpret_cast<float*>(x.data()); };
-  o.max.assign(states, kPoison);
-  o.sum.assign(states, kPoison);
-  o.total_max.assign(scene.rows(), kPoison);
-  o.total_sum.assign(scene.rows(), kPoison);
+  o.max.assign(states, kPoisoned);
+  o.sum.assign(states, kPoisoned);
+  o.total_max.assign(scene.rows(), kPoisoned);
+  o.total_sum.assign(scene.rows(), kPoisoned);
   HackDecodeBatch batch = scene.batch();
   batch.queries = prepared.pointers();
   batch.max = o.max.data();
@@ -113,7 +106,7 @@ DecodePlan cut(const Scene& scene, int blocks) {
   return plan;
 }
 
-void expect_right(const Scene& scene, const Outcome& outcome) {
+void expect_right(const Scene& scene, const DecodeOutcome& outcome) {
   scene.expect_right(outcome.result, outcome.total_max, outcome.total_sum);
 }
 
@@ -226,7 +219,7 @@ TEST(HackDecodeDevice, UnitsWithoutTokensLeaveStatesOfNoTokens) {
   DecodePlan plan = cut(scene, 1);
   plan.units.push_back({0, 0, 0, 2, 0, 0, plan.first_state.back()});
   plan.first_state.back() += 2;
-  const Outcome outcome = run(scene, plan);
+  const DecodeOutcome outcome = run(scene, plan);
   for (const std::size_t state : {outcome.max.size() - 2, outcome.max.size() - 1}) {
     EXPECT_EQ(outcome.max[state], -std::numeric_limits<float>::infinity());
     EXPECT_EQ(outcome.sum[state], 0);
@@ -239,7 +232,7 @@ TEST(HackDecodeDevice, NoOrderOfThreadsChangesABit) {
   for (const HackKind& kind : {HackKind{2, 2, 0}, HackKind{2, 2, 32}}) {
     const Scene scene({kind, true, 7, 1, 96, {5, 2}});
     const DecodePlan plan = cut(scene, 3);
-    const Outcome first = run(scene, plan, 1);
+    const DecodeOutcome first = run(scene, plan, 1);
     for (const std::uint64_t seed : {100, 200, 300}) {
       EXPECT_TRUE(run(scene, plan, seed) == first) << "seed " << seed;
     }
@@ -251,10 +244,10 @@ TEST(HackDecodeDevice, NoCompanyChangesABit) {
   const HackKind kind{2, 2, 0};
   const Scene together({kind, true, 4, 2, 64, blocks});
   const DecodeShape cuts = *hack_decode_shape(kind, 4, 2, 64, 2);
-  const Outcome all = run(together, plan_decode(together.tokens(), cuts));
+  const DecodeOutcome all = run(together, plan_decode(together.tokens(), cuts));
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Scene alone({kind, true, 4, 2, 64, {blocks[i]}});
-    const Outcome own = run(alone, plan_decode(alone.tokens(), cuts));
+    const DecodeOutcome own = run(alone, plan_decode(alone.tokens(), cuts));
     const auto begin = all.result.begin() + static_cast<std::ptrdiff_t>(i * 4 * 64);
     EXPECT_TRUE(std::equal(own.result.begin(), own.result.end(), begin)) << "sequence " << i;
   }
@@ -262,16 +255,15 @@ TEST(HackDecodeDevice, NoCompanyChangesABit) {
 
 TEST(HackDecodeShape, KindsThatThereAre) {
   for (const HackKind& kind : kHackKinds) {
-    const HackShape shape = hack_fixture::hack_shape(kind, 128, true);
+    const HackShape shape = hack_shape(kind, 128, true);
     ASSERT_TRUE(hack_kind(shape).ok());
     EXPECT_TRUE(*hack_kind(shape) == kind);
     EXPECT_EQ(hack_decode_shape(kind, 8, 2, 128, 132)->queries, kDecodeColumns);
   }
-  HackShape shape = hack_fixture::hack_shape({2, 2, 0}, 128, true);
+  HackShape shape = hack_shape({2, 2, 0}, 128, true);
   shape.k.meta = hack::Meta::kBf16;
   EXPECT_EQ(hack_kind(shape).status().code(), Code::kInvalidArgument);
-  EXPECT_EQ(hack_kind(hack_fixture::hack_shape({8, 2, 0}, 128, true)).status().code(),
-            Code::kInvalidArgument);
+  EXPECT_EQ(hack_kind(hack_shape({8, 2, 0}, 128, true)).status().code(), Code::kInvalidArgument);
   for (const int head_dim : {0, 8, 24, 272}) {
     EXPECT_EQ(hack_decode_shape({2, 2, 0}, 8, 2, head_dim, 132).status().code(),
               Code::kInvalidArgument);
@@ -282,4 +274,4 @@ TEST(HackDecodeShape, KindsThatThereAre) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

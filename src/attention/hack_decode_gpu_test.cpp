@@ -9,17 +9,16 @@
 #include <utility>
 
 #include "attention/hack_gpu_fixture.h"
+#include "base/test_results.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
 
 using gpu_fixture::DeviceBytes;
-using gpu_fixture::take;
-using hack_fixture::Scene;
 
 constexpr int kMultiprocessors = 16;  // that plans are for: more cuts than one device would have
 
-class HackDecodeGpuTest : public hack_fixture::HackGpuTest {
+class HackDecodeGpuTest : public HackGpuTest {
  protected:
   void expect_right(const Scene& scene, Around around = Around::kPoison,
                     int multiprocessors = kMultiprocessors) {
@@ -102,4 +101,4 @@ TEST_F(HackDecodeGpuTest, WhatThereIsNoKernelFor) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

@@ -11,14 +11,8 @@
 #include "attention/hack_page_fixture.h"
 #include "quant/hadamard.h"
 
-namespace kvlane {
+namespace kvlane::hack_page_fixture {
 namespace {
-
-using hack_page_fixture::kFormats;
-using hack_page_fixture::kHeadDims;
-using hack_page_fixture::kPages;
-using hack_page_fixture::Scene;
-using hack_page_fixture::tiers;
 
 constexpr HackOperand kOperands[] = {HackOperand::kCodes, HackOperand::kValues};
 
@@ -93,7 +87,7 @@ std::vector<float> query_of(const Scene& scene, int row) {
 }
 
 // What float rounding can lead away from: the exact output of a row, and how far at most.
-struct Expected {
+struct FloatExpected {
   std::vector<double> out;
   std::vector<double> error;
 };
@@ -102,7 +96,7 @@ struct Expected {
 // which m and s (c - h) count apart; a score that is off by e makes its weight off by e ln 2, as
 // does its difference to the greatest; weights that are off by r move an output by at most 2 r
 // times its values' mean distance from it. 1e-6: what powers of two and rescaling add to r.
-Expected expect(Scene& scene, int row) {
+FloatExpected expect_float(Scene& scene, int row) {
   using namespace hack_arithmetic;
   constexpr double kUnit = 0x1p-24;
   constexpr int kTokens = kPages * kBlockTokens;
@@ -128,7 +122,7 @@ Expected expect(Scene& scene, int row) {
   double sum = 0;
   for (double& x : weights) sum += x = std::exp2(x - max);
   const double relative = std::log(2) * (2 * (d + 8) * kUnit * most + 2 * kUnit * most) + 1e-6;
-  Expected expected{std::vector<double>(d, 0.0), std::vector<double>(d, 0.0)};
+  FloatExpected expected{std::vector<double>(d, 0.0), std::vector<double>(d, 0.0)};
   for (int i = 0; i < d; ++i) {
     double& out = expected.out[i];
     for (int token = 0; token < kTokens; ++token) {
@@ -154,7 +148,7 @@ TEST(HackFloatKernel, IsRightWithinFloatRounding) {
     for (const int d : {16, 80, 128}) {
       Scene scene(format, d, kRows, 3);
       for (const int row : {0, 5}) {
-        const Expected expected = expect(scene, row);
+        const FloatExpected expected = expect_float(scene, row);
         for (const HackOperand operand : kOperands) {
           for (const Isa isa : tiers()) {
             const StateTile tile = scene.run(hack_float_kernel(operand, isa), 0, kRows);
@@ -184,7 +178,7 @@ double mean_square_error(const StateTile& tile, int row, const std::vector<doubl
 TEST(HackFloatKernel, IsFarMoreExactThanEightBits) {
   for (const char* format : {"hack", "hack:paper", "hack:k=4,v=4"}) {
     Scene scene(format, 128, 1, 6);
-    const Expected expected = expect(scene, 0);
+    const FloatExpected expected = expect_float(scene, 0);
     for (const Isa isa : tiers()) {
       const double coarse = mean_square_error(scene.run(hack_kernel(isa), 0, 1), 0, expected.out);
       for (const HackOperand operand : kOperands) {
@@ -241,4 +235,4 @@ TEST(HackFloatKernel, ARowHasTheSameBitsInEveryTile) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_page_fixture

@@ -12,14 +12,8 @@
 #include "attention/hack_page_fixture.h"
 #include "quant/hadamard.h"
 
-namespace kvlane {
+namespace kvlane::hack_page_fixture {
 namespace {
-
-using hack_page_fixture::kFormats;
-using hack_page_fixture::kHeadDims;
-using hack_page_fixture::kPages;
-using hack_page_fixture::Scene;
-using hack_page_fixture::tiers;
 
 // In double precision, on a query that 8 bits hold exactly.
 TEST(HackArithmetic, ScoresAreProductsOfWhatCodesStandFor) {
@@ -94,16 +88,6 @@ TEST(HackArithmetic, OutputsAreSumsOfWhatCodesStandFor) {
     }
   }
 }
-
-// Exact attention of one row over what the codes stand for, and how far 8 bits for queries and
-// weights may lead away from it: their roundings are independent and spread evenly over a step.
-struct Expected {
-  std::vector<double> out;
-  std::vector<double> deviation;  // standard, of each channel; of some channels only
-};
-
-// Channels that are looked at: all is too slow.
-constexpr int kChannelStep = 7;
 
 Expected expect(Scene& scene, int row) {
   const HackShape& shape = scene.shape();
@@ -312,4 +296,4 @@ TEST(HackKernel, TiersAgree) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_page_fixture

@@ -6,22 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 #include <memory>
 
 #include "attention/hack_prefill_hopper.h"
 #include "attention/hack_prepared_fixture.h"
 #include "gpu/emulated_block.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
-
-using hack_fixture::Prepared;
-using hack_fixture::Scene;
-using hack_fixture::SceneShape;
-using hack_fixture::WeightsIn;
-
-constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
 // That of all GPUs, and that of sm_90a.
 enum class Kernel : std::uint8_t { kAll, kHopper };
@@ -63,9 +55,9 @@ void attend(Kernel kernel, const HackKind& kind, const HackPrefillBatch& batch,
 }
 
 // States, of all pairs.
-struct Outcome {
+struct PrefillOutcome {
   std::vector<float> max, sum, out;
-  friend bool operator==(const Outcome&, const Outcome&) = default;
+  friend bool operator==(const PrefillOutcome&, const PrefillOutcome&) = default;
 };
 
 std::vector<PrefillUnit> units_of(const Scene& scene) {
@@ -74,12 +66,13 @@ std::vector<PrefillUnit> units_of(const Scene& scene) {
                       *hack_prefill_shape(shape.kind, shape.heads, shape.kv_heads, shape.head_dim));
 }
 
-Outcome run(Kernel kernel, const Scene& scene, const std::vector<PrefillUnit>& units,
-            std::uint64_t seed = 1) {
+PrefillOutcome run(Kernel kernel, const Scene& scene, const std::vector<PrefillUnit>& units,
+                   std::uint64_t seed = 1) {
   const SceneShape& shape = scene.shape();
   Prepared prepared(scene, seed);
-  Outcome o{std::vector<float>(scene.rows(), kPoison), std::vector<float>(scene.rows(), kPoison),
-            std::vector<float>(scene.rows() * shape.head_dim, kPoison)};
+  PrefillOutcome o{std::vector<float>(scene.rows(), kPoisoned),
+                   std::vector<float>(scene.rows(), kPoisoned),
+                   std::vector<float>(scene.rows() * shape.head_dim, kPoisoned)};
   HackPrefillBatch batch = scene.prefill_batch();
   batch.queries = prepared.pointers();
   batch.max = o.max.data();
@@ -93,7 +86,7 @@ Outcome run(Kernel kernel, const Scene& scene, const std::vector<PrefillUnit>& u
 void expect_right(const Scene& scene) {
   const int d = scene.shape().head_dim;
   for (const Kernel kernel : kernels_for(scene.shape().kind, d)) {
-    Outcome outcome = run(kernel, scene, units_of(scene));
+    PrefillOutcome outcome = run(kernel, scene, units_of(scene));
     for (std::size_t i = 0; i < outcome.out.size(); ++i) {
       const float sum = outcome.sum[i / d];
       if (sum != 0) outcome.out[i] /= sum;
@@ -169,14 +162,14 @@ TEST(HackPrefillDevice, SharpAndFlatWeights) {
 TEST(HackPrefillDevice, WhatIsNotSeenIsNotFelt) {
   for (const HackKind& kind : {HackKind{2, 2, 0}, HackKind{4, 4, 0}}) {
     Scene scene({kind, true, 1, 1, 64, {3}, {{2 * 64 + 60, 10}}});  // four rows see two pages
-    const Outcome before = run(Kernel::kHopper, scene, units_of(scene));
+    const PrefillOutcome before = run(Kernel::kHopper, scene, units_of(scene));
     auto* const page = const_cast<std::byte*>(scene.page(0, 2, 0));
     const std::uint16_t most = 0x7BFF;  // 65,504
     for (int token = 0; token < kBlockTokens; ++token) {
       std::memcpy(page + scene.hack().layout.v_metadata + hack::scales_offset(64) + 2 * token,
                   &most, sizeof(most));
     }
-    const Outcome after = run(Kernel::kHopper, scene, units_of(scene));
+    const PrefillOutcome after = run(Kernel::kHopper, scene, units_of(scene));
     for (std::size_t row = 0; row < scene.rows(); ++row) {
       EXPECT_EQ(after.max[row], before.max[row]) << "row " << row;
       EXPECT_EQ(after.sum[row], before.sum[row]) << "row " << row;
@@ -194,7 +187,7 @@ TEST(HackPrefillDevice, NoOrderOfThreadsChangesABit) {
   for (const HackKind& kind : {HackKind{2, 2, 0}, HackKind{2, 2, 32}}) {
     const Scene scene({kind, true, 3, 1, 96, {10}, {{9 * 64 + 50, 40}}});
     for (const Kernel kernel : kernels_for(kind, 96)) {
-      const Outcome first = run(kernel, scene, units_of(scene));
+      const PrefillOutcome first = run(kernel, scene, units_of(scene));
       for (const std::uint64_t seed : {100, 200, 300, 400, 500, 600, 700, 800}) {
         EXPECT_TRUE(run(kernel, scene, units_of(scene), seed) == first) << "seed " << seed;
       }
@@ -230,4 +223,4 @@ TEST(HackPrefillShape, WhatThereIsNoKernelFor) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

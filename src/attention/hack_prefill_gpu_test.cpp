@@ -7,18 +7,16 @@
 #include <gtest/gtest.h>
 
 #include "attention/hack_gpu_fixture.h"
+#include "base/test_results.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
 
 using gpu_fixture::check;
-using gpu_fixture::take;
 using gpu_fixture::values_of;
 using gpu_fixture::view;
-using hack_fixture::Scene;
-using hack_fixture::WeightsIn;
 
-class HackPrefillGpuTest : public hack_fixture::HackGpuTest {
+class HackPrefillGpuTest : public HackGpuTest {
  protected:
   struct States {
     std::vector<float> max, sum, out;
@@ -133,4 +131,4 @@ TEST_F(HackPrefillGpuTest, WhatThereIsNoKernelFor) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

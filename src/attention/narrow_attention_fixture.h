@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <numeric>
 #include <random>
@@ -22,6 +23,8 @@ namespace kvlane::narrow_fixture {
 
 // Bytes that begin at a multiple of 16.
 using Aligned = std::vector<gpu::Words4>;
+
+inline constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
 // Rows [position, position + rows) of a sequence.
 struct SpanShape {

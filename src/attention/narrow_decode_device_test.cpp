@@ -5,7 +5,6 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <memory>
 
 #include "attention/decode_merge_device.h"
@@ -13,17 +12,14 @@
 #include "attention/narrow_page.h"
 #include "gpu/emulated_block.h"
 
-namespace kvlane {
+namespace kvlane::narrow_fixture {
 namespace {
 
-using narrow_fixture::Row;
-using narrow_fixture::Scene;
-
 // What a batch leaves: states and results.
-struct Outcome {
+struct DecodeOutcome {
   std::vector<float> max, sum, out;  // states
   std::vector<float> result;
-  friend bool operator==(const Outcome&, const Outcome&) = default;
+  friend bool operator==(const DecodeOutcome&, const DecodeOutcome&) = default;
 };
 
 template <int kDim, int kTiles>
@@ -47,13 +43,12 @@ void attend(const NarrowDecodeKernel& kernel, const NarrowDecodeBatch& batch, in
   }
 }
 
-constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 constexpr gpu::Floats4 kPoisons{{kPoison, kPoison, kPoison, kPoison}};
 
-Outcome run(const Scene& scene, const NarrowDecodePlan& plan, std::uint64_t seed = 1) {
+DecodeOutcome run(const Scene& scene, const NarrowDecodePlan& plan, std::uint64_t seed = 1) {
   const auto& shape = scene.shape();
   const std::size_t states = scene.first_state().back(), rows = scene.rows();
-  Outcome o;
+  DecodeOutcome o;
   // In memory of Floats4, for accesses of 16 bytes.
   std::vector<gpu::Floats4> out(states * shape.head_dim / 4, kPoisons);
   std::vector<gpu::Floats4> result(rows * shape.head_dim / 4, kPoisons);
@@ -137,14 +132,14 @@ TEST(NarrowDecodeDevice, NeitherGridNorCompanyChangesABit) {
   const std::vector<HeadWidths> widths = {{32, 48}, {64, 16}};
   const std::vector<std::int32_t> blocks = {2, 10, 0, 33, 1};
   const Scene together({4, widths, 64, blocks});
-  const Outcome all = run(together, together.plan(1));
+  const DecodeOutcome all = run(together, together.plan(1));
   for (const int machines : {2, 7, 50}) {
     EXPECT_TRUE(run(together, together.plan(machines)) == all) << machines << " machines";
   }
   EXPECT_TRUE(run(together, together.plan(7, false)) == all) << "round-robin";
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const Scene alone({4, widths, 64, {blocks[i]}});
-    const Outcome own = run(alone, alone.plan(3));
+    const DecodeOutcome own = run(alone, alone.plan(3));
     const auto begin = all.result.begin() + static_cast<std::ptrdiff_t>(i * 8 * 64);
     EXPECT_TRUE(std::equal(own.result.begin(), own.result.end(), begin)) << "sequence " << i;
   }
@@ -154,7 +149,7 @@ TEST(NarrowDecodeDevice, NoOrderOfThreadsChangesABit) {
   for (const int group : {7, 29}) {
     const Scene scene({group, {{96, 80}, {16, 128}}, 128, {5, 2}});
     const NarrowDecodePlan plan = scene.plan(2);
-    const Outcome first = run(scene, plan, 1);
+    const DecodeOutcome first = run(scene, plan, 1);
     for (const std::uint64_t seed : {100, 200, 300}) {
       EXPECT_TRUE(run(scene, plan, seed) == first) << "seed " << seed;
     }
@@ -213,4 +208,4 @@ TEST(NarrowDecodeShape, OneListOfKernels) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::narrow_fixture

@@ -10,15 +10,13 @@
 #include "attention/narrow_attention_fixture.h"
 #include "gpu/gpu_fixture.h"
 
-namespace kvlane {
+namespace kvlane::narrow_fixture {
 namespace {
 
 using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
-using gpu_fixture::take;
 using gpu_fixture::values_of;
 using gpu_fixture::view;
-using narrow_fixture::Scene;
 
 constexpr int kMultiprocessors = 16;  // that plans are for, if nothing else is said
 
@@ -162,4 +160,4 @@ TEST_F(NarrowDecodeGpuTest, SaysWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::narrow_fixture

@@ -5,18 +5,13 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <memory>
 
 #include "attention/narrow_attention_fixture.h"
 #include "gpu/emulated_block.h"
 
-namespace kvlane {
+namespace kvlane::narrow_fixture {
 namespace {
-
-using narrow_fixture::Scene;
-
-constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
 template <int kDim, int kTiles>
 void attend(const NarrowPrefillBatch& batch, const PrefillUnit& unit, std::uint64_t seed) {
@@ -28,13 +23,13 @@ void attend(const NarrowPrefillBatch& batch, const PrefillUnit& unit, std::uint6
 }
 
 // States, of all pairs.
-struct Outcome {
+struct PrefillOutcome {
   std::vector<float> max, sum, out;
 };
 bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
-bool operator==(const Outcome& a, const Outcome& b) {
+bool operator==(const PrefillOutcome& a, const PrefillOutcome& b) {
   return same(a.max, b.max) && same(a.sum, b.sum) && same(a.out, b.out);
 }
 
@@ -43,10 +38,11 @@ PrefillShape prefill_shape_of(const Scene& scene) {
   return *prefill_shape(shape.heads(), shape.kv_heads(), shape.head_dim);
 }
 
-Outcome run(const Scene& scene, const std::vector<PrefillUnit>& units, std::uint64_t seed = 1) {
+PrefillOutcome run(const Scene& scene, const std::vector<PrefillUnit>& units,
+                   std::uint64_t seed = 1) {
   const std::size_t values = scene.rows() * scene.shape().head_dim;
   const std::vector<NarrowHead> heads = scene.heads();
-  Outcome o{
+  PrefillOutcome o{
       std::vector<float>(scene.rows(), kPoison), std::vector<float>(scene.rows(), kPoison), {}};
   // In memory of Floats4, for accesses of 16 bytes.
   std::vector<gpu::Floats4> out(values / 4, {{kPoison, kPoison, kPoison, kPoison}});
@@ -65,12 +61,12 @@ Outcome run(const Scene& scene, const std::vector<PrefillUnit>& units, std::uint
   o.out.assign(batch.out, batch.out + values);
   return o;
 }
-Outcome run(const Scene& scene, std::uint64_t seed = 1) {
+PrefillOutcome run(const Scene& scene, std::uint64_t seed = 1) {
   return run(scene, plan_prefill(scene.prefill_spans(), prefill_shape_of(scene)), seed);
 }
 
 void expect_right(const Scene& scene) {
-  const Outcome outcome = run(scene);
+  const PrefillOutcome outcome = run(scene);
   scene.expect_right(outcome.out, &outcome.max, &outcome.sum);
   // Behind the rows of a span nothing is written.
   const std::size_t heads = scene.shape().heads();
@@ -128,7 +124,7 @@ TEST(NarrowPrefillDevice, SharpAndFlatWeights) {
 
 TEST(NarrowPrefillDevice, NoOrderOfThreadsChangesABit) {
   const Scene scene({3, {{96, 80}, {16, 112}}, 128, {5}, 4, {{4 * 64 + 50, 40}}});
-  const Outcome first = run(scene);
+  const PrefillOutcome first = run(scene);
   for (const std::uint64_t seed : {100, 200}) {
     EXPECT_TRUE(run(scene, seed) == first) << "seed " << seed;
   }
@@ -137,7 +133,7 @@ TEST(NarrowPrefillDevice, NoOrderOfThreadsChangesABit) {
 // A prompt in one part and in three.
 TEST(NarrowPrefillDevice, NoChunkChangesABit) {
   const Scene scene({5, {{32, 64}}, 64, {4}, 4, {{40, 200}}});
-  const Outcome whole = run(scene);
+  const PrefillOutcome whole = run(scene);
   std::vector<PrefillUnit> units;
   for (const PrefillSpan& span :
        {PrefillSpan{40, 33, 0}, PrefillSpan{73, 100, 33}, PrefillSpan{173, 67, 133}}) {
@@ -171,4 +167,4 @@ TEST(NarrowPrefillShape, WhatThereIsNoKernelFor) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::narrow_fixture

@@ -9,15 +9,13 @@
 #include "attention/narrow_attention_fixture.h"
 #include "gpu/gpu_fixture.h"
 
-namespace kvlane {
+namespace kvlane::narrow_fixture {
 namespace {
 
 using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
-using gpu_fixture::take;
 using gpu_fixture::values_of;
 using gpu_fixture::view;
-using narrow_fixture::Scene;
 
 class NarrowPrefillGpuTest : public gpu_fixture::GpuTest {
  protected:
@@ -99,4 +97,4 @@ TEST_F(NarrowPrefillGpuTest, WindowsAndPlaces) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::narrow_fixture

@@ -10,24 +10,20 @@
 
 #include "attention/attention.h"
 #include "base/bf16.h"
+#include "base/test_results.h"
+#include "cpu/tiers_fixture.h"
 
 namespace kvlane {
 namespace {
 
+using tiers_fixture::tiers;
+
 constexpr int kHeadDim = 64;
-constexpr int kHeads = 2;
+constexpr int kOwnHeads = 2;
 constexpr KvShape kShape{1, 1, kHeadDim, ElementType::kBf16};
 constexpr std::size_t kPlane = std::size_t{kBlockTokens} * kHeadDim;
 
-std::vector<Isa> tiers() {
-  std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
-    if (isa_supported(isa)) supported.push_back(isa);
-  }
-  return supported;
-}
-
-std::shared_ptr<const KvFormat> make(const char* name, Isa isa) {
+std::shared_ptr<const KvFormat> make_without_tables(const char* name, Isa isa) {
   KvFormatContext context;
   context.shape = kShape;
   context.isa = isa;
@@ -36,21 +32,16 @@ std::shared_ptr<const KvFormat> make(const char* name, Isa isa) {
   return *made;
 }
 
-BlockPool take(Result<BlockPool> made) {
-  EXPECT_TRUE(made.ok()) << made.status().message();
-  return std::move(*made);
-}
-
 // A sequence of Gaussian rows, of which complete blocks are sealed.
-class Scene {
+class OwnBlockScene {
  public:
-  Scene(const char* format, int tokens, Isa isa)
-      : format_(make(format, isa)),
+  OwnBlockScene(const char* format, int tokens, Isa isa)
+      : format_(make_without_tables(format, isa)),
         isa_(isa),
         rows_(take(BlockPool::create(kShape, 1 << 20))),
         sealed_(take(BlockPool::create_sealed(kShape, format_->slab_sizes(), 1 << 20))),
         table_(sealed_, rows_, {}),
-        q_(std::size_t(tokens) * kHeads * kHeadDim) {
+        q_(std::size_t(tokens) * kOwnHeads * kHeadDim) {
     std::mt19937 engine(5);
     std::normal_distribution<float> gauss;
     EXPECT_TRUE(table_.grow(tokens).ok());
@@ -66,19 +57,19 @@ class Scene {
 
   // Of the query tokens [first, first + count).
   std::vector<float> run(int first, int count) {
-    const std::size_t row = std::size_t{kHeads} * kHeadDim;
+    const std::size_t row = std::size_t{kOwnHeads} * kHeadDim;
     std::vector<float> out(count * row);
     const AttentionSpan span{&table_, first, count, 0};
     Attention attention(isa_, format_.get());
     attention.run(
-        {0, kHeads, {&span, 1}, q_.data() + first * row, 1, ElementType::kF32, out.data()});
+        {0, kOwnHeads, {&span, 1}, q_.data() + first * row, 1, ElementType::kF32, out.data()});
     return out;
   }
 
   // Exact attention of a token and head over pages as given, one for each block.
   std::vector<double> exact(int token, int head,
                             const std::vector<std::vector<std::uint16_t>>& pages) const {
-    const std::uint16_t* const q = &q_[(std::size_t(token) * kHeads + head) * kHeadDim];
+    const std::uint16_t* const q = &q_[(std::size_t(token) * kOwnHeads + head) * kHeadDim];
     std::vector<double> weights(token + 1, 0.0);
     const auto value = [&](int t, int i, bool keys) {
       const std::size_t at = std::size_t(t % kBlockTokens) * kHeadDim + i + (keys ? 0 : kPlane);
@@ -128,7 +119,7 @@ double greatest_difference(const std::vector<float>& out, int row, int head,
                            const std::vector<double>& expected) {
   double greatest = 0;
   for (int i = 0; i < kHeadDim; ++i) {
-    const float x = out[(std::size_t(row) * kHeads + head) * kHeadDim + i];
+    const float x = out[(std::size_t(row) * kOwnHeads + head) * kHeadDim + i];
     greatest = std::max(greatest, std::abs(x - expected[i]));
   }
   return greatest;
@@ -138,10 +129,10 @@ TEST(OwnBlock, ACompleteOneIsReadAsItsSlabByDiagInt8) {
   for (const Isa isa : tiers()) {
     for (const char* format : {"hack:paper,diag=int8", "hack:p=32,k=8,v=4,mix=1,diag=int8",
                                "hack:p=32,compute=complete,diag=int8"}) {
-      Scene scene(format, 192, isa);
+      OwnBlockScene scene(format, 192, isa);
       const auto out = scene.run(64, 128);
       for (const int token : {64, 65, 100, 127, 128, 190, 191}) {
-        for (int head = 0; head < kHeads; ++head) {
+        for (int head = 0; head < kOwnHeads; ++head) {
           const auto coded =
               scene.exact(token, head, {scene.opened(0), scene.opened(1), scene.opened(2)});
           EXPECT_LT(greatest_difference(out, token - 64, head, coded), kNear)
@@ -154,8 +145,8 @@ TEST(OwnBlock, ACompleteOneIsReadAsItsSlabByDiagInt8) {
 
 TEST(OwnBlock, AnIncompleteOneIsRowsEvenForDiagInt8) {
   for (const Isa isa : tiers()) {
-    Scene coded("hack:paper,diag=int8", 100, isa);
-    Scene plain("hack:paper", 100, isa);
+    OwnBlockScene coded("hack:paper,diag=int8", 100, isa);
+    OwnBlockScene plain("hack:paper", 100, isa);
     EXPECT_EQ(coded.run(64, 36), plain.run(64, 36)) << isa_name(isa);
     EXPECT_NE(coded.run(0, 64), plain.run(0, 64)) << isa_name(isa);
   }
@@ -165,7 +156,7 @@ TEST(OwnBlock, RowsAreReadAsCodesWhereTheFormatSaysSo) {
   for (const Isa isa : tiers()) {
     for (const char* format :
          {"hack:paper,ktail=code", "hack:paper,rqe=0", "hack:p=32,ktail=code,rqe=0"}) {
-      Scene scene(format, 100, isa);
+      OwnBlockScene scene(format, 100, isa);
       const auto out = scene.run(90, 10);
       for (const int token : {90, 99}) {
         const auto expected = scene.exact(token, 1, {scene.opened(0), scene.own(1, 36)});
@@ -180,9 +171,9 @@ TEST(OwnBlock, RowsAreReadAsCodesWhereTheFormatSaysSo) {
 
 TEST(OwnBlock, WhetherThePassCompletesItDecidesForDiagInt8) {
   for (const Isa isa : tiers()) {
-    Scene scene("hack:paper,diag=int8", 128, isa);
+    OwnBlockScene scene("hack:paper,diag=int8", 128, isa);
     const auto whole = scene.run(64, 64);
-    const std::size_t row = std::size_t{kHeads} * kHeadDim;
+    const std::size_t row = std::size_t{kOwnHeads} * kHeadDim;
     for (const auto& [first, count] : {std::pair{64, 1}, {70, 9}, {127, 1}}) {
       const auto part = scene.run(first, count);
       // Where the block is not complete in the pass it is read as rows.

@@ -9,11 +9,9 @@
 #include "attention/prefill_fixture.h"
 #include "gpu/emulated_block.h"
 
-namespace kvlane {
+namespace kvlane::prefill_fixture {
 namespace {
 
-using prefill_fixture::Scene;
-using prefill_fixture::SceneShape;
 using Rows = std::vector<std::uint16_t>;
 
 constexpr std::uint16_t kPoison = 0xFFFF;
@@ -183,7 +181,7 @@ TEST(PrefillDevice, NoChunkingChangesABit) {
 }
 
 TEST(PrefillDevice, NoCompanyChangesABit) {
-  const std::vector<prefill_fixture::SpanShape> spans = {{0, 0, 70}, {1, 60, 9}, {2, 0, 1}};
+  const std::vector<SpanShape> spans = {{0, 0, 70}, {1, 60, 9}, {2, 0, 1}};
   for (const int heads : {2, 6}) {
     const Scene together({heads, 2, 80, spans});
     const Rows all = run(together);
@@ -245,4 +243,4 @@ TEST(PrefillShape, OneListOfKernels) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::prefill_fixture

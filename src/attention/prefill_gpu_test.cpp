@@ -9,17 +9,14 @@
 #include "attention/prefill_fixture.h"
 #include "gpu/gpu_fixture.h"
 
-namespace kvlane {
+namespace kvlane::prefill_fixture {
 namespace {
 
 using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
-using gpu_fixture::take;
-using prefill_fixture::Scene;
-using prefill_fixture::SpanShape;
 using Rows = std::vector<std::uint16_t>;
 
-constexpr std::uint16_t kPoison = 0xA5A5;  // as DeviceBytes has it
+constexpr std::uint16_t kGpuPoison = 0xA5A5;  // as DeviceBytes has it
 
 template <class T>
 ByteView view(const std::vector<T>& values) {
@@ -64,7 +61,7 @@ class PrefillGpuTest : public gpu_fixture::GpuTest {
   }
 
   void expect_right(const Scene& scene, int step = 1) {
-    scene.expect_right(run(scene), kPoison, step);
+    scene.expect_right(run(scene), kGpuPoison, step);
   }
 };
 
@@ -72,7 +69,7 @@ TEST_F(PrefillGpuTest, SmallOneOfEachKernel) {
   for (const int head_dim : {64, 128, 256}) {
     for (const int group : {1, 3, 12}) {
       const Scene scene({2 * group, 2, head_dim, {{0, 0, 1}, {1, 0, 0}, {2, 70, 100}}});
-      scene.expect_right(run(scene, DeviceBytes::Around::kNothing), kPoison, 9);
+      scene.expect_right(run(scene, DeviceBytes::Around::kNothing), kGpuPoison, 9);
       if (HasFatalFailure()) return;
     }
   }
@@ -82,7 +79,7 @@ TEST_F(PrefillGpuTest, SmallBehindSealedPages) {
   for (const KvWindow window : {KvWindow{0, 0}, KvWindow{1, 1}}) {
     for (const int head_dim : {64, 128, 256}) {
       const Scene scene({6, 2, head_dim, {{0, 0, 1}, {1, 0, 0}, {2, 150, 100}}, window});
-      scene.expect_right(run(scene, DeviceBytes::Around::kNothing), kPoison, 9);
+      scene.expect_right(run(scene, DeviceBytes::Around::kNothing), kGpuPoison, 9);
       if (HasFatalFailure()) return;
     }
   }
@@ -135,7 +132,7 @@ TEST_F(PrefillGpuTest, LongSequences) {
 TEST_F(PrefillGpuTest, NothingToDo) {
   EXPECT_TRUE(run(Scene({4, 2, 64, {}})).empty());
   const Scene scene({4, 2, 64, {{0, 0, 0}, {1, 99, 0}}});
-  EXPECT_EQ(run(scene), Rows(2 * scene.row_values(), kPoison));
+  EXPECT_EQ(run(scene), Rows(2 * scene.row_values(), kGpuPoison));
 }
 
 TEST_F(PrefillGpuTest, EveryRunHasTheSameBits) {
@@ -216,4 +213,4 @@ TEST_F(PrefillGpuTest, SaysWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::prefill_fixture

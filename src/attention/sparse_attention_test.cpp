@@ -12,6 +12,7 @@
 
 #include "base/bf16.h"
 #include "base/random.h"
+#include "base/test_results.h"
 #include "cpu/parallel.h"
 #include "quant/tables_fixture.h"
 #include "quant/zack.h"
@@ -20,13 +21,7 @@ namespace kvlane {
 namespace {
 
 constexpr int kPrompt = 150;  // two sealed blocks and an open one
-constexpr int kTokens = 230;
-
-template <class T>
-T take(Result<T> made) {
-  EXPECT_TRUE(made.ok()) << made.status().message();
-  return std::move(*made);
-}
+constexpr int kSparseTokens = 230;
 
 struct Case {
   const char* rule;
@@ -44,18 +39,19 @@ std::shared_ptr<const KvFormat> format_of(const Case& what) {
 }
 
 // Random queries, keys and values of a sequence in all layers.
-class Rows {
+class RandomRows {
  public:
-  Rows(const KvShape& shape, int heads, int parts) : shape_(shape), heads_(heads), parts_(parts) {
+  RandomRows(const KvShape& shape, int heads, int parts)
+      : shape_(shape), heads_(heads), parts_(parts) {
     q_.resize(shape.layers);
     kv_.resize(shape.layers);
     for (int layer = 0; layer < shape.layers; ++layer) {
-      q_[layer].resize(std::size_t(kTokens) * heads * parts * shape.head_dim);
+      q_[layer].resize(std::size_t(kSparseTokens) * heads * parts * shape.head_dim);
       for (std::size_t i = 0; i < q_[layer].size(); ++i) {
         const bool second = i / shape.head_dim % parts == 1;
         q_[layer][i] = normal(1, layer, i, second ? 0x1p-9F : 1.5F);
       }
-      kv_[layer].resize(std::size_t(kTokens) * shape.kv_heads * 2 * shape.head_dim);
+      kv_[layer].resize(std::size_t(kSparseTokens) * shape.kv_heads * 2 * shape.head_dim);
       for (std::size_t i = 0; i < kv_[layer].size(); ++i) kv_[layer][i] = normal(2, layer, i, 1);
     }
   }
@@ -99,15 +95,16 @@ class Rows {
 // What one KV head would do that kept everything and looked away.
 class Reference {
  public:
-  Reference(const Case& what, const Rows& rows, const KvFormat* format, int layer, int kv_head)
+  Reference(const Case& what, const RandomRows& rows, const KvFormat* format, int layer,
+            int kv_head)
       : what_(what),
         rows_(rows),
         rule_(take(make_eviction_rule(what.rule))),
         layer_(layer),
         kv_head_(kv_head),
         widths_(what.shape.widths()),
-        scores_(kTokens),
-        kept_(kTokens, true) {
+        scores_(kSparseTokens),
+        kept_(kSparseTokens, true) {
     if (format) widths_ = dynamic_cast<const ZackFormat&>(*format).widths(layer, kv_head);
   }
 
@@ -210,7 +207,7 @@ class Reference {
   }
 
   const Case& what_;
-  const Rows& rows_;
+  const RandomRows& rows_;
   const EvictionRule rule_;
   const int layer_;
   const int kv_head_;
@@ -224,9 +221,9 @@ class Reference {
 };
 
 // The real thing.
-class Scene {
+class SparseScene {
  public:
-  Scene(const Case& what, const Rows& rows, Isa isa)
+  SparseScene(const Case& what, const RandomRows& rows, Isa isa)
       : what_(what),
         rows_(rows),
         format_(format_of(what)),
@@ -303,7 +300,7 @@ class Scene {
   }
 
   const Case& what_;
-  const Rows& rows_;
+  const RandomRows& rows_;
   const std::shared_ptr<const KvFormat> format_;
   BlockPool row_pool_;
   BlockPool sealed_pool_;
@@ -332,8 +329,8 @@ const Case kCases[] = {
 TEST(SparseAttention, KeepsWhatTheReferenceKeepsAndReadsIt) {
   for (const Case& what : kCases) {
     SCOPED_TRACE(std::string(what.rule) + " " + (what.format ? what.format : "bf16"));
-    const Rows rows(what.shape, what.heads, what.parts);
-    Scene scene(what, rows, best_isa());
+    const RandomRows rows(what.shape, what.heads, what.parts);
+    SparseScene scene(what, rows, best_isa());
     std::vector<Reference> references;
     for (int layer = 0; layer < what.shape.layers; ++layer) {
       for (int head = 0; head < what.shape.kv_heads; ++head) {
@@ -353,7 +350,7 @@ TEST(SparseAttention, KeepsWhatTheReferenceKeepsAndReadsIt) {
       ASSERT_EQ(scene.kept(layer, head), reference.kept(kPrompt)) << layer << " " << head;
     });
     const int values = what.heads / what.shape.kv_heads * what.shape.head_dim;
-    for (int token = kPrompt; token < kTokens; ++token) {
+    for (int token = kPrompt; token < kSparseTokens; ++token) {
       const std::vector<float> out = scene.steps(token, 1);
       each([&](int layer, int head, Reference& reference) {
         std::vector<double> expected;
@@ -376,20 +373,20 @@ TEST(SparseAttention, KeepsWhatTheReferenceKeepsAndReadsIt) {
 TEST(SparseAttention, ChunksThreadsAndTiersKeepTheSame) {
   for (const Case& what : kCases) {
     SCOPED_TRACE(what.rule);
-    const Rows rows(what.shape, what.heads, what.parts);
-    Scene step_by_step(what, rows, best_isa());
+    const RandomRows rows(what.shape, what.heads, what.parts);
+    SparseScene step_by_step(what, rows, best_isa());
     step_by_step.prompt(1);
     std::vector<std::vector<float>> outs;
-    for (int token = kPrompt; token < kTokens; ++token) {
+    for (int token = kPrompt; token < kSparseTokens; ++token) {
       outs.push_back(step_by_step.steps(token, 1));
     }
     for (const Isa isa : kAllIsas) {
       if (!isa_supported(isa)) continue;
       for (const int threads : {1, 3}) {
         set_parallel_threads(threads);
-        Scene scene(what, rows, isa);
+        SparseScene scene(what, rows, isa);
         scene.prompt(threads == 1 ? kPrompt : 70);
-        const std::vector<float> out = scene.steps(kPrompt, kTokens - kPrompt);
+        const std::vector<float> out = scene.steps(kPrompt, kSparseTokens - kPrompt);
         const std::size_t row = std::size_t(what.heads) * what.shape.head_dim;
         for (int layer = 0; layer < what.shape.layers; ++layer) {
           for (int head = 0; head < what.shape.kv_heads; ++head) {
@@ -413,13 +410,13 @@ TEST(SparseAttention, ChunksThreadsAndTiersKeepTheSame) {
 
 TEST(SparseAttention, FreesThePromptsMemory) {
   for (const Case& what : kCases) {
-    const Rows rows(what.shape, what.heads, what.parts);
-    Scene scene(what, rows, best_isa());
+    const RandomRows rows(what.shape, what.heads, what.parts);
+    SparseScene scene(what, rows, best_isa());
     const int all = scene.pool().blocks_total();
     scene.prompt(kPrompt);
     const int held = all - scene.pool().blocks_free();
     EXPECT_EQ(held, blocks_for(scene.cache().budget().tokens() + 1)) << what.rule;
-    (void)scene.steps(kPrompt, kTokens - kPrompt);
+    (void)scene.steps(kPrompt, kSparseTokens - kPrompt);
     EXPECT_EQ(all - scene.pool().blocks_free(), held) << "not one block more";
   }
 }

@@ -9,24 +9,24 @@
 namespace kvlane {
 namespace {
 
-constexpr std::uint16_t kLargest = 0x7f7f;
+constexpr std::uint16_t kLargestBf16 = 0x7f7f;
 
-float value(unsigned bits) { return to_float(bf16{static_cast<std::uint16_t>(bits)}); }
+float bf16_value(unsigned bits) { return to_float(bf16{static_cast<std::uint16_t>(bits)}); }
 
 TEST(Bf16Bounds, NumbersOfBf16StayWhatTheyAre) {
-  for (unsigned bits = 0; bits <= kLargest; ++bits) {
-    ASSERT_EQ(bf16_not_above(value(bits)).bits, bits);
-    ASSERT_EQ(bf16_not_below(value(bits)).bits, bits);
+  for (unsigned bits = 0; bits <= kLargestBf16; ++bits) {
+    ASSERT_EQ(bf16_not_above(bf16_value(bits)).bits, bits);
+    ASSERT_EQ(bf16_not_below(bf16_value(bits)).bits, bits);
     if (bits > 0) {
-      ASSERT_EQ(bf16_not_above(-value(bits)).bits, bits | 0x8000U);
+      ASSERT_EQ(bf16_not_above(-bf16_value(bits)).bits, bits | 0x8000U);
     }
   }
 }
 
 TEST(Bf16Bounds, WhatLiesBetweenTwoGoesToTheOneBelowOrAbove) {
-  for (unsigned bits = 0; bits < kLargest; ++bits) {
-    const float low = value(bits);
-    const float high = value(bits + 1);
+  for (unsigned bits = 0; bits < kLargestBf16; ++bits) {
+    const float low = bf16_value(bits);
+    const float high = bf16_value(bits + 1);
     for (const float x :
          {std::nextafter(low, high), low + (high - low) / 2, std::nextafter(high, low)}) {
       ASSERT_EQ(bf16_not_above(x).bits, bits) << x;

@@ -9,24 +9,24 @@
 namespace kvlane {
 namespace {
 
-constexpr std::uint16_t kLargest = 0x7bff;
+constexpr std::uint16_t kLargestFp16 = 0x7bff;
 
-float value(unsigned bits) { return to_float(fp16{static_cast<std::uint16_t>(bits)}); }
+float fp16_value(unsigned bits) { return to_float(fp16{static_cast<std::uint16_t>(bits)}); }
 
 TEST(Fp16Bounds, NumbersOfFp16StayWhatTheyAre) {
-  for (unsigned bits = 0; bits <= kLargest; ++bits) {
-    ASSERT_EQ(fp16_not_above(value(bits)).bits, bits);
-    ASSERT_EQ(fp16_not_below(value(bits)).bits, bits);
+  for (unsigned bits = 0; bits <= kLargestFp16; ++bits) {
+    ASSERT_EQ(fp16_not_above(fp16_value(bits)).bits, bits);
+    ASSERT_EQ(fp16_not_below(fp16_value(bits)).bits, bits);
     if (bits > 0) {
-      ASSERT_EQ(fp16_not_above(-value(bits)).bits, bits | 0x8000U);
+      ASSERT_EQ(fp16_not_above(-fp16_value(bits)).bits, bits | 0x8000U);
     }
   }
 }
 
 TEST(Fp16Bounds, WhatLiesBetweenTwoGoesToTheOneBelowOrAbove) {
-  for (unsigned bits = 0; bits < kLargest; ++bits) {
-    const float low = value(bits);
-    const float high = value(bits + 1);
+  for (unsigned bits = 0; bits < kLargestFp16; ++bits) {
+    const float low = fp16_value(bits);
+    const float high = fp16_value(bits + 1);
     for (const float x :
          {std::nextafter(low, high), low + (high - low) / 2, std::nextafter(high, low)}) {
       ASSERT_EQ(fp16_not_above(x).bits, bits) << x;

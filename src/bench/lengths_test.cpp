@@ -12,11 +12,11 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int kDraws = 20000;
+constexpr int kLengths = 20000;
 
 std::vector<int> draw_many(const LengthDistribution& distribution) {
   RandomStream random(2, Purpose::kLengths, 0);
-  std::vector<int> lengths(kDraws);
+  std::vector<int> lengths(kLengths);
   for (int& length : lengths) length = draw_length(distribution, random);
   return lengths;
 }

@@ -14,18 +14,18 @@
 namespace kvlane {
 namespace {
 
-constexpr int kRows = kBlockTokens;
+constexpr int kPlaneRows = kBlockTokens;
 
 // Two layers of pages [64][4]; a value tells where it was: 1000 * source + 100 * page + 10 * (row
 // % 10) + channel. Integers up to 2^16 are told apart, not rounded: they are bits here.
 CapturedPlanes numbered(int pages) {
-  CapturedPlanes captured(2, {.kv_heads = 1, .rows = kRows, .head_dim = 4},
-                          {.kv_heads = 1, .rows = kRows, .head_dim = 4});
+  CapturedPlanes captured(2, {.kv_heads = 1, .rows = kPlaneRows, .head_dim = 4},
+                          {.kv_heads = 1, .rows = kPlaneRows, .head_dim = 4});
   for (int layer = 0; layer < 2; ++layer) {
     for (const Tensor tensor : {Tensor::kK, Tensor::kV}) {
       const int source = 2 * layer + static_cast<int>(tensor);
       for (int page = 0; page < pages; ++page) {
-        for (int row = 0; row < kRows; ++row) {
+        for (int row = 0; row < kPlaneRows; ++row) {
           for (int channel = 0; channel < 4; ++channel) {
             captured.values(layer, tensor)
                 .push_back(
@@ -41,10 +41,10 @@ CapturedPlanes numbered(int pages) {
 std::uint16_t value(const PlaneSet& set, std::size_t plane, int head, int row, int channel) {
   const PlaneShape& shape = set.shape();
   std::uint16_t bits;
-  std::memcpy(
-      &bits,
-      set.plane(plane).data() + 2 * ((std::size_t(head) * kRows + row) * shape.head_dim + channel),
-      sizeof bits);
+  std::memcpy(&bits,
+              set.plane(plane).data() +
+                  2 * ((std::size_t(head) * kPlaneRows + row) * shape.head_dim + channel),
+              sizeof bits);
   return bits;
 }
 
@@ -77,10 +77,10 @@ TEST(PlaneSet, RefusesHeadsThatDoNotFit) {
 }
 
 TEST(PlaneSet, NarrowedValuesAreScaledByTheirSource) {
-  CapturedPlanes captured(1, {.kv_heads = 1, .rows = kRows, .head_dim = 2},
-                          {.kv_heads = 1, .rows = kRows, .head_dim = 2});
-  captured.values(0, Tensor::kK).assign(kRows * 2, to_bf16(1.5F).bits);
-  captured.values(0, Tensor::kV).assign(kRows * 2, to_bf16(-0.001F).bits);
+  CapturedPlanes captured(1, {.kv_heads = 1, .rows = kPlaneRows, .head_dim = 2},
+                          {.kv_heads = 1, .rows = kPlaneRows, .head_dim = 2});
+  captured.values(0, Tensor::kK).assign(kPlaneRows * 2, to_bf16(1.5F).bits);
+  captured.values(0, Tensor::kV).assign(kPlaneRows * 2, to_bf16(-0.001F).bits);
   const auto set = PlaneSet::lay_out(captured, 1, 2, 2);
   const std::vector<int> shifts = set->shifts_to(448);
   EXPECT_EQ(shifts, (std::vector<int>{8, 18}));  // 384; 262

@@ -8,13 +8,12 @@
 #include <string>
 
 #include "base/temporary_directory.h"
+#include "base/test_results.h"
 #include "bench/read_rate.h"
 #include "model/expected_fixture.h"
 
 namespace kvlane {
 namespace {
-
-using expected_fixture::take;
 
 ProfileOptions quick() {
   ProfileOptions options;

@@ -10,7 +10,7 @@
 namespace kvlane {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using testing::HasSubstr;
 
 RequestFormat format(const RequestSettings& settings) {
@@ -25,8 +25,8 @@ TEST(RequestFormat, OfIdsIsWhatOurServerTakes) {
   settings.top_k = 5;
   const std::vector<std::int32_t> ids = {0, 12, 4095};
   const std::string body = format(settings).body_with_ids(ids, 7);
-  const json object = json::parse(body);
-  EXPECT_EQ(object["prompt"], json({0, 12, 4095}));
+  const Json object = Json::parse(body);
+  EXPECT_EQ(object["prompt"], Json({0, 12, 4095}));
   EXPECT_EQ(object["max_tokens"], 7);
   EXPECT_EQ(object["model"], "tiny \"1\"");
   EXPECT_EQ(object["temperature"], 0);
@@ -43,7 +43,7 @@ TEST(RequestFormat, LeavesOutWhatStrictServersRefuse) {
   RequestSettings settings;
   settings.ignore_eos = false;
   settings.return_token_ids = false;
-  const json object = json::parse(format(settings).body_with_text("a \n\"b\"", 1));
+  const Json object = Json::parse(format(settings).body_with_text("a \n\"b\"", 1));
   EXPECT_EQ(object["prompt"], "a \n\"b\"");
   EXPECT_FALSE(object.contains("ignore_eos"));
   EXPECT_FALSE(object.contains("return_token_ids"));
@@ -53,10 +53,10 @@ TEST(RequestFormat, LeavesOutWhatStrictServersRefuse) {
 TEST(RequestFormat, TakesFurtherFields) {
   RequestSettings settings;
   settings.extra_body = R"({"priority": 3, "temperature": 0.5})";
-  const json object = json::parse(format(settings).body_with_ids({}, 1));
+  const Json object = Json::parse(format(settings).body_with_ids({}, 1));
   EXPECT_EQ(object["priority"], 3);
   EXPECT_EQ(object["temperature"], 0.5);
-  EXPECT_EQ(object["prompt"], json::array());
+  EXPECT_EQ(object["prompt"], Json::array());
   settings.extra_body = "[1]";
   EXPECT_THAT(RequestFormat::create(settings).status().message(), HasSubstr("not a JSON object"));
   settings.extra_body = "{";
@@ -69,7 +69,7 @@ TEST(Dialogue, OfIdsRepeatsEverythingBefore) {
   dialogue.ask(std::vector<std::int32_t>{1, 2});
   dialogue.answered(std::vector<std::int32_t>{3}, "three");
   dialogue.ask(std::vector<std::int32_t>{4});
-  EXPECT_EQ(json::parse(dialogue.body(5))["prompt"], json({1, 2, 3, 4}));
+  EXPECT_EQ(Json::parse(dialogue.body(5))["prompt"], Json({1, 2, 3, 4}));
 }
 
 TEST(Dialogue, OfTextRepeatsEverythingBefore) {
@@ -80,7 +80,7 @@ TEST(Dialogue, OfTextRepeatsEverythingBefore) {
   dialogue.ask(std::vector<std::int32_t>{0});
   dialogue.answered({}, "answer ");
   dialogue.ask(std::vector<std::int32_t>{1, 64});
-  EXPECT_EQ(json::parse(dialogue.body(5))["prompt"], "the answer of the ");
+  EXPECT_EQ(Json::parse(dialogue.body(5))["prompt"], "the answer of the ");
 }
 
 TEST(Dialogue, OfAChatHasRoles) {
@@ -91,10 +91,10 @@ TEST(Dialogue, OfAChatHasRoles) {
   dialogue.ask(std::vector<std::int32_t>{0});
   dialogue.answered({}, "answer");
   dialogue.ask(std::vector<std::int32_t>{1});
-  const json messages = json::parse(dialogue.body(5))["messages"];
+  const Json messages = Json::parse(dialogue.body(5))["messages"];
   ASSERT_EQ(messages.size(), 3u);
-  EXPECT_EQ(messages[0], json({{"role", "user"}, {"content", "the "}}));
-  EXPECT_EQ(messages[1], json({{"role", "assistant"}, {"content", "answer"}}));
+  EXPECT_EQ(messages[0], Json({{"role", "user"}, {"content", "the "}}));
+  EXPECT_EQ(messages[1], Json({{"role", "assistant"}, {"content", "answer"}}));
   EXPECT_EQ(messages[2]["content"], "of ");
 }
 

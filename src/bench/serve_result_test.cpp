@@ -13,7 +13,7 @@
 namespace kvlane {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -168,12 +168,12 @@ TEST(ServeOutput, JsonHasTheNamesOfVllm) {
   const ServeResult result = summarise_load(outcome, {}, {50, 99.9});
   ServeSetting setting;
   setting.request_rate = std::numeric_limits<double>::infinity();
-  const json object = json::parse(serve_result_json(setting, result, &outcome));
+  const Json object = Json::parse(serve_result_json(setting, result, &outcome));
   EXPECT_EQ(object["completed"], 2);
   EXPECT_EQ(object["request_rate"], "inf");
   EXPECT_EQ(object["max_concurrency"], nullptr);
   EXPECT_EQ(object["request_goodput"], nullptr);
-  EXPECT_EQ(object["errors_by_kind"], json({{"http_429", 1}}));
+  EXPECT_EQ(object["errors_by_kind"], Json({{"http_429", 1}}));
   for (const char* latency : {"ttft", "tpot", "itl", "e2el"}) {
     for (const char* statistic : {"mean", "median", "std", "p50", "p99.9"}) {
       EXPECT_TRUE(object.contains(std::string(statistic) + "_" + latency + "_ms"));
@@ -181,16 +181,16 @@ TEST(ServeOutput, JsonHasTheNamesOfVllm) {
     EXPECT_EQ(object[std::string("p50_") + latency + "_ms"],
               object[std::string("median_") + latency + "_ms"]);
   }
-  EXPECT_EQ(object["conversations"], json({0, 3, 0, 0}));
-  EXPECT_EQ(object["rounds"], json({1, 2, 1, 1}));
-  EXPECT_EQ(object["input_lens"], json({10, 10, 0, 0}));
-  EXPECT_EQ(object["cached_lens"], json({0, 8, 0, 0}));
-  EXPECT_EQ(object["output_lens"], json({3, 1, 0, 0}));
+  EXPECT_EQ(object["conversations"], Json({0, 3, 0, 0}));
+  EXPECT_EQ(object["rounds"], Json({1, 2, 1, 1}));
+  EXPECT_EQ(object["input_lens"], Json({10, 10, 0, 0}));
+  EXPECT_EQ(object["cached_lens"], Json({0, 8, 0, 0}));
+  EXPECT_EQ(object["output_lens"], Json({3, 1, 0, 0}));
   EXPECT_EQ(object["itls"].size(), 4u);
-  EXPECT_EQ(object["queue_times"], json({0.0, 1.0, 0.0, 0.0}));
-  EXPECT_EQ(object["errors"], json({"", "", "http_429: the server answered 429: full",
+  EXPECT_EQ(object["queue_times"], Json({0.0, 1.0, 0.0, 0.0}));
+  EXPECT_EQ(object["errors"], Json({"", "", "http_429: the server answered 429: full",
                                     "unfinished: the run was ended"}));
-  EXPECT_FALSE(json::parse(serve_result_json(setting, result, nullptr)).contains("itls"));
+  EXPECT_FALSE(Json::parse(serve_result_json(setting, result, nullptr)).contains("itls"));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/test_paths.h"
+#include "base/test_results.h"
 #include "bench/recorded_kv.h"
 #include "codec/codec.h"
 #include "model/tokenizer.h"
@@ -19,12 +20,6 @@ namespace {
 
 const std::string kModel = std::string(kSourceDir) + "/models/kvlane-tiny-gqa";
 const std::string kText = std::string(kSourceDir) + "/README.md";
-
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
 
 // Channels keep what makes codecs work: their own scale. No slab is a copy of another.
 TEST(RecordedKv, SpreadsATrainedModelsValuesOverALargerShape) {

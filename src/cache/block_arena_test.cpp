@@ -8,17 +8,14 @@
 #include <array>
 #include <vector>
 
+#include "cache/table_fixture.h"
+
 namespace kvlane {
 namespace {
 
 constexpr std::size_t kBytes = 4096;
+using table_fixture::name_of;
 using Block = std::array<std::byte, kBytes>;
-
-BlockName name(int i) {
-  BlockName name{};
-  name[0] = std::byte(i);
-  return name;
-}
 
 Block block(int i) {
   Block block;
@@ -35,27 +32,27 @@ BlockArena make_arena(std::size_t bytes) {
 TEST(BlockArena, GivesBackWhatWasPutThere) {
   BlockArena arena = make_arena(3 * kBytes + 100);
   EXPECT_EQ(arena.blocks_total(), 3);
-  for (int i = 0; i < 3; ++i) arena.put(name(i), block(i).data());
+  for (int i = 0; i < 3; ++i) arena.put(name_of(i), block(i).data());
   for (int i = 0; i < 3; ++i) {
     Block out{};
-    ASSERT_TRUE(arena.get(name(i), out.data()));
+    ASSERT_TRUE(arena.get(name_of(i), out.data()));
     EXPECT_EQ(out, block(i));
   }
   Block out{};
-  EXPECT_FALSE(arena.get(name(3), out.data()));
+  EXPECT_FALSE(arena.get(name_of(3), out.data()));
 }
 
 TEST(BlockArena, ForgetsWhatWasWantedLongestAgo) {
   BlockArena arena = make_arena(3 * kBytes);
-  for (int i = 0; i < 3; ++i) arena.put(name(i), block(i).data());
+  for (int i = 0; i < 3; ++i) arena.put(name_of(i), block(i).data());
   Block out{};
-  ASSERT_TRUE(arena.get(name(0), out.data()));
-  arena.put(name(1), block(1).data());  // again: it is young now
-  arena.put(name(3), block(3).data());
+  ASSERT_TRUE(arena.get(name_of(0), out.data()));
+  arena.put(name_of(1), block(1).data());  // again: it is young now
+  arena.put(name_of(3), block(3).data());
   EXPECT_EQ(arena.blocks_used(), 3);
-  EXPECT_FALSE(arena.knows(name(2)));
+  EXPECT_FALSE(arena.knows(name_of(2)));
   for (const int i : {0, 1, 3}) {
-    ASSERT_TRUE(arena.get(name(i), out.data()));
+    ASSERT_TRUE(arena.get(name_of(i), out.data()));
     EXPECT_EQ(out, block(i));
   }
 }
@@ -64,10 +61,10 @@ TEST(BlockArena, KeepsBlocksInMemoryOfTheCaller) {
   std::vector<std::byte> memory(2 * kBytes + 9);
   BlockArena arena = BlockArena::over(kBytes, memory, copy_on_host);
   EXPECT_EQ(arena.blocks_total(), 2);
-  for (int i = 1; i < 4; ++i) arena.put(name(i), block(i).data());
-  EXPECT_FALSE(arena.knows(name(1)));
+  for (int i = 1; i < 4; ++i) arena.put(name_of(i), block(i).data());
+  EXPECT_FALSE(arena.knows(name_of(1)));
   Block out{};
-  ASSERT_TRUE(arena.get(name(3), out.data()));
+  ASSERT_TRUE(arena.get(name_of(3), out.data()));
   EXPECT_EQ(out, block(3));
   EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{3}),
             static_cast<std::ptrdiff_t>(kBytes));
@@ -75,20 +72,20 @@ TEST(BlockArena, KeepsBlocksInMemoryOfTheCaller) {
 
 TEST(BlockArena, WithoutRoomKeepsNothing) {
   BlockArena arena = make_arena(kBytes - 1);
-  arena.put(name(1), block(1).data());
+  arena.put(name_of(1), block(1).data());
   EXPECT_EQ(arena.blocks_total(), 0);
-  EXPECT_FALSE(arena.knows(name(1)));
+  EXPECT_FALSE(arena.knows(name_of(1)));
 }
 
 TEST(BlockArena, IsStillRightAfterItMoved) {
   BlockArena first = make_arena(2 * kBytes);
-  first.put(name(1), block(1).data());
+  first.put(name_of(1), block(1).data());
   BlockArena arena = std::move(first);
-  arena.put(name(2), block(2).data());
-  arena.put(name(3), block(3).data());
+  arena.put(name_of(2), block(2).data());
+  arena.put(name_of(3), block(3).data());
   Block out{};
-  EXPECT_FALSE(arena.get(name(1), out.data()));
-  ASSERT_TRUE(arena.get(name(2), out.data()));
+  EXPECT_FALSE(arena.get(name_of(1), out.data()));
+  ASSERT_TRUE(arena.get(name_of(2), out.data()));
   EXPECT_EQ(out, block(2));
 }
 
@@ -101,21 +98,21 @@ TEST(BlockArena, ForgetsWhatCouldNotBeCopiedIn) {
   auto made = BlockArena::create(kBytes, 2 * kBytes, copy);
   ASSERT_TRUE(made.ok());
   BlockArena& arena = *made;
-  for (int i = 0; i < 2; ++i) arena.put(name(i), block(i).data());
+  for (int i = 0; i < 2; ++i) arena.put(name_of(i), block(i).data());
   fails = true;
-  arena.put(name(2), block(2).data());  // in place of the oldest
-  EXPECT_FALSE(arena.knows(name(0)));
-  EXPECT_FALSE(arena.knows(name(2)));
+  arena.put(name_of(2), block(2).data());  // in place of the oldest
+  EXPECT_FALSE(arena.knows(name_of(0)));
+  EXPECT_FALSE(arena.knows(name_of(2)));
   Block out{};
-  EXPECT_FALSE(arena.get(name(1), out.data()));
+  EXPECT_FALSE(arena.get(name_of(1), out.data()));
   EXPECT_EQ(out, Block{});
   EXPECT_EQ(arena.blocks_used(), 1);
 
   fails = false;
-  for (int i = 2; i < 4; ++i) arena.put(name(i), block(i).data());
+  for (int i = 2; i < 4; ++i) arena.put(name_of(i), block(i).data());
   EXPECT_EQ(arena.blocks_used(), 2);
   for (int i = 2; i < 4; ++i) {
-    ASSERT_TRUE(arena.get(name(i), out.data()));
+    ASSERT_TRUE(arena.get(name_of(i), out.data()));
     EXPECT_EQ(out, block(i));
   }
 }

@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "cache/table_fixture.h"
 
 namespace kvlane {
 namespace {
 
-const KvShape kShape{2, 3, 16, ElementType::kBf16};
+using table_fixture::kShape;
+using table_fixture::name_of;
 
 BlockPool make_pool(int blocks) {
   auto pool = BlockPool::create(kShape, blocks * kShape.block_bytes() + 100);
@@ -100,19 +102,13 @@ TEST(BlockTable, ReturnsItsBlocksWhereverItGoes) {
   EXPECT_EQ(pool.blocks_free(), 4);
 }
 
-BlockName name(int i) {
-  BlockName name{};
-  name[5] = std::byte(i);
-  return name;
-}
-
-// A table of complete blocks, block i published as name(i).
+// A table of complete blocks, block i published as name_of(i).
 BlockTable publish(BlockPool& pool, int blocks) {
   BlockTable table(pool);
   EXPECT_TRUE(table.grow(blocks * kBlockTokens).ok());
   table.set_tokens(blocks * kBlockTokens);
   std::vector<BlockName> names;
-  for (int i = 0; i < blocks; ++i) names.push_back(name(i));
+  for (int i = 0; i < blocks; ++i) names.push_back(name_of(i));
   table.publish(names, 0);
   return table;
 }
@@ -121,15 +117,15 @@ TEST(SharedBlocks, AreFoundWhileOwnedAndAfterwards) {
   BlockPool pool = make_pool(4);
   BlockTable table = publish(pool, 2);
   const BlockId first = table.id(0);
-  EXPECT_EQ(pool.find(name(0)), first);
-  EXPECT_EQ(pool.find(name(7)), std::nullopt);
+  EXPECT_EQ(pool.find(name_of(0)), first);
+  EXPECT_EQ(pool.find(name_of(7)), std::nullopt);
   table.clear();
   EXPECT_EQ(pool.blocks_free(), 3) << "found once, so still owned once";
   EXPECT_EQ(pool.blocks_cached(), 1);
   pool.release(first);
   EXPECT_EQ(pool.blocks_free(), 4);
   EXPECT_EQ(pool.blocks_cached(), 2);
-  EXPECT_EQ(pool.find(name(0)), first);
+  EXPECT_EQ(pool.find(name_of(0)), first);
   EXPECT_EQ(pool.state(first), BlockState::kSealed);
   EXPECT_EQ(pool.blocks_cached(), 1);
 }
@@ -143,10 +139,10 @@ TEST(SharedBlocks, GoWhenMemoryIsNeededTheEndOfASequenceFirst) {
   EXPECT_TRUE(evicted.empty()) << "a block was free";
   EXPECT_TRUE(pool.allocate().ok());
   EXPECT_TRUE(pool.allocate().ok());
-  EXPECT_EQ(evicted, (std::vector{name(2), name(1)}));
-  EXPECT_FALSE(pool.knows(name(2)));
-  EXPECT_TRUE(pool.knows(name(0)));
-  const std::optional<BlockId> kept = pool.find(name(0));
+  EXPECT_EQ(evicted, (std::vector{name_of(2), name_of(1)}));
+  EXPECT_FALSE(pool.knows(name_of(2)));
+  EXPECT_TRUE(pool.knows(name_of(0)));
+  const std::optional<BlockId> kept = pool.find(name_of(0));
   ASSERT_TRUE(kept.has_value());
   EXPECT_EQ(pool.allocate().status().code(), Code::kExhausted);
   pool.release(*kept);
@@ -159,7 +155,7 @@ TEST(SharedBlocks, TheFirstOfANameStays) {
   const BlockTable first = publish(pool, 1);
   BlockTable second = publish(pool, 1);
   EXPECT_NE(first.id(0), second.id(0));
-  EXPECT_EQ(pool.find(name(0)), first.id(0));
+  EXPECT_EQ(pool.find(name_of(0)), first.id(0));
   second.clear();
   EXPECT_EQ(pool.blocks_cached(), 0) << "nobody can find the second";
 }

@@ -6,24 +6,21 @@
 #include <cstring>
 #include <utility>
 
-#include "cache/block_pool.h"
+#include "base/test_results.h"
+#include "cache/table_fixture.h"
 
 namespace kvlane {
 namespace {
 
-const KvShape kShape{2, 3, 16, ElementType::kBf16};
-constexpr std::size_t kSlabBytes = 192;
+using table_fixture::kShape;
+using table_fixture::kSlabBytes;
+using table_fixture::pass;
 
-struct Cache {
-  Cache(int sealed_blocks, int row_blocks)
+struct CodedCache {
+  CodedCache(int sealed_blocks, int row_blocks)
       : sealed(take(BlockPool::create_sealed(kShape, {kShape.layers, kSlabBytes},
                                              sealed_blocks * 2 * kSlabBytes))),
         rows(take(BlockPool::create(kShape, row_blocks * kShape.block_bytes()))) {}
-
-  static BlockPool take(Result<BlockPool> pool) {
-    EXPECT_TRUE(pool.ok()) << pool.status().message();
-    return std::move(*pool);
-  }
 
   int rows_used() const { return rows.blocks_total() - rows.blocks_free(); }
   int sealed_used() const { return sealed.blocks_total() - sealed.blocks_free(); }
@@ -32,16 +29,8 @@ struct Cache {
   BlockPool rows;
 };
 
-// One pass over `tokens` more tokens.
-void pass(BlockTable& table, int tokens) {
-  const int end = table.tokens() + tokens;
-  ASSERT_TRUE(table.grow(end).ok());
-  ASSERT_TRUE(table.open_rows(end).ok());
-  table.set_tokens(end);
-}
-
 TEST(CodedTable, SealedSlabsHaveTheirOwnSize) {
-  Cache cache(3, 1);
+  CodedCache cache(3, 1);
   BlockTable table(cache.sealed, cache.rows, {});
   ASSERT_TRUE(table.grow(3 * kBlockTokens).ok());
   EXPECT_EQ(table.sealed(0, 1) - table.sealed(0, 0), kSlabBytes);
@@ -52,7 +41,7 @@ TEST(CodedTable, SealedSlabsHaveTheirOwnSize) {
 TEST(CodedTable, WhatArrivesFromElsewhereTakesTheRowsThatStay) {
   for (const KvWindow window : {KvWindow{}, KvWindow{1, 1}, KvWindow{0, 2}, KvWindow{9, 9}}) {
     for (const int tokens : {1, 63, 64, 65, 300, 320}) {
-      Cache cache(6, 6);
+      CodedCache cache(6, 6);
       BlockTable computed(cache.sealed, cache.rows, window);
       pass(computed, tokens);
       const int stay = cache.rows_used();
@@ -76,7 +65,7 @@ TEST(CodedTable, WhatArrivesFromElsewhereTakesTheRowsThatStay) {
 }
 
 TEST(CodedTable, WhatArrivesTakesAllItsRowsOrNone) {
-  Cache cache(6, 2);
+  CodedCache cache(6, 2);
   BlockTable table(cache.sealed, cache.rows, {1, 1});
   ASSERT_TRUE(table.grow(300).ok());
   EXPECT_EQ(table.open_arriving_rows(300).code(), Code::kExhausted);
@@ -84,7 +73,7 @@ TEST(CodedTable, WhatArrivesTakesAllItsRowsOrNone) {
 }
 
 TEST(CodedTable, RowsGoWhenABlockIsComplete) {
-  Cache cache(4, 3);
+  CodedCache cache(4, 3);
   BlockTable table(cache.sealed, cache.rows, {});
   pass(table, 150);
   EXPECT_EQ(cache.rows_used(), 1) << "the open block's";
@@ -100,7 +89,7 @@ TEST(CodedTable, AWindowKeepsRowsAsLongAsAQueryMayReadThem) {
   // Whatever the steps, rows that the next token's query reads are there, and no others.
   for (const KvWindow window : {KvWindow{0, 0}, KvWindow{1, 0}, KvWindow{0, 2}, KvWindow{2, 1}}) {
     for (const int step : {1, 63, 64, 65, 200}) {
-      Cache cache(16, 16);
+      CodedCache cache(16, 16);
       BlockTable table(cache.sealed, cache.rows, window);
       while (table.tokens() + step <= 16 * kBlockTokens) {
         pass(table, step);
@@ -116,7 +105,7 @@ TEST(CodedTable, AWindowKeepsRowsAsLongAsAQueryMayReadThem) {
 }
 
 TEST(CodedTable, RowsKeepTheirPlaceWhileABlockFills) {
-  Cache cache(2, 2);
+  CodedCache cache(2, 2);
   BlockTable table(cache.sealed, cache.rows, {});
   pass(table, 10);
   std::uint16_t* rows = table.rows(0, 1);
@@ -126,7 +115,7 @@ TEST(CodedTable, RowsKeepTheirPlaceWhileABlockFills) {
 }
 
 TEST(CodedTable, WithoutRoomForRowsNothingIsTaken) {
-  Cache cache(8, 2);
+  CodedCache cache(8, 2);
   BlockTable table(cache.sealed, cache.rows, {});
   ASSERT_TRUE(table.grow(3 * kBlockTokens).ok());
   const Status status = table.open_rows(3 * kBlockTokens);
@@ -138,7 +127,7 @@ TEST(CodedTable, WithoutRoomForRowsNothingIsTaken) {
 }
 
 TEST(CodedTable, AForkSharesSealedBlocksAndCopiesOpenRows) {
-  Cache cache(6, 4);
+  CodedCache cache(6, 4);
   BlockTable table(cache.sealed, cache.rows, {0, 1});
   pass(table, 150);
   table.rows(2, 1)[5] = 77;
@@ -158,7 +147,7 @@ TEST(CodedTable, AForkSharesSealedBlocksAndCopiesOpenRows) {
 
 TEST(CodedTable, AForkThatFindsNoRoomLeavesNothingBehind) {
   for (const auto& [sealed, rows] : {std::pair(1, 2), std::pair(2, 1)}) {
-    Cache cache(sealed, rows);
+    CodedCache cache(sealed, rows);
     BlockTable table(cache.sealed, cache.rows, {});
     pass(table, 10);
     BlockTable other(cache.sealed, cache.rows, {});
@@ -170,7 +159,7 @@ TEST(CodedTable, AForkThatFindsNoRoomLeavesNothingBehind) {
 }
 
 TEST(CodedTable, SealedBlocksComeFromElsewhere) {
-  Cache cache(4, 2);
+  CodedCache cache(4, 2);
   BlockTable table(cache.sealed, cache.rows, {});
   pass(table, kBlockTokens);
   cache.sealed.publish(table.id(0), BlockName{});

@@ -7,26 +7,18 @@
 #include <utility>
 #include <vector>
 
-#include "cache/block_pool.h"
+#include "base/test_results.h"
+#include "cache/table_fixture.h"
 
 namespace kvlane {
 namespace {
 
-const KvShape kShape{2, 3, 16, ElementType::kBf16};
-constexpr std::size_t kSlabBytes = 192;
-
-BlockPool take(Result<BlockPool> pool) {
-  EXPECT_TRUE(pool.ok()) << pool.status().message();
-  return std::move(*pool);
-}
+using table_fixture::kShape;
+using table_fixture::kSlabBytes;
+using table_fixture::name_of;
+using table_fixture::pass;
 
 int used(const BlockPool& pool) { return pool.blocks_total() - pool.blocks_free(); }
-
-BlockName name_of(int block) {
-  BlockName name{};
-  name[0] = static_cast<std::byte>(block + 1);
-  return name;
-}
 
 std::vector<BlockName> names(int count) {
   std::vector<BlockName> all;
@@ -35,8 +27,8 @@ std::vector<BlockName> names(int count) {
 }
 
 // A cache in 16 bits, or a coded one.
-struct Cache {
-  explicit Cache(bool is_coded, KvWindow kv_window = {})
+struct AnyCache {
+  explicit AnyCache(bool is_coded, KvWindow kv_window = {})
       : coded(is_coded),
         window(kv_window),
         blocks(is_coded ? take(BlockPool::create_sealed(kShape, {kShape.layers, kSlabBytes},
@@ -56,19 +48,11 @@ struct Cache {
   BlockPool rows;
 };
 
-// One pass over `tokens` more tokens.
-void pass(BlockTable& table, int tokens) {
-  const int end = table.tokens() + tokens;
-  ASSERT_TRUE(table.grow(end).ok());
-  ASSERT_TRUE(table.open_rows(end).ok());
-  table.set_tokens(end);
-}
-
 TEST(DroppedBlocks, AreThoseThatNoLaterTokenSees) {
   for (const bool coded : {false, true}) {
     for (const int sight : {64, 65, 100, 128, 129, 300}) {
       for (const int step : {1, 7, 64, 100}) {
-        Cache cache(coded, {1, 1});
+        AnyCache cache(coded, {1, 1});
         BlockTable table = cache.table(sight);
         while (table.tokens() + step <= 1000) {
           pass(table, step);
@@ -91,7 +75,7 @@ TEST(DroppedBlocks, AreThoseThatNoLaterTokenSees) {
 }
 
 TEST(DroppedBlocks, AreNoneWithoutAWindow) {
-  Cache cache(false);
+  AnyCache cache(false);
   BlockTable table = cache.table(0);
   pass(table, 1000);
   table.drop_unseen();
@@ -101,7 +85,7 @@ TEST(DroppedBlocks, AreNoneWithoutAWindow) {
 
 // Rows that a KV format's own window keeps are of no use behind the model's.
 TEST(DroppedBlocks, TakeTheRowsOfSinksWithThem) {
-  Cache cache(true, {2, 1});
+  AnyCache cache(true, {2, 1});
   BlockTable table = cache.table(128);
   pass(table, 256);
   EXPECT_EQ(used(cache.rows), 3) << "two sinks and one recent";
@@ -111,7 +95,7 @@ TEST(DroppedBlocks, TakeTheRowsOfSinksWithThem) {
 }
 
 TEST(DroppedBlocks, AreFoundByOthersUntilTheyAreEvicted) {
-  Cache cache(false);
+  AnyCache cache(false);
   BlockTable table = cache.table(64);
   pass(table, 200);
   table.publish(names(3), 0);
@@ -129,7 +113,7 @@ TEST(DroppedBlocks, AreFoundByOthersUntilTheyAreEvicted) {
 
 TEST(DroppedBlocks, AreGoneInAForkToo) {
   for (const bool coded : {false, true}) {
-    Cache cache(coded);
+    AnyCache cache(coded);
     BlockTable table = cache.table(100);
     pass(table, 300);
     table.drop_unseen();
@@ -150,7 +134,7 @@ TEST(DroppedBlocks, AreGoneInAForkToo) {
 
 TEST(DroppedBlocks, MayNeverHaveBeenThere) {
   for (const bool coded : {false, true}) {
-    Cache cache(coded);
+    AnyCache cache(coded);
     BlockTable first = cache.table(100);
     pass(first, 500);
     first.publish(names(7), 0);
@@ -178,7 +162,7 @@ TEST(DroppedBlocks, MayNeverHaveBeenThere) {
 // Who has blocks for what comes next takes them along.
 TEST(DroppedBlocks, AreSkippedInFrontOfEmptyOnes) {
   for (const bool coded : {false, true}) {
-    Cache cache(coded);
+    AnyCache cache(coded);
     BlockTable table = cache.table(100);
     pass(table, 128);
     ASSERT_TRUE(table.grow(300).ok());

@@ -7,19 +7,14 @@
 
 #include <set>
 
+#include "base/test_results.h"
 #include "quant/tables_fixture.h"
 
 namespace kvlane {
 namespace {
 
-constexpr KvShape kShape{2, 3, 32, ElementType::kBf16};
+constexpr KvShape kSparseShape{2, 3, 32, ElementType::kBf16};
 constexpr int kPrompt = 200;
-
-template <class T>
-T take(Result<T> made) {
-  EXPECT_TRUE(made.ok()) << made.status().message();
-  return std::move(*made);
-}
 
 // Of one place, different from those of all others nearby; a finite BF16 pattern.
 std::uint16_t value_of(int token, int layer, int head, bool is_value, int channel) {
@@ -30,13 +25,13 @@ std::uint16_t value_of(int token, int layer, int head, bool is_value, int channe
 void write_rows(BlockTable& table, int tokens) {
   ASSERT_TRUE(table.grow(tokens).ok());
   for (int token = 0; token < tokens; ++token) {
-    for (int layer = 0; layer < kShape.layers; ++layer) {
-      for (int head = 0; head < kShape.kv_heads; ++head) {
-        std::uint16_t* const k =
-            table.page(token / kBlockTokens, layer, head) + token % kBlockTokens * kShape.head_dim;
-        for (int i = 0; i < kShape.head_dim; ++i) {
+    for (int layer = 0; layer < kSparseShape.layers; ++layer) {
+      for (int head = 0; head < kSparseShape.kv_heads; ++head) {
+        std::uint16_t* const k = table.page(token / kBlockTokens, layer, head) +
+                                 token % kBlockTokens * kSparseShape.head_dim;
+        for (int i = 0; i < kSparseShape.head_dim; ++i) {
           k[i] = value_of(token, layer, head, false, i);
-          k[kShape.page_plane_elements() + i] = value_of(token, layer, head, true, i);
+          k[kSparseShape.page_plane_elements() + i] = value_of(token, layer, head, true, i);
         }
       }
     }
@@ -50,8 +45,8 @@ float score_of(int token, int layer, int head) {
 }
 
 void score_prompt(SparseCache& cache, int tokens) {
-  for (int layer = 0; layer < kShape.layers; ++layer) {
-    for (int head = 0; head < kShape.kv_heads; ++head) {
+  for (int layer = 0; layer < kSparseShape.layers; ++layer) {
+    for (int head = 0; head < kSparseShape.kv_heads; ++head) {
       const auto scores = cache.prompt_scores(layer, head, tokens);
       for (int token = 0; token < tokens; ++token) scores[token] = score_of(token, layer, head);
     }
@@ -60,17 +55,17 @@ void score_prompt(SparseCache& cache, int tokens) {
 
 // Rows of slots are those of the positions that slots say.
 void expect_rows_in_place(const SparseCache& cache) {
-  for (int layer = 0; layer < kShape.layers; ++layer) {
-    for (int head = 0; head < kShape.kv_heads; ++head) {
+  for (int layer = 0; layer < kSparseShape.layers; ++layer) {
+    for (int head = 0; head < kSparseShape.kv_heads; ++head) {
       const HeadSlots& slots = cache.head(layer, head);
       for (int slot = 0; slot < static_cast<int>(slots.positions.size()); ++slot) {
         if (slot == slots.free) continue;
         const std::uint16_t* const page = cache.page(layer, head, slot / kBlockTokens);
-        const int row = slot % kBlockTokens * kShape.head_dim;
-        for (int i = 0; i < kShape.head_dim; ++i) {
+        const int row = slot % kBlockTokens * kSparseShape.head_dim;
+        for (int i = 0; i < kSparseShape.head_dim; ++i) {
           const int token = slots.positions[slot];
           ASSERT_EQ(page[row + i], value_of(token, layer, head, false, i));
-          ASSERT_EQ(page[kBlockTokens * kShape.head_dim + row + i],
+          ASSERT_EQ(page[kBlockTokens * kSparseShape.head_dim + row + i],
                     value_of(token, layer, head, true, i));
         }
       }
@@ -80,8 +75,8 @@ void expect_rows_in_place(const SparseCache& cache) {
 
 class SparseCacheTest : public testing::Test {
  protected:
-  BlockPool pool_ = take(BlockPool::create(kShape, 8 * kShape.block_bytes()));
-  SparseLayout layout_ = take(SparseLayout::create(kShape, nullptr));
+  BlockPool pool_ = take(BlockPool::create(kSparseShape, 8 * kSparseShape.block_bytes()));
+  SparseLayout layout_ = take(SparseLayout::create(kSparseShape, nullptr));
   EvictionRule rule_ = *make_eviction_rule("h2o:keep=0.5,recent=0.25");
 };
 
@@ -100,8 +95,8 @@ TEST_F(SparseCacheTest, EvictingFreesThePromptsBlocksAndKeepsItsBestRows) {
   EXPECT_EQ(pool_.blocks_free(), 6);
   EXPECT_EQ(cache.tokens(), kPrompt);
   EXPECT_EQ(cache.bytes_held(), 100U * 6 * (2 * 32 * 2 + 8));
-  for (int layer = 0; layer < kShape.layers; ++layer) {
-    for (int head = 0; head < kShape.kv_heads; ++head) {
+  for (int layer = 0; layer < kSparseShape.layers; ++layer) {
+    for (int head = 0; head < kSparseShape.kv_heads; ++head) {
       std::vector<float> scores(kPrompt);
       for (int token = 0; token < kPrompt; ++token) scores[token] = score_of(token, layer, head);
       const HeadSlots& slots = cache.head(layer, head);
@@ -123,13 +118,13 @@ TEST_F(SparseCacheTest, LaterTokensTakeThePlacesOfThoseThatGo) {
   score_prompt(cache, kPrompt);
   ASSERT_TRUE(cache.evict(table).ok());
   for (int token = kPrompt; token < kPrompt + 150; ++token) {
-    for (int layer = 0; layer < kShape.layers; ++layer) {
-      for (int head = 0; head < kShape.kv_heads; ++head) {
+    for (int layer = 0; layer < kSparseShape.layers; ++layer) {
+      for (int head = 0; head < kSparseShape.kv_heads; ++head) {
         HeadSlots& slots = cache.head(layer, head);
         const std::set<int> before(slots.positions.begin(), slots.positions.end());
-        std::uint16_t k[kShape.head_dim];
-        std::uint16_t v[kShape.head_dim];
-        for (int i = 0; i < kShape.head_dim; ++i) {
+        std::uint16_t k[kSparseShape.head_dim];
+        std::uint16_t v[kSparseShape.head_dim];
+        for (int i = 0; i < kSparseShape.head_dim; ++i) {
           k[i] = value_of(token, layer, head, false, i);
           v[i] = value_of(token, layer, head, true, i);
         }
@@ -191,10 +186,10 @@ TEST_F(SparseCacheTest, CopiesHaveBlocksOfTheirOwn) {
 
 TEST(SparseLayout, TakesZackAndRefusesOtherFormats) {
   KvTables tables;
-  tables_fixture::add_zack_tables(kShape, true, tables);
+  tables_fixture::add_zack_tables(kSparseShape, true, tables);
   const auto layout = [&](const char* text) {
-    const auto format = take(make_kv_format(text, {.shape = kShape, .tables = &tables}));
-    const auto made = SparseLayout::create(kShape, format.get());
+    const auto format = take(make_kv_format(text, {.shape = kSparseShape, .tables = &tables}));
+    const auto made = SparseLayout::create(kSparseShape, format.get());
     return made.ok() ? std::string() : made.status().message();
   };
   EXPECT_EQ(layout("zack:keep=0.5"), "");

@@ -6,28 +6,16 @@
 
 #include <numeric>
 
-#include "base/test_paths.h"
+#include "calib/calibration_fixture.h"
 #include "codec/exponents.h"
 #include "model/forward.h"
+#include "model/forward_fixture.h"
 
 namespace kvlane {
 namespace {
 
-const std::string kModels = std::string(kSourceDir) + "/tests/fixtures/models/";
-
-std::unique_ptr<Model> load(const std::string& name) {
-  auto model = Model::load(kModels + name, {.isa = best_isa()});
-  EXPECT_TRUE(model.ok()) << model.status().message();
-  return std::move(*model);
-}
-
-std::vector<std::int32_t> tokens_of(const Model& model, std::size_t count, std::int32_t from) {
-  std::vector<std::int32_t> tokens(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    tokens[i] = static_cast<std::int32_t>((from + i * 7 + i * i % 13) % model.config().vocab);
-  }
-  return tokens;
-}
+using calibration_fixture::tokens_of;
+using forward_fixture::load;
 
 // The same passes by hand: one sequence, one layer at a time, with a plain count.
 TEST(CalibrateCodebook, IsWhatTheCacheHolds) {

@@ -11,11 +11,12 @@
 #include <optional>
 
 #include "base/bf16.h"
-#include "base/test_paths.h"
+#include "calib/calibration_fixture.h"
 #include "calib/kv_gradients.h"
 #include "calib/kv_statistics.h"
 #include "calib/row_gradients.h"
 #include "calib/signposts.h"
+#include "model/expected_fixture.h"
 #include "model/forward.h"
 #include "quant/cachegen_symbols.h"
 #include "quant/kv_format.h"
@@ -26,21 +27,19 @@
 namespace kvlane {
 namespace {
 
-const std::string kModels = std::string(kSourceDir) + "/tests/fixtures/models/";
-constexpr std::size_t kTokens = 200;  // three blocks, and 8 tokens that do not count
-constexpr int kCounted = 192;
+using calibration_fixture::kCounted;
+using calibration_fixture::kTokens;
+using calibration_fixture::tokens_of;
+using expected_fixture::kModels;
 
 class CalibrateTables : public testing::Test {
  protected:
   void SetUp() override {
-    auto loaded = Model::load(kModels + "llama-gqa-bf16-llama3-sharded", {.isa = best_isa()});
+    auto loaded = Model::load(kModels / "llama-gqa-bf16-llama3-sharded", {.isa = best_isa()});
     ASSERT_TRUE(loaded.ok()) << loaded.status().message();
     model_ = std::move(*loaded);
     shape_ = model_->config().kv_shape();
-    tokens_.resize(kTokens);
-    for (std::size_t i = 0; i < kTokens; ++i) {
-      tokens_[i] = static_cast<std::int32_t>((3 + i * 7 + i * i % 13) % model_->config().vocab);
-    }
+    tokens_ = tokens_of(*model_, kTokens);
     pool_.emplace(std::move(*BlockPool::create(shape_, 6 * shape_.block_bytes())));
     table_.emplace(*pool_);
     ASSERT_TRUE(table_->grow(kTokens).ok());
@@ -147,11 +146,11 @@ TEST_F(CalibrateTables, ServeTheFormats) {
   const auto error_of = [&](const char* text) {
     const auto format = make_kv_format(text, context);
     EXPECT_TRUE(format.ok()) << format.status().message();
-    struct alignas(64) Line {
+    struct alignas(64) AlignedLine {
       std::byte bytes[64];
     };
-    std::vector<Line> sealed((*format)->slab_bytes() / 64);
-    std::vector<Line> page((shape_.page_bytes() + 63) / 64);
+    std::vector<AlignedLine> sealed((*format)->slab_bytes() / 64);
+    std::vector<AlignedLine> page((shape_.page_bytes() + 63) / 64);
     double error = 0;
     double size = 0;
     for (int layer = 0; layer < shape_.layers; ++layer) {
@@ -231,7 +230,7 @@ TEST_F(CalibrateTables, ValuesCountByTheSquaresOfTheirGradients) {
 
 // Two sequences of 100 tokens: a block of each counts, with the gradients of its own sequence.
 TEST_F(CalibrateTables, EverySequenceHasGradientsOfItsOwn) {
-  auto model = Model::load(kModels + "llama-gqa-bf16-llama3-sharded",
+  auto model = Model::load(kModels / "llama-gqa-bf16-llama3-sharded",
                            {.isa = best_isa(), .context_max = 100});
   ASSERT_TRUE(model.ok());
   const auto tables = calibrate_tables(**model, tokens_, SignpostWeights::kGradients, {});

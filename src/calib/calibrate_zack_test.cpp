@@ -11,28 +11,18 @@
 #include "base/bf16.h"
 #include "base/file.h"
 #include "base/temporary_directory.h"
-#include "base/test_paths.h"
+#include "calib/calibration_fixture.h"
 #include "cpu/parallel.h"
+#include "model/expected_fixture.h"
 #include "model/forward.h"
+#include "model/forward_fixture.h"
 
 namespace kvlane {
 namespace {
 
-const std::string kModels = std::string(kSourceDir) + "/tests/fixtures/models/";
-
-std::unique_ptr<Model> load(const std::string& name) {
-  auto model = Model::load(kModels + name, {.isa = best_isa()});
-  EXPECT_TRUE(model.ok()) << model.status().message();
-  return std::move(*model);
-}
-
-std::vector<std::int32_t> tokens_of(const Model& model, std::size_t count, std::size_t seed = 3) {
-  std::vector<std::int32_t> tokens(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    tokens[i] = static_cast<std::int32_t>((seed + i * 7 + i * i % 13) % model.config().vocab);
-  }
-  return tokens;
-}
+using calibration_fixture::tokens_of;
+using expected_fixture::kModels;
+using forward_fixture::load;
 
 ZackSums sum(const Model& model, std::span<const std::int32_t> tokens,
              const ZackSumOptions& options = {}) {
@@ -198,7 +188,7 @@ TEST_F(InterruptedSum, RefusesTheStateOfSomethingElse) {
   EXPECT_EQ(message(model_, tokens_, true),
             begin + "that was begun with or without --report, unlike this one" + end);
   if (best_isa() != Isa::kScalar) {
-    auto scalar = Model::load(kModels + "qwen3-gqa-bf16", {.isa = Isa::kScalar});
+    auto scalar = Model::load(kModels / "qwen3-gqa-bf16", {.isa = Isa::kScalar});
     ASSERT_TRUE(scalar.ok());
     EXPECT_EQ(message(*scalar, tokens_, false), begin + "with other kernels" + end);
   }

@@ -11,10 +11,11 @@
 #include "base/bf16.h"
 #include "base/file.h"
 #include "base/temporary_directory.h"
-#include "base/test_paths.h"
+#include "base/test_results.h"
 #include "calib/calibrate_zack.h"
 #include "calib/fold.h"
 #include "calib/kv_tables_file.h"
+#include "model/expected_fixture.h"
 #include "model/forward.h"
 #include "model/model.h"
 #include "model/widen.h"
@@ -22,15 +23,9 @@
 namespace kvlane {
 namespace {
 
+using expected_fixture::kModels;
+
 namespace fs = std::filesystem;
-
-const fs::path kModels = fs::path(kSourceDir) / "tests/fixtures/models";
-
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
 
 std::string text_of(const fs::path& path) { return take(read_text_file(path, 1 << 24)); }
 

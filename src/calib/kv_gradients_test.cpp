@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/test_results.h"
+#include "calib/calibration_fixture.h"
 #include "cpu/parallel.h"
 #include "model/expected_fixture.h"
 #include "model/gguf_fixture.h"
@@ -23,10 +25,10 @@ namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
+using calibration_fixture::tokens_of;
 using expected_fixture::Expected;
-using expected_fixture::take;
 
-std::unique_ptr<Model> load(const std::string& name) {
+std::unique_ptr<Model> load_as_computed(const std::string& name) {
   // What was computed of this one is of a context that asks for its short rotations.
   const int context_max = name == "phi3-f32-window-short" ? 256 : 0;
   return take(Model::load(expected_fixture::kModels / name,
@@ -40,14 +42,6 @@ std::vector<std::string> all_models() {
   }
   std::ranges::sort(names);
   return names;
-}
-
-std::vector<std::int32_t> tokens_of(const Model& model, int count) {
-  std::vector<std::int32_t> tokens;
-  for (int i = 0; i < count; ++i) {
-    tokens.push_back(static_cast<std::int32_t>((3 + i * 7 + i * i % 13) % model.config().vocab));
-  }
-  return tokens;
 }
 
 // Numbers around 0, other ones for other seeds.
@@ -70,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Models, KvGradientsOf, testing::ValuesIn(all_models()),
 
 // K and V of one layer moved along a direction, a little to either side.
 TEST_P(KvGradientsOf, AreDifferences) {
-  const auto model = load(GetParam());
+  const auto model = load_as_computed(GetParam());
   const auto gradients = take(KvGradients<double>::create(*model));
   const std::vector<std::int32_t> tokens = tokens_of(*model, std::min(model->context(), 250));
   // Shorter where it must not reach the bend of a ReLU.
@@ -102,7 +96,7 @@ TEST_P(KvGradientsOf, AreDifferences) {
 
 // The last positions of each prompt: what transformers computed in double precision.
 TEST_P(KvGradientsOf, AreOfTheModelThatTransformersComputes) {
-  const auto model = load(GetParam());
+  const auto model = load_as_computed(GetParam());
   const Expected expected(expected_fixture::kModels / GetParam());
   const auto gradients = take(KvGradients<double>::create(*model));
   const int vocab = model->config().vocab;
@@ -128,7 +122,7 @@ TEST_P(KvGradientsOf, AreOfTheModelThatTransformersComputes) {
 }
 
 TEST(KvGradients, FloatsAreCloseAndDoNotDependOnThreads) {
-  const auto model = load("qwen3-gqa-bf16");
+  const auto model = load_as_computed("qwen3-gqa-bf16");
   const std::vector<std::int32_t> tokens = tokens_of(*model, 300);
   std::vector<Matrix<double>> exact;
   take(take(KvGradients<double>::create(*model))
@@ -172,7 +166,7 @@ TEST(KvGradients, OfGgufFilesAreThoseOfTheirCheckpoints) {
   for (const auto& [file, checkpoint] : files) {
     const auto gguf = take(
         Model::load(gguf_fixture::kFiles / (std::string(file) + ".gguf"), {.isa = best_isa()}));
-    const auto plain = load(checkpoint);
+    const auto plain = load_as_computed(checkpoint);
     std::vector<Matrix<float>> by[2];
     double losses[2];
     for (const int i : {0, 1}) {
@@ -191,7 +185,7 @@ TEST(KvGradients, OfGgufFilesAreThoseOfTheirCheckpoints) {
 }
 
 TEST(KvGradients, TellHowFarTheyAre) {
-  const auto model = load("llama-gqa-f16");
+  const auto model = load_as_computed("llama-gqa-f16");
   const auto gradients = take(KvGradients<float>::create(*model));
   std::vector<int> done;
   const auto progress = [&](int layers, int total) {
@@ -207,7 +201,7 @@ TEST(KvGradients, TellHowFarTheyAre) {
 
 // A text of one token says nothing of K and V, one of none is an error.
 TEST(KvGradients, ShortTexts) {
-  const auto model = load("opt-mha-f32");
+  const auto model = load_as_computed("opt-mha-f32");
   const auto gradients = take(KvGradients<float>::create(*model));
   int layers = 0;
   const auto zero = [&](int, const Matrix<float>& keys, const Matrix<float>& values) {
@@ -224,7 +218,7 @@ TEST(KvGradients, ShortTexts) {
 }
 
 TEST(KvGradients, WhatIsNotFiniteIsAnError) {
-  const auto model = load("llama-mqa-f32");
+  const auto model = load_as_computed("llama-mqa-f32");
   const auto gradients = take(KvGradients<float>::create(*model));
   const auto ignore = [](int, const Matrix<float>&, const Matrix<float>&) {};
   // The first layer is computed on the way there, and once more on the way back.

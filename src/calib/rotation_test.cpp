@@ -15,11 +15,11 @@
 namespace kvlane {
 namespace {
 
-constexpr std::size_t kRows = 300;  // more than are gathered at once
+constexpr std::size_t kRotationRows = 300;  // more than are gathered at once
 constexpr std::size_t kD = 24;
 
 // [rows][kD], columns of very different sizes.
-std::vector<double> random_rows(std::uint64_t seed, std::size_t rows = kRows) {
+std::vector<double> random_rows(std::uint64_t seed, std::size_t rows = kRotationRows) {
   std::vector<double> values(rows * kD);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto die = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0];
@@ -109,7 +109,7 @@ TEST(Rotation, KeepsMoreThanAnyOtherAxes) {
     all += along;
     if (i < 8) kept += along;
   }
-  for (std::size_t row = 0; row < kRows; ++row) {
+  for (std::size_t row = 0; row < kRotationRows; ++row) {
     for (std::size_t i = 0; i < 8; ++i) plain += std::pow(rows[row * kD + i], 2);
   }
   EXPECT_GT(kept, plain);
@@ -123,7 +123,8 @@ TEST(StackedGram, IsThatOfOneMatrixOnTopOfTheOther) {
   both.insert(both.end(), b.begin(), b.end());
   const auto stacked = stacked_gram(gram_of(a), gram_of(b), kD, {});
   const auto expected = gram_of(both);
-  for (std::size_t i = 0; i < kD * kD; ++i) EXPECT_NEAR(stacked[i], expected[i], 1e-12 * kRows);
+  for (std::size_t i = 0; i < kD * kD; ++i)
+    EXPECT_NEAR(stacked[i], expected[i], 1e-12 * kRotationRows);
 }
 
 TEST(StackedGram, BalancedMatricesWeighAlike) {

@@ -10,6 +10,7 @@
 
 #include "base/bf16.h"
 #include "base/test_paths.h"
+#include "base/test_results.h"
 #include "calib/calibrate_zack.h"
 #include "calib/fold.h"
 #include "cpu/parallel.h"
@@ -21,22 +22,16 @@ namespace kvlane {
 namespace {
 
 using Row = std::vector<double>;
-using Rows = std::vector<Row>;
+using DoubleRows = std::vector<Row>;
 
-constexpr int kTokens = 200;  // three whole blocks
-
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
+constexpr int kErrorTokens = 200;  // three whole blocks
 
 struct World {
   explicit World(const std::string& name)
       : directory(std::string(kSourceDir) + "/tests/fixtures/models/" + name),
         model(take(Model::load(directory, {.isa = best_isa()}))),
         checkpoint(take(Checkpoint::open(directory))),
-        tokens(kTokens) {
+        tokens(kErrorTokens) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       tokens[i] = static_cast<std::int32_t>((3 + i * 7 + i * i % 13) % model->config().vocab);
     }
@@ -44,7 +39,7 @@ struct World {
     rotations = take(zack_rotations(sums.grams, output_grams(checkpoint), {}));
   }
 
-  ZackErrors errors(std::size_t count = kTokens) const {
+  ZackErrors errors(std::size_t count = kErrorTokens) const {
     ZackSample sample(*model, count);
     const Status completed = sample.complete(*model, tokens);
     EXPECT_TRUE(completed.ok()) << completed.message();
@@ -70,14 +65,14 @@ Row times(const Row& row, const Rotation& rotation) {
 
 // A layer's K, V and queries in the rotated bases.
 struct Layer {
-  std::vector<Rows> k, v;  // [kv_heads][tokens][d]
-  std::vector<Rows> q;     // [heads][tokens][d]
+  std::vector<DoubleRows> k, v;  // [kv_heads][tokens][d]
+  std::vector<DoubleRows> q;     // [heads][tokens][d]
 };
 
 Layer layer_of(const World& world, int layer) {
   const ModelConfig& config = world.model->config();
   const int d = config.head_dim;
-  const int tokens = kTokens / kBlockTokens * kBlockTokens;
+  const int tokens = kErrorTokens / kBlockTokens * kBlockTokens;
   const std::size_t group = std::size_t(config.heads) / config.kv_heads;
   Layer found;
   found.q.resize(config.heads);
@@ -98,7 +93,7 @@ Layer layer_of(const World& world, int layer) {
           },
       .on_pass = {}};
   const auto rows_of = [&](const BlockTable& table, int head, bool is_key) {
-    Rows rows;
+    DoubleRows rows;
     for (int t = 0; t < tokens; ++t) {
       const std::uint16_t* const from = table.page(t / kBlockTokens, layer, head) +
                                         ((is_key ? 0 : kBlockTokens) + t % kBlockTokens) * d;
@@ -121,10 +116,10 @@ Layer layer_of(const World& world, int layer) {
 }
 
 // Of one query head; earlier blocks from `sealed_*`, whose rows may be shorter.
-Rows attention(const Rows& q, const Rows& k, const Rows& v, const Rows& sealed_k,
-               const Rows& sealed_v) {
+DoubleRows attention(const DoubleRows& q, const DoubleRows& k, const DoubleRows& v,
+                     const DoubleRows& sealed_k, const DoubleRows& sealed_v) {
   const std::size_t d = q[0].size();
-  Rows out;
+  DoubleRows out;
   for (std::size_t t = 0; t < q.size(); ++t) {
     const auto own = [&](std::size_t s) { return s / kBlockTokens == t / kBlockTokens; };
     std::vector<double> weights;
@@ -147,7 +142,8 @@ Rows attention(const Rows& q, const Rows& k, const Rows& v, const Rows& sealed_k
 }
 
 // The first dimensions of K and V as `hack` codes them.
-void code(const Rows& k, const Rows& v, int width, int bits, Rows& coded_k, Rows& coded_v) {
+void code(const DoubleRows& k, const DoubleRows& v, int width, int bits, DoubleRows& coded_k,
+          DoubleRows& coded_v) {
   const std::string b = std::to_string(bits);
   const auto format =
       take(make_kv_format("hack:k=" + b + ",v=" + b, {.shape = {1, 1, width, ElementType::kBf16}}));
@@ -172,7 +168,7 @@ void code(const Rows& k, const Rows& v, int width, int bits, Rows& coded_k, Rows
 }
 
 // Of rows behind a query head's slice of the output projection: the sum of squares.
-double energy(const World& world, int layer, int head, const Rows& rows) {
+double energy(const World& world, int layer, int head, const DoubleRows& rows) {
   const ModelConfig& config = world.model->config();
   const std::size_t d = config.head_dim;
   const TensorView& weights = world.checkpoint.tensors().at(output_projection(config, layer));
@@ -193,7 +189,7 @@ double energy(const World& world, int layer, int head, const Rows& rows) {
   return sum;
 }
 
-Rows difference(Rows a, const Rows& b) {
+DoubleRows difference(DoubleRows a, const DoubleRows& b) {
   for (std::size_t t = 0; t < a.size(); ++t) {
     for (std::size_t i = 0; i < a[t].size(); ++i) a[t][i] -= b[t][i];
   }
@@ -213,8 +209,8 @@ TEST(MeasureZackErrors, IsWhatAttentionLosesByOneHead) {
     const Layer rows = layer_of(world, layer);
     double all = 0;
     for (int head = 0; head < config.heads; ++head) {
-      const Rows& k = rows.k[head / group];
-      const Rows& v = rows.v[head / group];
+      const DoubleRows& k = rows.k[head / group];
+      const DoubleRows& v = rows.v[head / group];
       all += energy(world, layer, head, attention(rows.q[head], k, v, k, v));
     }
     const std::size_t choices = zack::kCodeBits.size() * widths;
@@ -222,16 +218,16 @@ TEST(MeasureZackErrors, IsWhatAttentionLosesByOneHead) {
     ASSERT_EQ(errors.v.size(), errors.k.size());
     for (std::size_t bits = 0; bits < zack::kCodeBits.size(); ++bits) {
       const std::size_t width = bits % widths;
-      const Rows& k = rows.k[kv_head];
-      const Rows& v = rows.v[kv_head];
-      Rows coded_k;
-      Rows coded_v;
+      const DoubleRows& k = rows.k[kv_head];
+      const DoubleRows& v = rows.v[kv_head];
+      DoubleRows coded_k;
+      DoubleRows coded_v;
       code(k, v, 16 * static_cast<int>(width + 1), zack::kCodeBits[bits], coded_k, coded_v);
       double lost_k = 0;
       double lost_v = 0;
       for (int head = kv_head * group; head < config.heads; ++head) {
-        const Rows& q = rows.q[head];
-        const Rows right = attention(q, k, v, k, v);
+        const DoubleRows& q = rows.q[head];
+        const DoubleRows right = attention(q, k, v, k, v);
         lost_k += energy(world, layer, head, difference(attention(q, k, v, coded_k, v), right));
         lost_v += energy(world, layer, head, difference(attention(q, k, v, k, coded_v), right));
       }

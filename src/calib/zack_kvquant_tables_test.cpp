@@ -9,6 +9,7 @@
 #include "base/bf16.h"
 #include "base/test_paths.h"
 #include "calib/calibrate_tables.h"
+#include "calib/calibration_fixture.h"
 #include "calib/kv_statistics.h"
 #include "calib/signposts.h"
 #include "model/forward.h"
@@ -19,11 +20,12 @@ namespace kvlane {
 namespace {
 
 using namespace tables_fixture;
+using calibration_fixture::kCounted;
+using calibration_fixture::kTokens;
+using calibration_fixture::tokens_of;
 
 constexpr const char* kZack = "zack:keep=0.75";
 const std::string kPrefix = std::string(kZack) + "+kvquant";
-constexpr std::size_t kTokens = 200;  // three blocks, and 8 tokens that do not count
-constexpr int kCounted = 192;
 
 class ZackKvquantTables : public ::testing::Test {
  protected:
@@ -37,10 +39,7 @@ class ZackKvquantTables : public ::testing::Test {
     auto zack = zack_before_kvquant(kPrefix, shape_, tables_);
     ASSERT_TRUE(zack.ok()) << zack.status().message();
     zack_ = std::move(*zack);
-    tokens_.resize(kTokens);
-    for (std::size_t i = 0; i < kTokens; ++i) {
-      tokens_[i] = static_cast<std::int32_t>((3 + i * 7 + i * i % 13) % model_->config().vocab);
-    }
+    tokens_ = tokens_of(*model_, kTokens);
   }
 
   void calibrate() {

@@ -7,18 +7,13 @@
 #include <algorithm>
 #include <string>
 
-#include "base/test_paths.h"
 #include "calib/calibrate_zack.h"
+#include "model/forward_fixture.h"
 
 namespace kvlane {
 namespace {
 
-std::unique_ptr<Model> load(const std::string& name) {
-  auto model =
-      Model::load(std::string(kSourceDir) + "/tests/fixtures/models/" + name, {.isa = best_isa()});
-  EXPECT_TRUE(model.ok()) << model.status().message();
-  return std::move(*model);
-}
+using forward_fixture::load;
 
 void expect_equal(const ZackSample& a, const ZackSample& b) {
   ASSERT_EQ(a.sequences().size(), b.sequences().size());

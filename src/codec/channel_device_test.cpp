@@ -10,10 +10,9 @@
 #include "codec/channel_fixture.h"
 #include "gpu/emulated_block.h"
 
-namespace kvlane {
+namespace kvlane::channel {
 namespace {
 
-using namespace channel;
 using splitzip_fixture::AlignedBytes;
 using splitzip_fixture::decode_exactly;
 using namespace channel_fixture;
@@ -52,8 +51,8 @@ DeviceVerdict decode_emulated(const PlaneShape& shape, ByteView coded, std::uint
   return verdict;
 }
 
-void expect_same(const PlaneShape& shape, double noise, unsigned seed, std::size_t plane_shift = 0,
-                 std::size_t body_shift = 0) {
+void expect_same_emulated(const PlaneShape& shape, double noise, unsigned seed,
+                          std::size_t plane_shift = 0, std::size_t body_shift = 0) {
   const Bytes plane = kv_plane(shape, noise, seed);
   const Bytes expected = encode_scalar(shape, plane);
   ASSERT_EQ(encode_emulated(shape, plane, seed, plane_shift, body_shift), expected);
@@ -70,7 +69,7 @@ TEST(ChannelDevice, ShapesOfModelsAndOddOnes) {
   unsigned seed = 1;
   for (const auto& [heads, rows, channels] : shapes) {
     for (const double noise : {0.0, 0.01}) {
-      expect_same({ElementType::kBf16, heads, rows, channels}, noise, ++seed);
+      expect_same_emulated({ElementType::kBf16, heads, rows, channels}, noise, ++seed);
       if (HasFatalFailure()) FAIL() << heads << " x " << rows << " x " << channels;
     }
   }
@@ -78,8 +77,8 @@ TEST(ChannelDevice, ShapesOfModelsAndOddOnes) {
 
 TEST(ChannelDevice, AnyShareOfNoise) {
   for (const double noise : {0.03, 0.1, 0.2, 0.25, 0.3, 0.35, 0.5, 1.0}) {
-    expect_same({ElementType::kBf16, 2, 64, 128}, noise, 9);
-    expect_same({ElementType::kBf16, 2, 40, 48}, noise, 9);
+    expect_same_emulated({ElementType::kBf16, 2, 64, 128}, noise, 9);
+    expect_same_emulated({ElementType::kBf16, 2, 40, 48}, noise, 9);
     if (HasFatalFailure()) FAIL() << noise;
   }
 }
@@ -99,8 +98,8 @@ TEST(ChannelDevice, OtherTypesAreRaw) {
 
 TEST(ChannelDevice, EveryAlignment) {
   for (std::size_t shift = 0; shift < 17; ++shift) {
-    expect_same({ElementType::kBf16, 1, 64, 64}, 0.01, 3, shift, 0);
-    expect_same({ElementType::kBf16, 1, 64, 64}, 0.01, 3, 0, shift);
+    expect_same_emulated({ElementType::kBf16, 1, 64, 64}, 0.01, 3, shift, 0);
+    expect_same_emulated({ElementType::kBf16, 1, 64, 64}, 0.01, 3, 0, shift);
   }
 }
 
@@ -133,4 +132,4 @@ TEST(ChannelDevice, DamagedBodiesAreJudgedAsTheScalarDecoderDoes) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::channel

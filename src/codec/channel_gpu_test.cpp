@@ -11,7 +11,7 @@
 #include "codec/gpu_codec_fixture.h"
 #include "format/frame.h"
 
-namespace kvlane {
+namespace kvlane::channel {
 namespace {
 
 using namespace gpu_codec_fixture;
@@ -21,7 +21,7 @@ using splitzip_fixture::Random;
 
 class ChannelGpuTest : public gpu_fixture::GpuTest {};
 
-PlaneShape bf16(int heads, int rows, int channels) {
+PlaneShape bf16_shape(int heads, int rows, int channels) {
   return {ElementType::kBf16, heads, rows, channels};
 }
 
@@ -30,7 +30,8 @@ PlaneCase case_of(const PlaneShape& shape, double noise, unsigned seed) {
 }
 
 std::vector<BodyCase> damaged_bodies(unsigned count) {
-  const PlaneShape shapes[] = {bf16(1, 64, 64), bf16(1, 13, 40), bf16(2, 64, 128), bf16(1, 66, 64)};
+  const PlaneShape shapes[] = {bf16_shape(1, 64, 64), bf16_shape(1, 13, 40), bf16_shape(2, 64, 128),
+                               bf16_shape(1, 66, 64)};
   std::vector<BodyCase> cases;
   for (unsigned seed = 0; seed < count; ++seed) {
     Random random(seed);
@@ -51,11 +52,12 @@ std::vector<BodyCase> damaged_bodies(unsigned count) {
 TEST_F(ChannelGpuTest, SmallShapes) {
   std::vector<PlaneCase> cases;
   unsigned seed = 1;
-  for (const PlaneShape& shape : {bf16(0, 64, 64), bf16(1, 0, 64), bf16(1, 1, 1), bf16(1, 64, 64),
-                                  bf16(2, 63, 64), bf16(1, 65, 96), bf16(2, 17, 130)}) {
+  for (const PlaneShape& shape :
+       {bf16_shape(0, 64, 64), bf16_shape(1, 0, 64), bf16_shape(1, 1, 1), bf16_shape(1, 64, 64),
+        bf16_shape(2, 63, 64), bf16_shape(1, 65, 96), bf16_shape(2, 17, 130)}) {
     cases.push_back(case_of(shape, 0.01, ++seed));
   }
-  cases.push_back(case_of(bf16(1, 64, 128), 0.25, ++seed));
+  cases.push_back(case_of(bf16_shape(1, 64, 128), 0.25, ++seed));
   expect_same<ChannelGpu>(stream(), cases);
 }
 
@@ -67,11 +69,13 @@ TEST_F(ChannelGpuTest, ShapesOfModelsAndOddOnes) {
   std::vector<PlaneCase> cases;
   unsigned seed = 1;
   for (const PlaneShape& shape :
-       {bf16(0, 64, 64),  bf16(1, 0, 64),   bf16(1, 1, 1),    bf16(1, 5, 3),
-        bf16(1, 64, 64),  bf16(2, 64, 64),  bf16(8, 64, 128), bf16(2, 63, 64),
-        bf16(3, 65, 96),  bf16(1, 130, 80), bf16(1, 64, 256), bf16(2, 17, 130),
-        bf16(1, 200, 63), bf16(5, 4, 8),    bf16(1, 64, 72),  bf16(4, 64, 192),
-        bf16(1, 64, 576), bf16(29, 64, 64), bf16(3, 63, 257), bf16(1, 2000, 64)}) {
+       {bf16_shape(0, 64, 64),  bf16_shape(1, 0, 64),   bf16_shape(1, 1, 1),
+        bf16_shape(1, 5, 3),    bf16_shape(1, 64, 64),  bf16_shape(2, 64, 64),
+        bf16_shape(8, 64, 128), bf16_shape(2, 63, 64),  bf16_shape(3, 65, 96),
+        bf16_shape(1, 130, 80), bf16_shape(1, 64, 256), bf16_shape(2, 17, 130),
+        bf16_shape(1, 200, 63), bf16_shape(5, 4, 8),    bf16_shape(1, 64, 72),
+        bf16_shape(4, 64, 192), bf16_shape(1, 64, 576), bf16_shape(29, 64, 64),
+        bf16_shape(3, 63, 257), bf16_shape(1, 2000, 64)}) {
     for (const double noise : {0.0, 0.01}) cases.push_back(case_of(shape, noise, ++seed));
   }
   expect_same<ChannelGpu>(stream(), cases);
@@ -80,9 +84,9 @@ TEST_F(ChannelGpuTest, ShapesOfModelsAndOddOnes) {
 TEST_F(ChannelGpuTest, AnyShareOfNoise) {
   std::vector<PlaneCase> cases;
   for (const double noise : {0.001, 0.03, 0.1, 0.2, 0.25, 0.3, 0.35, 0.5, 1.0}) {
-    cases.push_back(case_of(bf16(2, 64, 128), noise, 9));
-    cases.push_back(case_of(bf16(2, 40, 48), noise, 9));
-    cases.push_back(case_of(bf16(8, 64, 128), noise, 10));
+    cases.push_back(case_of(bf16_shape(2, 64, 128), noise, 9));
+    cases.push_back(case_of(bf16_shape(2, 40, 48), noise, 9));
+    cases.push_back(case_of(bf16_shape(8, 64, 128), noise, 10));
   }
   expect_same<ChannelGpu>(stream(), cases);
 }
@@ -98,7 +102,8 @@ TEST_F(ChannelGpuTest, OtherTypesAreRaw) {
 TEST_F(ChannelGpuTest, EveryAlignment) {
   std::vector<PlaneCase> cases;
   for (std::size_t shift = 0; shift < 33; ++shift) {
-    for (const PlaneShape& shape : {bf16(1, 64, 64), bf16(2, 64, 128), bf16(1, 64, 68)}) {
+    for (const PlaneShape& shape :
+         {bf16_shape(1, 64, 64), bf16_shape(2, 64, 128), bf16_shape(1, 64, 68)}) {
       PlaneCase one = case_of(shape, 0.01, 3);
       one.plane_shift = shift;
       cases.push_back(one);
@@ -112,7 +117,7 @@ TEST_F(ChannelGpuTest, EveryAlignment) {
 }
 
 TEST_F(ChannelGpuTest, EveryValue) {
-  const PlaneShape shape = bf16(8, 64, 128);
+  const PlaneShape shape = bf16_shape(8, 64, 128);
   Bytes all(shape.bytes()), scattered(shape.bytes());
   for (std::size_t i = 0; i < shape.elements(); ++i) {
     const auto value = static_cast<std::uint16_t>(i), other = static_cast<std::uint16_t>(i * 40503);
@@ -125,14 +130,15 @@ TEST_F(ChannelGpuTest, EveryValue) {
 TEST_F(ChannelGpuTest, ManyPlanesInOneLaunch) {
   std::vector<PlaneCase> cases;
   for (unsigned i = 0; i < 300; ++i) {
-    cases.push_back(case_of(i % 7 == 0 ? bf16(8, 50, 80) : bf16(8, 64, 128), 0.003, i % 5));
+    cases.push_back(
+        case_of(i % 7 == 0 ? bf16_shape(8, 50, 80) : bf16_shape(8, 64, 128), 0.003, i % 5));
   }
   expect_same<ChannelGpu>(stream(), cases);
 }
 
 TEST_F(ChannelGpuTest, TheLargestPlane) {
-  const Bytes part = kv_plane(bf16(1, 64, 1024), 0.003, 1);
-  PlaneCase one{bf16(1024, 64, 1024), {}};
+  const Bytes part = kv_plane(bf16_shape(1, 64, 1024), 0.003, 1);
+  PlaneCase one{bf16_shape(1024, 64, 1024), {}};
   ASSERT_EQ(one.shape.elements(), kPlaneElementsMax);
   while (one.plane.size() < one.shape.bytes()) {
     one.plane.insert(one.plane.end(), part.begin(), part.end());
@@ -142,7 +148,7 @@ TEST_F(ChannelGpuTest, TheLargestPlane) {
 
 TEST_F(ChannelGpuTest, TheSameBytesEveryTime) {
   std::vector<PlaneCase> cases;
-  for (unsigned i = 0; i < 40; ++i) cases.push_back(case_of(bf16(8, 64, 128), 0.02, i));
+  for (unsigned i = 0; i < 40; ++i) cases.push_back(case_of(bf16_shape(8, 64, 128), 0.02, i));
   const auto first = encode_all<ChannelGpu>(stream(), cases, DeviceBytes::Around::kPoison);
   for (int run = 0; run < 10; ++run) {
     ASSERT_TRUE(encode_all<ChannelGpu>(stream(), cases, DeviceBytes::Around::kPoison) == first);
@@ -154,7 +160,7 @@ TEST_F(ChannelGpuTest, DamagedBodiesAreJudgedAsTheScalarDecoderDoes) {
 }
 
 TEST_F(ChannelGpuTest, EveryPrefixAndEveryByteOfABody) {
-  const PlaneShape shape = bf16(1, 21, 30);
+  const PlaneShape shape = bf16_shape(1, 21, 30);
   const Bytes body = encode_scalar(shape, kv_plane(shape, 0.02, 1));
   ASSERT_LT(body.size(), shape.bytes());
   std::vector<BodyCase> cases;
@@ -179,4 +185,4 @@ TEST_F(ChannelGpuTest, LaunchesNothing) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::channel

@@ -16,22 +16,15 @@
 
 #include "codec/channel_fixture.h"
 #include "cpu/memory.h"
+#include "cpu/tiers_fixture.h"
 #include "format/frame.h"
 
-namespace kvlane {
+namespace kvlane::channel {
 namespace {
 
-using namespace channel;
 using splitzip_fixture::Random;
+using tiers_fixture::tiers;
 using Plane = std::vector<std::uint16_t>;
-
-std::vector<Isa> tiers() {
-  std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
-    if (isa_supported(isa)) supported.push_back(isa);
-  }
-  return supported;
-}
 
 PlaneShape shape_of(int heads, int rows, int channels) {
   return {ElementType::kBf16, heads, rows, channels};
@@ -113,7 +106,7 @@ void expect_round_trip(const PlaneShape& shape, const Plane& plane) {
   expect_round_trip(shape, std::as_bytes(std::span(plane)));
 }
 
-Plane kv_plane(const PlaneShape& shape, double noise = 0, unsigned seed = 1) {
+Plane kv_values(const PlaneShape& shape, double noise = 0, unsigned seed = 1) {
   const Bytes bytes = channel_fixture::kv_plane(shape, noise, seed);
   Plane plane(shape.elements());
   std::memcpy(plane.data(), bytes.data(), bytes.size());
@@ -124,12 +117,12 @@ TEST(Channel, EveryWidthAndHeightOfATile) {
   for (int channels = 1; channels <= 66; ++channels) {
     for (const int rows : {1, 2, 3, 4, 5, 8, 31, 33, 62, 63, 64, 65}) {
       const PlaneShape shape = shape_of(2, rows, channels);
-      expect_round_trip(shape, kv_plane(shape, 0.01, static_cast<unsigned>(rows)));
+      expect_round_trip(shape, kv_values(shape, 0.01, static_cast<unsigned>(rows)));
     }
   }
   for (int rows = 1; rows <= 130; ++rows) {
     const PlaneShape shape = shape_of(1, rows, 64);
-    expect_round_trip(shape, kv_plane(shape, 0.01, static_cast<unsigned>(rows)));
+    expect_round_trip(shape, kv_values(shape, 0.01, static_cast<unsigned>(rows)));
   }
 }
 
@@ -138,7 +131,7 @@ TEST(Channel, ShapesOfModelsAndOddOnes) {
                                shape_of(1, 200, 256), shape_of(5, 10, 80),  shape_of(3, 7, 4096),
                                shape_of(1024, 1, 1),  shape_of(1024, 2, 3), shape_of(1, 1000, 1)};
   for (const PlaneShape& shape : shapes) {
-    for (const double noise : {0.0, 0.1}) expect_round_trip(shape, kv_plane(shape, noise));
+    for (const double noise : {0.0, 0.1}) expect_round_trip(shape, kv_values(shape, noise));
   }
 }
 
@@ -152,7 +145,7 @@ TEST(Channel, EmptyPlanesAreAPrefix) {
 TEST(Channel, RoundTripWithAnyShareOfNoise) {
   const PlaneShape shape = shape_of(2, 64, 128);
   for (const double noise : {0.0, 0.001, 0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 1.0}) {
-    const Plane plane = kv_plane(shape, noise);
+    const Plane plane = kv_values(shape, noise);
     EXPECT_EQ(is_coded(encode(shape, plane)), noise < 0.25) << noise;
     expect_round_trip(shape, plane);
   }
@@ -202,16 +195,16 @@ TEST(Channel, SizesAreThoseOfTheSpecification) {
   for (int n = 1; n < 600; ++n) {
     const PlaneShape shape = shape_of(1, 1, n);
     EXPECT_LE(ChannelCodec(Isa::kScalar).bound(shape), 2 * std::size_t(n) + 30) << n;
-    EXPECT_LE(encode(shape, kv_plane(shape, 0.5)).size(), 2 * std::size_t(n) + 30) << n;
+    EXPECT_LE(encode(shape, kv_values(shape, 0.5)).size(), 2 * std::size_t(n) + 30) << n;
   }
   const PlaneShape shape = shape_of(16, 64, 128);
-  const double bytes = static_cast<double>(encode(shape, kv_plane(shape)).size());
+  const double bytes = static_cast<double>(encode(shape, kv_values(shape)).size());
   EXPECT_NEAR(static_cast<double>(shape.bytes()) / bytes, 1.49, 0.01);
 }
 
 TEST(Channel, LargePlanesGoAroundTheCachesAndHaveTheSameBytes) {
   const PlaneShape shape = shape_of(64, 64, 1024 + 128);
-  const Plane plane = kv_plane(shape, 0.01);
+  const Plane plane = kv_values(shape, 0.01);
   const std::size_t bound = ChannelCodec(Isa::kScalar).bound(shape);
   for (const std::size_t shift : {std::size_t{0}, std::size_t{16}}) {  // aligned, and not
     std::optional<Bytes> expected;
@@ -268,7 +261,7 @@ std::vector<Sample> samples() {
   std::vector<Sample> made;
   for (const PlaneShape& shape :
        {shape_of(1, 64, 32), shape_of(2, 9, 70), shape_of(1, 66, 33), shape_of(1, 1, 3)}) {
-    made.push_back({shape, encode(shape, kv_plane(shape, 0.02))});
+    made.push_back({shape, encode(shape, kv_values(shape, 0.02))});
   }
   return made;
 }
@@ -314,7 +307,7 @@ TEST(Channel, EveryChangedByteIsRefusedOrDecodesInBounds) {
 
 TEST(Channel, OtherShapesAndTypesThanTheBodysAreCorrupt) {
   const PlaneShape shape = shape_of(2, 32, 64);
-  const Bytes body = encode(shape, kv_plane(shape));
+  const Bytes body = encode(shape, kv_values(shape));
   Bytes plane;
   for (const PlaneShape& other : {shape_of(1, 64, 64), shape_of(2, 64, 32), shape_of(2, 32, 63),
                                   shape_of(0, 32, 64), shape_of(4, 16, 64)}) {
@@ -426,4 +419,4 @@ TEST(Channel, DamagedBodiesOfOtherEncodersStayInBounds) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::channel

@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/test_paths.h"
+#include "cpu/tiers_fixture.h"
 #include "format/frame.h"
 
 namespace kvlane {
@@ -19,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using tiers_fixture::tiers;
 
 const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/codec";
 
@@ -38,12 +40,6 @@ PlaneShape shape_of(const FrameHeader& header) {
 
 PlaneShape shape_of(std::size_t elements, ElementType type) {
   return {type, 1, 1, static_cast<int>(elements)};
-}
-
-std::vector<Isa> tiers() {
-  std::vector<Isa> supported(kAllIsas.begin(), kAllIsas.end());
-  std::erase_if(supported, [](Isa isa) { return !isa_supported(isa); });
-  return supported;
 }
 
 // Decodes both planes of a frame, each from and to heap blocks of the exact size.

@@ -12,7 +12,6 @@ namespace kvlane::gpu_codec_fixture {
 
 using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
-using gpu_fixture::take;
 
 struct PlaneCase {
   PlaneShape shape;

@@ -10,7 +10,7 @@
 #include "codec/splitzip_fixture.h"
 #include "gpu/emulated_block.h"
 
-namespace kvlane {
+namespace kvlane::splitzip {
 namespace {
 
 using namespace splitzip_fixture;
@@ -60,8 +60,8 @@ DeviceVerdict decode_emulated(ByteView coded, const PlaneShape& shape, std::uint
 
 const Codec& scalar() { return **find_codec("splitzip", Isa::kScalar); }
 
-void expect_same(const Plane& plane, const Codebook* book, std::uint64_t seed,
-                 std::size_t plane_shift = 0, std::size_t body_shift = 0) {
+void expect_same_emulated(const Plane& plane, const Codebook* book, std::uint64_t seed,
+                          std::size_t plane_shift = 0, std::size_t body_shift = 0) {
   const Bytes expected = encode_exactly(scalar(), plane, book);
   ASSERT_EQ(encode_emulated(plane, book, seed, plane_shift, body_shift), expected);
   Bytes back;
@@ -70,13 +70,11 @@ void expect_same(const Plane& plane, const Codebook* book, std::uint64_t seed,
   ASSERT_EQ(back, plane.bytes);
 }
 
-constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp8E4m3, ElementType::kFp8E5m2};
-
 TEST(SplitZipDevice, EveryLengthAroundTheEdges) {
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kCoded) {
     for (const std::size_t n : {0,   1,    127,  128,  249,  255,  256,  257,  383,  384, 511,
                                 512, 1023, 1024, 1025, 1279, 1281, 4095, 4096, 4097, 5003}) {
-      expect_same(kv_plane(type, n, 0.01, static_cast<unsigned>(n) + 1), nullptr, n);
+      expect_same_emulated(kv_plane(type, n, 0.01, static_cast<unsigned>(n) + 1), nullptr, n);
       if (HasFatalFailure()) FAIL() << n << " values of " << element_name(type);
     }
   }
@@ -84,13 +82,13 @@ TEST(SplitZipDevice, EveryLengthAroundTheEdges) {
 
 TEST(SplitZipDevice, AnyShareOfEscapesAndAnyCodebook) {
   Random random(7);
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kCoded) {
     for (const double share : {0.0, 0.001, 0.02, 0.2, 0.24, 0.26, 0.5, 1.0}) {
       for (const bool window : {true, false}) {
         const Plane plane = kv_plane(type, 6000, share, random(), window ? 0 : 9);
         const Codebook book = random_codebook(type, random, window);
-        expect_same(plane, &book, random());
-        expect_same(plane, nullptr, random());
+        expect_same_emulated(plane, &book, random());
+        expect_same_emulated(plane, nullptr, random());
         if (HasFatalFailure()) FAIL() << share << " of " << element_name(type);
       }
     }
@@ -99,32 +97,32 @@ TEST(SplitZipDevice, AnyShareOfEscapesAndAnyCodebook) {
 
 TEST(SplitZipDevice, SomeChunksRaw) {
   Random random(3);
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kCoded) {
     Plane plane = kv_plane(type, 256 * 40, 0.003);
     const Codebook book = random_codebook(type, random, true);
     for (const std::size_t chunk : {3, 4, 5, 17, 39}) {
       for (std::size_t i = 0; i < 256; ++i) plane.set(256 * chunk + i, random());
     }
-    expect_same(plane, &book, 5);
+    expect_same_emulated(plane, &book, 5);
   }
 }
 
 TEST(SplitZipDevice, EveryAlignment) {
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kCoded) {
     const Plane plane = kv_plane(type, 1400, 0.01);
     for (std::size_t shift = 0; shift < 17; ++shift) {
-      expect_same(plane, nullptr, shift, shift, 0);
-      expect_same(plane, nullptr, shift, 0, shift);
+      expect_same_emulated(plane, nullptr, shift, shift, 0);
+      expect_same_emulated(plane, nullptr, shift, 0, shift);
     }
   }
 }
 
 // So long that small blocks come around their rings.
 TEST(SplitZipDevice, LongPlanes) {
-  for (const ElementType type : kTypes) {
+  for (const ElementType type : kCoded) {
     for (const std::size_t n : {256 * 80, 256 * 77, 256 * 99 + 3, 256 * 133 + 200}) {
       const Plane plane = kv_plane(type, n, 0.01, static_cast<unsigned>(n));
-      for (std::uint64_t seed = 0; seed < 5; ++seed) expect_same(plane, nullptr, seed);
+      for (std::uint64_t seed = 0; seed < 5; ++seed) expect_same_emulated(plane, nullptr, seed);
       if (HasFatalFailure()) FAIL() << n << " values of " << element_name(type);
     }
   }
@@ -134,7 +132,7 @@ TEST(SplitZipDevice, LongPlanes) {
 TEST(SplitZipDevice, DamagedLongPlanes) {
   for (unsigned seed = 0; seed < 90; ++seed) {
     Random random(seed);
-    const ElementType type = kTypes[seed % 3];
+    const ElementType type = kCoded[seed % 3];
     const Plane plane = kv_plane(type, 256 * 60 + seed % 2 * 77, 0.01, seed);
     Bytes body = encode_exactly(scalar(), plane, nullptr);
     const Sections at = sections(type, plane.shape.elements(), 0);
@@ -152,7 +150,7 @@ TEST(SplitZipDevice, DamagedLongPlanes) {
 
 TEST(SplitZipDevice, BodiesOfOtherEncoders) {
   for (unsigned seed = 0; seed < 60; ++seed) {
-    const ForeignBody foreign = foreign_body(kTypes[seed % 3], seed);
+    const ForeignBody foreign = foreign_body(kCoded[seed % 3], seed);
     Bytes back;
     ASSERT_EQ(decode_emulated(foreign.body, foreign.plane.shape, seed, back),
               DeviceVerdict::kDecoded);
@@ -163,7 +161,7 @@ TEST(SplitZipDevice, BodiesOfOtherEncoders) {
 TEST(SplitZipDevice, DamagedBodiesAreJudgedAsTheScalarDecoderDoes) {
   for (unsigned seed = 0; seed < 300; ++seed) {
     Random random(seed);
-    ForeignBody foreign = foreign_body(kTypes[seed % 3], seed / 10);
+    ForeignBody foreign = foreign_body(kCoded[seed % 3], seed / 10);
     const unsigned kind = random() % 8;
     if (kind == 0) foreign.body.resize(random() % (foreign.body.size() + 1));
     for (unsigned i = 0; kind != 0 && i < kind && !foreign.body.empty(); ++i) {
@@ -184,4 +182,4 @@ TEST(SplitZipDevice, DamagedBodiesAreJudgedAsTheScalarDecoderDoes) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::splitzip

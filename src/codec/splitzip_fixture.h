@@ -19,6 +19,10 @@ namespace kvlane::splitzip_fixture {
 
 using namespace splitzip;
 
+// Those that have a coded form.
+inline constexpr ElementType kCoded[] = {ElementType::kBf16, ElementType::kFp8E4m3,
+                                         ElementType::kFp8E5m2};
+
 // 32 random bits at a time; std::mt19937 itself returns unsigned long.
 struct Random {
   std::mt19937 engine;

@@ -9,13 +9,12 @@
 #include "codec/gpu_codec_fixture.h"
 #include "format/frame.h"
 
-namespace kvlane {
+namespace kvlane::splitzip {
 namespace {
 
 using namespace gpu_codec_fixture;
 using namespace splitzip_fixture;
 
-constexpr ElementType kCoded[] = {ElementType::kBf16, ElementType::kFp8E4m3, ElementType::kFp8E5m2};
 constexpr ElementType kAll[] = {ElementType::kBf16, ElementType::kFp8E4m3, ElementType::kFp8E5m2,
                                 ElementType::kFp16};
 
@@ -242,4 +241,4 @@ TEST_F(SplitZipGpuTest, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::splitzip

@@ -13,13 +13,10 @@
 #include "codec/splitzip_fixture.h"
 #include "format/frame.h"
 
-namespace kvlane {
+namespace kvlane::splitzip {
 namespace {
 
-using namespace splitzip;
 using namespace splitzip_fixture;
-
-constexpr ElementType kCoded[] = {ElementType::kBf16, ElementType::kFp8E4m3, ElementType::kFp8E5m2};
 
 class SplitZip : public ::testing::TestWithParam<Isa> {
  protected:
@@ -439,4 +436,4 @@ TEST_P(SplitZipTiers, EqualWhereOutputIsStreamed) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::splitzip

@@ -12,23 +12,20 @@ namespace {
 
 using testing::HasSubstr;
 
-std::shared_ptr<const KvFormat> make_format(const char* text) {
-  const Model& model = model_on_host();
-  return take(make_kv_format(
-      text, {.shape = model.config().kv_shape(), .rope = &model.rope(), .isa = model.isa()}));
-}
-
-EngineOptions options_with(const char* format) {
-  return {.kv_bytes = std::size_t{1} << 23, .kv_format = make_format(format), .chunk_tokens = 100};
+EngineOptions coded_device_options(const char* format) {
+  return {.kv_bytes = std::size_t{1} << 23,
+          .kv_format = make_format(format, model_on_host()),
+          .chunk_tokens = 100};
 }
 
 std::vector<std::int32_t> alone_with(const char* format, const GenerationRequest& request) {
-  const auto engine =
-      take(Engine::create(model_on_device(), fixture_tokenizer(), nullptr, options_with(format)));
+  const auto engine = take(Engine::create(model_on_device(), fixture_tokenizer(), nullptr,
+                                          coded_device_options(format)));
   return answers_of(*engine, request).at(0).tokens;
 }
 
-std::vector<std::int32_t> push(Worker& prefill, Worker& decode, const GenerationRequest& request) {
+std::vector<std::int32_t> pushed_tokens(Worker& prefill, Worker& decode,
+                                        const GenerationRequest& request) {
   const TransferId transfer = random_transfer_id();
   Answer answer;
   Prefilled prefilled;
@@ -45,14 +42,14 @@ std::vector<std::int32_t> push(Worker& prefill, Worker& decode, const Generation
 TEST(CodedEngineOnDevice, PushedAnswersEqualOneProcess) {
   for (const char* const format : {"hack", "hack:p=64,sink=1,recent=1"}) {
     const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
-    EngineOptions options = options_with(format);
+    EngineOptions options = coded_device_options(format);
     options.kv_codec = "splitzip";
     Worker prefill(*network, model_on_device(), options);
-    Worker decode(*network, model_on_device(), options_with(format));
+    Worker decode(*network, model_on_device(), coded_device_options(format));
     for (const int prompt : {64, 135}) {
       const GenerationRequest request =
           make_mixed_request(prompt, 3, static_cast<std::uint32_t>(prompt));
-      EXPECT_EQ(push(prefill, decode, request), alone_with(format, request))
+      EXPECT_EQ(pushed_tokens(prefill, decode, request), alone_with(format, request))
           << format << " " << prompt;
     }
     prefill.expect_clean();
@@ -63,11 +60,11 @@ TEST(CodedEngineOnDevice, PushedAnswersEqualOneProcess) {
 // A slab is the same bytes on both sides.
 TEST(CodedEngineOnDevice, WorkersOnDevicesAndOnCpusMix) {
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
-  Worker on_device(*network, model_on_device(), options_with("hack:recent=1"));
-  Worker on_cpu(*network, model_on_host(), options_with("hack:recent=1"));
+  Worker on_device(*network, model_on_device(), coded_device_options("hack:recent=1"));
+  Worker on_cpu(*network, model_on_host(), coded_device_options("hack:recent=1"));
   const GenerationRequest request = make_request(140, 3, 4);
-  EXPECT_EQ(push(on_device, on_cpu, request).size(), 3U);
-  EXPECT_EQ(push(on_cpu, on_device, request).size(), 3U);
+  EXPECT_EQ(pushed_tokens(on_device, on_cpu, request).size(), 3U);
+  EXPECT_EQ(pushed_tokens(on_cpu, on_device, request).size(), 3U);
   on_device.expect_clean();
   on_cpu.expect_clean();
 }
@@ -80,7 +77,7 @@ TEST(CodedEngineOnDevice, BlocksThatMoveKeepTheirCodes) {
   GenerationRequest request = make_mixed_request(140, 3, 5);
   request.n = 2;
   const auto roomy =
-      take(Engine::create(model, fixture_tokenizer(), nullptr, options_with("hack")));
+      take(Engine::create(model, fixture_tokenizer(), nullptr, coded_device_options("hack")));
   const auto expected = answers_of(*roomy, request);
   ASSERT_EQ(expected.size(), 2U);
   EXPECT_NE(expected[0].tokens, expected[1].tokens);
@@ -88,7 +85,7 @@ TEST(CodedEngineOnDevice, BlocksThatMoveKeepTheirCodes) {
   EXPECT_EQ(answers_of(*roomy, request), expected);
   EXPECT_EQ(roomy->load().prefix_hit_tokens, 128);
 
-  EngineOptions options = options_with("hack");
+  EngineOptions options = coded_device_options("hack");
   // Two blocks of rows, and nine sealed ones.
   options.chunk_tokens = 64;
   options.kv_bytes = 4 * block;
@@ -111,8 +108,8 @@ TEST(CodedEngineOnDevice, BlocksThatMoveKeepTheirCodes) {
 TEST(CodedEngineOnDevice, AnyCallOfTheDeviceMayFail) {
   const Model& model = model_on_device();
   const GenerationRequest request = make_request(65, 2, 5);
-  const auto engine =
-      take(Engine::create(model, fixture_tokenizer(), nullptr, options_with("hack:recent=1")));
+  const auto engine = take(
+      Engine::create(model, fixture_tokenizer(), nullptr, coded_device_options("hack:recent=1")));
   const auto expected = answers_of(*engine, request);
   int refused = 0;
   constexpr int kStep = 9;
@@ -134,8 +131,8 @@ TEST(CodedEngineOnDevice, AnyCallOfTheDeviceMayFail) {
 
 TEST(CodedEngineOnDevice, RefusesFormatsWithoutKernels) {
   for (const char* const format : {"int8", "hack:k=8,v=8", "hack:compute=dequantise"}) {
-    const auto engine =
-        Engine::create(model_on_device(), fixture_tokenizer(), nullptr, options_with(format));
+    const auto engine = Engine::create(model_on_device(), fixture_tokenizer(), nullptr,
+                                       coded_device_options(format));
     ASSERT_EQ(engine.status().code(), Code::kUnsupported) << format;
     EXPECT_THAT(engine.status().message(), HasSubstr("has no kernels for devices")) << format;
   }

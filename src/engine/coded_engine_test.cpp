@@ -12,18 +12,13 @@
 namespace kvlane {
 namespace {
 
-std::shared_ptr<const KvFormat> make_format(const char* text) {
-  const Model& model = fixture_model();
-  return take(make_kv_format(
-      text, {.shape = model.config().kv_shape(), .rope = &model.rope(), .isa = model.isa()}));
-}
-
-EngineOptions options_with(const char* format) {
+EngineOptions coded_options(const char* format) {
   return {.kv_bytes = std::size_t{1} << 26, .kv_format = make_format(format)};
 }
 
 // What passes over a coded cache give, one token at a time.
-std::vector<std::int32_t> plain_answer(const KvFormat& format, const GenerationRequest& request) {
+std::vector<std::int32_t> plain_coded_answer(const KvFormat& format,
+                                             const GenerationRequest& request) {
   const Model& model = fixture_model();
   const KvShape shape = model.config().kv_shape();
   const int tokens = static_cast<int>(request.prompt.size()) + request.max_tokens;
@@ -55,8 +50,8 @@ TEST(CodedEngine, GreedyAnswersEqualPlainPassesOverACodedCache) {
         "hack:k=4,v=4,recent=1", "hack:compute=bf16", "hack:paper,compute=dequantise",
         "hack:p=32,compute=complete", "hack:paper,compute=complete,sums=computed"}) {
     const auto engine =
-        take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options_with(text)));
-    const std::vector<std::int32_t> expected = plain_answer(*make_format(text), request);
+        take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, coded_options(text)));
+    const std::vector<std::int32_t> expected = plain_coded_answer(*make_format(text), request);
     // The second time most of the prompt comes from the prefix cache, where blocks are shared.
     for (int round = 0; round < 2; ++round) {
       Answer answer;
@@ -73,7 +68,7 @@ TEST(CodedEngine, GreedyAnswersEqualPlainPassesOverACodedCache) {
 TEST(CodedEngine, HoldsMoreTokensInTheSameMemory) {
   const auto rows = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr,
                                         {.kv_bytes = std::size_t{1} << 26, .sequences_max = 4}));
-  EngineOptions options = options_with("kivi:bits=2,group=64");
+  EngineOptions options = coded_options("kivi:bits=2,group=64");
   options.sequences_max = 4;
   const auto coded = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options));
   EXPECT_GT(coded->load().blocks_total, 4 * rows->load().blocks_total);
@@ -83,7 +78,7 @@ TEST(CodedEngine, HoldsMoreTokensInTheSameMemory) {
 TEST(CodedEngine, TellsWhatSealingAndOpeningTook) {
   for (const char* text : {"kivi:bits=2,group=32", "hack", "hack:compute=dequantise"}) {
     const auto engine =
-        take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options_with(text)));
+        take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, coded_options(text)));
     Answer answer;
     ASSERT_TRUE(engine->submit(make_request(200, 20, 3), answer.on_update()).ok());
     ASSERT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
@@ -99,7 +94,7 @@ TEST(CodedEngine, TellsWhatSealingAndOpeningTook) {
 }
 
 TEST(CodedEngine, ManyAnswersAndPromptsAtOnceAreThoseOfOneAtATime) {
-  const EngineOptions options = options_with("kivi:bits=2,group=32");
+  const EngineOptions options = coded_options("kivi:bits=2,group=32");
   const auto engine = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options));
   std::vector<Answer> answers(12);
   for (std::uint32_t i = 0; i < answers.size(); ++i) {
@@ -123,7 +118,7 @@ TEST(CodedEngine, ManyAnswersAndPromptsAtOnceAreThoseOfOneAtATime) {
 }
 
 TEST(CodedEngine, SaysHowMuchMemoryItsRowsNeed) {
-  EngineOptions options = options_with("int8");
+  EngineOptions options = coded_options("int8");
   const std::size_t block = fixture_model().config().kv_shape().block_bytes();
   options.chunk_tokens = 128;
   options.kv_bytes = 6 * block - 1;

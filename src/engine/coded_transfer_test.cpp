@@ -34,13 +34,9 @@ const KvTables& fixture_tables() {
   return tables;
 }
 
-std::shared_ptr<const KvFormat> make_format(const std::string& text,
+std::shared_ptr<const KvFormat> format_with(const std::string& text,
                                             const KvTables& tables = fixture_tables()) {
-  const Model& model = fixture_model();
-  return take(make_kv_format(text, {.shape = model.config().kv_shape(),
-                                    .rope = &model.rope(),
-                                    .tables = &tables,
-                                    .isa = model.isa()}));
+  return make_format(text, fixture_model(), &tables);
 }
 
 // All that there are, with their presets, and what presets leave out.
@@ -115,7 +111,7 @@ TEST(CodedTransfer, EveryFormatAnswersAsOneProcessDoes) {
   for (const std::string& name : all_formats()) {
     for (const std::string& text : {name, with_window(name)}) {
       SCOPED_TRACE(text);
-      const auto format = make_format(text);
+      const auto format = format_with(text);
       const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
       Worker prefill(*network, fixture_model(), options_of(format));
       Worker decode(*network, fixture_model(), options_of(format));
@@ -142,7 +138,7 @@ TEST(CodedTransfer, EveryFormatAnswersAsOneProcessDoes) {
 
 TEST(CodedTransfer, SealedSlabsTravelInTheirUsedBytes) {
   const KvShape shape = fixture_model().config().kv_shape();
-  const auto format = make_format("kivi:bits=2,group=32");
+  const auto format = format_with("kivi:bits=2,group=32");
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
   Worker prefill(*network, fixture_model(), options_of(format));
   Worker decode(*network, fixture_model(), options_of(format));
@@ -155,7 +151,7 @@ TEST(CodedTransfer, SealedSlabsTravelInTheirUsedBytes) {
 }
 
 TEST(CodedTransfer, RowsGoThroughCodecs) {
-  const auto format = make_format(with_window("int4"));
+  const auto format = format_with(with_window("int4"));
   const GenerationRequest request = make_mixed_request(290, 70, 1);
   const std::vector<std::int32_t> expected = alone(fixture_model(), request, options_of(format));
   for (const std::string codec : {"splitzip", "splitzip:channel", "auto"}) {
@@ -175,7 +171,7 @@ TEST(CodedTransfer, RowsGoThroughCodecs) {
 }
 
 TEST(CodedTransfer, BlocksThatCameAreShared) {
-  const auto format = make_format("kivi:bits=2,group=32");
+  const auto format = format_with("kivi:bits=2,group=32");
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
   Worker prefill(*network, fixture_model(), options_of(format));
   Worker decode(*network, fixture_model(), options_of(format));
@@ -196,7 +192,7 @@ TEST(CodedTransfer, BlocksThatCameAreShared) {
 
 TEST(CodedTransfer, SeveralAnswersToOnePromptAreThoseOfOneProcess) {
   for (const std::string& text : {std::string("int8"), with_window("kivi")}) {
-    const auto format = make_format(text);
+    const auto format = format_with(text);
     const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
     Worker prefill(*network, fixture_model(), options_of(format));
     Worker decode(*network, fixture_model(), options_of(format));
@@ -251,7 +247,7 @@ EngineOptions with_little_room(const std::shared_ptr<const KvFormat>& format) {
 }
 
 TEST(CodedTransfer, WithLittleRoomForRowsAnswersWaitForEachOther) {
-  const auto format = make_format(with_window("int8"));
+  const auto format = format_with(with_window("int8"));
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
   Worker prefill(*network, fixture_model(), options_of(format));
   Worker decode(*network, fixture_model(), with_little_room(format));
@@ -266,7 +262,7 @@ TEST(CodedTransfer, WithLittleRoomForRowsPromptsThatLeaveStopAndGoOn) {
     for (const bool whole : {false, true}) {
       for (const bool shared : every_other_if(kThreadSanitized, std::vector{false, true})) {
         SCOPED_TRACE(std::string(name) + (whole ? " whole" : "") + (shared ? " shared" : ""));
-        const auto format = make_format(name);
+        const auto format = format_with(name);
         const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
         EngineOptions small = with_little_room(format);
         small.push_whole = whole;
@@ -303,12 +299,12 @@ struct Difference {
 TEST(CodedTransfer, CachesThatDifferAreRefusedByName) {
   KvTables others = fixture_tables();
   others.values.begin()->second.back() += 1;
-  const auto cachegen = make_format("cachegen"), foreign = make_format("cachegen", others);
+  const auto cachegen = format_with("cachegen"), foreign = format_with("cachegen", others);
   ASSERT_NE(cachegen->tables(), foreign->tables());
   const Difference cases[] = {
-      {"format", make_format("int8"), make_format("int4"), {"int8:sym=1", "int4:sym=0"}},
-      {"rows", make_format("int8"), nullptr, {"int8:sym=1", "bf16"}},
-      {"window", make_format("mxfp4"), make_format("mxfp4:sink=1"), {"mxfp4 ", "mxfp4:sink=1"}},
+      {"format", format_with("int8"), format_with("int4"), {"int8:sym=1", "int4:sym=0"}},
+      {"rows", format_with("int8"), nullptr, {"int8:sym=1", "bf16"}},
+      {"window", format_with("mxfp4"), format_with("mxfp4:sink=1"), {"mxfp4 ", "mxfp4:sink=1"}},
       {"tables", cachegen, foreign, {"with tables ", "cachegen:form=code,level=2"}},
   };
   for (const Difference& each : cases) {

@@ -40,7 +40,7 @@ class Dice {
 };
 
 // A request and what it answers alone.
-struct Case {
+struct CompanyCase {
   GenerationRequest request;
   std::vector<Answer::One> expected;
 };
@@ -77,15 +77,15 @@ GenerationRequest random_request(Dice& dice) {
   return request;
 }
 
-std::vector<Case> make_cases(Dice& dice, int count) {
+std::vector<CompanyCase> make_cases(Dice& dice, int count) {
   const auto engine = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr,
                                           {.kv_bytes = std::size_t{1} << 24,
                                            .prefix_caching = false,
                                            .chunk_tokens = 1000,
                                            .sequences_max = 4}));
-  std::vector<Case> cases;
+  std::vector<CompanyCase> cases;
   for (int i = 0; i < count; ++i) {
-    Case made{random_request(dice), {}};
+    CompanyCase made{random_request(dice), {}};
     // One answer at a time, so that not even the others of the request are company.
     Answer answers;
     EXPECT_TRUE(engine->submit(made.request, answers.on_update()).ok());
@@ -158,7 +158,7 @@ void expect_beginning(const Answer::One& told, const Answer::One& expected) {
   EXPECT_TRUE(expected.text.starts_with(told.text));
 }
 
-void check(Answer& answers, const Case& expected, Totals& totals) {
+void check(Answer& answers, const CompanyCase& expected, Totals& totals) {
   const Finish& finish = answers.wait();
   ++totals.requests;
   if (!finish.error.ok()) {
@@ -177,12 +177,12 @@ void check(Answer& answers, const Case& expected, Totals& totals) {
 }
 
 // One engine, everything at once.
-void one_engine(Dice& dice, const std::vector<Case>& cases, Totals& totals) {
+void one_engine(Dice& dice, const std::vector<CompanyCase>& cases, Totals& totals) {
   const auto engine = take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr,
                                           options_for(dice, maybe_format(dice))));
   const int count = dice.between(1, 60);
   std::vector<std::unique_ptr<Answer>> answers;
-  std::vector<const Case*> asked;
+  std::vector<const CompanyCase*> asked;
   for (int i = 0; i < count; ++i) {
     asked.push_back(&cases[dice.between(0, static_cast<int>(cases.size()) - 1)]);
     answers.push_back(std::make_unique<Answer>());
@@ -199,15 +199,15 @@ void one_engine(Dice& dice, const std::vector<Case>& cases, Totals& totals) {
 
 // One request on its way over two workers.
 struct Journey {
-  const Case* asked = nullptr;
+  const CompanyCase* asked = nullptr;
   Answer answers;
   Prefilled prefilled;
-  explicit Journey(const Case& some) : asked(&some) {}
+  explicit Journey(const CompanyCase& some) : asked(&some) {}
 };
 
 // Several prefill workers push to several decode workers over a network that delays and reorders,
 // loses now and then; decode workers have little memory, so KV waits where it was computed.
-void several_workers(Dice& dice, const std::vector<Case>& cases, Totals& totals) {
+void several_workers(Dice& dice, const std::vector<CompanyCase>& cases, Totals& totals) {
   const bool loses = dice.chance(0.3);
   TestFaults faults;
   faults.seed = static_cast<std::uint64_t>(dice.between(0, 1 << 30));
@@ -271,7 +271,7 @@ TEST(Company, ChangesNoBitOfAnyAnswer) {
   SCOPED_TRACE("KVLANE_COMPANY_SEED=" + std::to_string(seed));
   const Seconds limit(environment("KVLANE_COMPANY_SECONDS", 5));
   Dice dice(seed);
-  const std::vector<Case> cases = make_cases(dice, 60);
+  const std::vector<CompanyCase> cases = make_cases(dice, 60);
   Totals totals;
   // Preemption and shared prefixes must have happened, however slow the machine is.
   const auto seen_all = [&] {

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "base/test_results.h"
 #include "codec/codec.h"
 #include "engine/engine.h"
 #include "transfer/test_link.h"
@@ -24,12 +25,6 @@ namespace kvlane {
 
 // Under sanitizers, on emulated devices and a busy machine, answers take their time.
 inline constexpr std::chrono::minutes kPatience{4};
-
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
 
 // tests/fixtures/models/NAME, loaded once for each name and tier.
 const Model& fixture_model(const std::string& name = "llama-gqa-bf16-llama3-sharded",
@@ -64,6 +59,33 @@ inline GenerationRequest make_request(int prompt_tokens, int max_tokens, std::ui
 // Greedy for even seeds, drawn for odd ones.
 inline GenerationRequest make_mixed_request(int prompt_tokens, int max_tokens, std::uint32_t seed) {
   return make_request(prompt_tokens, max_tokens, seed, seed % 2 == 0 ? 0.0F : 1.0F);
+}
+
+// What follows the answer to a request of the same conversation: both, and then `more`.
+inline GenerationRequest next_turn(const GenerationRequest& before,
+                                   const std::vector<std::int32_t>& answer,
+                                   GenerationRequest more) {
+  std::vector<std::int32_t> prompt = before.prompt;
+  prompt.insert(prompt.end(), answer.begin(), answer.end());
+  prompt.insert(prompt.end(), more.prompt.begin(), more.prompt.end());
+  more.prompt = std::move(prompt);
+  return more;
+}
+
+// Alone, with 16 MiB for KV where the options say nothing.
+inline std::unique_ptr<Engine> make_engine(EngineOptions options = {},
+                                           const Model& model = fixture_model()) {
+  if (options.kv_bytes == EngineOptions().kv_bytes) options.kv_bytes = std::size_t{1} << 24;
+  return take(Engine::create(model, fixture_tokenizer(), nullptr, std::move(options)));
+}
+
+inline std::shared_ptr<const KvFormat> make_format(const std::string& text,
+                                                   const Model& model = fixture_model(),
+                                                   const KvTables* tables = nullptr) {
+  return take(make_kv_format(text, {.shape = model.config().kv_shape(),
+                                    .rope = &model.rope(),
+                                    .tables = tables,
+                                    .isa = model.isa()}));
 }
 
 // Everything one request reported, for each of its answers. wait() returns when it is over.

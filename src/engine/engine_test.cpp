@@ -16,11 +16,6 @@
 namespace kvlane {
 namespace {
 
-std::unique_ptr<Engine> make_engine(EngineOptions options = {}) {
-  if (options.kv_bytes == EngineOptions().kv_bytes) options.kv_bytes = std::size_t{1} << 24;
-  return take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, std::move(options)));
-}
-
 TEST(Engine, GreedyAnswerEqualsAPlainLoopOverForwardPasses) {
   const GenerationRequest request = make_request(70, 20, 1);
   const Model& model = fixture_model();

@@ -12,17 +12,14 @@
 namespace kvlane {
 namespace {
 
-EngineOptions options_with(const char* rule, int blocks) {
+EngineOptions evicting_options(const char* rule, int blocks) {
   return {.kv_bytes = blocks * fixture_model().config().kv_shape().block_bytes(),
           .eviction = take(make_eviction_rule(rule))};
 }
 
-std::unique_ptr<Engine> make_engine(EngineOptions options) {
-  return take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, std::move(options)));
-}
-
 // What one prompt and then one token at a time give.
-std::vector<std::int32_t> plain_answer(const char* rule, const GenerationRequest& request) {
+std::vector<std::int32_t> plain_evicting_answer(const char* rule,
+                                                const GenerationRequest& request) {
   const Model& model = fixture_model();
   const KvShape shape = model.config().kv_shape();
   auto pool = take(BlockPool::create(shape, 20 * shape.block_bytes()));
@@ -55,10 +52,10 @@ TEST(EvictingEngine, GreedyAnswersEqualPlainPasses) {
   const GenerationRequest request = make_request(300, 60, 3);
   const auto whole = make_engine({.kv_bytes = std::size_t{1} << 24});
   for (const char* rule : {"h2o:keep=0.2", "keyformer:keep=0.3"}) {
-    EngineOptions options = options_with(rule, 20);
+    EngineOptions options = evicting_options(rule, 20);
     options.chunk_tokens = 70;
     const auto engine = make_engine(options);
-    const std::vector<std::int32_t> expected = plain_answer(rule, request);
+    const std::vector<std::int32_t> expected = plain_evicting_answer(rule, request);
     for (int round = 0; round < 2; ++round) EXPECT_EQ(ask(*engine, request).tokens, expected);
     EXPECT_EQ(engine->load().prefix_hit_tokens, 0) << "nobody shares";
     EXPECT_NE(ask(*whole, request).tokens, expected) << rule;
@@ -66,7 +63,7 @@ TEST(EvictingEngine, GreedyAnswersEqualPlainPasses) {
 }
 
 TEST(EvictingEngine, AnswersHoldTheirSlotsOnly) {
-  const auto engine = make_engine(options_with("h2o:keep=0.2", 9));
+  const auto engine = make_engine(evicting_options("h2o:keep=0.2", 9));
   // Six blocks of prompt, of which 76 tokens stay, and one slot: two blocks.
   Answer answer;
   ASSERT_TRUE(engine->submit(make_request(380, 130, 1), answer.on_update()).ok());
@@ -85,8 +82,8 @@ TEST(EvictingEngine, AnswersHoldTheirSlotsOnly) {
 
 TEST(EvictingEngine, CompanyAndShortMemoryChangeNoAnswer) {
   const char* const rule = "keyformer:keep=0.4,recent=0.5";
-  const auto alone = make_engine(options_with(rule, 40));
-  const auto crowded = make_engine(options_with(rule, 8));
+  const auto alone = make_engine(evicting_options(rule, 40));
+  const auto crowded = make_engine(evicting_options(rule, 8));
   std::vector<Answer> answers(10);
   std::vector<GenerationRequest> requests;
   for (std::uint32_t i = 0; i < answers.size(); ++i) {
@@ -108,7 +105,7 @@ TEST(EvictingEngine, CompanyAndShortMemoryChangeNoAnswer) {
 TEST(EvictingEngine, SeveralAnswersToOnePromptHaveSlotsOfTheirOwn) {
   // Few: room for one beside the prompt.
   expect_answers_in_any_room(
-      [](int blocks) { return make_engine(options_with("h2o:keep=0.4", blocks)); }, 40, 6);
+      [](int blocks) { return make_engine(evicting_options("h2o:keep=0.4", blocks)); }, 40, 6);
 }
 
 TEST(EvictingEngine, RefusesWhatCannotBe) {
@@ -117,13 +114,13 @@ TEST(EvictingEngine, RefusesWhatCannotBe) {
   door.model = fixture_model().identity();
   door.codecs = codec_names();
   const auto endpoint = take(Endpoint::start(*network, door));
-  EXPECT_EQ(
-      Engine::create(fixture_model(), fixture_tokenizer(), endpoint.get(), options_with("h2o", 10))
-          .status()
-          .message(),
-      "tokens are evicted where one process computes prompt and answer on the CPU, not "
-      "between workers");
-  EngineOptions coded = options_with("h2o", 40);
+  EXPECT_EQ(Engine::create(fixture_model(), fixture_tokenizer(), endpoint.get(),
+                           evicting_options("h2o", 10))
+                .status()
+                .message(),
+            "tokens are evicted where one process computes prompt and answer on the CPU, not "
+            "between workers");
+  EngineOptions coded = evicting_options("h2o", 40);
   coded.kv_format = take(make_kv_format("int8", {.shape = fixture_model().config().kv_shape()}));
   EXPECT_EQ(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, coded).status().message(),
             "tokens can be evicted from caches in bf16 and zack, not in 'int8:sym=1', whose slabs "

@@ -20,7 +20,7 @@
 namespace kvlane {
 namespace {
 
-constexpr KvShape kShape{.layers = 2, .kv_heads = 4, .head_dim = 64};
+constexpr KvShape kReceivedShape{.layers = 2, .kv_heads = 4, .head_dim = 64};
 constexpr int kBlockBytes = 2 * 2 * 4 * 64 * 64 * 2;
 constexpr int kShort = 150;
 constexpr int kLong = static_cast<int>(kStreamingBytes) / kBlockBytes * kBlockTokens + 22;
@@ -41,17 +41,18 @@ Bytes plane_of(const PlaneShape& shape, std::uint32_t name) {
 class ReceivedRows : public testing::TestWithParam<std::tuple<int, std::string>> {
  protected:
   ReceivedRows()
-      : pool_(std::move(*BlockPool::create(kShape, blocks_for(tokens()) * kShape.block_bytes()))),
+      : pool_(std::move(*BlockPool::create(kReceivedShape,
+                                           blocks_for(tokens()) * kReceivedShape.block_bytes()))),
         table_(pool_) {
     EXPECT_TRUE(table_.grow(tokens()).ok());
     for (int block = 0; block < table_.blocks(); ++block) {
-      std::memset(pool_.block(table_.id(block)), 0xEE, kShape.block_bytes());
+      std::memset(pool_.block(table_.id(block)), 0xEE, kReceivedShape.block_bytes());
     }
   }
   static int tokens() { return std::get<0>(GetParam()); }
   static int rows_of(int block) { return std::min(kBlockTokens, tokens() - block * kBlockTokens); }
   static std::uint32_t name_of(int block, int layer, int part) {
-    return static_cast<std::uint32_t>((block * kShape.layers + layer) * 2 + part);
+    return static_cast<std::uint32_t>((block * kReceivedShape.layers + layer) * 2 + part);
   }
 
   Status send(KvReceiver& receiver, int block, int layer) {
@@ -60,11 +61,11 @@ class ReceivedRows : public testing::TestWithParam<std::tuple<int, std::string>>
     header.format = "bf16";
     header.codec = codec.name();
     header.layer = layer;
-    header.kv_heads = kShape.kv_heads;
-    header.head_dim = kShape.head_dim;
+    header.kv_heads = kReceivedShape.kv_heads;
+    header.head_dim = kReceivedShape.head_dim;
     header.position = std::int64_t{block} * kBlockTokens;
     header.tokens = rows_of(block);
-    const PlaneShape shape = plane_shape(kShape, header.tokens);
+    const PlaneShape shape = plane_shape(kReceivedShape, header.tokens);
     std::array<Bytes, 2> coded;
     for (int part = 0; part < 2; ++part) {
       coded[part].resize(codec.bound(shape));
@@ -78,12 +79,12 @@ class ReceivedRows : public testing::TestWithParam<std::tuple<int, std::string>>
 
   // The rows of all heads as they lie in the pages, and that nothing was written behind them.
   void expect_rows(int block, int layer) const {
-    const PlaneShape shape = plane_shape(kShape, rows_of(block));
-    const std::size_t head_bytes = shape.bytes() / kShape.kv_heads;
-    const std::size_t room = kShape.page_plane_elements() * 2;
+    const PlaneShape shape = plane_shape(kReceivedShape, rows_of(block));
+    const std::size_t head_bytes = shape.bytes() / kReceivedShape.kv_heads;
+    const std::size_t room = kReceivedShape.page_plane_elements() * 2;
     for (int part = 0; part < 2; ++part) {
       const Bytes plane = plane_of(shape, name_of(block, layer, part));
-      for (int head = 0; head < kShape.kv_heads; ++head) {
+      for (int head = 0; head < kReceivedShape.kv_heads; ++head) {
         const auto* const page =
             reinterpret_cast<const std::byte*>(pool_.page(table_.id(block), layer, head)) +
             part * room;
@@ -105,14 +106,14 @@ TEST_P(ReceivedRows, AreThoseThatWereSentAndNothingElseIsTouched) {
   KvReceiver receiver(table_, lane, tokens(), std::nullopt, best_isa(), nullptr,
                       [](const Result<ReceivedKv>&) {});
   receiver.grant();
-  ASSERT_TRUE(receiver.on_begin({tokens(), kShape.layers, "bf16", "none"}).ok());
-  for (int layer = 0; layer < kShape.layers; ++layer) {
+  ASSERT_TRUE(receiver.on_begin({tokens(), kReceivedShape.layers, "bf16", "none"}).ok());
+  for (int layer = 0; layer < kReceivedShape.layers; ++layer) {
     for (int block = 0; block < table_.blocks(); ++block) {
       const Status status = send(receiver, block, layer);
       ASSERT_TRUE(status.ok()) << status.message();
     }
   }
-  for (int layer = 0; layer < kShape.layers; ++layer) {
+  for (int layer = 0; layer < kReceivedShape.layers; ++layer) {
     for (int block = 0; block < table_.blocks(); ++block) expect_rows(block, layer);
   }
 }
@@ -128,9 +129,9 @@ class ReceivedSealed : public testing::Test {
   static constexpr PromptDigest kPrompt{std::byte{7}};
 
   void SetUp() override {
-    format_ = *make_kv_format("int8", {.shape = kShape});
+    format_ = *make_kv_format("int8", {.shape = kReceivedShape});
     slab_.resize(format_->slab_bytes());
-    const std::vector<std::uint16_t> rows(kShape.slab_bytes() / 2, to_bf16(1.5F).bits);
+    const std::vector<std::uint16_t> rows(kReceivedShape.slab_bytes() / 2, to_bf16(1.5F).bits);
     ASSERT_TRUE(format_->seal({0, 0}, rows.data(), slab_.data()).ok());
     packed_.resize(format_->used_bytes({0, 0}, slab_.data()));
     format_->pack({0, 0}, slab_.data(), packed_.data());
@@ -143,15 +144,15 @@ class ReceivedSealed : public testing::Test {
   }
 
   TransferBegin begin(const std::optional<PromptDigest>& prompt) const {
-    return {kTokens, kShape.layers, format_->name(), "none", prompt};
+    return {kTokens, kReceivedShape.layers, format_->name(), "none", prompt};
   }
 
   FrameHeader header(int block) const {
     FrameHeader header;
     header.format = format_->slab_name();
     header.sealed = true;
-    header.kv_heads = kShape.kv_heads;
-    header.head_dim = kShape.head_dim;
+    header.kv_heads = kReceivedShape.kv_heads;
+    header.head_dim = kReceivedShape.head_dim;
     header.position = std::int64_t{block} * kBlockTokens;
     header.tokens = std::min(kBlockTokens, kTokens - block * kBlockTokens);
     return header;
@@ -160,8 +161,9 @@ class ReceivedSealed : public testing::Test {
   std::shared_ptr<const KvFormat> format_;
   Bytes slab_, packed_;
   BlockPool sealed_ = std::move(*BlockPool::create_sealed(
-      kShape, (*make_kv_format("int8", {.shape = kShape}))->slab_sizes(), std::size_t{1} << 20));
-  BlockPool rows_ = std::move(*BlockPool::create(kShape, 3 * kShape.block_bytes()));
+      kReceivedShape, (*make_kv_format("int8", {.shape = kReceivedShape}))->slab_sizes(),
+      std::size_t{1} << 20));
+  BlockPool rows_ = std::move(*BlockPool::create(kReceivedShape, 3 * kReceivedShape.block_bytes()));
   BlockTable table_{sealed_, rows_, {}};
   SlabLane lane_;
   std::unique_ptr<KvReceiver> receiver_;

@@ -15,14 +15,14 @@
 namespace kvlane {
 namespace {
 
-const KvShape kShape{2, 2, 32, ElementType::kBf16};
+const KvShape kSentShape{2, 2, 32, ElementType::kBf16};
 // More than go through a device's codec at once, and the last one is cut short.
-constexpr int kBlocks = 21;
-constexpr int kTokens = kBlocks * kBlockTokens - 50;
-const std::size_t kPoolBytes = kBlocks * kShape.block_bytes();
+constexpr int kSentBlocks = 21;
+constexpr int kSentTokens = kSentBlocks * kBlockTokens - 50;
+const std::size_t kSentBytes = kSentBlocks * kSentShape.block_bytes();
 
 // Keeps what it is given.
-class Recorder final : public OutgoingTransfer {
+class SlabRecorder final : public OutgoingTransfer {
  public:
   struct Slab {
     std::string codec;
@@ -37,7 +37,7 @@ class Recorder final : public OutgoingTransfer {
   // What memory of messages holds before a body is written there.
   static constexpr std::byte kOld{0xA5};
 
-  explicit Recorder(std::vector<Slab>& slabs) : slabs_(slabs) {}
+  explicit SlabRecorder(std::vector<Slab>& slabs) : slabs_(slabs) {}
   Status add_slab(FrameHeader header, const BodyWriter& body) override {
     slabs_.push_back({header.codec, header.layer, header.position, header.tokens,
                       Bytes(header.k_bytes, kOld), Bytes(header.v_bytes, kOld)});
@@ -53,9 +53,9 @@ class Recorder final : public OutgoingTransfer {
 
 // From block 9 on exponents are others, so that a codebook does not fit any more.
 Bytes contents() {
-  Bytes bytes(kPoolBytes);
+  Bytes bytes(kSentBytes);
   for (std::size_t i = 0; i < bytes.size() / 2; ++i) {
-    const auto block = static_cast<int>(2 * i / kShape.block_bytes());
+    const auto block = static_cast<int>(2 * i / kSentShape.block_bytes());
     const auto dice = philox4x32(1, {static_cast<std::uint32_t>(i), 0, 0, 0});
     const float scale = block < 9 ? 1.0F : 1e20F;
     const bf16 value = to_bf16(scale * (static_cast<float>(dice[0]) * 0x1p-31F - 1));
@@ -64,30 +64,30 @@ Bytes contents() {
   return bytes;
 }
 
-struct Sent {
-  std::vector<Recorder::Slab> slabs;
+struct SentSlabs {
+  std::vector<SlabRecorder::Slab> slabs;
   KvBytes kv;
   std::int64_t counted, replaced;
 };
 
 std::unique_ptr<CodecChoice> choice_of(std::string_view codec) {
-  return take(CodecChoice::create(codec, best_isa(), plane_shape(kShape, kBlockTokens)));
+  return take(CodecChoice::create(codec, best_isa(), plane_shape(kSentShape, kBlockTokens)));
 }
 
-Sent send(BlockPool& pool, SlabLane lane, CodecChoice& choice,
-          const std::shared_ptr<const DeviceMark>& done) {
-  Sent sent;
+SentSlabs send(BlockPool& pool, SlabLane lane, CodecChoice& choice,
+               const std::shared_ptr<const DeviceMark>& done) {
+  SentSlabs sent;
   BlockTable table(pool);
-  EXPECT_TRUE(table.grow(kTokens).ok());
+  EXPECT_TRUE(table.grow(kSentTokens).ok());
   std::promise<SentKv> over;
   {
     KvSender sender(pool, std::move(lane), ModelIdentity{}, nullptr, choice, {});
-    const auto job = std::make_shared<KvSender::Job>(std::make_shared<Recorder>(sent.slabs), table,
-                                                     kTokens, choice.for_transfer(std::nullopt),
-                                                     [] { return std::optional<LinkSpeed>(); });
-    for (int layer = 0; layer < kShape.layers; ++layer) {
+    const auto job = std::make_shared<KvSender::Job>(
+        std::make_shared<SlabRecorder>(sent.slabs), table, kSentTokens,
+        choice.for_transfer(std::nullopt), [] { return std::optional<LinkSpeed>(); });
+    for (int layer = 0; layer < kSentShape.layers; ++layer) {
       sender.add(job, layer, 0, 3, done);
-      sender.add(job, layer, 3, kBlocks, done);
+      sender.add(job, layer, 3, kSentBlocks, done);
     }
     sender.finish(job, {}, [&](const SentKv& all) { over.set_value(all); });
     const SentKv all = over.get_future().get();
@@ -103,20 +103,20 @@ TEST(KvSender, SendsTheSameFramesFromADeviceAsFromTheHost) {
   const Bytes bytes = contents();
   for (const std::string_view codec : {"none", "splitzip", "splitzip:channel"}) {
     SCOPED_TRACE(codec);
-    BlockPool host = take(BlockPool::create(kShape, kPoolBytes));
-    ASSERT_EQ(host.blocks_total(), kBlocks);
+    BlockPool host = take(BlockPool::create(kSentShape, kSentBytes));
+    ASSERT_EQ(host.blocks_total(), kSentBlocks);
     std::memcpy(host.block(0), bytes.data(), bytes.size());
-    const Sent expected = send(host, SlabLane(), *choice_of(codec), nullptr);
+    const SentSlabs expected = send(host, SlabLane(), *choice_of(codec), nullptr);
 
     EmulatedAccelerator device;
-    const auto memory = take(device.allocate(kPoolBytes));
+    const auto memory = take(device.allocate(kSentBytes));
     BlockPool pool =
-        take(BlockPool::over(kShape, {memory.get(), kPoolBytes}, take(device.copies())));
+        take(BlockPool::over(kSentShape, {memory.get(), kSentBytes}, take(device.copies())));
     ASSERT_TRUE(device.copy(memory.get(), bytes.data(), bytes.size()).ok());
     const auto written = take(device.mark());
-    const Sent sent =
-        send(pool, take(SlabLane::open(device, kShape, 16)), *choice_of(codec), written);
-    EXPECT_EQ(sent.slabs.size(), std::size_t{kBlocks} * kShape.layers);
+    const SentSlabs sent =
+        send(pool, take(SlabLane::open(device, kSentShape, 16)), *choice_of(codec), written);
+    EXPECT_EQ(sent.slabs.size(), std::size_t{kSentBlocks} * kSentShape.layers);
     EXPECT_TRUE(sent.slabs == expected.slabs);
     EXPECT_EQ(sent.kv.raw, expected.kv.raw);
     EXPECT_EQ(sent.kv.shipped, expected.kv.shipped);
@@ -130,16 +130,17 @@ TEST(KvSender, SendsTheSameFramesFromADeviceAsFromTheHost) {
 TEST(KvSender, AutoSendsFromADeviceWhatCanBeRead) {
   EmulatedAccelerator device;
   const Bytes bytes = contents();
-  const auto memory = take(device.allocate(kPoolBytes));
-  BlockPool pool = take(BlockPool::over(kShape, {memory.get(), kPoolBytes}, take(device.copies())));
+  const auto memory = take(device.allocate(kSentBytes));
+  BlockPool pool =
+      take(BlockPool::over(kSentShape, {memory.get(), kSentBytes}, take(device.copies())));
   ASSERT_TRUE(device.copy(memory.get(), bytes.data(), bytes.size()).ok());
   const auto written = take(device.mark());
   const auto choice = choice_of(kAutoCodec);
-  const Sent sent = send(pool, take(SlabLane::open(device, kShape, 4)), *choice, written);
-  ASSERT_EQ(sent.slabs.size(), std::size_t{kBlocks} * kShape.layers);
-  for (const Recorder::Slab& slab : sent.slabs) {
+  const SentSlabs sent = send(pool, take(SlabLane::open(device, kSentShape, 4)), *choice, written);
+  ASSERT_EQ(sent.slabs.size(), std::size_t{kSentBlocks} * kSentShape.layers);
+  for (const SlabRecorder::Slab& slab : sent.slabs) {
     const Codec& codec = *take(find_codec(slab.codec));
-    const PlaneShape plane = plane_shape(kShape, slab.tokens);
+    const PlaneShape plane = plane_shape(kSentShape, slab.tokens);
     Bytes values(plane.bytes());
     EXPECT_TRUE(codec.decode(plane, slab.k, values).ok());
     EXPECT_TRUE(codec.decode(plane, slab.v, values).ok());
@@ -152,16 +153,16 @@ TEST(KvSender, AutoLearnsOfCodecsThatAreNotInUse) {
   EmulatedAccelerator device;
   for (const bool on_host : {true, false}) {
     SCOPED_TRACE(on_host);
-    BlockPool pool = take(BlockPool::create(kShape, kPoolBytes));
+    BlockPool pool = take(BlockPool::create(kSentShape, kSentBytes));
     std::memcpy(pool.block(0), bytes.data(), bytes.size());
     SlabLane lane;
-    if (!on_host) lane = take(SlabLane::over(take(device.lane()), kShape.slab_bytes()));
+    if (!on_host) lane = take(SlabLane::over(take(device.lane()), kSentShape.slab_bytes()));
     const auto choice = choice_of(kAutoCodec);
     const auto speed = [&](std::string_view codec) { return choice->pace(codec)->encode; };
     const double splitzip = speed("splitzip"), channel = speed("splitzip:channel");
-    const Sent sent = send(pool, std::move(lane), *choice, nullptr);
+    const SentSlabs sent = send(pool, std::move(lane), *choice, nullptr);
     // Of a link that nothing is known of, nothing is known that would be worth coding for.
-    for (const Recorder::Slab& slab : sent.slabs) EXPECT_EQ(slab.codec, "none");
+    for (const SlabRecorder::Slab& slab : sent.slabs) EXPECT_EQ(slab.codec, "none");
     EXPECT_TRUE(speed("splitzip") != splitzip || speed("splitzip:channel") != channel);
   }
 }

@@ -17,21 +17,21 @@
 namespace kvlane {
 namespace {
 
-constexpr KvShape kShape{.layers = 2, .kv_heads = 2, .head_dim = 48};
-constexpr int kTokens = 150;  // two blocks and an open one
-constexpr int kBlocks = 3;
+constexpr KvShape kAxesShape{.layers = 2, .kv_heads = 2, .head_dim = 48};
+constexpr int kAxesTokens = 150;  // two blocks and an open one
+constexpr int kAxesBlocks = 3;
 
-// A pool and a table of kTokens tokens, whose memory is all random rows: channels of falling sizes,
-// mixed with their neighbours.
-struct Cache {
-  Cache() {
-    EXPECT_TRUE(table.grow(kTokens).ok());
-    table.set_tokens(kTokens);
-    std::vector<float> row(kShape.head_dim);
-    for (int block = 0; block < kBlocks; ++block) {
-      for (int layer = 0; layer < kShape.layers; ++layer) {
+// A pool and a table of kAxesTokens tokens, whose memory is all random rows: channels of falling
+// sizes, mixed with their neighbours.
+struct AxesCache {
+  AxesCache() {
+    EXPECT_TRUE(table.grow(kAxesTokens).ok());
+    table.set_tokens(kAxesTokens);
+    std::vector<float> row(kAxesShape.head_dim);
+    for (int block = 0; block < kAxesBlocks; ++block) {
+      for (int layer = 0; layer < kAxesShape.layers; ++layer) {
         std::uint16_t* at = table.rows(block, layer);
-        const std::size_t rows = kShape.slab_bytes() / 2 / kShape.head_dim;
+        const std::size_t rows = kAxesShape.slab_bytes() / 2 / kAxesShape.head_dim;
         for (std::uint32_t r = 0; r < rows; ++r) {
           for (std::uint32_t i = 0; i < row.size(); ++i) {
             const auto die = philox4x32(
@@ -48,21 +48,22 @@ struct Cache {
 
   std::vector<std::uint16_t> all(int layer) const {
     std::vector<std::uint16_t> copy;
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kAxesBlocks; ++block) {
       const std::uint16_t* const rows = table.rows(block, layer);
-      copy.insert(copy.end(), rows, rows + kShape.slab_bytes() / 2);
+      copy.insert(copy.end(), rows, rows + kAxesShape.slab_bytes() / 2);
     }
     return copy;
   }
 
-  BlockPool pool = take(BlockPool::create(kShape, kBlocks* kShape.block_bytes()));
+  BlockPool pool = take(BlockPool::create(kAxesShape, kAxesBlocks* kAxesShape.block_bytes()));
   BlockTable table{pool};
 };
 
-// Row `token` of K (0) or V (1) of a head in what Cache::all() gave.
+// Row `token` of K (0) or V (1) of a head in what AxesCache::all() gave.
 const std::uint16_t* row_in(const std::vector<std::uint16_t>& all, int token, int head, int side) {
-  const int plane = (token / kBlockTokens * kShape.kv_heads + head) * 2 + side;
-  return &all[plane * kShape.page_plane_elements() + token % kBlockTokens * kShape.head_dim];
+  const int plane = (token / kBlockTokens * kAxesShape.kv_heads + head) * 2 + side;
+  return &all[plane * kAxesShape.page_plane_elements() +
+              token % kBlockTokens * kAxesShape.head_dim];
 }
 
 double at(const std::uint16_t* row, int i) { return to_float(bf16{row[i]}); }
@@ -76,10 +77,10 @@ struct Loss {
 
 Loss loss_of(const std::vector<std::uint16_t>& before, const std::vector<std::uint16_t>& after,
              int head, int side, int width) {
-  const int d = kShape.head_dim;
+  const int d = kAxesShape.head_dim;
   Loss loss;
   std::vector<double> gram(std::size_t(d) * d);
-  for (int token = 0; token < kTokens; ++token) {
+  for (int token = 0; token < kAxesTokens; ++token) {
     const std::uint16_t* const x = row_in(before, token, head, side);
     const std::uint16_t* const y = row_in(after, token, head, side);
     for (int i = 0; i < d; ++i) {
@@ -100,7 +101,7 @@ TEST(OnlineAxes, RowsAreTheBestThatSoManyDimensionsCanBe) {
   for (const double keep : {1.0, 0.5, 0.34}) {
     const int width = keep == 1 ? 48 : 32;  // rounded up: 24 and 16.3
     for (const Isa isa : {Isa::kScalar, best_isa()}) {
-      const Cache cache;
+      const AxesCache cache;
       const std::vector<std::uint16_t> other = cache.all(0);
       const std::vector<std::uint16_t> before = cache.all(1);
       const OnlineAxes axes = take(OnlineAxes::decompose(cache.table, keep, isa));
@@ -108,7 +109,7 @@ TEST(OnlineAxes, RowsAreTheBestThatSoManyDimensionsCanBe) {
       axes.restore_rows(cache.table, 1);
       EXPECT_EQ(cache.all(0), other) << "another layer";
       const std::vector<std::uint16_t> after = cache.all(1);
-      for (int plane = 0; plane < 2 * kShape.kv_heads; ++plane) {
+      for (int plane = 0; plane < 2 * kAxesShape.kv_heads; ++plane) {
         const Loss loss = loss_of(before, after, plane / 2, plane % 2, width);
         EXPECT_NEAR(std::sqrt(loss.lost), std::sqrt(loss.dropped), 0x1p-8 * std::sqrt(loss.all));
         EXPECT_EQ(std::sqrt(loss.dropped) > 0x1p-5 * std::sqrt(loss.all), keep < 1) << plane;
@@ -118,7 +119,7 @@ TEST(OnlineAxes, RowsAreTheBestThatSoManyDimensionsCanBe) {
 }
 
 TEST(OnlineAxes, RestoringTwiceOrOnOtherThreadsGivesTheSameRowsAndTouchesNoOthers) {
-  const Cache cache;
+  const AxesCache cache;
   const std::vector<std::uint16_t> before = cache.all(0);
   const OnlineAxes axes = take(OnlineAxes::decompose(cache.table, 0.5, best_isa()));
   axes.restore_rows(cache.table, 0);
@@ -126,17 +127,17 @@ TEST(OnlineAxes, RestoringTwiceOrOnOtherThreadsGivesTheSameRowsAndTouchesNoOther
   EXPECT_NE(once, before);
   {
     const ParallelScope one(1);
-    const Cache again;
+    const AxesCache again;
     take(OnlineAxes::decompose(again.table, 0.5, best_isa())).restore_rows(again.table, 0);
     EXPECT_EQ(again.all(0), once);
   }
   axes.restore_rows(cache.table, 0);
   EXPECT_EQ(cache.all(0), once);
   // Behind the prompt's last token an answer's rows will stand.
-  for (int plane = 0; plane < 2 * kShape.kv_heads; ++plane) {
-    const std::size_t bytes = (kBlocks * kBlockTokens - kTokens) * kShape.head_dim * 2;
-    EXPECT_EQ(std::memcmp(row_in(once, kTokens, plane / 2, plane % 2),
-                          row_in(before, kTokens, plane / 2, plane % 2), bytes),
+  for (int plane = 0; plane < 2 * kAxesShape.kv_heads; ++plane) {
+    const std::size_t bytes = (kAxesBlocks * kBlockTokens - kAxesTokens) * kAxesShape.head_dim * 2;
+    EXPECT_EQ(std::memcmp(row_in(once, kAxesTokens, plane / 2, plane % 2),
+                          row_in(before, kAxesTokens, plane / 2, plane % 2), bytes),
               0);
   }
 }
@@ -144,12 +145,8 @@ TEST(OnlineAxes, RestoringTwiceOrOnOtherThreadsGivesTheSameRowsAndTouchesNoOther
 // The engine: head_dim 32, so that half of it is 16.
 const Model& model() { return fixture_model("qwen3-gqa-bf16"); }
 
-EngineOptions options_with(double keep, int blocks) {
+EngineOptions online_options(double keep, int blocks) {
   return {.kv_bytes = blocks * model().config().kv_shape().block_bytes(), .online_axes = keep};
-}
-
-std::unique_ptr<Engine> make_engine(EngineOptions options) {
-  return take(Engine::create(model(), fixture_tokenizer(), nullptr, std::move(options)));
 }
 
 struct Asked {
@@ -157,7 +154,7 @@ struct Asked {
   TimeAccount account;
 };
 
-Asked ask(Engine& engine, const GenerationRequest& request) {
+Asked ask_with_account(Engine& engine, const GenerationRequest& request) {
   Answer answer;
   EXPECT_TRUE(engine.submit(request, answer.on_update()).ok());
   EXPECT_TRUE(answer.wait().error.ok()) << answer.wait().error.message();
@@ -169,18 +166,18 @@ Asked ask(Engine& engine, const GenerationRequest& request) {
 TEST(OnlineEngine, AllDimensionsAreTheSameAnswerWithinRounding) {
   double moved_all = 0;
   double moved_half = 0;
-  const auto rows = make_engine(options_with(0, 20));
-  const auto all = make_engine(options_with(1, 20));
-  const auto half = make_engine(options_with(0.5, 20));
+  const auto rows = make_engine(online_options(0, 20), model());
+  const auto all = make_engine(online_options(1, 20), model());
+  const auto half = make_engine(online_options(0.5, 20), model());
   for (std::uint32_t seed = 0; seed < 8; ++seed) {
     GenerationRequest request = make_request(200, 2, seed);
     request.logprobs = 0;
     // Always the same two tokens, whatever is likely.
     request.sampling.logit_bias = {{static_cast<std::int32_t>(5 + seed), 100.0F}};
-    const Asked expected = ask(*rows, request);
+    const Asked expected = ask_with_account(*rows, request);
     ASSERT_EQ(expected.answer.logprobs.size(), 2U);
     const auto moved = [&](Engine& engine) {
-      const Asked asked = ask(engine, request);
+      const Asked asked = ask_with_account(engine, request);
       EXPECT_EQ(asked.answer.tokens, expected.answer.tokens);
       EXPECT_EQ(asked.answer.logprobs[0], expected.answer.logprobs[0]);
       const double by = asked.answer.logprobs[1].logprob - expected.answer.logprobs[1].logprob;
@@ -195,8 +192,8 @@ TEST(OnlineEngine, AllDimensionsAreTheSameAnswerWithinRounding) {
 
 TEST(OnlineEngine, TellsWhatAxesAndRowsTook) {
   for (const double keep : {0.0, 0.5}) {
-    const auto engine = make_engine(options_with(keep, 20));
-    const TimeAccount account = ask(*engine, make_request(200, 20, 3)).account;
+    const auto engine = make_engine(online_options(keep, 20), model());
+    const TimeAccount account = ask_with_account(*engine, make_request(200, 20, 3)).account;
     EXPECT_EQ(account.prefill_quantise > 0, keep > 0);
     EXPECT_EQ(account.decode_dequantise > 0, keep > 0);
     EXPECT_EQ(account.prefill_dequantise, 0);
@@ -206,10 +203,10 @@ TEST(OnlineEngine, TellsWhatAxesAndRowsTook) {
 }
 
 TEST(OnlineEngine, CompanyChunksAndShortMemoryChangeNoAnswer) {
-  const auto alone = make_engine(options_with(0.5, 40));
-  EngineOptions options = options_with(0.5, 9);
+  const auto alone = make_engine(online_options(0.5, 40), model());
+  EngineOptions options = online_options(0.5, 9);
   options.chunk_tokens = 70;
-  const auto crowded = make_engine(options);
+  const auto crowded = make_engine(options, model());
   std::vector<Answer> answers(10);
   std::vector<GenerationRequest> requests;
   for (std::uint32_t i = 0; i < answers.size(); ++i) {
@@ -221,7 +218,7 @@ TEST(OnlineEngine, CompanyChunksAndShortMemoryChangeNoAnswer) {
   }
   for (std::uint32_t i = 0; i < answers.size(); ++i) {
     ASSERT_TRUE(answers[i].wait().error.ok()) << answers[i].wait().error.message();
-    EXPECT_EQ(answers[i].all()[0], ask(*alone, requests[i]).answer) << i;
+    EXPECT_EQ(answers[i].all()[0], ask_with_account(*alone, requests[i]).answer) << i;
   }
   crowded->wait_idle();
   EXPECT_GT(crowded->load().preemptions, 0);
@@ -231,14 +228,14 @@ TEST(OnlineEngine, CompanyChunksAndShortMemoryChangeNoAnswer) {
 
 TEST(OnlineEngine, SeveralAnswersToOnePromptShareItsAxes) {
   // Few: room for one at a time.
-  expect_answers_in_any_room([](int blocks) { return make_engine(options_with(0.5, blocks)); }, 40,
-                             4);
+  expect_answers_in_any_room(
+      [](int blocks) { return make_engine(online_options(0.5, blocks), model()); }, 40, 4);
 }
 
 TEST(OnlineEngine, AnAbortedAnswerGivesItsBlocksBack) {
-  const auto engine = make_engine(options_with(0.5, 20));
+  const auto engine = make_engine(online_options(0.5, 20), model());
   const GenerationRequest after = make_request(200, 10, 4);
-  const Answer::One expected = ask(*engine, after).answer;
+  const Answer::One expected = ask_with_account(*engine, after).answer;
   Answer answer;
   const RequestId id = take(engine->submit(make_request(200, 300, 3), answer.on_update()));
   answer.wait_for_tokens(3);
@@ -246,7 +243,7 @@ TEST(OnlineEngine, AnAbortedAnswerGivesItsBlocksBack) {
   EXPECT_EQ(answer.wait().error.code(), Code::kAborted);
   engine->wait_idle();
   EXPECT_EQ(engine->load().blocks_free, 20);
-  EXPECT_EQ(ask(*engine, after).answer, expected);
+  EXPECT_EQ(ask_with_account(*engine, after).answer, expected);
 }
 
 TEST(OnlineEngine, RefusesWhatCannotBe) {
@@ -261,15 +258,15 @@ TEST(OnlineEngine, RefusesWhatCannotBe) {
   door.model = model().identity();
   door.codecs = codec_names();
   const auto endpoint = take(Endpoint::start(*network, door));
-  EXPECT_EQ(refused(endpoint.get(), options_with(0.5, 10)), sentence);
-  EngineOptions coded = options_with(0.5, 80);
+  EXPECT_EQ(refused(endpoint.get(), online_options(0.5, 10)), sentence);
+  EngineOptions coded = online_options(0.5, 80);
   coded.kv_format = take(make_kv_format("int8", {.shape = model().config().kv_shape()}));
   EXPECT_EQ(refused(nullptr, coded), sentence);
-  EngineOptions evicting = options_with(0.5, 10);
+  EngineOptions evicting = online_options(0.5, 10);
   evicting.eviction = take(make_eviction_rule("h2o:keep=0.5"));
   EXPECT_EQ(refused(nullptr, evicting), sentence);
   for (const double keep : {-0.5, 1.5, std::nan("")}) {
-    EXPECT_EQ(refused(nullptr, options_with(keep, 10)),
+    EXPECT_EQ(refused(nullptr, online_options(keep, 10)),
               "online_axes is a share above 0 and at most 1 of dimensions, or 0");
   }
 }

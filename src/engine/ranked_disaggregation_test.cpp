@@ -11,6 +11,7 @@
 
 #include "base/test_sanitizers.h"
 #include "engine/engine_fixture.h"
+#include "engine/ranked_fixture.h"
 #include "model/expected_fixture.h"
 #include "quant/heads_together.h"
 #include "ranks/ranks_fixture.h"
@@ -21,22 +22,11 @@ namespace kvlane {
 namespace {
 
 using expected_fixture::kModels;
+using ranked_fixture::format_of;
+using ranked_fixture::Layout;
 using ranks_fixture::RankThreads;
 
 constexpr std::size_t kPoolBytes = std::size_t{1} << 25;
-
-struct Layout {
-  int stages = 1;
-  int ranks = 1;  // of each stage; 1 x 1: one process
-};
-
-// Of the heads that `model` has; of all of them where it is whole.
-std::shared_ptr<const KvFormat> format_of(const Model& model, const std::string& name) {
-  const Share heads = kv_heads_of(model.whole_config(), model.part());
-  const KvFormatContext whole{
-      .shape = model.whole_config().kv_shape(), .rope = &model.rope(), .isa = model.isa()};
-  return take(make_rank_format(name, whole, heads.first, heads.count));
-}
 
 // A worker whose model is computed by ranks, or by itself.
 struct RankedWorker {
@@ -67,22 +57,22 @@ struct RankedWorker {
 };
 
 // Of a prompt that is pushed from one to the other.
-std::vector<std::int32_t> answer_of(Worker& prefill, Worker& decode,
-                                    const GenerationRequest& request) {
+std::vector<std::int32_t> pushed_answer(Worker& prefill, Worker& decode,
+                                        const GenerationRequest& request) {
   Push push(prefill, decode, request);
   EXPECT_EQ(push.prefilled.wait().finish.error.message(), "");
   EXPECT_EQ(push.answer.wait().error.message(), "");
   return push.answer.tokens();
 }
 
-struct Case {
+struct RankedCase {
   std::string model;
   Layout prefill, decode;
   std::string codec;
   std::string format = "bf16";
 };
 
-void expect_the_same(Network& network, const Case& tried) {
+void expect_the_same(Network& network, const RankedCase& tried) {
   RankedWorker prefill(network, tried.model, tried.prefill,
                        {.kv_bytes = kPoolBytes, .chunk_tokens = 100, .kv_codec = tried.codec},
                        tried.format);
@@ -90,7 +80,7 @@ void expect_the_same(Network& network, const Case& tried) {
   const Model& whole = fixture_model(tried.model);
   for (const int prompt : {1, 64, 200}) {
     const GenerationRequest request = make_mixed_request(prompt, 12, prompt);
-    EXPECT_EQ(answer_of(*prefill.worker, *decode.worker, request),
+    EXPECT_EQ(pushed_answer(*prefill.worker, *decode.worker, request),
               alone(whole, request,
                     {.kv_bytes = kPoolBytes, .kv_format = format_of(whole, tried.format)}))
         << prompt;

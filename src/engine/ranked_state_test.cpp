@@ -16,6 +16,7 @@
 #include "base/temporary_directory.h"
 #include "base/test_sanitizers.h"
 #include "engine/engine_fixture.h"
+#include "engine/ranked_fixture.h"
 #include "engine/state_fixture.h"
 #include "model/expected_fixture.h"
 #include "model/synth.h"
@@ -28,6 +29,8 @@ namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
+using ranked_fixture::format_of;
+using ranked_fixture::Layout;
 using ranks_fixture::RankThreads;
 
 constexpr const char* kConfig =
@@ -35,7 +38,7 @@ constexpr const char* kConfig =
     "head_dim": 32, "num_hidden_layers": 5, "vocab_size": 200, "max_position_embeddings": 1024,
     "torch_dtype": "bfloat16", "tie_word_embeddings": false, "num_attention_heads": 8,
     "num_key_value_heads": 4})";
-constexpr int kLayers = 5;
+constexpr int kRankedLayers = 5;
 
 // Random weights, five layers, four KV heads.
 const fs::path& model_directory() {
@@ -49,14 +52,9 @@ const fs::path& model_directory() {
   return model;
 }
 
-std::unique_ptr<Model> load(bool weights, const fs::path& model = model_directory()) {
+std::unique_ptr<Model> load_ranked(bool weights, const fs::path& model = model_directory()) {
   return take(Model::load(model, {.isa = best_isa(), .weights = weights}));
 }
-
-struct Layout {
-  int stages = 1;
-  int ranks = 1;  // of each stage
-};
 
 std::string name_of(const Layout& layout) {
   return std::to_string(layout.stages) + " x " + std::to_string(layout.ranks);
@@ -70,7 +68,7 @@ fs::path store_of(const fs::path& directory, int rank) {
 const KvTables& tables() {
   static const KvTables made = [] {
     KvTables tables;
-    const KvShape shape = load(false)->config().kv_shape();
+    const KvShape shape = load_ranked(false)->config().kv_shape();
     tables_fixture::add_kvquant_tables(shape, tables);
     const auto rows = tables_fixture::to_bits(tables_fixture::plain_rows(shape, 1));
     tables_fixture::add_cachegen_tables(shape, {rows}, tables);
@@ -79,17 +77,8 @@ const KvTables& tables() {
   return made;
 }
 
-std::shared_ptr<const KvFormat> format_of(const Model& model, const std::string& name) {
-  const Share heads = kv_heads_of(model.whole_config(), model.part());
-  const KvFormatContext whole{.shape = model.whole_config().kv_shape(),
-                              .rope = &model.rope(),
-                              .tables = &tables(),
-                              .isa = model.isa()};
-  return take(make_rank_format(name, whole, heads.first, heads.count));
-}
-
 // What is computed, and how it is saved.
-struct Saving {
+struct RankedSaving {
   std::string format = "bf16";
   std::string codec = "none";
   std::string form = "kv";
@@ -104,38 +93,39 @@ struct Stores {
   std::vector<std::shared_ptr<Store>> all;
 };
 
-StateForms forms_of(const Saving& saving) {
+StateForms forms_of(const RankedSaving& saving) {
   return take(
-      make_state_forms(saving.form, load(false, saving.model)->config().layers, nullptr, 0));
+      make_state_forms(saving.form, load_ranked(false, saving.model)->config().layers, nullptr, 0));
 }
 
 // Few, so that a prompt that is computed as a whole takes many steps.
-constexpr int kChunk = 50;
+constexpr int kRankedChunk = 50;
 
 // An engine, and the ranks that compute for it.
-struct Worker {
-  Worker(const Layout& layout, const Saving& saving, const fs::path& directory)
-      : whole(load(false, saving.model)), threads(start(layout, saving, directory, *stores)) {
+struct SavingWorker {
+  SavingWorker(const Layout& layout, const RankedSaving& saving, const fs::path& directory)
+      : whole(load_ranked(false, saving.model)),
+        threads(start(layout, saving, directory, *stores)) {
     EXPECT_TRUE(threads->group->wait_for_ranks(*whole).ok());
     EngineOptions options;
     options.kv_bytes = std::size_t{1} << 24;
-    options.chunk_tokens = kChunk;
+    options.chunk_tokens = kRankedChunk;
     options.sequences_max = saving.sequences_max;
-    options.kv_format = format_of(*whole, saving.format);
+    options.kv_format = format_of(*whole, saving.format, &tables());
     options.ranks = threads->group.get();
     options.state.on_ranks = true;
     options.state.forms = forms_of(saving);
     options.state.codec = saving.codec;
     engine = take(Engine::create(*whole, fixture_tokenizer(), nullptr, options));
   }
-  static std::unique_ptr<RankThreads> start(const Layout& layout, const Saving& saving,
+  static std::unique_ptr<RankThreads> start(const Layout& layout, const RankedSaving& saving,
                                             const fs::path& directory, Stores& stores) {
     return std::make_unique<RankThreads>(
         saving.model, layout.stages, layout.ranks,
         [directory, memory = saving.memory_bytes, &stores](const Model& part,
                                                            RankProcessOptions& options) {
           options.make_format = [&part](const std::string& wanted) {
-            return Result(format_of(part, wanted));
+            return Result(format_of(part, wanted, &tables()));
           };
           const ModelPart own = part.part();
           const fs::path at = store_of(directory, own.stage * own.ranks + own.rank);
@@ -148,7 +138,7 @@ struct Worker {
         });
   }
   // What waits is saved first.
-  ~Worker() {
+  ~SavingWorker() {
     engine.reset();
     threads->end();
     for (const Status& end : threads->ends) EXPECT_TRUE(end.ok()) << end.message();
@@ -160,16 +150,6 @@ struct Worker {
   std::unique_ptr<Engine> engine;
 };
 
-GenerationRequest next_turn(const GenerationRequest& before,
-                            const std::vector<std::int32_t>& answer) {
-  GenerationRequest request = make_request(30, 12, 2);
-  std::vector<std::int32_t> prompt = before.prompt;
-  prompt.insert(prompt.end(), answer.begin(), answer.end());
-  prompt.insert(prompt.end(), request.prompt.begin(), request.prompt.end());
-  request.prompt = std::move(prompt);
-  return request;
-}
-
 // What one process that never forgets anything answers, of two turns.
 struct Expected {
   explicit Expected(const std::string& format, int prompt_tokens = 300,
@@ -177,11 +157,11 @@ struct Expected {
       : first(make_request(prompt_tokens, 40, 1)) {
     EngineOptions options;
     options.kv_bytes = std::size_t{1} << 24;
-    const auto model = load(true, directory);
-    options.kv_format = format_of(*model, format);
+    const auto model = load_ranked(true, directory);
+    options.kv_format = format_of(*model, format, &tables());
     const auto engine = take(Engine::create(*model, fixture_tokenizer(), nullptr, options));
     first_answer = answer_of(*engine, first);
-    second = next_turn(first, first_answer);
+    second = next_turn(first, first_answer, make_request(30, 12, 2));
     second_answer = answer_of(*engine, second);
   }
 
@@ -195,9 +175,9 @@ struct Expected {
   std::vector<std::int32_t> first_answer, second_answer;
 };
 
-void save_first_turn(const Layout& layout, const Saving& saving, const Expected& expected,
+void save_first_turn(const Layout& layout, const RankedSaving& saving, const Expected& expected,
                      const fs::path& directory) {
-  Worker worker(layout, saving, directory);
+  SavingWorker worker(layout, saving, directory);
   Answer other;
   ASSERT_TRUE(worker.engine->submit(make_request(200, 30, 9), other.on_update()).ok());
   EXPECT_EQ(answer_of(*worker.engine, expected.first), expected.first_answer);
@@ -207,13 +187,14 @@ void save_first_turn(const Layout& layout, const Saving& saving, const Expected&
   EXPECT_EQ(worker.engine->load().save_failures, 0);
 }
 
-void expect_goes_on(const Layout& layout, const Saving& saving, const Expected& expected) {
+void expect_ranks_go_on(const Layout& layout, const RankedSaving& saving,
+                        const Expected& expected) {
   SCOPED_TRACE(name_of(layout) + " " + saving.format + " " + saving.codec + " " + saving.form);
   const TemporaryDirectory directory;
   save_first_turn(layout, saving, expected, directory.path());
-  Saving read = saving;
+  RankedSaving read = saving;
   read.codec = "none";  // what is there says how it is coded
-  Worker worker(layout, read, directory.path());
+  SavingWorker worker(layout, read, directory.path());
   std::vector<std::int32_t> all = expected.first.prompt;
   all.insert(all.end(), expected.first_answer.begin(), expected.first_answer.end());
   EXPECT_EQ(take(worker.engine->stored_tokens(all, "")), expected.tokens_back());
@@ -229,7 +210,7 @@ void expect_goes_on(const Layout& layout, const Saving& saving, const Expected& 
   // What came back is not computed again.
   const int computed = static_cast<int>(expected.second.prompt.size()) - expected.tokens_back();
   const auto answer = std::ssize(expected.second_answer);
-  EXPECT_EQ(load.steps, (computed + kChunk - 1) / kChunk + answer - 1);
+  EXPECT_EQ(load.steps, (computed + kRankedChunk - 1) / kRankedChunk + answer - 1);
 }
 
 const std::vector<Layout> kLayouts = {{1, 4}, {2, 1}, {2, 2}};
@@ -237,17 +218,17 @@ const std::vector<Layout> kLayouts = {{1, 4}, {2, 1}, {2, 2}};
 TEST(RankedState, AConversationGoesOnFromSlabs) {
   const Expected rows("bf16");
   for (const Layout& layout : every_other_if(kSanitized, kLayouts)) {
-    expect_goes_on(layout, {}, rows);
+    expect_ranks_go_on(layout, {}, rows);
   }
-  expect_goes_on({2, 2}, {.codec = "splitzip"}, rows);
-  expect_goes_on({2, 2}, {.format = "int4"}, Expected("int4"));
-  expect_goes_on({1, 2}, {.format = "hack"}, Expected("hack"));
+  expect_ranks_go_on({2, 2}, {.codec = "splitzip"}, rows);
+  expect_ranks_go_on({2, 2}, {.format = "int4"}, Expected("int4"));
+  expect_ranks_go_on({1, 2}, {.format = "hack"}, Expected("hack"));
   for (const char* const format : {"fp8_e4m3", "mxfp4", "kivi:bits=2"}) {
-    expect_goes_on({2, 2}, {.format = format}, Expected(format));
+    expect_ranks_go_on({2, 2}, {.format = format}, Expected(format));
   }
   // Each rank has whole slabs.
   for (const char* const format : {"kvquant:bits=4", "cachegen:level=2"}) {
-    expect_goes_on({1, 2}, {.format = format}, Expected(format));
+    expect_ranks_go_on({1, 2}, {.format = format}, Expected(format));
   }
 }
 
@@ -255,12 +236,12 @@ TEST(RankedState, AConversationGoesOnFromSlabs) {
 TEST(RankedState, AConversationGoesOnFromHiddenStates) {
   const Expected rows("bf16"), codes("int4");
   for (const Layout& layout : every_other_if(kSanitized, kLayouts)) {
-    expect_goes_on(layout, {.form = "hidden"}, rows);
+    expect_ranks_go_on(layout, {.form = "hidden"}, rows);
   }
-  expect_goes_on({1, 2}, {.form = "hidden=3"}, rows);
+  expect_ranks_go_on({1, 2}, {.form = "hidden=3"}, rows);
   // In several pieces.
-  expect_goes_on({1, 2}, {.form = "hidden"}, Expected("bf16", 700));
-  expect_goes_on({2, 2}, {.format = "int4", .form = "hidden"}, codes);
+  expect_ranks_go_on({1, 2}, {.form = "hidden"}, Expected("bf16", 700));
+  expect_ranks_go_on({2, 2}, {.format = "int4", .form = "hidden"}, codes);
 }
 
 // Biases, norms of heads, matrices in one, groups of Q, K and V, learned positions, a window;
@@ -271,12 +252,12 @@ TEST(RankedState, AConversationOfEveryFamilyGoesOn) {
         "falcon-gqa-bf16", "falcon-mha-f32-sequential", "opt-mha-bf16",
         "mistral-grouped-bf16-window"}) {
     const fs::path model = expected_fixture::kModels / name;
-    const ModelConfig config = load(false, model)->config();
+    const ModelConfig config = load_ranked(false, model)->config();
     const Layout layout{std::min(2, config.layers), std::min(2, config.kv_heads)};
     const Expected expected("bf16", 300, model);
     SCOPED_TRACE(name);
-    expect_goes_on(layout, {.codec = "splitzip", .model = model}, expected);
-    expect_goes_on(layout, {.form = "hidden", .model = model}, expected);
+    expect_ranks_go_on(layout, {.codec = "splitzip", .model = model}, expected);
+    expect_ranks_go_on(layout, {.form = "hidden", .model = model}, expected);
   }
 }
 
@@ -286,11 +267,11 @@ TEST(RankedState, WhoWaitsForAPlaceIsReadAhead) {
   for (const char* form : {"kv", "hidden"}) {
     SCOPED_TRACE(form);
     const TemporaryDirectory directory;
-    Saving saving{.form = form};
+    RankedSaving saving{.form = form};
     save_first_turn({2, 2}, saving, expected, directory.path());
     saving.sequences_max = 1;
     saving.memory_bytes = std::uint64_t{1} << 26;
-    Worker worker({2, 2}, saving, directory.path());
+    SavingWorker worker({2, 2}, saving, directory.path());
     Answer long_one, waiting;
     ASSERT_TRUE(worker.engine->submit(make_request(20, 300, 5), long_one.on_update()).ok());
     long_one.wait_for_tokens(1);
@@ -336,7 +317,7 @@ Contents contents_of(const fs::path& directory, int shards, int shard) {
 // No rank has what another one has, and together they have as much as one process.
 TEST(RankedState, RanksHaveDisjointParts) {
   const Expected expected("bf16");
-  const int layers = kLayers;
+  const int layers = kRankedLayers;
   for (const char* form : {"kv", "hidden"}) {
     std::size_t bytes_of_one = 0;
     for (const Layout& layout : {Layout{1, 1}, Layout{1, 2}, Layout{2, 1}, Layout{2, 2}}) {
@@ -370,10 +351,10 @@ TEST(RankedState, WhatOneRankLacksIsComputed) {
     for (const int lost : {1, 2}) {
       SCOPED_TRACE(std::string(form) + " " + std::to_string(lost));
       const TemporaryDirectory directory;
-      const Saving saving{.form = form};
+      const RankedSaving saving{.form = form};
       save_first_turn({2, 2}, saving, expected, directory.path());
       fs::remove_all(store_of(directory.path(), lost));
-      Worker worker({2, 2}, saving, directory.path());
+      SavingWorker worker({2, 2}, saving, directory.path());
       Finish finish;
       EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
       EXPECT_EQ(finish.cached_tokens, 0);
@@ -383,13 +364,13 @@ TEST(RankedState, WhatOneRankLacksIsComputed) {
 
 // Where slabs have all heads, a rank cannot make those of the first layer from tokens.
 TEST(RankedState, SlabsOfAllHeadsDoNotComeFromTokens) {
-  const Saving saving{.format = "kvquant:bits=4"};
+  const RankedSaving saving{.format = "kvquant:bits=4"};
   const Expected expected(saving.format);
   const TemporaryDirectory directory;
   const Layout layout{4, 2};
   save_first_turn(layout, saving, expected, directory.path());
   for (const int first_stage : {0, 1}) fs::remove_all(store_of(directory.path(), first_stage));
-  Worker worker(layout, saving, directory.path());
+  SavingWorker worker(layout, saving, directory.path());
   Finish finish;
   EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
   EXPECT_EQ(finish.cached_tokens, 0);
@@ -401,7 +382,7 @@ TEST(RankedState, WhatIsDamagedAtOneRankIsComputed) {
   for (const char* form : {"kv", "hidden"}) {
     SCOPED_TRACE(form);
     const TemporaryDirectory directory;
-    const Saving saving{.form = form};
+    const RankedSaving saving{.form = form};
     save_first_turn({1, 2}, saving, expected, directory.path());
     int damaged = 0;
     for (const auto& file : fs::recursive_directory_iterator(store_of(directory.path(), 1))) {
@@ -415,7 +396,7 @@ TEST(RankedState, WhatIsDamagedAtOneRankIsComputed) {
       }
     }
     ASSERT_GT(damaged, 0);
-    Worker worker({1, 2}, saving, directory.path());
+    SavingWorker worker({1, 2}, saving, directory.path());
     Finish finish;
     EXPECT_EQ(answer_of(*worker.engine, expected.second, &finish), expected.second_answer);
     EXPECT_LT(finish.cached_tokens, expected.tokens_back());
@@ -426,10 +407,10 @@ TEST(RankedState, WhatIsDamagedAtOneRankIsComputed) {
 
 // Who has K of its own heads alone cannot make slabs of all.
 TEST(RankedState, HiddenStatesGiveNoSlabsOfAllHeads) {
-  const auto whole = load(false);
+  const auto whole = load_ranked(false);
   RankThreads threads(model_directory(), 1, 2);
   EngineOptions options;
-  options.kv_format = format_of(*whole, "kvquant:bits=4");
+  options.kv_format = format_of(*whole, "kvquant:bits=4", &tables());
   options.ranks = threads.group.get();
   options.state.on_ranks = true;
   // With hidden=1 the first layer alone is in no form.
@@ -444,7 +425,7 @@ TEST(RankedState, HiddenStatesGiveNoSlabsOfAllHeads) {
 
 // A rank without a store cannot be one of a head with one.
 TEST(RankedState, ARankWithoutAStoreIsTurnedAway) {
-  const auto whole = load(false);
+  const auto whole = load_ranked(false);
   RankThreads threads(model_directory(), 1, 2);
   ASSERT_TRUE(threads.group->wait_for_ranks(*whole).ok());
   EngineOptions options;

@@ -15,12 +15,7 @@ namespace {
 
 constexpr int kWaitSeconds = 60;
 
-std::unique_ptr<Engine> make_engine(EngineOptions options = {}) {
-  if (options.kv_bytes == EngineOptions().kv_bytes) options.kv_bytes = std::size_t{1} << 24;
-  return take(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, std::move(options)));
-}
-
-std::size_t block_bytes() { return fixture_model().config().kv_shape().block_bytes(); }
+std::size_t fixture_block_bytes() { return fixture_model().config().kv_shape().block_bytes(); }
 
 // Remembers in which order answers began and ended.
 class Order {
@@ -78,7 +73,7 @@ TEST(Scheduler, TheFirstInRankIsNotHeldUpByALotOfOthers) {
 }
 
 TEST(Scheduler, PriorityGoesFirstAndStopsOthersWhenItMust) {
-  const auto engine = make_engine({.kv_bytes = 6 * block_bytes(), .sequences_max = 4});
+  const auto engine = make_engine({.kv_bytes = 6 * fixture_block_bytes(), .sequences_max = 4});
   Order order;
   Answer running;
   const GenerationRequest low = [] {
@@ -100,8 +95,9 @@ TEST(Scheduler, PriorityGoesFirstAndStopsOthersWhenItMust) {
 }
 
 TEST(Scheduler, WhatAStoppedPromptFindsOfItsOwnIsNotCounted) {
-  const auto engine = make_engine(
-      {.kv_bytes = 7 * block_bytes(), .host_bytes = 20 * block_bytes(), .chunk_tokens = 16});
+  const auto engine = make_engine({.kv_bytes = 7 * fixture_block_bytes(),
+                                   .host_bytes = 20 * fixture_block_bytes(),
+                                   .chunk_tokens = 16});
   // Computed before the engine takes its next step, however late this thread gets on.
   const GenerationRequest urgent = make_request(300, 5, 2);
   const std::vector<std::int32_t> expected = alone(fixture_model(), urgent);
@@ -193,8 +189,8 @@ TEST(Scheduler, OfPromptsThatBeginAlikeAndComeAtOnceOneIsComputed) {
 }
 
 TEST(Scheduler, WhatLeftTheKvMemoryComesBackFromTheHost) {
-  const auto engine =
-      make_engine({.kv_bytes = 5 * block_bytes(), .host_bytes = 20 * block_bytes()});
+  const auto engine = make_engine(
+      {.kv_bytes = 5 * fixture_block_bytes(), .host_bytes = 20 * fixture_block_bytes()});
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 3; ++i) {
       const GenerationRequest request = make_request(250, 10, i);
@@ -209,7 +205,7 @@ TEST(Scheduler, WhatLeftTheKvMemoryComesBackFromTheHost) {
 }
 
 TEST(Scheduler, SeveralAnswersShareThePromptAndDrawApart) {
-  const auto engine = make_engine({.kv_bytes = 12 * block_bytes()});
+  const auto engine = make_engine({.kv_bytes = 12 * fixture_block_bytes()});
   GenerationRequest request = make_request(280, 30, 1);  // 5 blocks, so six alone take 30
   request.sampling.temperature = 1;
   request.n = 6;

@@ -19,22 +19,23 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr KvShape kShape{2, 2, 64, ElementType::kBf16};
+constexpr KvShape kSealedShape{2, 2, 64, ElementType::kBf16};
 // Five complete blocks, of which the window keeps the first and the last as rows, and an open one.
-constexpr int kTokens = 5 * kBlockTokens + 9;
+constexpr int kSealedTokens = 5 * kBlockTokens + 9;
 constexpr const char* kZack = "zack:keep=0.6,sink=1,recent=1";
-constexpr const char* kCodecs[] = {"none", "splitzip", "splitzip:channel", "auto"};
+constexpr const char* kWireCodecs[] = {"none", "splitzip", "splitzip:channel", "auto"};
 
-std::shared_ptr<const KvFormat> format_of(const char* text, const KvShape& shape = kShape) {
+std::shared_ptr<const KvFormat> planes_format(const char* text,
+                                              const KvShape& shape = kSealedShape) {
   KvTables tables;
   tables_fixture::add_zack_tables(shape, true, tables);
   return take(make_kv_format(text, {.shape = shape, .tables = &tables}));
 }
 
 // What reaches the wire.
-class Recorder final : public OutgoingTransfer {
+class FrameRecorder final : public OutgoingTransfer {
  public:
-  explicit Recorder(std::vector<Bytes>& frames) : frames_(frames) {}
+  explicit FrameRecorder(std::vector<Bytes>& frames) : frames_(frames) {}
   Status add_slab(FrameHeader header, const BodyWriter& body) override {
     Bytes frame(kFrameHeaderBytes + header.body_bytes(), std::byte{0xA5});  // as messages are
     KVLANE_TRY(write_frame(std::move(header), body, frame));
@@ -49,24 +50,25 @@ class Recorder final : public OutgoingTransfer {
 };
 
 // A coded table of one sequence that came, or is to come, from elsewhere.
-struct Cache {
-  explicit Cache(const std::shared_ptr<const KvFormat>& of)
+struct SealedCache {
+  explicit SealedCache(const std::shared_ptr<const KvFormat>& of)
       : format(of),
-        sealed(take(BlockPool::create_sealed(kShape, of->slab_sizes(), std::size_t{1} << 20))),
-        rows(take(BlockPool::create(kShape, 6 * kShape.block_bytes()))),
+        sealed(
+            take(BlockPool::create_sealed(kSealedShape, of->slab_sizes(), std::size_t{1} << 20))),
+        rows(take(BlockPool::create(kSealedShape, 6 * kSealedShape.block_bytes()))),
         table(sealed, rows, of->window()) {
-    EXPECT_TRUE(table.grow(kTokens).ok());
-    EXPECT_TRUE(table.open_arriving_rows(kTokens).ok());
+    EXPECT_TRUE(table.grow(kSealedTokens).ok());
+    EXPECT_TRUE(table.open_arriving_rows(kSealedTokens).ok());
   }
 
   // Bell-shaped values, each channel with its own width.
   void fill() {
     for (int block = 0; block < table.blocks(); ++block) {
-      for (int layer = 0; layer < kShape.layers; ++layer) {
-        const auto seed = static_cast<std::uint64_t>(block * kShape.layers + layer);
-        const auto bits = tables_fixture::to_bits(tables_fixture::plain_rows(kShape, seed));
-        if (table.arrives_as_rows(block, kTokens)) {
-          std::memcpy(table.rows(block, layer), bits.data(), kShape.slab_bytes());
+      for (int layer = 0; layer < kSealedShape.layers; ++layer) {
+        const auto seed = static_cast<std::uint64_t>(block * kSealedShape.layers + layer);
+        const auto bits = tables_fixture::to_bits(tables_fixture::plain_rows(kSealedShape, seed));
+        if (table.arrives_as_rows(block, kSealedTokens)) {
+          std::memcpy(table.rows(block, layer), bits.data(), kSealedShape.slab_bytes());
         } else {
           EXPECT_TRUE(
               format->seal({layer, block * kBlockTokens}, bits.data(), table.sealed(block, layer))
@@ -81,22 +83,23 @@ struct Cache {
   BlockTable table;
 };
 
-struct Sent {
+struct SentFrames {
   std::vector<Bytes> frames;
   KvBytes kv;
 };
 
-Sent send(const Cache& cache, std::string_view codec, std::optional<LinkSpeed> link = {}) {
-  Sent sent;
+SentFrames send(const SealedCache& cache, std::string_view codec,
+                std::optional<LinkSpeed> link = {}) {
+  SentFrames sent;
   const auto choice =
-      take(CodecChoice::create(codec, best_isa(), plane_shape(kShape, kBlockTokens)));
+      take(CodecChoice::create(codec, best_isa(), plane_shape(kSealedShape, kBlockTokens)));
   std::promise<SentKv> over;
   KvSender sender(cache.sealed, SlabLane(), ModelIdentity{}, cache.format, *choice, {});
-  const auto job =
-      std::make_shared<KvSender::Job>(std::make_shared<Recorder>(sent.frames), cache.table, kTokens,
-                                      choice->for_transfer(link), [link] { return link; });
-  for (int layer = 0; layer < kShape.layers; ++layer) {
-    sender.add(job, layer, 0, blocks_for(kTokens), nullptr);
+  const auto job = std::make_shared<KvSender::Job>(
+      std::make_shared<FrameRecorder>(sent.frames), cache.table, kSealedTokens,
+      choice->for_transfer(link), [link] { return link; });
+  for (int layer = 0; layer < kSealedShape.layers; ++layer) {
+    sender.add(job, layer, 0, blocks_for(kSealedTokens), nullptr);
   }
   sender.finish(job, {}, [&](const SentKv& all) { over.set_value(all); });
   const SentKv all = over.get_future().get();
@@ -107,12 +110,14 @@ Sent send(const Cache& cache, std::string_view codec, std::optional<LinkSpeed> l
 
 // A receiver that has room.
 struct Receiving {
-  explicit Receiving(Cache& to)
-      : receiver(to.table, lane, kTokens, std::nullopt, best_isa(), to.format,
+  explicit Receiving(SealedCache& to)
+      : receiver(to.table, lane, kSealedTokens, std::nullopt, best_isa(), to.format,
                  [](const Result<ReceivedKv>&) {}) {
     receiver.grant();
     EXPECT_TRUE(
-        receiver.on_begin({kTokens, kShape.layers, to.format->name(), "splitzip:channel"}).ok());
+        receiver
+            .on_begin({kSealedTokens, kSealedShape.layers, to.format->name(), "splitzip:channel"})
+            .ok());
   }
   Status take_frame(ByteView bytes) {
     KVLANE_ASSIGN(const Frame frame, parse_frame(bytes));
@@ -123,17 +128,17 @@ struct Receiving {
   KvReceiver receiver;
 };
 
-void expect_equal(const Cache& got, const Cache& sent) {
+void expect_equal(const SealedCache& got, const SealedCache& sent) {
   for (int block = 0; block < sent.table.blocks(); ++block) {
-    for (int layer = 0; layer < kShape.layers; ++layer) {
-      if (!sent.table.arrives_as_rows(block, kTokens)) {
+    for (int layer = 0; layer < kSealedShape.layers; ++layer) {
+      if (!sent.table.arrives_as_rows(block, kSealedTokens)) {
         EXPECT_EQ(std::memcmp(got.table.sealed(block, layer), sent.table.sealed(block, layer),
                               sent.format->slab_bytes(layer)),
                   0)
             << block << layer;
-      } else if (block < kTokens / kBlockTokens) {
+      } else if (block < kSealedTokens / kBlockTokens) {
         EXPECT_EQ(std::memcmp(got.table.rows(block, layer), sent.table.rows(block, layer),
-                              kShape.slab_bytes()),
+                              kSealedShape.slab_bytes()),
                   0)
             << block << layer;
       }
@@ -142,12 +147,12 @@ void expect_equal(const Cache& got, const Cache& sent) {
 }
 
 TEST(SealedPlanes, CrossInEveryCodecBitForBit) {
-  Cache from(format_of(kZack));
+  SealedCache from(planes_format(kZack));
   from.fill();
-  for (const std::string codec : kCodecs) {
+  for (const std::string codec : kWireCodecs) {
     SCOPED_TRACE(codec);
-    const Sent sent = send(from, codec);
-    Cache to(format_of(kZack));
+    const SentFrames sent = send(from, codec);
+    SealedCache to(planes_format(kZack));
     Receiving receiving(to);
     std::uint64_t shipped = 0;
     int sealed = 0;
@@ -157,22 +162,23 @@ TEST(SealedPlanes, CrossInEveryCodecBitForBit) {
       shipped += frame.size();
       const FrameHeader header = *parse_frame_header(frame);
       sealed += header.sealed ? 1 : 0;
-      EXPECT_EQ(header.sealed, !from.table.arrives_as_rows(
-                                   static_cast<int>(header.position / kBlockTokens), kTokens));
+      EXPECT_EQ(header.sealed,
+                !from.table.arrives_as_rows(static_cast<int>(header.position / kBlockTokens),
+                                            kSealedTokens));
       // Without a link that is known to be slow `auto` sends all as it is.
       EXPECT_EQ(header.codec, codec == "auto" ? "none" : codec);
     }
-    EXPECT_EQ(sealed, 3 * kShape.layers);
+    EXPECT_EQ(sealed, 3 * kSealedShape.layers);
     EXPECT_EQ(sent.kv.shipped, shipped);
-    EXPECT_EQ(sent.kv.raw,
-              std::uint64_t{2} * kTokens * kShape.layers * kShape.kv_heads * kShape.head_dim * 2);
+    EXPECT_EQ(sent.kv.raw, std::uint64_t{2} * kSealedTokens * kSealedShape.layers *
+                               kSealedShape.kv_heads * kSealedShape.head_dim * 2);
     expect_equal(to, from);
   }
 }
 
 // All but the frames' headers, and those of bodies.
 TEST(SealedPlanes, AreShippedInFewerBytes) {
-  Cache from(format_of("zack:keep=0.6"));
+  SealedCache from(planes_format("zack:keep=0.6"));
   from.fill();
   const auto shipped = [&](std::string_view codec, std::optional<LinkSpeed> link = {}) {
     return static_cast<double>(send(from, codec, link).kv.shipped);
@@ -185,7 +191,7 @@ TEST(SealedPlanes, AreShippedInFewerBytes) {
 }
 
 TEST(SealedPlanes, GrowByLittleAtMost) {
-  const auto format = format_of("zack:keep=0.6");
+  const auto format = planes_format("zack:keep=0.6");
   SealedPlanes planes(*format);
   for (const std::string_view codec : {"splitzip", "splitzip:channel"}) {
     const Codec& coder = *take(find_codec(codec));
@@ -196,18 +202,20 @@ TEST(SealedPlanes, GrowByLittleAtMost) {
 
 class Refused : public testing::Test {
  protected:
-  Refused() : from_(format_of("zack:keep=0.6")), to_(format_of("zack:keep=0.6")) { from_.fill(); }
+  Refused() : from_(planes_format("zack:keep=0.6")), to_(planes_format("zack:keep=0.6")) {
+    from_.fill();
+  }
 
   // The first frame of a sealed slab.
-  static Frame parsed(const Sent& sent) { return *parse_frame(sent.frames.front()); }
+  static Frame parsed(const SentFrames& sent) { return *parse_frame(sent.frames.front()); }
 
-  Cache from_, to_;
+  SealedCache from_, to_;
 };
 
 TEST_F(Refused, AreBodiesThatAreNotWhole) {
   for (const std::string_view codec : {"splitzip", "splitzip:channel"}) {
     SCOPED_TRACE(codec);
-    const Sent sent = send(from_, codec);
+    const SentFrames sent = send(from_, codec);
     const Frame good = parsed(sent);
     ASSERT_EQ(good.header.codec, codec);
     Receiving receiving(to_);
@@ -236,7 +244,7 @@ TEST_F(Refused, AreBodiesThatAreNotWhole) {
 }
 
 TEST_F(Refused, AreCodecsOnCodes) {
-  Cache to(format_of("zack:keep=0.6+int8"));
+  SealedCache to(planes_format("zack:keep=0.6+int8"));
   Receiving receiving(to);
   Frame frame = parsed(send(from_, "splitzip"));
   frame.header.format = to.format->slab_name();
@@ -250,7 +258,7 @@ TEST_F(Refused, AreCodecsOnCodes) {
 
 // Sealed slabs of codes are sent in `none` whatever the codec of rows.
 TEST(SealedPlanes, OfCodesThereAreNone) {
-  Cache from(format_of("zack:keep=0.6,sink=1+hack"));
+  SealedCache from(planes_format("zack:keep=0.6,sink=1+hack"));
   from.fill();
   for (const Bytes& bytes : send(from, "splitzip").frames) {
     const FrameHeader header = *parse_frame_header(bytes);
@@ -273,7 +281,7 @@ TEST(SealedPlanes, AnswersAreThoseOfOneProcess) {
   ASSERT_TRUE(one->submit(request, expected.on_update()).ok());
   ASSERT_TRUE(expected.wait().error.ok()) << expected.wait().error.message();
   std::uint64_t uncoded = 0;
-  for (const std::string codec : kCodecs) {
+  for (const std::string codec : kWireCodecs) {
     SCOPED_TRACE(codec);
     const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
     EngineOptions sends = options;

@@ -21,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16",
-                           const char* form = "kv") {
+EngineOptions device_state_options(std::shared_ptr<Store> store, const std::string& format = "bf16",
+                                   const char* form = "kv") {
   const Model& model = model_on_host();
   EngineOptions options;
   options.kv_bytes = std::size_t{1} << 23;
@@ -33,20 +33,9 @@ EngineOptions options_with(std::shared_ptr<Store> store, const std::string& form
   return options;
 }
 
-std::unique_ptr<Engine> make_engine(const EngineOptions& options,
-                                    const Model& model = model_on_device()) {
+std::unique_ptr<Engine> device_engine(const EngineOptions& options,
+                                      const Model& model = model_on_device()) {
   return take(Engine::create(model, fixture_tokenizer(), nullptr, options));
-}
-
-// The conversation so far, and something new.
-GenerationRequest next_turn(const GenerationRequest& before,
-                            const std::vector<std::int32_t>& answer) {
-  GenerationRequest request = make_request(20, 5, 77);
-  std::vector<std::int32_t> prompt = before.prompt;
-  prompt.insert(prompt.end(), answer.begin(), answer.end());
-  prompt.insert(prompt.end(), request.prompt.begin(), request.prompt.end());
-  request.prompt = std::move(prompt);
-  return request;
 }
 
 TEST(StateEngineOnDevice, AConversationGoesOnAfterARestart) {
@@ -65,15 +54,16 @@ TEST(StateEngineOnDevice, AConversationGoesOnAfterARestart) {
     SCOPED_TRACE(std::string(format) + " " + codec + " " + form);
     const TemporaryDirectory directory;
     const GenerationRequest first = make_request(180, 15, 1);
-    const auto whole = make_engine(options_with(nullptr, format));
+    const auto whole = device_engine(device_state_options(nullptr, format));
     const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
-    const GenerationRequest second = next_turn(first, first_answer);
+    const GenerationRequest second = next_turn(first, first_answer, make_request(20, 5, 77));
     const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
-    EngineOptions options = options_with(open_store(directory.path()), format, form);
+    EngineOptions options = device_state_options(open_store(directory.path()), format, form);
     options.state.codec = codec;
-    EXPECT_EQ(answer_of(*make_engine(options), first), first_answer);
+    EXPECT_EQ(answer_of(*device_engine(options), first), first_answer);
     options.state.store.reset();
-    const auto engine = make_engine(options_with(open_store(directory.path()), format, form));
+    const auto engine =
+        device_engine(device_state_options(open_store(directory.path()), format, form));
     Finish finish;
     EXPECT_EQ(answer_of(*engine, second, &finish), second_answer);
     // All complete blocks of the first turn, its answer included.
@@ -102,9 +92,9 @@ TEST(StateEngineOnDevice, EnginesOnCpusAndOnDevicesShareAStore) {
       for (const int turn : {0, 1, 2}) {
         const bool on_device = device_first == (turn == 0);
         // What is brought back is what is there, whatever is saved.
-        const auto engine =
-            make_engine(options_with(open_store(directory.path()), format, turn == 0 ? form : "kv"),
-                        on_device ? model_on_device() : model_on_host());
+        const auto engine = device_engine(
+            device_state_options(open_store(directory.path()), format, turn == 0 ? form : "kv"),
+            on_device ? model_on_device() : model_on_host());
         Finish finish;
         const auto answer = answer_of(*engine, request, &finish);
         if (turn > 0) restored[turn - 1] = answer;
@@ -122,9 +112,9 @@ TEST(StateEngineOnDevice, EnginesOnCpusAndOnDevicesShareAStore) {
 // Memory for one sequence: every other one has to leave, and the device's memory is all there is.
 TEST(StateEngineOnDevice, WhatHadToLeaveMemoryIsReadAndNotComputed) {
   const TemporaryDirectory directory;
-  EngineOptions options = options_with(open_store(directory.path()));
+  EngineOptions options = device_state_options(open_store(directory.path()));
   options.kv_bytes = 4 * model_on_device().config().kv_shape().block_bytes();
-  const auto engine = make_engine(options);
+  const auto engine = device_engine(options);
   std::vector<GenerationRequest> requests;
   std::vector<std::vector<std::int32_t>> answers;
   for (std::uint32_t i = 0; i < 3; ++i) {
@@ -144,12 +134,12 @@ TEST(StateEngineOnDevice, WhatHadToLeaveMemoryIsReadAndNotComputed) {
 
 TEST(StateEngineOnDevice, BlocksThatAreNotSavedAreCounted) {
   const TemporaryDirectory directory;
-  EngineOptions options = options_with(open_store(directory.path()));
+  EngineOptions options = device_state_options(open_store(directory.path()));
   options.state.saving_bytes = 1;  // one block at a time
   const auto store = options.state.store;
   std::int64_t failures = 0;
   {
-    const auto engine = make_engine(options);
+    const auto engine = device_engine(options);
     answer_of(*engine, make_request(400, 2, 3));
     engine->wait_idle();
     failures = engine->load().save_failures;
@@ -170,12 +160,12 @@ TEST(StateEngineOnDevice, InCompanyAnswersAreThoseOfOneProcess) {
   for (const int turn : {0, 1, 2, 3}) {
     const int form = turn / 2, rounds = turn % 2;
     EngineOptions options =
-        options_with(open_store(directories[form].path(),
-                                {.read_bytes_per_second = 1e9, .latency = Seconds(0.02)}),
-                     "bf16", form == 0 ? "kv" : "hidden");
+        device_state_options(open_store(directories[form].path(),
+                                        {.read_bytes_per_second = 1e9, .latency = Seconds(0.02)}),
+                             "bf16", form == 0 ? "kv" : "hidden");
     options.kv_bytes = 9 * model_on_device().config().kv_shape().block_bytes();
     options.state.codec = form == 0 ? "splitzip" : "none";
-    const auto engine = make_engine(options);
+    const auto engine = device_engine(options);
     std::vector<std::unique_ptr<Answer>> answers;
     for (const GenerationRequest& request : requests) {
       answers.push_back(std::make_unique<Answer>());
@@ -195,9 +185,9 @@ TEST(StateEngineOnDevice, OthersAnswerWhileASequenceComesBack) {
   const GenerationRequest slow = make_request(150, 3, 4), quick = make_request(20, 4, 6);
   const std::vector<std::int32_t> expected = alone(model_on_device(), quick);
   const std::vector<std::int32_t> slow_expected =
-      answer_of(*make_engine(options_with(open_store(directory.path()))), slow);
+      answer_of(*device_engine(device_state_options(open_store(directory.path()))), slow);
   // All of the other answer is there before what is read.
-  const auto engine = make_engine(options_with(
+  const auto engine = device_engine(device_state_options(
       open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(3)})));
   Answer restored, other;
   ASSERT_TRUE(engine->submit(slow, restored.on_update()).ok());
@@ -214,14 +204,14 @@ TEST(StateEngineOnDevice, DamageCostsTimeAndNothingElse) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(200, 3, 6);
   const std::vector<std::int32_t> expected =
-      answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+      answer_of(*device_engine(device_state_options(open_store(directory.path()))), request);
   for (const auto& entry : fs::directory_iterator(directory.path() / "segments")) {
     std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(static_cast<std::int64_t>(fs::file_size(entry.path())) / 2);
     file.put('x').put('y').put('z');
   }
   for (int times = 0; times < 2; ++times) {
-    const auto engine = make_engine(options_with(open_store(directory.path())));
+    const auto engine = device_engine(device_state_options(open_store(directory.path())));
     Finish finish;
     EXPECT_EQ(answer_of(*engine, request, &finish), expected);
     engine->wait_idle();
@@ -234,9 +224,9 @@ TEST(StateEngineOnDevice, DamageCostsTimeAndNothingElse) {
 TEST(StateEngineOnDevice, ARequestMayEndWhileItComesBack) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(200, 3, 8);
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  (void)answer_of(*device_engine(device_state_options(open_store(directory.path()))), request);
   Answer answer, cut;  // longer than the engine
-  const auto engine = make_engine(options_with(
+  const auto engine = device_engine(device_state_options(
       open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(0.3)})));
   const RequestId id = take(engine->submit(request, answer.on_update()));
   engine->abort(id);
@@ -272,16 +262,16 @@ Counts answer_while_a_call_fails(Engine& engine, const GenerationRequest& reques
 TEST(StateEngineOnDevice, AnyCopyMayFail) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(150, 2, 3);
-  EngineOptions options = options_with(open_store(directory.path()));
+  EngineOptions options = device_state_options(open_store(directory.path()));
   options.state.codec = "splitzip";
-  const std::vector<std::int32_t> expected = answer_of(*make_engine(options), request);
+  const std::vector<std::int32_t> expected = answer_of(*device_engine(options), request);
   options.state.store.reset();
   int failed = 0;
   for (int n = 1;; n += 4) {
     const TemporaryDirectory other;
     const bool saves = n % 8 == 1;
     const auto engine =
-        make_engine(options_with(open_store(saves ? other.path() : directory.path())));
+        device_engine(device_state_options(open_store(saves ? other.path() : directory.path())));
     const auto [load, over] = answer_while_a_call_fails(*engine, request, expected, n);
     EXPECT_EQ(load.restores_failed + load.save_failures, over ? 0 : 1) << n;
     failed += over ? 0 : 1;
@@ -297,10 +287,10 @@ TEST(StateEngineOnDevice, PrefillWorkersBringPromptsBackToo) {
   const std::vector<std::int32_t> expected = alone(model_on_device(), request);
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread, .faults = {}});
   for (const bool stored : {false, true}) {
-    EngineOptions options = options_with(open_store(directory.path()));
+    EngineOptions options = device_state_options(open_store(directory.path()));
     options.kv_codec = "splitzip";
     Worker prefill(*network, model_on_device(), options);
-    Worker decode(*network, model_on_device(), options_with(nullptr));
+    Worker decode(*network, model_on_device(), device_state_options(nullptr));
     const TransferId transfer = random_transfer_id();
     Answer answer;
     Prefilled prefilled;
@@ -322,19 +312,20 @@ TEST(StateEngineOnDevice, EightBitsComeBackOnOtherEnginesAlike) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(150, 3, 5);
   const auto options = [&] {
-    return options_with(open_store(directory.path()), "bf16", "hidden:int8");
+    return device_state_options(open_store(directory.path()), "bf16", "hidden:int8");
   };
-  (void)answer_of(*make_engine(options()), request);
+  (void)answer_of(*device_engine(options()), request);
   std::vector<std::int32_t> answers[2];
   for (std::vector<std::int32_t>& answer : answers) {
     Finish finish;
-    answer = answer_of(*make_engine(options()), request, &finish);
+    answer = answer_of(*device_engine(options()), request, &finish);
     EXPECT_EQ(finish.cached_tokens, 128);
   }
   EXPECT_EQ(answers[0], answers[1]);
   // For others they are not there.
   Finish finish;
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request, &finish);
+  (void)answer_of(*device_engine(device_state_options(open_store(directory.path()))), request,
+                  &finish);
   EXPECT_EQ(finish.cached_tokens, 0);
 }
 
@@ -346,8 +337,9 @@ TEST(StateEngineOnDevice, HiddenStatesThatCannotLeaveAreCounted) {
   int failed = 0;
   for (int n = 1;; n += 2) {
     const TemporaryDirectory directory;
-    const EngineOptions options = options_with(open_store(directory.path()), "bf16", "hidden");
-    const auto engine = make_engine(options);
+    const EngineOptions options =
+        device_state_options(open_store(directory.path()), "bf16", "hidden");
+    const auto engine = device_engine(options);
     const auto [load, over] = answer_while_a_call_fails(*engine, request, expected, n);
     const auto stored = static_cast<std::int64_t>(options.state.store->all().size());
     EXPECT_EQ(stored + load.hidden_tokens_lost / kBlockTokens, 2) << n;
@@ -362,7 +354,8 @@ TEST(StateEngineOnDevice, HiddenStatesThatCannotLeaveAreCounted) {
 // Nor is there an engine where the device has no memory for what is kept, or refuses a lane.
 TEST(StateEngineOnDevice, AnEngineThatADeviceRefusesIsAnError) {
   const TemporaryDirectory directory;
-  const EngineOptions options = options_with(open_store(directory.path()), "hack", "hidden");
+  const EngineOptions options =
+      device_state_options(open_store(directory.path()), "hack", "hidden");
   const Model& model = model_on_device();  // loaded while the device still works
   int refused = 0;
   for (int n = 1;; ++n, ++refused) {

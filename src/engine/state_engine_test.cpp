@@ -20,33 +20,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::shared_ptr<const KvFormat> make_format(const std::string& name, const Model& model) {
-  return take(make_kv_format(name, {.shape = model.config().kv_shape(), .isa = model.isa()}));
-}
-
-std::unique_ptr<Engine> make_engine(const EngineOptions& options,
-                                    const Model& model = fixture_model()) {
-  return take(Engine::create(model, fixture_tokenizer(), nullptr, options));
-}
-
-EngineOptions options_with(std::shared_ptr<Store> store, const std::string& format = "bf16",
-                           const Model& model = fixture_model()) {
+EngineOptions state_options(std::shared_ptr<Store> store, const std::string& format = "bf16",
+                            const Model& model = fixture_model()) {
   EngineOptions options;
   options.kv_bytes = std::size_t{1} << 24;
   options.kv_format = make_format(format, model);
   options.state.store = std::move(store);
   return options;
-}
-
-// The conversation so far, and something new.
-GenerationRequest next_turn(const GenerationRequest& before,
-                            const std::vector<std::int32_t>& answer, std::uint32_t seed) {
-  GenerationRequest request = make_request(30, 12, seed);
-  std::vector<std::int32_t> prompt = before.prompt;
-  prompt.insert(prompt.end(), answer.begin(), answer.end());
-  prompt.insert(prompt.end(), request.prompt.begin(), request.prompt.end());
-  request.prompt = std::move(prompt);
-  return request;
 }
 
 // How the first turn is saved.
@@ -62,12 +42,12 @@ void expect_goes_on(const std::string& format, const Saving& saving,
   SCOPED_TRACE(format + " " + saving.codec + " " + saving.form);
   const TemporaryDirectory directory;
   const GenerationRequest first = make_request(300, 40, 1);
-  const auto whole = make_engine(options_with(nullptr, format, model), model);
+  const auto whole = make_engine(state_options(nullptr, format, model), model);
   const std::vector<std::int32_t> first_answer = answer_of(*whole, first);
-  const GenerationRequest second = next_turn(first, first_answer, 2);
+  const GenerationRequest second = next_turn(first, first_answer, make_request(30, 12, 2));
   const std::vector<std::int32_t> second_answer = answer_of(*whole, second);
   const auto make = [&](const std::string& codec) {
-    EngineOptions options = options_with(open_store(directory.path()), format, model);
+    EngineOptions options = state_options(open_store(directory.path()), format, model);
     options.state.codec = codec;
     const int layers = model.config().layers;
     options.state.forms = take(make_state_forms(saving.form, layers, nullptr, 0));
@@ -131,7 +111,7 @@ TEST(StateEngine, EightBitsHaveNamesOfTheirOwn) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(300, 5, 1);
   const auto cached_with = [&](const char* form) {
-    EngineOptions options = options_with(open_store(directory.path()));
+    EngineOptions options = state_options(open_store(directory.path()));
     options.state.forms = take(make_state_forms(form, 2, nullptr, 0));
     Finish finish;
     (void)answer_of(*make_engine(options), request, &finish);
@@ -149,7 +129,7 @@ TEST(StateEngine, AnotherFormSavesWhatIsNotThere) {
   const auto store = open_store(directory.path());
   const GenerationRequest request = make_request(300, 5, 1);
   for (const int layers : {1, 2}) {
-    EngineOptions options = options_with(store);
+    EngineOptions options = state_options(store);
     options.state.forms = take(make_state_forms(layers == 1 ? "hidden=1" : "kv", 2, nullptr, 0));
     const auto engine = make_engine(options);
     EXPECT_EQ(answer_of(*engine, request), alone(fixture_model(), request));
@@ -167,7 +147,7 @@ TEST(StateEngine, AnotherFormSavesWhatIsNotThere) {
 // Memory for one long sequence: every other one has to leave.
 TEST(StateEngine, WhatHadToLeaveMemoryIsReadAndNotComputed) {
   const TemporaryDirectory directory;
-  EngineOptions options = options_with(open_store(directory.path()));
+  EngineOptions options = state_options(open_store(directory.path()));
   options.kv_bytes = 8 * fixture_model().config().kv_shape().block_bytes();
   const auto store = options.state.store;
   const auto engine = make_engine(options);
@@ -191,7 +171,7 @@ TEST(StateEngine, WhatHadToLeaveMemoryIsReadAndNotComputed) {
 // A saver that is behind mostly: every block is stored or counted.
 TEST(StateEngine, BlocksThatAreNotSavedAreCounted) {
   const TemporaryDirectory directory;
-  EngineOptions options = options_with(open_store(directory.path()));
+  EngineOptions options = state_options(open_store(directory.path()));
   options.state.saving_bytes = 1;  // one block at a time
   const auto store = options.state.store;
   const GenerationRequest request = make_request(500, 2, 3);
@@ -212,7 +192,7 @@ TEST(StateEngine, NothingIsLostWhereComputingWaits) {
   for (const char* form : {"kv", "hidden", "hidden=2"}) {
     SCOPED_TRACE(form);
     const TemporaryDirectory directory;
-    EngineOptions options = options_with(open_store(directory.path()));
+    EngineOptions options = state_options(open_store(directory.path()));
     options.kv_bytes = 12 * fixture_model().config().kv_shape().block_bytes();
     options.state.saving_bytes = 1;
     options.state.saves_all = true;
@@ -240,8 +220,8 @@ TEST(StateEngine, TwoThatWantTheSameReadItOnce) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(420, 5, 3);
   const std::vector<std::int32_t> expected = alone(fixture_model(), request);
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
-  const auto engine = make_engine(options_with(
+  (void)answer_of(*make_engine(state_options(open_store(directory.path()))), request);
+  const auto engine = make_engine(state_options(
       open_store(directory.path(), {.read_bytes_per_second = 20e6, .latency = Seconds(0.01)})));
   Answer one, two;
   ASSERT_TRUE(engine->submit(request, one.on_update()).ok());
@@ -258,9 +238,9 @@ TEST(StateEngine, TwoThatWantTheSameReadItOnce) {
 TEST(StateEngine, OthersAnswerWhileASequenceComesBack) {
   const TemporaryDirectory directory;
   const GenerationRequest slow = make_request(420, 5, 4);
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), slow);
+  (void)answer_of(*make_engine(state_options(open_store(directory.path()))), slow);
   // Reading takes a second or more; all of the other answer is there long before.
-  const auto engine = make_engine(options_with(
+  const auto engine = make_engine(state_options(
       open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(1)})));
   Answer restored, quick;
   ASSERT_TRUE(engine->submit(slow, restored.on_update()).ok());
@@ -276,7 +256,7 @@ TEST(StateEngine, OthersAnswerWhileASequenceComesBack) {
 TEST(StateEngine, WhatMayHaveComeBackFrom8BitsIsNotPushedAsExact) {
   const TemporaryDirectory directory;
   const int layers = fixture_model().config().layers;
-  EngineOptions options = options_with(open_store(directory.path()));
+  EngineOptions options = state_options(open_store(directory.path()));
   options.state.forms = take(make_state_forms("hidden:int8", layers, nullptr, 0));
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
   Worker prefill(*network, fixture_model(), options);
@@ -301,9 +281,9 @@ TEST(StateEngine, WhatMayHaveComeBackFrom8BitsIsNotPushedAsExact) {
 TEST(StateEngine, WhoAnswersTellsWhatBringingThePromptBackTook) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(300, 5, 4);
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  (void)answer_of(*make_engine(state_options(open_store(directory.path()))), request);
   const auto network = TestNetwork::create({.drive = TestNetwork::Drive::kThread});
-  Worker prefill(*network, fixture_model(), options_with(open_store(directory.path())));
+  Worker prefill(*network, fixture_model(), state_options(open_store(directory.path())));
   Worker decode(*network, fixture_model());
   Push push(prefill, decode, request);
   EXPECT_EQ(push.answer.wait().error.message(), "");
@@ -325,7 +305,7 @@ TEST(StateEngine, OtherTablesMakeOtherBlocks) {
   }
   const GenerationRequest request = make_request(300, 5, 4);
   const auto cached = [&](const KvTables& tables) {
-    EngineOptions options = options_with(open_store(directory.path()));
+    EngineOptions options = state_options(open_store(directory.path()));
     options.kv_format = take(make_kv_format(
         "kvquant:bits=4",
         {.shape = shape, .rope = &model.rope(), .tables = &tables, .isa = model.isa()}));
@@ -344,9 +324,9 @@ TEST(StateEngine, WhoWaitsForAPlaceIsReadAhead) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(420, 5, 4);
   const std::vector<std::int32_t> expected = alone(fixture_model(), request);
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  (void)answer_of(*make_engine(state_options(open_store(directory.path()))), request);
   const auto store = open_store(directory.path(), {}, std::uint64_t{1} << 26);
-  EngineOptions options = options_with(store);
+  EngineOptions options = state_options(store);
   options.sequences_max = 1;
   const auto engine = make_engine(options);
   Answer long_one, waiting;
@@ -366,7 +346,7 @@ TEST(StateEngine, DamageCostsTimeAndNothingElse) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(450, 20, 6);
   const std::vector<std::int32_t> expected = alone(fixture_model(), request);
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  (void)answer_of(*make_engine(state_options(open_store(directory.path()))), request);
   // Every page but the first ones of segments is suspect.
   for (const auto& entry : fs::directory_iterator(directory.path() / "segments")) {
     std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
@@ -375,7 +355,7 @@ TEST(StateEngine, DamageCostsTimeAndNothingElse) {
     file.put('x').put('y').put('z');
   }
   for (int times = 0; times < 2; ++times) {
-    const auto engine = make_engine(options_with(open_store(directory.path())));
+    const auto engine = make_engine(state_options(open_store(directory.path())));
     Finish finish;
     EXPECT_EQ(answer_of(*engine, request, &finish), expected);
     engine->wait_idle();
@@ -389,8 +369,8 @@ TEST(StateEngine, TenantsDoNotShareWhatIsStored) {
   const TemporaryDirectory directory;
   GenerationRequest request = make_request(300, 5, 7);
   request.cache_salt = "one";
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
-  const auto engine = make_engine(options_with(open_store(directory.path())));
+  (void)answer_of(*make_engine(state_options(open_store(directory.path()))), request);
+  const auto engine = make_engine(state_options(open_store(directory.path())));
   request.cache_salt = "other";
   Finish finish;
   (void)answer_of(*engine, request, &finish);
@@ -403,9 +383,9 @@ TEST(StateEngine, TenantsDoNotShareWhatIsStored) {
 TEST(StateEngine, ARequestMayEndWhileItComesBack) {
   const TemporaryDirectory directory;
   const GenerationRequest request = make_request(420, 5, 8);
-  (void)answer_of(*make_engine(options_with(open_store(directory.path()))), request);
+  (void)answer_of(*make_engine(state_options(open_store(directory.path()))), request);
   Answer answer, cut;  // longer than the engine
-  const auto engine = make_engine(options_with(
+  const auto engine = make_engine(state_options(
       open_store(directory.path(), {.read_bytes_per_second = 1e9, .latency = Seconds(0.3)})));
   const auto id = engine->submit(request, answer.on_update());
   ASSERT_TRUE(id.ok());
@@ -426,8 +406,8 @@ TEST(StateEngine, PrefillWorkersBringPromptsBackToo) {
   const DevicePace paces[] = {{}, {}, {.read_bytes_per_second = 1e9, .latency = Seconds(0.5)}};
   for (int turn = 0; turn < 3; ++turn) {
     Worker prefill(*network, fixture_model(),
-                   options_with(open_store(directory.path(), paces[turn])));
-    Worker decode(*network, fixture_model(), options_with(nullptr));
+                   state_options(open_store(directory.path(), paces[turn])));
+    Worker decode(*network, fixture_model(), state_options(nullptr));
     const TransferId transfer = random_transfer_id();
     Answer answer;
     Prefilled prefilled;
@@ -459,7 +439,7 @@ TEST(StateEngine, UnderLoadAnswersAreThoseOfOneProcess) {
     expected.push_back(alone(fixture_model(), requests.back()));
   }
   for (int rounds = 0; rounds < 3; ++rounds) {
-    EngineOptions options = options_with(open_store(directory.path()));
+    EngineOptions options = state_options(open_store(directory.path()));
     options.kv_bytes = 12 * fixture_model().config().kv_shape().block_bytes();
     options.state.codec = rounds == 1 ? "splitzip:channel" : "none";
     const auto engine = make_engine(options);
@@ -483,14 +463,14 @@ TEST(StateEngine, RefusesCachesWhoseBlocksNobodyElseCanUse) {
   const auto refusal = [&](const EngineOptions& options) {
     return Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options).status().code();
   };
-  EXPECT_EQ(refusal(options_with(store, "int4:recent=1")), Code::kUnsupported);
-  EngineOptions options = options_with(store);
+  EXPECT_EQ(refusal(state_options(store, "int4:recent=1")), Code::kUnsupported);
+  EngineOptions options = state_options(store);
   options.prefix_caching = false;
   EXPECT_EQ(refusal(options), Code::kUnsupported);
-  options = options_with(store);
+  options = state_options(store);
   options.eviction = take(make_eviction_rule("h2o:keep=0.5"));
   EXPECT_EQ(refusal(options), Code::kUnsupported);
-  options = options_with(store);
+  options = state_options(store);
   options.state.codec = "zip";
   EXPECT_FALSE(Engine::create(fixture_model(), fixture_tokenizer(), nullptr, options).ok());
 }

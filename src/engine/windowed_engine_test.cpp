@@ -24,19 +24,15 @@ constexpr int kChunk = 16;
 // 69 tokens before one of a chunk's 16, wherever blocks begin.
 constexpr int kBlocks = 3;
 
-std::size_t block_bytes() { return windowed_model().config().kv_shape().block_bytes(); }
+std::size_t windowed_block_bytes() { return windowed_model().config().kv_shape().block_bytes(); }
 
 EngineOptions with_blocks(int blocks) {
-  return {.kv_bytes = blocks * block_bytes(), .chunk_tokens = kChunk};
+  return {.kv_bytes = blocks * windowed_block_bytes(), .chunk_tokens = kChunk};
 }
 
-std::unique_ptr<Engine> make_engine(EngineOptions options, const Model& model = windowed_model()) {
+std::unique_ptr<Engine> windowed_engine(EngineOptions options,
+                                        const Model& model = windowed_model()) {
   return take(Engine::create(model, fixture_tokenizer(), nullptr, std::move(options)));
-}
-
-std::shared_ptr<const KvFormat> make_format(const std::string& name) {
-  const Model& model = windowed_model();
-  return take(make_kv_format(name, {.shape = model.config().kv_shape(), .isa = model.isa()}));
 }
 
 // The most likely tokens, by forward passes over a table that keeps everything.
@@ -62,7 +58,7 @@ std::vector<std::int32_t> computed_plainly(const GenerationRequest& request,
 }
 
 TEST(WindowedEngine, ASequenceOfAnyLengthTakesTheBlocksOfItsWindow) {
-  const auto engine = make_engine(with_blocks(kBlocks));
+  const auto engine = windowed_engine(with_blocks(kBlocks));
   for (const auto& [prompt, answer] : {std::pair(450, 60), {65, 440}, {1, 511}, {200, 1}}) {
     const GenerationRequest request = make_request(prompt, answer, prompt);
     EXPECT_EQ(answer_of(*engine, request), computed_plainly(request, nullptr)) << prompt;
@@ -70,7 +66,8 @@ TEST(WindowedEngine, ASequenceOfAnyLengthTakesTheBlocksOfItsWindow) {
   expect_all_blocks_free(*engine);
   EXPECT_EQ(engine->load().preemptions, 0);
   EXPECT_EQ(engine->context(), windowed_model().context());
-  const Status refused = make_engine(with_blocks(kBlocks - 1))->validate(make_request(450, 60, 1));
+  const Status refused =
+      windowed_engine(with_blocks(kBlocks - 1))->validate(make_request(450, 60, 1));
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_NE(refused.message().find("need 3 KV blocks, the whole KV memory has 2"),
             std::string::npos)
@@ -82,9 +79,9 @@ TEST(WindowedEngine, SoItIsInEveryFormat) {
   for (const char* name : {"fp8_e4m3", "mxfp4", "int4", "kivi", "kivi:bits=4,sink=1,recent=1",
                            "hack", "hack:sink=1,recent=1", "hack:paper", "hack:paper,ktail=code"}) {
     EngineOptions options = with_blocks(16);
-    options.kv_format = make_format(name);
+    options.kv_format = make_format(name, windowed_model());
     options.sequences_max = 2;
-    const auto engine = make_engine(options);
+    const auto engine = windowed_engine(options);
     Answer other;
     ASSERT_TRUE(engine->submit(make_request(400, 90, 5), other.on_update()).ok());
     EXPECT_EQ(answer_of(*engine, request), computed_plainly(request, options.kv_format.get()))
@@ -98,9 +95,10 @@ TEST(WindowedEngine, WhereSomeLayersSeeAllNothingIsGivenBack) {
   const Model& model = fixture_model("qwen2-f32-window-above");
   const std::size_t bytes = model.config().kv_shape().block_bytes();
   const GenerationRequest request = make_request(300, 100, 1);
-  EXPECT_FALSE(
-      make_engine({.kv_bytes = 6 * bytes, .chunk_tokens = kChunk}, model)->validate(request).ok());
-  const auto engine = make_engine({.kv_bytes = 7 * bytes, .chunk_tokens = kChunk}, model);
+  EXPECT_FALSE(windowed_engine({.kv_bytes = 6 * bytes, .chunk_tokens = kChunk}, model)
+                   ->validate(request)
+                   .ok());
+  const auto engine = windowed_engine({.kv_bytes = 7 * bytes, .chunk_tokens = kChunk}, model);
   EXPECT_EQ(answer_of(*engine, request), alone(model, request));
 }
 
@@ -115,9 +113,9 @@ TEST(WindowedEngine, ManyInLittleMemoryAnswerAsEachAlone) {
   for (const int blocks : {kBlocks, 2 * kBlocks + 1}) {
     for (const int host_blocks : every_other_if(kSanitized, std::vector{0, 5, 60})) {
       EngineOptions options = with_blocks(blocks);
-      options.host_bytes = host_blocks * block_bytes();
+      options.host_bytes = host_blocks * windowed_block_bytes();
       options.sequences_max = 5;
-      const auto engine = make_engine(options);
+      const auto engine = windowed_engine(options);
       for (int round = 0; round < 2; ++round) {
         std::vector<Answer> answers(requests.size());
         for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -138,8 +136,8 @@ TEST(WindowedEngine, ManyInLittleMemoryAnswerAsEachAlone) {
 // The most important one goes first; the other stops, and goes on with what it still sees.
 TEST(WindowedEngine, WhoHadToStopGoesOn) {
   EngineOptions options = with_blocks(kBlocks + 1);
-  options.host_bytes = 20 * block_bytes();
-  const auto engine = make_engine(options);
+  options.host_bytes = 20 * windowed_block_bytes();
+  const auto engine = windowed_engine(options);
   GenerationRequest low = make_request(250, 200, 1);
   low.priority = 5;
   const GenerationRequest urgent = make_request(300, 50, 2);
@@ -165,13 +163,13 @@ TEST(WindowedEngine, SeveralAnswersShareWhatTheySee) {
   expect_answers_in_any_room(
       [](int blocks) {
         EngineOptions options = with_blocks(blocks);
-        return make_engine(options);
+        return windowed_engine(options);
       },
       40, kBlocks);
   GenerationRequest request = make_request(200, 250, 5, 1.0F);
   request.n = 5;
-  const auto wide = make_engine(with_blocks(60));
-  const auto narrow = make_engine(with_blocks(kBlocks + 3));
+  const auto wide = windowed_engine(with_blocks(60));
+  const auto narrow = windowed_engine(with_blocks(kBlocks + 3));
   EXPECT_EQ(answers_of(*narrow, request), answers_of(*wide, request));
   expect_all_blocks_free(*narrow);
 }
@@ -185,13 +183,13 @@ TEST(WindowedEngine, WhatWasGivenBackIsFoundUntilItIsEvicted) {
   const GenerationRequest all = make_request(450, 10, 1);
   const GenerationRequest beginning = make_request(200, 10, 1);  // the same tokens, fewer
   {
-    const auto engine = make_engine(with_blocks(20));
+    const auto engine = windowed_engine(with_blocks(20));
     EXPECT_EQ(cached(*engine, all), 0);
     EXPECT_EQ(cached(*engine, beginning), 192);
     EXPECT_EQ(cached(*engine, all), 448);
   }
   // Of the sequence there are the last blocks: enough for who goes on behind them.
-  const auto engine = make_engine(with_blocks(kBlocks));
+  const auto engine = windowed_engine(with_blocks(kBlocks));
   EXPECT_EQ(cached(*engine, all), 0);
   EXPECT_EQ(cached(*engine, all), 448);
   EXPECT_EQ(cached(*engine, beginning), 0);
@@ -200,7 +198,7 @@ TEST(WindowedEngine, WhatWasGivenBackIsFoundUntilItIsEvicted) {
 
 TEST(WindowedEngine, OfPromptsThatBeginAlikeAndComeAtOnceOneIsComputed) {
   for (const int blocks : {kBlocks, 2 * kBlocks, 40}) {
-    const auto engine = make_engine(with_blocks(blocks));
+    const auto engine = windowed_engine(with_blocks(blocks));
     std::vector<GenerationRequest> requests;
     std::vector<Answer> answers(6);
     for (int i = 0; i < 6; ++i) {
@@ -221,7 +219,7 @@ TEST(WindowedEngine, OfPromptsThatBeginAlikeAndComeAtOnceOneIsComputed) {
 }
 
 TEST(WindowedEngine, RequestsThatEndEarlyLeaveNothing) {
-  const auto engine = make_engine(with_blocks(2 * kBlocks));
+  const auto engine = windowed_engine(with_blocks(2 * kBlocks));
   for (int i = 0; i < 10; ++i) {
     Answer answer;
     const RequestId id = take(engine->submit(make_request(300, 200, i), answer.on_update()));
@@ -278,7 +276,7 @@ TEST(WindowedEngine, WhatIsInTheStateStoreComesBack) {
         options.state.store = open_store(directory.path());
         options.state.forms = take(make_state_forms(form, layers, nullptr, 0));
         options.state.saves_all = true;
-        return make_engine(options);
+        return windowed_engine(options);
       };
       const GenerationRequest first = make_request(300, 80, 1);
       GenerationRequest second = make_request(30, 40, 2);
@@ -301,7 +299,7 @@ TEST(WindowedEngine, WhatIsInTheStateStoreComesBack) {
       EXPECT_EQ(load.restores_failed, 0);
       if (std::string(form) == "kv") {
         EXPECT_EQ(load.restores, 1);
-        EXPECT_LT(load.restore_bytes, 3 * static_cast<std::int64_t>(block_bytes()))
+        EXPECT_LT(load.restore_bytes, 3 * static_cast<std::int64_t>(windowed_block_bytes()))
             << "the two blocks that the next token sees";
       }
     }
@@ -315,12 +313,12 @@ TEST(WindowedEngine, WhatWaitingOnesSeeIsReadAhead) {
   EngineOptions options = with_blocks(40);
   options.state.saves_all = true;
   options.state.store = open_store(directory.path());
-  (void)answer_of(*make_engine(options), request);
+  (void)answer_of(*windowed_engine(options), request);
   options.state.store.reset();
   const auto store = open_store(directory.path(), {}, std::uint64_t{1} << 26);
   options.state.store = store;
   options.sequences_max = 1;
-  const auto engine = make_engine(options);
+  const auto engine = windowed_engine(options);
   Answer long_one, waiting;
   ASSERT_TRUE(engine->submit(make_request(20, 300, 5), long_one.on_update()).ok());
   long_one.wait_for_tokens(1);
@@ -345,7 +343,7 @@ TEST(WindowedEngine, SeveralComeBackAtOnce) {
     expected.push_back(alone(windowed_model(), requests.back()));
   }
   for (int round = 0; round < 3; ++round) {
-    const auto engine = make_engine(options);
+    const auto engine = windowed_engine(options);
     std::vector<Answer> answers(requests.size());
     for (std::size_t i = 0; i < requests.size(); ++i) {
       ASSERT_TRUE(engine->submit(requests[i], answers[i].on_update()).ok());
@@ -371,7 +369,7 @@ TEST(WindowedEngine, BlocksThatGoUnsavedAreCounted) {
   const auto store = options.state.store;
   std::int64_t failures = 0;
   {
-    const auto engine = make_engine(options);
+    const auto engine = windowed_engine(options);
     const GenerationRequest request = make_request(450, 12, 3);
     EXPECT_EQ(answer_of(*engine, request), alone(windowed_model(), request));
     expect_all_blocks_free(*engine);

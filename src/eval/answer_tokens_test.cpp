@@ -12,8 +12,6 @@
 namespace kvlane {
 namespace {
 
-using eval_fixture::take;
-
 TEST(AnswerTokens, AreThoseOfOneText) {
   const std::string question = "What is the pass key? The pass key is";
   for (const char* const name : {"llama2", "llama3", "mistral", "qwen2"}) {

@@ -6,22 +6,23 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/file.h"
-#include "base/random.h"
 #include "base/test_paths.h"
+#include "base/test_results.h"
 #include "eval/eval_run.h"
-#include "model/expected_fixture.h"
+#include "model/forward_fixture.h"
 #include "model/tokenizer.h"
 #include "quant/format_fixture.h"
 
 namespace kvlane::eval_fixture {
 
-using expected_fixture::take;
+inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();  // in reports
 
 inline const std::filesystem::path kModel =
     std::filesystem::path(kSourceDir) / "models/kvlane-tiny-gqa";
@@ -43,12 +44,7 @@ inline std::vector<std::int32_t> text_tokens() {
 }
 
 inline std::vector<std::int32_t> random_tokens(int count, std::uint32_t seed) {
-  std::vector<std::int32_t> tokens(count);
-  for (int i = 0; i < count; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % model().config().vocab);
-  }
-  return tokens;
+  return forward_fixture::random_tokens(count, model().config().vocab, seed);
 }
 
 // "bf16", "identity", "without-values".
@@ -59,6 +55,15 @@ inline EvalRun make_run(EvalLog log = {}) {
                       std::make_shared<format_fixture::WithoutValues>(shape)},
           .seed = 1,
           .log = std::move(log)};
+}
+
+// How often `part` is in `text`.
+inline int count_of(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
 }
 
 // The measure of that name; a failure of the test when there is none.

@@ -4,19 +4,21 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "eval/eval_fixture.h"
 #include "eval/page_resources.h"
 
 namespace kvlane {
 namespace {
 
-constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+using eval_fixture::count_of;
+using eval_fixture::kNone;
+
 const std::string kEvil = "</script><script>alert(1)</script> & \"'<b>";
 
-EvalReport report() {
+EvalReport evil_report() {
   return {.machine = kEvil,
           .commit = "c",
           .command = "kvlane eval",
@@ -35,24 +37,16 @@ std::string between(const std::string& page, const std::string& open, const std:
   return page.substr(from + open.size(), to - from - open.size());
 }
 
-int count_of(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++count;
-  }
-  return count;
-}
-
 TEST(EvalPage, HoldsTheReportAsData) {
-  const std::string page = eval_page(report());
+  const std::string page = eval_page(evil_report());
   const std::string data =
       between(page, "<script type=\"application/json\" id=\"data\">", "</script>");
-  EXPECT_EQ(nlohmann::json::parse(data), nlohmann::json::parse(eval_json(report())));
+  EXPECT_EQ(nlohmann::json::parse(data), nlohmann::json::parse(eval_json(evil_report())));
   EXPECT_NE(page.find("<td>31.25 [30.5, 32]</td>"), std::string::npos);
 }
 
 TEST(EvalPage, EscapesWhatNamesHold) {
-  const std::string page = eval_page(report());
+  const std::string page = eval_page(evil_report());
   EXPECT_EQ(page.find("alert(1)</script>"), std::string::npos);
   EXPECT_EQ(page.find("<b>"), std::string::npos);
   EXPECT_EQ(count_of(page, "<script"), 3);
@@ -63,7 +57,7 @@ TEST(EvalPage, EscapesWhatNamesHold) {
 }
 
 TEST(EvalPage, NeedsNothingElse) {
-  const std::string page = eval_page(report());
+  const std::string page = eval_page(evil_report());
   EXPECT_NE(page.find("Permission is hereby granted"), std::string::npos);
   EXPECT_NE(kChartScript.find("Chart.js v3."), std::string_view::npos);
   EXPECT_NE(page.find(kChartScript), std::string::npos);

@@ -4,13 +4,14 @@
 
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <nlohmann/json.hpp>
+
+#include "eval/eval_fixture.h"
 
 namespace kvlane {
 namespace {
 
-constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+using eval_fixture::kNone;
 
 EvalReport report() {
   return {.machine = "m",

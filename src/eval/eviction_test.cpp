@@ -16,7 +16,6 @@ using eval_fixture::make_run;
 using eval_fixture::measure_of;
 using eval_fixture::model;
 using eval_fixture::random_tokens;
-using eval_fixture::take;
 
 KvFormatContext context() { return {.shape = model().config().kv_shape()}; }
 

@@ -15,7 +15,6 @@ namespace {
 
 using eval_fixture::make_run;
 using eval_fixture::measure_of;
-using eval_fixture::take;
 using eval_fixture::tokenizer;
 
 TEST(ExactMatch, FindsTheFinalNumber) {

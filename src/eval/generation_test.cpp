@@ -13,8 +13,6 @@
 namespace kvlane {
 namespace {
 
-using eval_fixture::take;
-
 std::vector<FormatRunner> make_runners_of(int tokens_max) {
   return take(make_runners(eval_fixture::make_run(), tokens_max));
 }

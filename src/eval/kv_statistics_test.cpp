@@ -62,7 +62,7 @@ class KvStatistics : public testing::Test {
 
   // K of layer 2, head 1: [256][head_dim].
   static std::vector<float> key_rows() {
-    FormatRunner runner = eval_fixture::take(FormatRunner::create(model(), nullptr, 300));
+    FormatRunner runner = take(FormatRunner::create(model(), nullptr, 300));
     EXPECT_TRUE(runner.append(tokens_, 0).ok());
     std::vector<float> rows;
     for (int block = 0; block < 4; ++block) {

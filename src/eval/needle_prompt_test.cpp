@@ -11,18 +11,10 @@
 namespace kvlane {
 namespace {
 
-using eval_fixture::take;
+using eval_fixture::count_of;
 using eval_fixture::tokenizer;
 
 std::string text_of(const NeedlePrompt& prompt) { return tokenizer().decode(prompt.tokens); }
-
-int count_of(const std::string& text, const std::string& part) {
-  int count = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-    ++count;
-  }
-  return count;
-}
 
 TEST(NeedlePrompt, HasTheCommonWording) {
   const auto prompts = take(NeedlePrompts::create(tokenizer(), {}));

@@ -19,14 +19,13 @@ namespace {
 
 using eval_fixture::model;
 using eval_fixture::random_tokens;
-using eval_fixture::take;
 
-constexpr int kTokensMax = 1024;  // the model's context
+constexpr int kContextTokens = 1024;  // the model's context
 
 KvShape shape() { return model().config().kv_shape(); }
 
 FormatRunner runner(std::shared_ptr<const KvFormat> format) {
-  return take(FormatRunner::create(model(), std::move(format), kTokensMax));
+  return take(FormatRunner::create(model(), std::move(format), kContextTokens));
 }
 
 struct Scored {
@@ -105,7 +104,7 @@ TEST(Quality, RerunsGiveTheSameFigures) {
 }
 
 TEST(Quality, SequencesBeyondTheModelsContextAreRefused) {
-  EXPECT_FALSE(FormatRunner::create(model(), nullptr, kTokensMax + 1).ok());
+  EXPECT_FALSE(FormatRunner::create(model(), nullptr, kContextTokens + 1).ok());
 }
 
 TEST(Quality, AnErrorNamesTheFormat) {

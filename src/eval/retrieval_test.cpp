@@ -17,7 +17,6 @@ namespace {
 using eval_fixture::make_run;
 using eval_fixture::measure_of;
 using eval_fixture::model;
-using eval_fixture::take;
 using eval_fixture::tokenizer;
 
 constexpr int kTokensMax = 384;

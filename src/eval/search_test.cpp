@@ -7,12 +7,10 @@
 #include <cmath>
 #include <set>
 
-#include "model/expected_fixture.h"
+#include "base/test_results.h"
 
 namespace kvlane {
 namespace {
-
-using expected_fixture::take;
 
 SearchResult search(const std::vector<double>& kept, double retain, double half = 0) {
   return take(search_strongest(

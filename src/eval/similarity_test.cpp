@@ -14,7 +14,6 @@ namespace {
 
 using eval_fixture::make_run;
 using eval_fixture::measure_of;
-using eval_fixture::take;
 using eval_fixture::tokenizer;
 
 const std::vector<std::int32_t>& text() {

@@ -16,12 +16,10 @@ namespace {
 using eval_fixture::make_run;
 using eval_fixture::measure_of;
 using eval_fixture::model;
-using eval_fixture::take;
-
-std::vector<std::int32_t> random_tokens(int count) { return eval_fixture::random_tokens(count, 1); }
+using eval_fixture::random_tokens;
 
 TEST(TextTask, ReportsEveryFormatBesideBf16) {
-  const auto tokens = random_tokens(500);
+  const auto tokens = random_tokens(500, 1);
   EvalRun run = make_run({});
   ASSERT_TRUE(run_text_task({tokens, 150, 100}, run).ok());
   EXPECT_EQ(run.report.measures.size(), 3U * 7U);
@@ -37,7 +35,7 @@ TEST(TextTask, ReportsEveryFormatBesideBf16) {
 TEST(TextTask, GoesOnWhereItStoppedAndGivesTheSame) {
   const TemporaryDirectory folder;
   const auto file = folder.path() / "log";
-  const auto tokens = random_tokens(500);
+  const auto tokens = random_tokens(500, 1);
   EvalRun whole = make_run(take(EvalLog::open(file, "s")));
   ASSERT_TRUE(run_text_task({tokens, 150, 100}, whole).ok());
 
@@ -60,7 +58,7 @@ TEST(TextTask, GoesOnWhereItStoppedAndGivesTheSame) {
 }
 
 TEST(TextTask, RefusesWindowsThatCannotBe) {
-  const auto tokens = random_tokens(50);
+  const auto tokens = random_tokens(50, 1);
   EvalRun run = make_run({});
   EXPECT_FALSE(run_text_task({std::span(tokens).first(1), 10, 10}, run).ok());
   EXPECT_FALSE(run_text_task({tokens, 1, 1}, run).ok());
@@ -71,7 +69,7 @@ TEST(TextTask, RefusesWindowsThatCannotBe) {
 
 TEST(TextTask, RefusesFormatsThatSeeAhead) {
   const KvFormatContext context{.shape = model().config().kv_shape()};
-  const auto tokens = random_tokens(50);
+  const auto tokens = random_tokens(50, 1);
   for (const std::string own : {"diag=int8", "rqe=0"}) {
     EvalRun run = make_run({});
     run.formats = take(make_formats("hack:paper," + own, context));

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
-#include "base/test_paths.h"
 #include "format/frame.h"
+#include "format/frame_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -18,10 +18,10 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/frame";
+using frame_fixture::kGoldenFrames;
 
 std::string read_golden(const std::string& name) {
-  Result<std::string> text = read_text_file(kGolden / name, 1 << 20);
+  Result<std::string> text = read_text_file(kGoldenFrames / name, 1 << 20);
   EXPECT_TRUE(text.ok()) << name;
   return text.ok() ? *text : "";
 }
@@ -34,7 +34,7 @@ json describe(const std::string& file) {
 
 TEST(DescribeFrame, GoldenFilesHaveTheHeadersBesideThem) {
   int files = 0;
-  for (const auto& entry : fs::directory_iterator(kGolden / "valid")) {
+  for (const auto& entry : fs::directory_iterator(kGoldenFrames / "valid")) {
     if (entry.path().extension() != ".frame") continue;
     ++files;
     const std::string stem = "valid/" + entry.path().stem().string();

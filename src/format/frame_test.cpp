@@ -12,7 +12,7 @@
 #include <iterator>
 #include <memory>
 
-#include "base/test_paths.h"
+#include "format/frame_fixture.h"
 
 namespace kvlane {
 namespace {
@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 constexpr std::size_t kHeaderChecksumAt = 184;
-const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/frame";
+using frame_fixture::kGoldenFrames;
 
 Bytes read_bytes(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -33,7 +33,7 @@ Bytes read_bytes(const fs::path& path) {
 
 std::vector<fs::path> frames_in(const char* folder) {
   std::vector<fs::path> paths;
-  for (const auto& entry : fs::directory_iterator(kGolden / folder)) {
+  for (const auto& entry : fs::directory_iterator(kGoldenFrames / folder)) {
     if (entry.path().extension() == ".frame") paths.push_back(entry.path());
   }
   EXPECT_FALSE(paths.empty()) << folder;

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/tensor_file";
+const fs::path kGoldenTensorFiles = fs::path(kSourceDir) / "tests/golden/tensor_file";
 
 std::string read_text(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -31,7 +31,7 @@ std::string read_text(const fs::path& path) {
 
 std::vector<fs::path> files_in(const char* folder) {
   std::vector<fs::path> paths;
-  for (const auto& entry : fs::directory_iterator(kGolden / folder)) {
+  for (const auto& entry : fs::directory_iterator(kGoldenTensorFiles / folder)) {
     if (entry.path().extension() == ".kvl") paths.push_back(entry.path());
   }
   EXPECT_FALSE(paths.empty()) << folder;

@@ -12,7 +12,6 @@ namespace kvlane::gpu {
 namespace {
 
 using gpu_fixture::check;
-using gpu_fixture::take;
 
 class DeviceGpuTest : public gpu_fixture::GpuTest {};
 

@@ -10,16 +10,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/test_results.h"
 #include "gpu/device.h"
 
 namespace kvlane::gpu_fixture {
 
-// The value, or the end of the test.
-template <class T>
-T take(Result<T> result) {
-  if (!result.ok()) throw std::runtime_error(result.status().message());
-  return std::move(*result);
-}
 inline void check(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
 }

@@ -13,7 +13,6 @@ namespace {
 
 using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
-using gpu_fixture::take;
 using gpu_fixture::values_of;
 using gpu_fixture::view;
 using warpgroup_fixture::kByteColumns;

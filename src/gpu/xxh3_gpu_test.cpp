@@ -15,7 +15,6 @@ namespace {
 using namespace xxh3_fixture;
 using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
-using gpu_fixture::take;
 
 class Xxh3GpuTest : public gpu_fixture::GpuTest {
  protected:

@@ -19,11 +19,11 @@ namespace {
 using ::testing::ElementsAre;
 using Ids = std::vector<std::int32_t>;
 
-struct Model {
+struct BpeModel {
   Vocabulary vocabulary;
   std::vector<Bpe::Merge> merges;
 
-  Model() {
+  BpeModel() {
     for (int byte = 0; byte < 256; ++byte) add(std::string(1, static_cast<char>(byte)));
   }
   std::int32_t add(const std::string& bytes) {
@@ -48,7 +48,7 @@ Ids encode(const Bpe& bpe, std::string_view word) {
 }
 
 // As the paper has it: merge the pair of lowest rank, the leftmost one, until none is left.
-Ids encode_by_definition(const Model& model, std::string_view word) {
+Ids encode_by_definition(const BpeModel& model, std::string_view word) {
   std::map<std::pair<std::int32_t, std::int32_t>, std::size_t> ranks;
   for (std::size_t rank = 0; rank < model.merges.size(); ++rank) {
     ranks[{model.merges[rank].left, model.merges[rank].right}] = rank;
@@ -72,7 +72,7 @@ Ids encode_by_definition(const Model& model, std::string_view word) {
 
 TEST(BpeTest, EqualsItsDefinition) {
   for (std::uint32_t round = 0; round < 60; ++round) {
-    Model model;
+    BpeModel model;
     // Few letters and many merges in random order: pairs compete, overlap, and reach one token in
     // several ways; some come twice.
     std::uint32_t counter = 0;
@@ -100,7 +100,7 @@ TEST(BpeTest, EqualsItsDefinition) {
 }
 
 TEST(BpeTest, WholeWordsFirst) {
-  Model model;
+  BpeModel model;
   const std::int32_t word = model.add("word");
   const Result<Bpe> merging = Bpe::create(model.vocabulary, {}, {});
   const Result<Bpe> whole = Bpe::create(model.vocabulary, {}, {.whole_words_first = true});

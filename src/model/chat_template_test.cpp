@@ -23,7 +23,7 @@ namespace {
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
-constexpr const char* kBos = "<s>";
+constexpr const char* kBosText = "<s>";
 constexpr const char* kEos = "</s>";
 
 std::string read_fixture(const std::string& name) {
@@ -43,7 +43,7 @@ std::vector<ChatMessage> messages_of(const Json& pairs) {
 Result<std::string> render(std::string_view source, const std::vector<ChatMessage>& messages = {},
                            bool add_generation_prompt = true) {
   KVLANE_ASSIGN(const ChatTemplate parsed,
-                ChatTemplate::parse(source, {{"bos_token", kBos}, {"eos_token", kEos}}));
+                ChatTemplate::parse(source, {{"bos_token", kBosText}, {"eos_token", kEos}}));
   return parsed.render(messages, add_generation_prompt);
 }
 
@@ -81,14 +81,14 @@ TEST(ChatTemplateTest, SnippetsRenderLikeJinja) {
   }
 }
 
-struct Refusal {
+struct TemplateRefusal {
   const char* source;
   const char* words;
 };
 
 // Valid Jinja that kvlane does not do: named, with its line.
 TEST(ChatTemplateTest, NamesWhatItDoesNotDo) {
-  const Refusal refusals[] = {
+  const TemplateRefusal refusals[] = {
       {"a\n{% macro f(x) %}{% endmacro %}", "line 2: the tag 'macro'"},
       {"{% include 'x' %}", "the tag 'include'"},
       {"{% raw %}{{ x }}{% endraw %}", "the tag 'raw'"},
@@ -136,7 +136,7 @@ TEST(ChatTemplateTest, NamesWhatItDoesNotDo) {
       {"{{ namespace({'a': 1}) }}", "arguments without names"},
       {"{{ strftime_now('%c') }}", "'strftime_now' with '%c'"},
   };
-  for (const Refusal& refusal : refusals) {
+  for (const TemplateRefusal& refusal : refusals) {
     SCOPED_TRACE(refusal.source);
     const Result<std::string> output = render(refusal.source);
     ASSERT_FALSE(output.ok());
@@ -147,7 +147,7 @@ TEST(ChatTemplateTest, NamesWhatItDoesNotDo) {
 }
 
 TEST(ChatTemplateTest, ErrorsSayTheLine) {
-  const Refusal errors[] = {
+  const TemplateRefusal errors[] = {
       {"a\nb\n{{ 'x' + 1 }}", "line 3: '+' does not work on a string and a number"},
       {"{% for m in messages %}\n{{ m.x.y }}{% endfor %}", "line 2: 'x' is undefined"},
       {"\n{{ messages[7].role }}", "line 2: an item that does not exist is used"},
@@ -156,7 +156,7 @@ TEST(ChatTemplateTest, ErrorsSayTheLine) {
       {"{{ 'a'|trim(characters='x') }}", "has no argument 'characters'"},
       {"\n{{ 'open }}", "line 2: a string does not end"},
   };
-  for (const Refusal& error : errors) {
+  for (const TemplateRefusal& error : errors) {
     SCOPED_TRACE(error.source);
     const Result<std::string> output = render(error.source, {{"user", "Hi"}});
     ASSERT_FALSE(output.ok());

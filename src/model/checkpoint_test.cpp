@@ -348,7 +348,7 @@ TEST_F(CheckpointTest, DescriptionSaysItAll) {
   EXPECT_EQ(describe_checkpoint_json(directory() / "nowhere").status().code(), Code::kNotFound);
 }
 
-struct Fixture {
+struct CheckpointFixture {
   const char* name;
   ElementType type;
   int kv_heads;
@@ -358,12 +358,12 @@ struct Fixture {
 
 // Written by Hugging Face's own library.
 TEST(CheckpointFixtures, AllOpen) {
-  for (const Fixture& fixture :
-       {Fixture{"llama-mha-bf16-tied", ElementType::kBf16, 3, 16, 1},
-        Fixture{"llama-gqa-bf16-llama3-sharded", ElementType::kBf16, 2, 16, 2},
-        Fixture{"qwen3-gqa-bf16", ElementType::kBf16, 2, 32, 1},
-        Fixture{"llama-mqa-f32", ElementType::kF32, 1, 16, 1},
-        Fixture{"llama-gqa-f16", ElementType::kFp16, 1, 64, 1}}) {
+  for (const CheckpointFixture& fixture :
+       {CheckpointFixture{"llama-mha-bf16-tied", ElementType::kBf16, 3, 16, 1},
+        CheckpointFixture{"llama-gqa-bf16-llama3-sharded", ElementType::kBf16, 2, 16, 2},
+        CheckpointFixture{"qwen3-gqa-bf16", ElementType::kBf16, 2, 32, 1},
+        CheckpointFixture{"llama-mqa-f32", ElementType::kF32, 1, 16, 1},
+        CheckpointFixture{"llama-gqa-f16", ElementType::kFp16, 1, 64, 1}}) {
     const auto checkpoint =
         Checkpoint::open(fs::path(kSourceDir) / "tests/fixtures/models" / fixture.name);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <span>
 
-#include "base/random.h"
+#include "base/test_results.h"
 #include "cpu/parallel.h"
-#include "model/expected_fixture.h"
+#include "cpu/tiers_fixture.h"
 #include "model/forward.h"
+#include "model/forward_fixture.h"
 #include "model/model.h"
 #include "quant/format_fixture.h"
 #include "quant/tables_fixture.h"
@@ -19,43 +19,34 @@
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
 using format_fixture::Failing;
 using format_fixture::Identity;
 using format_fixture::WithoutValues;
-using Logits = std::vector<std::vector<float>>;
+using tiers_fixture::tiers;
+using LogitsOfChunks = std::vector<std::vector<float>>;
+using forward_fixture::load;
+using forward_fixture::random_tokens;
+using forward_fixture::same_bits;
 
-constexpr int kTokens = 300;
-constexpr int kBlocks = 8;
-constexpr int kRowsMax = 512;
-
-std::unique_ptr<Model> load(const char* name, Isa isa) {
-  return take(Model::load(expected_fixture::kModels / name, {.isa = isa}));
-}
-
-std::vector<std::int32_t> random_tokens(int vocab) {
-  std::vector<std::int32_t> tokens(kTokens);
-  for (int i = 0; i < kTokens; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(3, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % vocab);
-  }
-  return tokens;
-}
+constexpr int kCodedTokens = 300;
+constexpr int kCodedBlocks = 8;
+constexpr int kCodedRowsMax = 512;
 
 // Logits after each chunk of the tokens. `format` may be null: a cache of rows.
-Logits run(const Model& model, const KvFormat* format, int chunk) {
+LogitsOfChunks run(const Model& model, const KvFormat* format, int chunk) {
   const KvShape shape = model.config().kv_shape();
-  auto rows = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
-  auto sealed = take(BlockPool::create_sealed(
-      shape, format ? format->slab_sizes() : SlabSizes(shape.layers, 64), kBlocks * 1024 * 1024));
+  auto rows = take(BlockPool::create(shape, kCodedBlocks * shape.block_bytes()));
+  auto sealed = take(
+      BlockPool::create_sealed(shape, format ? format->slab_sizes() : SlabSizes(shape.layers, 64),
+                               kCodedBlocks * 1024 * 1024));
   BlockTable table = format ? BlockTable(sealed, rows, format->window()) : BlockTable(rows);
-  auto forward = take(Forward::create(model, kRowsMax, 1, format));
-  const auto tokens = random_tokens(model.config().vocab);
+  auto forward = take(Forward::create(model, kCodedRowsMax, 1, format));
+  const auto tokens = random_tokens(kCodedTokens, model.config().vocab, 3);
   const std::span<const std::int32_t> all(tokens);
-  Logits logits;
-  EXPECT_TRUE(table.grow(kTokens).ok());
-  for (int at = 0; at < kTokens; at += chunk) {
-    const ForwardSpan span{&table, all.subspan(at, std::min(chunk, kTokens - at)), 1};
+  LogitsOfChunks logits;
+  EXPECT_TRUE(table.grow(kCodedTokens).ok());
+  for (int at = 0; at < kCodedTokens; at += chunk) {
+    const ForwardSpan span{&table, all.subspan(at, std::min(chunk, kCodedTokens - at)), 1};
     const Status status = forward->run({&span, 1}, {});
     EXPECT_TRUE(status.ok()) << status.message();
     const auto row = forward->logits(0);
@@ -64,32 +55,20 @@ Logits run(const Model& model, const KvFormat* format, int chunk) {
   return logits;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-std::vector<Isa> tiers() {
-  std::vector<Isa> tiers;
-  for (const Isa isa : kAllIsas) {
-    if (isa_supported(isa)) tiers.push_back(isa);
-  }
-  return tiers;
-}
-
-const char* const kModels[] = {"llama-gqa-bf16-llama3-sharded", "llama-mqa-f32",
-                               "mistral-gqa-bf16-window"};
+const char* const kCodedModels[] = {"llama-gqa-bf16-llama3-sharded", "llama-mqa-f32",
+                                    "mistral-gqa-bf16-window"};
 
 TEST(CodedForward, SlabsThatAreRowsGiveTheBitsOfRows) {
   for (const Isa isa : tiers()) {
-    for (const char* name : kModels) {
+    for (const char* name : kCodedModels) {
       const auto model = load(name, isa);
       const auto expected = run(*model, nullptr, 1);
       for (const KvWindow window : {KvWindow{}, KvWindow{1, 0}, KvWindow{1, 2}}) {
         const Identity format(model->config().kv_shape(), window);
-        for (const int chunk : {1, 100, kTokens}) {
+        for (const int chunk : {1, 100, kCodedTokens}) {
           const auto logits = run(*model, &format, chunk);
           for (std::size_t i = 0; i < logits.size(); ++i) {
-            const std::size_t last = std::min<std::size_t>((i + 1) * chunk, kTokens) - 1;
+            const std::size_t last = std::min<std::size_t>((i + 1) * chunk, kCodedTokens) - 1;
             ASSERT_TRUE(same_bits(logits[i], expected[last]))
                 << name << " " << isa_name(isa) << " chunk " << chunk << " token " << last;
           }
@@ -100,20 +79,20 @@ TEST(CodedForward, SlabsThatAreRowsGiveTheBitsOfRows) {
 }
 
 TEST(CodedForward, AQueryReadsItsWindowAsRowsAndAllElseSealed) {
-  const auto model = load(kModels[0], best_isa());
+  const auto model = load(kCodedModels[0], best_isa());
   const auto rows = run(*model, nullptr, 1);
   for (const KvWindow window : {KvWindow{}, KvWindow{1, 0}, KvWindow{0, 1}, KvWindow{1, 2}}) {
     const WithoutValues format(model->config().kv_shape(), window);
     const auto coded = run(*model, &format, 1);
     // The first block that is neither sink nor recent for some query, and the first such query.
     const int first_own = window.sink + window.recent + 1;
-    for (int i = 0; i < kTokens; ++i) {
+    for (int i = 0; i < kCodedTokens; ++i) {
       ASSERT_EQ(same_bits(coded[i], rows[i]), i / kBlockTokens < first_own)
           << "sink " << window.sink << " recent " << window.recent << " token " << i;
     }
     for (const int threads : {1, 3}) {
       set_parallel_threads(threads);
-      for (const int chunk : {7, 64, kTokens}) {
+      for (const int chunk : {7, 64, kCodedTokens}) {
         EXPECT_TRUE(same_bits(run(*model, &format, chunk).back(), coded.back()))
             << "chunk " << chunk << " threads " << threads;
       }
@@ -142,10 +121,10 @@ TEST_P(CodedForwardOfModels, ChunksAndThreadsChangeNoBit) {
     const auto steps = run(*model, format.get(), 1);
     for (const int threads : {1, 3}) {
       set_parallel_threads(threads);
-      for (const int chunk : {7, 64, 100, kTokens}) {
+      for (const int chunk : {7, 64, 100, kCodedTokens}) {
         const auto logits = run(*model, format.get(), chunk);
         for (std::size_t i = 0; i < logits.size(); ++i) {
-          const std::size_t last = std::min<std::size_t>((i + 1) * chunk, kTokens) - 1;
+          const std::size_t last = std::min<std::size_t>((i + 1) * chunk, kCodedTokens) - 1;
           ASSERT_TRUE(same_bits(logits[i], steps[last]))
               << name << ", chunk " << chunk << ", threads " << threads << ", token " << last;
         }
@@ -175,7 +154,7 @@ TEST(CodedForward, ZackWithAllDimensionsIsTheModel) {
       const auto zack = run(*model, format.get(), 1);
       double square = 0;
       double off = 0;
-      for (int token = 0; token < kTokens; ++token) {
+      for (int token = 0; token < kCodedTokens; ++token) {
         for (std::size_t i = 0; i < rows[token].size(); ++i) {
           square += double{rows[token][i]} * rows[token][i];
           off += double{zack[token][i] - rows[token][i]} * (zack[token][i] - rows[token][i]);
@@ -190,15 +169,15 @@ TEST(CodedForward, ZackWithAllDimensionsIsTheModel) {
 }
 
 TEST(CodedForward, ASlabThatCannotBeSealedFailsThePassAndLeavesTheTable) {
-  const auto model = load(kModels[0], best_isa());
+  const auto model = load(kCodedModels[0], best_isa());
   const KvShape shape = model->config().kv_shape();
   const Failing format(shape, {1, 64});
-  auto rows = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
-  auto sealed = take(BlockPool::create_sealed(shape, format.slab_sizes(), kBlocks << 20));
+  auto rows = take(BlockPool::create(shape, kCodedBlocks * shape.block_bytes()));
+  auto sealed = take(BlockPool::create_sealed(shape, format.slab_sizes(), kCodedBlocks << 20));
   BlockTable table(sealed, rows, {});
-  ASSERT_TRUE(table.grow(kTokens).ok());
-  auto forward = take(Forward::create(*model, kRowsMax, 1, &format));
-  const auto tokens = random_tokens(model->config().vocab);
+  ASSERT_TRUE(table.grow(kCodedTokens).ok());
+  auto forward = take(Forward::create(*model, kCodedRowsMax, 1, &format));
+  const auto tokens = random_tokens(kCodedTokens, model->config().vocab, 3);
   const std::span<const std::int32_t> all(tokens);
   const ForwardSpan good{&table, all.first(100), false};
   ASSERT_TRUE(forward->run({&good, 1}, {}).ok());
@@ -209,15 +188,15 @@ TEST(CodedForward, ASlabThatCannotBeSealedFailsThePassAndLeavesTheTable) {
 }
 
 TEST(CodedForward, WithoutRoomForRowsThePassFailsAndLeavesTheTable) {
-  const auto model = load(kModels[0], best_isa());
+  const auto model = load(kCodedModels[0], best_isa());
   const KvShape shape = model->config().kv_shape();
   const Identity format(shape);
   auto rows = take(BlockPool::create(shape, 2 * shape.block_bytes()));
-  auto sealed = take(BlockPool::create_sealed(shape, format.slab_sizes(), kBlocks << 20));
+  auto sealed = take(BlockPool::create_sealed(shape, format.slab_sizes(), kCodedBlocks << 20));
   BlockTable table(sealed, rows, {});
-  ASSERT_TRUE(table.grow(kTokens).ok());
-  auto forward = take(Forward::create(*model, kRowsMax, 1, &format));
-  const auto tokens = random_tokens(model->config().vocab);
+  ASSERT_TRUE(table.grow(kCodedTokens).ok());
+  auto forward = take(Forward::create(*model, kCodedRowsMax, 1, &format));
+  const auto tokens = random_tokens(kCodedTokens, model->config().vocab, 3);
   const std::span<const std::int32_t> all(tokens);
   const ForwardSpan much{&table, all, true};
   EXPECT_EQ(forward->run({&much, 1}, {}).code(), Code::kExhausted);

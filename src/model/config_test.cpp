@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
-std::string fixture(const std::string& name) {
+std::string config_text(const std::string& name) {
   const auto text =
       read_text_file(std::string(kSourceDir) + "/tests/fixtures/configs/" + name, 1 << 20);
   return text.ok() ? *text : text.status().message();
@@ -55,7 +55,7 @@ void expect_refused(const Json& base, const Json& changes, Code code, const std:
 }
 
 TEST(ModelConfig, ReadsLlama31) {
-  const auto config = parse_model_config(fixture("llama-3.1-8b.json"));
+  const auto config = parse_model_config(config_text("llama-3.1-8b.json"));
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->architecture, "LlamaForCausalLM");
   EXPECT_EQ(config->layers, 32);
@@ -81,14 +81,14 @@ TEST(ModelConfig, ReadsLlama31) {
 }
 
 TEST(ModelConfig, ReadsLlama2AndYi) {
-  const auto llama = parse_model_config(fixture("llama-2-7b.json"));
+  const auto llama = parse_model_config(config_text("llama-2-7b.json"));
   ASSERT_TRUE(llama.ok()) << llama.status().message();
   EXPECT_EQ(llama->kv_heads, 32);
   EXPECT_EQ(llama->ffn, 11008);
   EXPECT_EQ(llama->rope_theta, 10000);
   EXPECT_EQ(llama->rope_scaling.kind, RopeScaling::Kind::kNone);
   EXPECT_EQ(llama->type, ElementType::kFp16);
-  const auto yi = parse_model_config(fixture("yi-34b.json"));
+  const auto yi = parse_model_config(config_text("yi-34b.json"));
   ASSERT_TRUE(yi.ok()) << yi.status().message();
   EXPECT_EQ(yi->heads, 56);
   EXPECT_EQ(yi->kv_heads, 8);
@@ -98,7 +98,7 @@ TEST(ModelConfig, ReadsLlama2AndYi) {
 }
 
 TEST(ModelConfig, ReadsQwen3) {
-  const auto config = parse_model_config(fixture("qwen3-0.6b.json"));
+  const auto config = parse_model_config(config_text("qwen3-0.6b.json"));
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->architecture, "Qwen3ForCausalLM");
   EXPECT_EQ(config->layers, 28);
@@ -498,15 +498,15 @@ std::uint64_t parameters(const ModelConfig& config) {
 }
 
 TEST(ModelTensors, CountsMatchThePublishedModels) {
-  auto llama = parse_model_config(fixture("llama-3.1-8b.json"));
+  auto llama = parse_model_config(config_text("llama-3.1-8b.json"));
   ASSERT_TRUE(llama.ok());
   EXPECT_EQ(parameters(*llama), 8030261248U);
   EXPECT_EQ(model_tensors(*llama).size(), 3U + 32U * 9U);
-  const auto qwen3 = parse_model_config(fixture("qwen3-0.6b.json"));
+  const auto qwen3 = parse_model_config(config_text("qwen3-0.6b.json"));
   ASSERT_TRUE(qwen3.ok());
   EXPECT_EQ(parameters(*qwen3), 596049920U);
   const auto count = [](const char* name) {
-    const auto config = parse_model_config(fixture(name));
+    const auto config = parse_model_config(config_text(name));
     EXPECT_TRUE(config.ok()) << name << ": " << config.status().message();
     return config.ok() ? parameters(*config) : 0;
   };

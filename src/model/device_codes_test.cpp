@@ -10,13 +10,14 @@
 #include <map>
 #include <numeric>
 
-#include "base/random.h"
+#include "base/test_results.h"
 #include "cpu/memory.h"
 #include "model/device_forward.h"
 #include "model/emulated_accelerator.h"
 #include "model/expected_fixture.h"
 #include "model/format_codes.h"
 #include "model/forward.h"
+#include "model/forward_fixture.h"
 #include "model/model.h"
 #include "quant/tables_fixture.h"
 
@@ -24,13 +25,13 @@ namespace kvlane {
 namespace {
 
 using expected_fixture::kModels;
-using expected_fixture::take;
 using ::testing::HasSubstr;
 using Logits = std::vector<float>;
+using forward_fixture::random_tokens;
 
 constexpr const char* kName = "llama-gqa-bf16-llama3-sharded";
-constexpr int kRowsMax = 256;
-constexpr int kBlocks = 8;
+constexpr int kCodesRowsMax = 256;
+constexpr int kCodesBlocks = 8;
 
 // Of heads that have something to drop.
 constexpr const char* kWideName = "qwen3-gqa-bf16";
@@ -45,7 +46,7 @@ const Model& cpu_model(const std::string& name) {
   return *model;
 }
 
-std::shared_ptr<const KvFormat> make_format(const std::string& text) {
+std::shared_ptr<const KvFormat> format_of_model(const std::string& text) {
   const Model& model = cpu_model(model_of(text));
   const KvShape shape = model.config().kv_shape();
   KvTables tables;
@@ -54,33 +55,24 @@ std::shared_ptr<const KvFormat> make_format(const std::string& text) {
       text, {.shape = shape, .rope = &model.rope(), .tables = &tables, .isa = model.isa()}));
 }
 
-std::vector<std::int32_t> random_tokens(int count) {
-  std::vector<std::int32_t> tokens(count);
-  for (int i = 0; i < count; ++i) {
-    tokens[i] =
-        static_cast<std::int32_t>(philox4x32(5, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % 96);
-  }
-  return tokens;
-}
-
 // A coded cache on an emulated device, and passes over it.
-struct Runner {
-  explicit Runner(const std::string& text, bool replays = true)
-      : format(make_format(text)),
+struct CodesRunner {
+  explicit CodesRunner(const std::string& text, bool replays = true)
+      : format(format_of_model(text)),
         model(take(Model::load(kModels / model_of(text), {.isa = best_isa(), .device = &device}))),
         shape(model->config().kv_shape()),
-        rows_memory(take(device.allocate(kBlocks * shape.block_bytes()))),
+        rows_memory(take(device.allocate(kCodesBlocks * shape.block_bytes()))),
         sealed_memory(take(device.allocate(sealed_bytes()))),
-        rows(take(BlockPool::over(shape, {rows_memory.get(), kBlocks * shape.block_bytes()},
+        rows(take(BlockPool::over(shape, {rows_memory.get(), kCodesBlocks * shape.block_bytes()},
                                   take(device.copies())))),
         sealed(take(BlockPool::over_sealed(shape, format->slab_sizes(),
                                            {sealed_memory.get(), sealed_bytes()},
                                            take(device.copies())))),
-        forward(take(DeviceForward::create(model->on_device(), device, kRowsMax, 2, replays,
+        forward(take(DeviceForward::create(model->on_device(), device, kCodesRowsMax, 2, replays,
                                            take(device_codes(*format))))) {}
 
   std::size_t sealed_bytes() const {
-    return std::size_t{kBlocks} * format->slab_bytes() * shape.layers;
+    return std::size_t{kCodesBlocks} * format->slab_bytes() * shape.layers;
   }
   BlockTable table() { return BlockTable(sealed, rows, format->window()); }
 
@@ -118,10 +110,10 @@ struct Runner {
 
 // A block that a chunk completes, and one that a single token does.
 TEST(DeviceCodes, SlabsAreThoseThatTheCpuSeals) {
-  const auto tokens = random_tokens(130);
+  const auto tokens = random_tokens(130, 96, 5);
   for (const char* const text : {"hack:recent=6", "hack:p=64,recent=6", "zack:keep=0.6,recent=6"}) {
     SCOPED_TRACE(text);
-    Runner runner(text);
+    CodesRunner runner(text);
     BlockTable table = runner.table();
     const std::span<const std::int32_t> all(tokens);
     runner.run(table, all.first(126), 70);
@@ -148,11 +140,11 @@ TEST(DeviceCodes, SlabsAreThoseThatTheCpuSeals) {
 
 Logits on_cpu(const Model& model, const KvFormat* format, std::span<const std::int32_t> tokens) {
   const KvShape shape = model.config().kv_shape();
-  auto rows = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
+  auto rows = take(BlockPool::create(shape, kCodesBlocks * shape.block_bytes()));
   auto sealed = take(BlockPool::create_sealed(
       shape, format ? format->slab_sizes() : SlabSizes(shape.layers, 64), std::size_t{1} << 22));
   BlockTable table = format ? BlockTable(sealed, rows, format->window()) : BlockTable(rows);
-  const auto forward = take(Forward::create(model, kRowsMax, 1, format));
+  const auto forward = take(Forward::create(model, kCodesRowsMax, 1, format));
   EXPECT_TRUE(table.grow(static_cast<int>(tokens.size())).ok());
   const ForwardSpan span{&table, tokens, 1};
   EXPECT_TRUE(forward->run({&span, 1}, {}).ok());
@@ -169,20 +161,20 @@ double distance(const Logits& a, const Logits& b) {
 // By prefill attention, and the last tokens by decode attention. What sums in other orders change,
 // codes that fall the other way included, is a small part of what the format changes.
 TEST(DeviceCodes, LogitsAreNearTheCpus) {
-  const auto tokens = random_tokens(200);
+  const auto tokens = random_tokens(200, 96, 5);
   const std::span<const std::int32_t> all(tokens);
   for (const char* const text : {"hack", "hack:k=4,v=4,p=64,sink=1", "zack:keep=0.5,sink=1"}) {
     SCOPED_TRACE(text);
-    const auto format = make_format(text);
+    const auto format = format_of_model(text);
     const Model& model = cpu_model(model_of(text));
     const Logits expected = on_cpu(model, format.get(), all);
     const double of_format = distance(expected, on_cpu(model, nullptr, all));
-    Runner runner(text);
+    CodesRunner runner(text);
     BlockTable prefilled = runner.table();
-    const Logits prefill = runner.run(prefilled, all, kRowsMax).back();
+    const Logits prefill = runner.run(prefilled, all, kCodesRowsMax).back();
     prefilled.clear();
     BlockTable decoded = runner.table();
-    runner.run(decoded, all.first(198), kRowsMax);
+    runner.run(decoded, all.first(198), kCodesRowsMax);
     const Logits decode = runner.run(decoded, all.subspan(198), 1).back();
     EXPECT_LT(distance(prefill, expected), 0.3 * of_format);
     EXPECT_LT(distance(decode, expected), 0.3 * of_format);
@@ -190,12 +182,12 @@ TEST(DeviceCodes, LogitsAreNearTheCpus) {
 }
 
 TEST(DeviceCodes, NoChunkingOfAPromptChangesABit) {
-  const auto tokens = random_tokens(200);
+  const auto tokens = random_tokens(200, 96, 5);
   for (const char* const text : {"hack:recent=1", "zack:keep=0.5"}) {
     SCOPED_TRACE(text);
-    Runner runner(text);
+    CodesRunner runner(text);
     BlockTable whole = runner.table();
-    const Logits expected = runner.run(whole, tokens, kRowsMax).back();
+    const Logits expected = runner.run(whole, tokens, kCodesRowsMax).back();
     whole.clear();
     BlockTable table = runner.table();
     EXPECT_EQ(runner.run(table, tokens, 110).back(), expected);
@@ -204,13 +196,13 @@ TEST(DeviceCodes, NoChunkingOfAPromptChangesABit) {
 
 // Steps in which blocks are completed included.
 TEST(DeviceCodes, GraphsChangeNoBit) {
-  const auto tokens = random_tokens(138);
+  const auto tokens = random_tokens(138, 96, 5);
   const std::span<const std::int32_t> all(tokens);
   for (const char* const text : {"hack:recent=1", "zack:keep=0.5"}) {
     SCOPED_TRACE(text);
     std::vector<Logits> logits[2];
     for (const bool replays : {false, true}) {
-      Runner runner(text, replays);
+      CodesRunner runner(text, replays);
       BlockTable table = runner.table();
       runner.run(table, all.first(120), 120);
       logits[replays] = runner.run(table, all.subspan(120), 1);
@@ -221,7 +213,7 @@ TEST(DeviceCodes, GraphsChangeNoBit) {
 }
 
 TEST(DeviceCodes, SaysWhichLayerCannotBeSealed) {
-  Runner runner("hack");
+  CodesRunner runner("hack");
   const auto pass = take(DeviceCodedPass::create(take(device_codes(*runner.format)),
                                                  cpu_model(kName).config(), runner.device, 4));
   const KvShape& shape = runner.shape;
@@ -252,7 +244,7 @@ TEST(DeviceCodes, FormatsWithoutKernels) {
        {"int8", "kivi:bits=2,group=32", "hack:k=8,v=8", "hack:k=4,v=2", "hack:p=64,round=sr",
         "hack:compute=dequantise", "hack:p=64,diag=int8", "hack:p=64,ktail=code",
         "hack:k=2,v=2,p=64,meta=bf16", "zack:keep=0.5+int8"}) {
-    const auto codes = device_codes(*make_format(text));
+    const auto codes = device_codes(*format_of_model(text));
     ASSERT_EQ(codes.status().code(), Code::kUnsupported) << text;
     EXPECT_THAT(codes.status().message(), HasSubstr("has no kernels for devices")) << text;
   }

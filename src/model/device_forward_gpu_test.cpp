@@ -12,10 +12,9 @@ namespace kvlane {
 namespace {
 
 using gpu_fixture::check;
-using gpu_fixture::take;
 using namespace random_model_fixture;
 
-constexpr int kBlocks = 24;
+constexpr int kGpuBlocks = 24;
 
 // What three sequences give: a prompt in two parts, its answer beside another prompt, and all three
 // decoding.
@@ -25,12 +24,12 @@ std::vector<std::vector<float>> logits_on(Accelerator& device, const ModelConfig
   const DeviceModel model = take(DeviceModel::load(config, plain_layout(config), std::ref(tensors),
                                                    rope_of(config), config.context, device, {}));
   const KvShape shape = config.kv_shape();
-  const auto memory = take(device.allocate(kBlocks * shape.block_bytes()));
-  BlockPool pool = take(
-      BlockPool::over(shape, {memory.get(), kBlocks * shape.block_bytes()}, take(device.copies())));
+  const auto memory = take(device.allocate(kGpuBlocks * shape.block_bytes()));
+  BlockPool pool = take(BlockPool::over(shape, {memory.get(), kGpuBlocks * shape.block_bytes()},
+                                        take(device.copies())));
   // Of a coded cache, sealed blocks.
   const std::size_t slab_bytes = codes ? codes->shape.layout.bytes * shape.kv_heads : 64;
-  const std::size_t sealed_bytes = kBlocks * slab_bytes * shape.layers;
+  const std::size_t sealed_bytes = kGpuBlocks * slab_bytes * shape.layers;
   const auto sealed_memory = take(device.allocate(sealed_bytes));
   BlockPool sealed =
       take(BlockPool::over_sealed(shape, {shape.layers, slab_bytes},

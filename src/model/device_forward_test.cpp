@@ -10,10 +10,11 @@
 #include <map>
 
 #include "base/bf16.h"
-#include "base/random.h"
+#include "base/test_results.h"
 #include "model/checkpoint.h"
 #include "model/emulated_accelerator.h"
 #include "model/expected_fixture.h"
+#include "model/forward_fixture.h"
 #include "model/model.h"
 #include "ops/sampling.h"
 
@@ -23,22 +24,22 @@ namespace {
 using expected_fixture::Errors;
 using expected_fixture::Expected;
 using expected_fixture::kModels;
-using expected_fixture::take;
+using forward_fixture::random_tokens;
 using ::testing::HasSubstr;
 
-constexpr int kRowsMax = 256;
+constexpr int kDeviceRowsMax = 256;
 constexpr int kLogitsMax = 4;
 
 // A checkpoint on an emulated device, with a pool and a forward pass.
-struct Runner {
-  explicit Runner(const std::string& name, int multiprocessors = 2)
+struct DeviceRunner {
+  explicit DeviceRunner(const std::string& name, int multiprocessors = 2)
       : checkpoint(take(Checkpoint::open(kModels / name))),
         device(multiprocessors),
         model(take(load())),
         memory(take(device.allocate(pool_bytes()))),
         pool(take(BlockPool::over(model.config().kv_shape(), {memory.get(), pool_bytes()},
                                   take(device.copies())))),
-        forward(take(DeviceForward::create(model, device, kRowsMax, kLogitsMax))) {}
+        forward(take(DeviceForward::create(model, device, kDeviceRowsMax, kLogitsMax))) {}
 
   std::size_t pool_bytes() const { return 32 * model.config().kv_shape().block_bytes(); }
   Result<DeviceModel> load() {
@@ -88,22 +89,13 @@ struct Runner {
 const char* const kNames[] = {"llama-mha-bf16-tied", "llama-gqa-bf16-llama3-sharded",
                               "qwen3-gqa-bf16", "mistral-gqa-bf16", "phi3-gqa-bf16-longrope"};
 
-std::vector<std::int32_t> random_tokens(int count, std::uint32_t seed) {
-  std::vector<std::int32_t> tokens(count);
-  for (int i = 0; i < count; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % 96);
-  }
-  return tokens;
-}
-
 // The last positions of each prompt by decode attention, all before them by prefill attention. The
 // weights of values are rounded to BF16 by both, which the plain implementation does, too.
 TEST(DeviceForward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
   for (const char* const name : kNames) {
     SCOPED_TRACE(name);
     const Expected expected(kModels / name);
-    Runner runner(name);
+    DeviceRunner runner(name);
     EXPECT_EQ(runner.loaded, 1);
     const std::size_t vocab = runner.model.config().vocab;
     Errors errors;
@@ -125,8 +117,8 @@ TEST(DeviceForward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation)
 
 // Emulated products do not depend on the number of rows, so here nothing does.
 TEST(DeviceForward, ASequenceHasTheSameBitsInAnyChunkingAndCompany) {
-  Runner runner("llama-gqa-bf16-llama3-sharded", 132);
-  const auto tokens = random_tokens(150, 1);
+  DeviceRunner runner("llama-gqa-bf16-llama3-sharded", 132);
+  const auto tokens = random_tokens(150, 96, 1);
   const std::span<const std::int32_t> all(tokens);
   BlockTable whole(runner.pool);
   const auto prompt = runner.run(whole, all.first(149), 149).back();
@@ -157,8 +149,8 @@ TEST(DeviceForward, ASequenceHasTheSameBitsInAnyChunkingAndCompany) {
 // A lane that waits for a layer's mark finds the layer's rows, though the pass has not ended and
 // nobody has waited for it; one that does not wait finds what was there before.
 TEST(DeviceForward, RowsOfALayerCanBeReadFromItsMarkOn) {
-  Runner runner(kNames[1]);
-  const auto tokens = random_tokens(20, 5);
+  DeviceRunner runner(kNames[1]);
+  const auto tokens = random_tokens(20, 96, 5);
   const KvShape shape = runner.model.config().kv_shape();
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(20).ok());
@@ -192,8 +184,8 @@ TEST(DeviceForward, RowsOfALayerCanBeReadFromItsMarkOn) {
 }
 
 TEST(DeviceForward, NoLogitsWhereNobodyWantsThem) {
-  Runner runner(kNames[0]);
-  const auto tokens = random_tokens(70, 2);
+  DeviceRunner runner(kNames[0]);
+  const auto tokens = random_tokens(70, 96, 2);
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(71).ok());
   const ForwardSpan span{&table, tokens, 0};
@@ -204,8 +196,8 @@ TEST(DeviceForward, NoLogitsWhereNobodyWantsThem) {
 // K and V of the first layers are those of a pass through all of them, whatever the parts, and
 // later layers are left alone.
 TEST(DeviceForward, StopsBehindKAndVOfALayer) {
-  Runner runner(kNames[1]);
-  const auto tokens = random_tokens(100, 6);
+  DeviceRunner runner(kNames[1]);
+  const auto tokens = random_tokens(100, 96, 6);
   const std::span<const std::int32_t> all(tokens);
   const KvShape shape = runner.model.config().kv_shape();
   const auto lane = take(runner.device.lane());
@@ -236,7 +228,7 @@ TEST(DeviceForward, StopsBehindKAndVOfALayer) {
 // Fetches what passes keep on a lane of its own, and ends it when it is asked.
 class Fetched {
  public:
-  explicit Fetched(Runner& runner) : runner_(runner), lane_(take(runner.device.lane())) {}
+  explicit Fetched(DeviceRunner& runner) : runner_(runner), lane_(take(runner.device.lane())) {}
 
   PassHooks hooks(std::span<const ForwardSpan> spans) {
     spans_ = {spans.begin(), spans.end()};
@@ -278,25 +270,26 @@ class Fetched {
     return answers ? take(lane_->mark()) : nullptr;
   }
 
-  Runner& runner_;
+  DeviceRunner& runner_;
   const std::unique_ptr<DeviceLane> lane_;
   std::vector<ForwardSpan> spans_;
   std::deque<Part> parts_;
 };
 
 // Every layer keeps rows, or the last one.
-void keep_layers(Runner& runner, int first, bool replays = true) {
-  runner.forward = take(DeviceForward::create(runner.model, runner.device, kRowsMax, kLogitsMax,
-                                              replays, {}, {first, runner.model.config().layers}));
+void keep_layers(DeviceRunner& runner, int first, bool replays = true) {
+  runner.forward =
+      take(DeviceForward::create(runner.model, runner.device, kDeviceRowsMax, kLogitsMax, replays,
+                                 {}, {first, runner.model.config().layers}));
 }
 
 // Prompts and decoding sequences side by side, in another order than the device has, then passes
 // that are launched as a whole: each sequence has the rows that it has alone.
 TEST(DeviceForward, KeptRowsAreThoseOfTheirSequences) {
-  const auto tokens = random_tokens(150, 8);
+  const auto tokens = random_tokens(150, 96, 8);
   const std::span<const std::int32_t> all(tokens);
   for (const int first : {0, 1}) {
-    Runner runner(kNames[1]);
+    DeviceRunner runner(kNames[1]);
     keep_layers(runner, first);
     Fetched fetched(runner);
     BlockTable prompt(runner.pool), a(runner.pool), b(runner.pool);
@@ -318,7 +311,7 @@ TEST(DeviceForward, KeptRowsAreThoseOfTheirSequences) {
     for (int i = 0; i < 4; ++i) pass({1, 1, 1});
     EXPECT_GT(runner.device.replays(), 1);
     for (int i = 0; i < 3; ++i) {
-      Runner alone(kNames[1]);
+      DeviceRunner alone(kNames[1]);
       keep_layers(alone, first, false);
       Fetched expected(alone);
       BlockTable table(alone.pool);
@@ -339,9 +332,9 @@ TEST(DeviceForward, KeptRowsAreThoseOfTheirSequences) {
 
 // A lane that is late reads what its pass has kept, if the next one is told of it.
 TEST(DeviceForward, PassesWaitForWhoReadsWhatTheLastOneKept) {
-  const auto tokens = random_tokens(90, 9);
+  const auto tokens = random_tokens(90, 96, 9);
   const std::span<const std::int32_t> all(tokens);
-  Runner runner(kNames[1]);
+  DeviceRunner runner(kNames[1]);
   keep_layers(runner, 1);
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(90).ok());
@@ -371,8 +364,8 @@ TEST(DeviceForward, PassesWaitForWhoReadsWhatTheLastOneKept) {
 }
 
 TEST(DeviceForward, RefusesHooksOfTheCpu) {
-  Runner runner(kNames[1]);
-  const auto tokens = random_tokens(5, 3);
+  DeviceRunner runner(kNames[1]);
+  const auto tokens = random_tokens(5, 96, 3);
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(5).ok());
   const ForwardSpan span{&table, tokens, 1};
@@ -388,10 +381,10 @@ TEST(DeviceForward, RefusesHooksOfTheCpu) {
 }
 
 TEST(DeviceForward, APassThatDoesNotFitChangesNothing) {
-  Runner runner(kNames[1]);
-  const auto tokens = random_tokens(kRowsMax + 1, 3);
+  DeviceRunner runner(kNames[1]);
+  const auto tokens = random_tokens(kDeviceRowsMax + 1, 96, 3);
   BlockTable table(runner.pool);
-  ASSERT_TRUE(table.grow(kRowsMax + 1).ok());
+  ASSERT_TRUE(table.grow(kDeviceRowsMax + 1).ok());
   const ForwardSpan span{&table, tokens, 1};
   EXPECT_EQ(runner.forward->run({&span, 1}, {}).code(), Code::kInternal);
   EXPECT_EQ(runner.forward->run({}, {}).code(), Code::kInternal);
@@ -400,15 +393,15 @@ TEST(DeviceForward, APassThatDoesNotFitChangesNothing) {
 
 // Whichever call of the device fails: the tables stay, and the pass after it is right.
 TEST(DeviceForward, AnyCallOfTheDeviceMayFail) {
-  const auto tokens = random_tokens(150, 4);
+  const auto tokens = random_tokens(150, 96, 4);
   const std::span<const std::int32_t> all(tokens);
-  const auto begin = [&](Runner& runner, BlockTable& prompt, BlockTable& answer) {
+  const auto begin = [&](DeviceRunner& runner, BlockTable& prompt, BlockTable& answer) {
     runner.run(prompt, all.first(3), 3);
     runner.run(answer, all.subspan(30, 5), 5);
     ASSERT_TRUE(prompt.grow(5).ok() && answer.grow(6).ok());
   };
-  Runner runner(kNames[1]);
-  Runner other(kNames[1]);
+  DeviceRunner runner(kNames[1]);
+  DeviceRunner other(kNames[1]);
   BlockTable prompt(runner.pool), answer(runner.pool);
   begin(runner, prompt, answer);
   const ForwardSpan pass[] = {{&prompt, all.subspan(90, 2), true},
@@ -417,7 +410,8 @@ TEST(DeviceForward, AnyCallOfTheDeviceMayFail) {
   for (bool done = false; !done; ++failed) {
     // Without memory yet for inputs and states.
     runner.device.fail_call(0);
-    runner.forward = take(DeviceForward::create(runner.model, runner.device, kRowsMax, kLogitsMax));
+    runner.forward =
+        take(DeviceForward::create(runner.model, runner.device, kDeviceRowsMax, kLogitsMax));
     runner.device.fail_call(failed + 1);
     const Status status = runner.forward->run(pass, {});
     done = runner.device.calls() <= failed;
@@ -439,8 +433,8 @@ TEST(DeviceForward, AnyCallOfTheDeviceMayFail) {
 }
 
 // Decodes with a growing and shrinking number of sequences, past the ends of blocks.
-std::vector<std::vector<float>> decode_some(Runner& runner) {
-  const auto tokens = random_tokens(400, 6);
+std::vector<std::vector<float>> decode_some(DeviceRunner& runner) {
+  const auto tokens = random_tokens(400, 96, 6);
   const std::span<const std::int32_t> all(tokens);
   std::vector<BlockTable> tables;
   for (const int length : {60, 3, 130, 61, 20}) {
@@ -467,9 +461,9 @@ std::vector<std::vector<float>> decode_some(Runner& runner) {
 
 TEST(DeviceForward, ReplayedStepsHaveTheBitsOfThoseThatAreNot) {
   for (const char* const name : {kNames[1], kNames[2]}) {
-    Runner plain(name), replaying(name);
+    DeviceRunner plain(name), replaying(name);
     plain.forward =
-        take(DeviceForward::create(plain.model, plain.device, kRowsMax, kLogitsMax, false));
+        take(DeviceForward::create(plain.model, plain.device, kDeviceRowsMax, kLogitsMax, false));
     const auto expected = decode_some(plain);
     EXPECT_EQ(decode_some(replaying), expected) << name;
     EXPECT_EQ(plain.device.replays(), 0);
@@ -480,8 +474,8 @@ TEST(DeviceForward, ReplayedStepsHaveTheBitsOfThoseThatAreNot) {
 // Where that is all that somebody wants, it comes instead of logits: in passes that are replayed
 // and others.
 TEST(DeviceForward, TellsTheMostLikelyTokenAsTheSamplerDoes) {
-  Runner runner(kNames[1]);
-  const auto tokens = random_tokens(100, 7);
+  DeviceRunner runner(kNames[1]);
+  const auto tokens = random_tokens(100, 96, 7);
   const std::span<const std::int32_t> all(tokens);
   std::vector<BlockTable> tables, same;
   for (int i = 0; i < 4; ++i) {
@@ -517,7 +511,7 @@ TEST(DeviceForward, TellsTheMostLikelyTokenAsTheSamplerDoes) {
 
 // Then it goes on kernel by kernel, and nobody is told.
 TEST(DeviceForward, GoesOnWhereTheDeviceKeepsNoWork) {
-  Runner plain(kNames[1]), refusing(kNames[1]);
+  DeviceRunner plain(kNames[1]), refusing(kNames[1]);
   const auto expected = decode_some(plain);
   refusing.device.refuse_captures();
   EXPECT_EQ(decode_some(refusing), expected);
@@ -535,11 +529,12 @@ TEST(DevicePass, PadsToFewCounts) {
 }
 
 TEST(DeviceForward, IsNotMadeWithoutItsMemory) {
-  Runner runner(kNames[0]);
+  DeviceRunner runner(kNames[0]);
   int failed = 0;
   for (bool done = false; !done; ++failed) {
     runner.device.fail_call(failed + 1);
-    const auto forward = DeviceForward::create(runner.model, runner.device, kRowsMax, kLogitsMax);
+    const auto forward =
+        DeviceForward::create(runner.model, runner.device, kDeviceRowsMax, kLogitsMax);
     done = runner.device.calls() <= failed;
     EXPECT_EQ(forward.status().code(), done ? Code::kOk : Code::kInternal) << failed;
   }
@@ -547,7 +542,7 @@ TEST(DeviceForward, IsNotMadeWithoutItsMemory) {
 }
 
 TEST(DeviceModel, IsNotLoadedWhenAnyCallOfTheDeviceFails) {
-  Runner runner(kNames[0]);
+  DeviceRunner runner(kNames[0]);
   int failed = 0;
   for (bool done = false; !done; ++failed) {
     runner.device.fail_call(failed + 1);

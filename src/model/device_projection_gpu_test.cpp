@@ -20,11 +20,10 @@ namespace kvlane {
 namespace {
 
 using gpu_fixture::check;
-using gpu_fixture::take;
 using namespace random_model_fixture;
 
-constexpr int kTokens = 3 * kBlockTokens;
-constexpr int kPrompt = kTokens - 20;  // the others are decoded
+constexpr int kGpuProjectedTokens = 3 * kBlockTokens;
+constexpr int kGpuProjectedPrompt = kGpuProjectedTokens - 20;  // the others are decoded
 
 class DeviceProjectionGpuTest : public gpu_fixture::GpuTest {};
 
@@ -55,17 +54,17 @@ TEST_F(DeviceProjectionGpuTest, KAndVOfWhatPassesKeepAreThoseOfThePasses) {
   const auto forward =
       take(DeviceForward::create(model, *device, 256, 1, true, {}, {0, config.layers}));
   BlockTable table(pool), back(pool);
-  check(table.grow(kTokens));
-  check(back.grow(kTokens));
-  std::vector<std::int32_t> tokens(kTokens);
-  for (int i = 0; i < kTokens; ++i) tokens[i] = i * 7919 % config.vocab;
+  check(table.grow(kGpuProjectedTokens));
+  check(back.grow(kGpuProjectedTokens));
+  std::vector<std::int32_t> tokens(kGpuProjectedTokens);
+  for (int i = 0; i < kGpuProjectedTokens; ++i) tokens[i] = i * 7919 % config.vocab;
   // Rows of each layer, in memory that streams copy to beside the host.
-  const std::size_t layer_bytes = kTokens * row;
+  const std::size_t layer_bytes = kGpuProjectedTokens * row;
   const auto hidden = take(device->allocate_host(config.layers * layer_bytes));
   const auto lane = take(device->lane());
   std::shared_ptr<const DeviceMark> last;
-  for (int at = 0; at < kTokens;) {
-    const int count = at == 0 ? kPrompt : 1;
+  for (int at = 0; at < kGpuProjectedTokens;) {
+    const int count = at == 0 ? kGpuProjectedPrompt : 1;
     const ForwardSpan span{&table, std::span(tokens).subspan(at, count), 1};
     const auto keep = [&](const KeptRows& kept) {
       check(lane->wait(*kept.there));
@@ -82,8 +81,8 @@ TEST_F(DeviceProjectionGpuTest, KAndVOfWhatPassesKeepAreThoseOfThePasses) {
   check(last->reach());
   const auto projection = take(DeviceProjection::create(model, *device, 2 * kBlockTokens));
   for (int layer = 0; layer < config.layers; ++layer) {
-    for (int at = 0; at < kTokens; at += 2 * kBlockTokens) {
-      const int count = std::min(2 * kBlockTokens, kTokens - at);
+    for (int at = 0; at < kGpuProjectedTokens; at += 2 * kBlockTokens) {
+      const int count = std::min(2 * kBlockTokens, kGpuProjectedTokens - at);
       std::memcpy(projection->room(), hidden.get() + layer * layer_bytes + at * row, count * row);
       check(projection->finish());
       check(projection->give({&back, at, count, layer}));
@@ -91,7 +90,7 @@ TEST_F(DeviceProjectionGpuTest, KAndVOfWhatPassesKeepAreThoseOfThePasses) {
   }
   check(projection->finish());
   for (int layer = 0; layer < config.layers; ++layer) {
-    for (int block = 0; block < kTokens / kBlockTokens; ++block) {
+    for (int block = 0; block < kGpuProjectedTokens / kBlockTokens; ++block) {
       Bytes slabs[2];
       for (const bool restored : {false, true}) {
         slabs[restored].resize(shape.slab_bytes());

@@ -11,6 +11,7 @@
 
 #include "base/bf16.h"
 #include "base/random.h"
+#include "base/test_results.h"
 #include "model/device_forward.h"
 #include "model/emulated_accelerator.h"
 #include "model/expected_fixture.h"
@@ -23,11 +24,10 @@ namespace kvlane {
 namespace {
 
 using expected_fixture::kModels;
-using expected_fixture::take;
 using ::testing::HasSubstr;
 
-constexpr int kBlocks = 5;
-constexpr int kTokens = kBlocks * kBlockTokens;
+constexpr int kProjectedBlocks = 5;
+constexpr int kProjectedTokens = kProjectedBlocks * kBlockTokens;
 constexpr int kPiece = 128;  // so the last one is shorter
 
 // A cache on an emulated device, coded or in 16 bits, computed with all its hidden states.
@@ -41,14 +41,14 @@ struct World {
     const auto forward =
         take(DeviceForward::create(model->on_device(), device, 192, 1, true, kernels, {0, layers}));
     hidden.resize(layers);
-    EXPECT_TRUE(table.grow(kTokens).ok());
-    std::vector<std::int32_t> tokens(kTokens);
-    for (int i = 0; i < kTokens; ++i) {
+    EXPECT_TRUE(table.grow(kProjectedTokens).ok());
+    std::vector<std::int32_t> tokens(kProjectedTokens);
+    for (int i = 0; i < kProjectedTokens; ++i) {
       tokens[i] = static_cast<std::int32_t>(
           philox4x32(7, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % 96);
     }
     const auto lane = take(device.lane());
-    for (int at = 0; at < kTokens; at += 160) {
+    for (int at = 0; at < kProjectedTokens; at += 160) {
       const ForwardSpan span{&table, std::span(tokens).subspan(at, 160), 0};
       const auto keep = [&](const KeptRows& kept) {
         Bytes& kept_rows = hidden[kept.layer];
@@ -84,14 +84,14 @@ struct World {
     return bytes;
   }
   void expect_same(const BlockTable& back, int layer) {
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kProjectedBlocks; ++block) {
       EXPECT_TRUE(slab(back, block, layer) == slab(table, block, layer)) << block << " " << layer;
     }
   }
   // All tokens of a layer in pieces.
   Status project(DeviceProjection& projection, const BlockTable& back, int layer) {
-    for (int at = 0; at < kTokens; at += kPiece) {
-      const int count = std::min(kPiece, kTokens - at);
+    for (int at = 0; at < kProjectedTokens; at += kPiece) {
+      const int count = std::min(kPiece, kProjectedTokens - at);
       // While the piece before is on its way.
       std::memcpy(projection.room(), hidden[layer].data() + at * row_bytes(), count * row_bytes());
       KVLANE_TRY(projection.finish());
@@ -105,9 +105,9 @@ struct World {
     if (!codes || !format) return take(BlockPool::over(shape, {memory.get(), bytes}, copy));
     return take(BlockPool::over_sealed(shape, format->slab_sizes(), {memory.get(), bytes}, copy));
   }
-  std::size_t rows_bytes() const { return 2 * kBlocks * shape.block_bytes(); }
+  std::size_t rows_bytes() const { return 2 * kProjectedBlocks * shape.block_bytes(); }
   std::size_t sealed_bytes() const {
-    return format ? 2 * kBlocks * format->slab_sizes().block_bytes() : rows_bytes();
+    return format ? 2 * kProjectedBlocks * format->slab_sizes().block_bytes() : rows_bytes();
   }
 
   EmulatedAccelerator device;
@@ -139,7 +139,7 @@ TEST(DeviceProjection, KAndVHaveTheBitsOfAForwardPass) {
     const auto projection = take(
         DeviceProjection::create(world.model->on_device(), world.device, kPiece, world.kernels));
     BlockTable back = world.new_table();
-    ASSERT_TRUE(back.grow(kTokens).ok());
+    ASSERT_TRUE(back.grow(kProjectedTokens).ok());
     for (int layer = world.shape.layers - 1; layer >= 0; --layer) {
       const Status status = world.project(*projection, back, layer);
       ASSERT_TRUE(status.ok()) << status.message();
@@ -153,7 +153,7 @@ TEST(DeviceProjection, AnyCallMayFail) {
   for (const char* const format : {"bf16", "hack"}) {
     World world("llama-gqa-bf16-llama3-sharded", format);
     BlockTable back = world.new_table();
-    ASSERT_TRUE(back.grow(kTokens).ok());
+    ASSERT_TRUE(back.grow(kProjectedTokens).ok());
     int failed = 0;
     for (int n = 1;; ++n) {
       std::unique_ptr<DeviceProjection> projection;
@@ -184,7 +184,7 @@ TEST(DeviceProjection, SaysWhatCannotBeSealed) {
   const auto projection =
       take(DeviceProjection::create(world.model->on_device(), world.device, kPiece, world.kernels));
   BlockTable back = world.new_table();
-  ASSERT_TRUE(back.grow(kTokens).ok());
+  ASSERT_TRUE(back.grow(kProjectedTokens).ok());
   const bf16 infinity = to_bf16(std::numeric_limits<float>::infinity());
   std::memcpy(world.hidden[1].data() + 70 * world.row_bytes(), &infinity, sizeof infinity);
   const Status status = world.project(*projection, back, 1);

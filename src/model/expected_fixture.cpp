@@ -6,6 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/test_results.h"
+
 namespace kvlane::expected_fixture {
 
 void Errors::add(std::span<const float> logits, const float* expected) {

@@ -21,12 +21,6 @@ namespace kvlane::expected_fixture {
 inline const std::filesystem::path kModels =
     std::filesystem::path(kSourceDir) / "tests/fixtures/models";
 
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
-
 // How far logits are from those.
 struct Errors {
   double squares = 0;

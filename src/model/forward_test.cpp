@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -16,11 +15,13 @@
 
 #include "base/bf16.h"
 #include "base/file.h"
-#include "base/random.h"
 #include "base/temporary_directory.h"
+#include "base/test_results.h"
 #include "base/test_sanitizers.h"
 #include "cpu/parallel.h"
+#include "cpu/tiers_fixture.h"
 #include "model/expected_fixture.h"
+#include "model/forward_fixture.h"
 #include "model/widen.h"
 #include "ops/rows.h"
 
@@ -30,21 +31,14 @@ namespace {
 namespace fs = std::filesystem;
 using expected_fixture::Errors;
 using expected_fixture::Expected;
-using expected_fixture::take;
-
-const fs::path& kFixtures = expected_fixture::kModels;
-
-std::vector<Isa> tiers() {
-  std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
-    if (isa_supported(isa)) supported.push_back(isa);
-  }
-  return supported;
-}
+using expected_fixture::kModels;
+using forward_fixture::random_tokens;
+using forward_fixture::same_bits;
+using tiers_fixture::tiers;
 
 // A model with a pool and a forward pass of its own.
-struct Runner {
-  Runner(const fs::path& directory, Isa isa, int rows_max = 512, int context_max = 0)
+struct HostRunner {
+  HostRunner(const fs::path& directory, Isa isa, int rows_max = 512, int context_max = 0)
       : model(take(Model::load(directory, {.isa = isa, .context_max = context_max}))),
         pool(take(BlockPool::create(model->config().kv_shape(),
                                     64 * model->config().kv_shape().block_bytes()))),
@@ -72,7 +66,7 @@ struct Runner {
   std::unique_ptr<Forward> forward;
 };
 
-struct Fixture {
+struct ForwardFixture {
   const char* name;
   // The plain implementation whose error is the unit: the types that kvlane computes in.
   const char* plain;
@@ -80,38 +74,38 @@ struct Fixture {
 };
 
 // BF16 checkpoints are computed in BF16. F32 and F16 ones (widened to F32) keep BF16 K and V.
-const Fixture kModels[] = {{"llama-mha-bf16-tied", "bfloat16"},
-                           {"llama-gqa-bf16-llama3-sharded", "bfloat16"},
-                           {"qwen3-gqa-bf16", "bfloat16"},
-                           {"llama-mqa-f32", "float32+bfloat16_kv"},
-                           {"llama-gqa-f16", "float32+bfloat16_kv"},
-                           {"llama-bf16-biases-linear", "bfloat16"},
-                           {"llama-f32-yarn", "float32+bfloat16_kv"},
-                           {"qwen2-gqa-bf16", "bfloat16"},
-                           {"qwen2-bf16-yarn-added", "bfloat16"},
-                           {"mistral-gqa-bf16", "bfloat16"},
-                           {"phi3-gqa-bf16-longrope", "bfloat16"},
-                           {"falcon-gqa-bf16", "bfloat16"},
-                           {"falcon-29-bf16-one-norm", "bfloat16"},
-                           {"falcon-29-bf16-grouped", "bfloat16"},
-                           {"falcon-mqa-bf16", "bfloat16"},
-                           {"falcon-mha-f32-sequential", "float32+bfloat16_kv"},
-                           {"opt-mha-bf16", "bfloat16"},
-                           {"opt-mha-f32", "float32+bfloat16_kv"},
-                           {"mistral-gqa-bf16-window", "bfloat16"},
-                           {"qwen2-f32-window-above", "float32+bfloat16_kv"},
-                           {"llama-29-bf16", "bfloat16"},
-                           {"qwen2-grouped-bf16", "bfloat16"},
-                           {"mistral-grouped-bf16-window", "bfloat16"},
-                           {"phi3-f32-window-short", "float32+bfloat16_kv", 256}};
+const ForwardFixture kForwardFixtures[] = {{"llama-mha-bf16-tied", "bfloat16"},
+                                           {"llama-gqa-bf16-llama3-sharded", "bfloat16"},
+                                           {"qwen3-gqa-bf16", "bfloat16"},
+                                           {"llama-mqa-f32", "float32+bfloat16_kv"},
+                                           {"llama-gqa-f16", "float32+bfloat16_kv"},
+                                           {"llama-bf16-biases-linear", "bfloat16"},
+                                           {"llama-f32-yarn", "float32+bfloat16_kv"},
+                                           {"qwen2-gqa-bf16", "bfloat16"},
+                                           {"qwen2-bf16-yarn-added", "bfloat16"},
+                                           {"mistral-gqa-bf16", "bfloat16"},
+                                           {"phi3-gqa-bf16-longrope", "bfloat16"},
+                                           {"falcon-gqa-bf16", "bfloat16"},
+                                           {"falcon-29-bf16-one-norm", "bfloat16"},
+                                           {"falcon-29-bf16-grouped", "bfloat16"},
+                                           {"falcon-mqa-bf16", "bfloat16"},
+                                           {"falcon-mha-f32-sequential", "float32+bfloat16_kv"},
+                                           {"opt-mha-bf16", "bfloat16"},
+                                           {"opt-mha-f32", "float32+bfloat16_kv"},
+                                           {"mistral-gqa-bf16-window", "bfloat16"},
+                                           {"qwen2-f32-window-above", "float32+bfloat16_kv"},
+                                           {"llama-29-bf16", "bfloat16"},
+                                           {"qwen2-grouped-bf16", "bfloat16"},
+                                           {"mistral-grouped-bf16-window", "bfloat16"},
+                                           {"phi3-f32-window-short", "float32+bfloat16_kv", 256}};
 constexpr double kFactor = 1.25;
 
 TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
   for (const Isa isa : tiers()) {
-    for (const Fixture& fixture : kModels) {
-      const fs::path directory = kFixtures / fixture.name;
+    for (const ForwardFixture& fixture : kForwardFixtures) {
+      const fs::path directory = kModels / fixture.name;
       const Expected expected(directory);
-      Runner runner(directory, isa, 512, fixture.context_max);
+      HostRunner runner(directory, isa, 512, fixture.context_max);
       const std::size_t vocab = runner.model->config().vocab;
       Errors errors;
       const auto& prompts = expected.prompts();
@@ -134,21 +128,8 @@ TEST(Forward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
   }
 }
 
-std::vector<std::int32_t> random_tokens(int count, int vocab, std::uint32_t seed) {
-  std::vector<std::int32_t> tokens(count);
-  for (int i = 0; i < count; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % vocab);
-  }
-  return tokens;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 TEST(Forward, GivesTheLogitsOfAsManyOfTheLastTokensAsAreWanted) {
-  Runner runner(kFixtures / kModels[1].name, best_isa());
+  HostRunner runner(kModels / kForwardFixtures[1].name, best_isa());
   const auto tokens = random_tokens(40, runner.model->config().vocab, 1);
   BlockTable alone_table(runner.pool);
   const auto alone = runner.run(alone_table, tokens, 1);
@@ -169,8 +150,8 @@ TEST(Forward, GivesTheLogitsOfAsManyOfTheLastTokensAsAreWanted) {
 
 TEST(Forward, ASequenceHasTheSameBitsInAnyChunkingBatchAndThreadCount) {
   for (const Isa isa : tiers()) {
-    for (const Fixture& fixture : kModels) {
-      Runner runner(kFixtures / fixture.name, isa);
+    for (const ForwardFixture& fixture : kForwardFixtures) {
+      HostRunner runner(kModels / fixture.name, isa);
       const auto tokens = random_tokens(300, runner.model->config().vocab, 1);
       BlockTable whole_table(runner.pool);
       set_parallel_threads(2);
@@ -207,7 +188,7 @@ TEST(Forward, ASequenceHasTheSameBitsInAnyChunkingBatchAndThreadCount) {
 }
 
 TEST(Forward, TellsEveryLayerInOrder) {
-  Runner runner(kFixtures / "llama-mha-bf16-tied", Isa::kScalar);
+  HostRunner runner(kModels / "llama-mha-bf16-tied", Isa::kScalar);
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(3).ok());
   const auto tokens = random_tokens(3, 96, 2);
@@ -225,7 +206,7 @@ TEST(Forward, TellsEveryLayerInOrder) {
 }
 
 TEST(Forward, ShowsWhatEntersEachLayer) {
-  Runner runner(kFixtures / "llama-mha-bf16-tied", Isa::kScalar);
+  HostRunner runner(kModels / "llama-mha-bf16-tied", Isa::kScalar);
   const std::size_t hidden = runner.model->config().hidden;
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(3).ok());
@@ -283,7 +264,7 @@ TEST(Forward, ShowsTheQueriesOfEachLayer) {
                                                    {"llama-mqa-f32", 0x1p-14}};
   for (const auto& [name, tolerance] : models) {
     SCOPED_TRACE(name);
-    Runner runner(kFixtures / name, best_isa());
+    HostRunner runner(kModels / name, best_isa());
     BlockTable table(runner.pool);
     ASSERT_TRUE(table.grow(70).ok());
     const auto tokens = random_tokens(70, 96, 2);
@@ -305,7 +286,7 @@ TEST(Forward, ShowsTheQueriesOfEachLayer) {
     EXPECT_EQ(layers, runner.model->config().layers);
     for (const int position : {0, 1, 63, 69}) {
       const auto expected =
-          first_queries(*runner.model, kFixtures / name, tokens[position], position);
+          first_queries(*runner.model, kModels / name, tokens[position], position);
       const float largest = std::abs(
           *std::ranges::max_element(expected, {}, [](float value) { return std::abs(value); }));
       for (std::size_t i = 0; i < width; ++i) {
@@ -316,7 +297,7 @@ TEST(Forward, ShowsTheQueriesOfEachLayer) {
 }
 
 TEST(Forward, RefusesMoreRowsThanItHasBuffersFor) {
-  Runner runner(kFixtures / "llama-mha-bf16-tied", Isa::kScalar, 4);
+  HostRunner runner(kModels / "llama-mha-bf16-tied", Isa::kScalar, 4);
   BlockTable table(runner.pool);
   ASSERT_TRUE(table.grow(5).ok());
   const auto tokens = random_tokens(5, 96, 2);
@@ -354,12 +335,12 @@ TEST(Model, OfMixedElementTypesComputesInTheWidest) {
     return name.starts_with(layers) && name.find("_proj.weight") != std::string::npos;
   };
   const fs::path all = temporary.path() / "all";
-  copy_widened(kFixtures / "llama-mha-bf16-tied", all, is_product);
+  copy_widened(kModels / "llama-mha-bf16-tied", all, is_product);
   const char* const some[] = {"0.mlp.down_proj.weight", "1.self_attn.k_proj.weight",
                               "1.self_attn.o_proj.weight", "0.mlp.up_proj.weight"};
   const std::vector<std::int32_t> tokens = {1, 30, 7, 7, 81, 12, 5};
   for (const Isa isa : {Isa::kScalar, best_isa()}) {
-    Runner wide(all, isa);
+    HostRunner wide(all, isa);
     EXPECT_EQ(wide.model->row_type(), ElementType::kF32);
     BlockTable table(wide.pool);
     const auto expected = wide.run(table, tokens, 3);
@@ -367,10 +348,10 @@ TEST(Model, OfMixedElementTypesComputesInTheWidest) {
       SCOPED_TRACE(one);
       const fs::path mixed = temporary.path() / one;
       if (!fs::exists(mixed)) {
-        copy_widened(kFixtures / "llama-mha-bf16-tied", mixed,
+        copy_widened(kModels / "llama-mha-bf16-tied", mixed,
                      [&](const std::string& name) { return name == layers + one; });
       }
-      Runner runner(mixed, isa);
+      HostRunner runner(mixed, isa);
       BlockTable mine(runner.pool);
       EXPECT_EQ(runner.run(mine, tokens, 3), expected);
     }
@@ -381,11 +362,11 @@ TEST(Model, OfMixedElementTypesComputesInTheWidest) {
 TEST(Model, MayHaveAHeadOfAnotherElementType) {
   const TemporaryDirectory temporary;
   const fs::path wide = temporary.path() / "wide";
-  copy_widened(kFixtures / "mistral-gqa-bf16", wide,
+  copy_widened(kModels / "mistral-gqa-bf16", wide,
                [](const std::string& name) { return name == "lm_head.weight"; });
   std::vector<std::vector<float>> last;
-  for (const fs::path& directory : {kFixtures / "mistral-gqa-bf16", wide}) {
-    Runner runner(directory, best_isa(), 8);
+  for (const fs::path& directory : {kModels / "mistral-gqa-bf16", wide}) {
+    HostRunner runner(directory, best_isa(), 8);
     EXPECT_EQ(runner.model->row_type(), ElementType::kBf16);
     BlockTable table(runner.pool);
     ASSERT_TRUE(table.grow(8).ok());
@@ -406,7 +387,7 @@ TEST(Model, MayHaveAHeadOfAnotherElementType) {
 
 TEST(Model, RefusesAContextBeyondItsOwn) {
   const auto model =
-      Model::load(kFixtures / "llama-mha-bf16-tied", {.isa = Isa::kScalar, .context_max = 100000});
+      Model::load(kModels / "llama-mha-bf16-tied", {.isa = Isa::kScalar, .context_max = 100000});
   ASSERT_FALSE(model.ok());
   EXPECT_EQ(model.status().code(), Code::kInvalidArgument);
 }

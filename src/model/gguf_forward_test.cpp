@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "base/test_results.h"
 #include "model/expected_fixture.h"
 #include "model/forward.h"
 #include "model/gguf_fixture.h"
@@ -15,12 +16,11 @@ namespace {
 using expected_fixture::Errors;
 using expected_fixture::Expected;
 using expected_fixture::kModels;
-using expected_fixture::take;
 
-constexpr int kRowsMax = 256;
-constexpr double kFactor = 1.25;  // as of the checkpoints themselves
+constexpr int kGgufRowsMax = 256;
+constexpr double kGgufFactor = 1.25;  // as of the checkpoints themselves
 // Weights in Q8_0, but for one product that has them in BF16.
-constexpr double kRoundedFactor = 2.5;
+constexpr double kRoundedGgufFactor = 2.5;
 
 // The logits behind each of the last `positions` tokens, those before them at once.
 void add_errors(Forward& forward, BlockPool& pool, std::span<const std::int32_t> tokens,
@@ -44,15 +44,15 @@ TEST(GgufForward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
     const char* gguf;
     const char* model;
     const char* plain;
-    double factor = kFactor;
+    double factor = kGgufFactor;
   } cases[] = {{"llama", "llama-gqa-f16", "float32+bfloat16_kv"},
                {"llama31", "llama-gqa-bf16-llama3-sharded", "bfloat16"},
                {"mistral", "mistral-gqa-bf16-window", "bfloat16"},
                {"yarn", "llama-f32-yarn", "float32+bfloat16_kv"},
                {"phi3", "phi3-gqa-bf16-longrope", "bfloat16"},
                {"falcon", "falcon-gqa-bf16", "bfloat16"},
-               {"qwen2", "qwen2-gqa-bf16", "bfloat16", kRoundedFactor},
-               {"falcon-mqa", "falcon-mqa-bf16", "bfloat16", kRoundedFactor},
+               {"qwen2", "qwen2-gqa-bf16", "bfloat16", kRoundedGgufFactor},
+               {"falcon-mqa", "falcon-mqa-bf16", "bfloat16", kRoundedGgufFactor},
                {"split/model-00001-of-00003", "llama-mha-bf16-tied", "bfloat16"}};
   for (const auto& fixture : cases) {
     SCOPED_TRACE(fixture.gguf);
@@ -60,7 +60,7 @@ TEST(GgufForward, LogitsEqualTransformersWithinTheErrorOfAPlainImplementation) {
         Model::load(gguf_fixture::kFiles / (std::string(fixture.gguf) + ".gguf"), ModelOptions()));
     const KvShape shape = model->config().kv_shape();
     BlockPool pool = take(BlockPool::create(shape, 8 * shape.block_bytes()));
-    const auto forward = take(Forward::create(*model, kRowsMax, 1));
+    const auto forward = take(Forward::create(*model, kGgufRowsMax, 1));
     const Expected expected(kModels / fixture.model);
     Errors errors;
     for (std::size_t prompt = 0; prompt < expected.prompts().size(); ++prompt) {

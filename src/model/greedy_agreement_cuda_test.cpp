@@ -22,10 +22,9 @@ namespace kvlane {
 namespace {
 
 using gpu_fixture::check;
-using gpu_fixture::take;
 
 constexpr int kSequences = 24;
-constexpr int kTokens = 432;  // of a sequence: 10,368 in all
+constexpr int kGreedyTokens = 432;  // of a sequence: 10,368 in all
 // Which is as likely as another but for a tenth: BF16 between layers moves logits by less.
 constexpr float kNearTie = 0.1F;
 constexpr double kAgreement = 0.95;
@@ -42,7 +41,7 @@ struct Text {
 
 std::vector<BlockTable> new_tables(BlockPool& pool) {
   std::vector<BlockTable> tables;
-  for (int i = 0; i < kSequences; ++i) check(tables.emplace_back(pool).grow(kTokens));
+  for (int i = 0; i < kSequences; ++i) check(tables.emplace_back(pool).grow(kGreedyTokens));
   return tables;
 }
 
@@ -50,21 +49,21 @@ std::vector<BlockTable> new_tables(BlockPool& pool) {
 Text text_of(const Model& model) {
   const KvShape shape = model.config().kv_shape();
   BlockPool pool =
-      take(BlockPool::create(shape, kSequences * blocks_for(kTokens) * shape.block_bytes()));
+      take(BlockPool::create(shape, kSequences * blocks_for(kGreedyTokens) * shape.block_bytes()));
   const auto forward = take(Forward::create(model, kSequences, kSequences));
   std::vector<BlockTable> tables = new_tables(pool);
   std::mt19937 random(1);
   Text text{std::vector<std::vector<std::int32_t>>(kSequences),
             std::vector<std::vector<std::vector<float>>>(kSequences)};
   for (int i = 0; i < kSequences; ++i) text.tokens[i].push_back(300 + i);
-  for (int t = 0; t < kTokens; ++t) {
+  for (int t = 0; t < kGreedyTokens; ++t) {
     std::vector<ForwardSpan> spans;
     for (int i = 0; i < kSequences; ++i) spans.push_back({&tables[i], {&text.tokens[i][t], 1}, 1});
     check(forward->run(spans, {}));
     for (int i = 0; i < kSequences; ++i) {
       const auto row = forward->logits(i);
       text.logits[i].emplace_back(row.begin(), row.end());
-      if (t + 1 == kTokens) continue;
+      if (t + 1 == kGreedyTokens) continue;
       const double most = row[best_of(row)];
       std::vector<double> weights;
       for (const float x : row) weights.push_back(std::exp(x - most));
@@ -81,7 +80,7 @@ using Choices = std::vector<std::vector<int>>;  // [sequence][token]
 Choices decoded(ForwardPass& forward, BlockPool& pool, const Text& text) {
   std::vector<BlockTable> tables = new_tables(pool);
   Choices choices(kSequences);
-  for (int t = 0; t < kTokens; ++t) {
+  for (int t = 0; t < kGreedyTokens; ++t) {
     std::vector<ForwardSpan> spans;
     for (int i = 0; i < kSequences; ++i) {
       spans.push_back({&tables[i], {&text.tokens[i][t], 1}, 1, true});
@@ -97,9 +96,9 @@ Choices prefilled(ForwardPass& forward, BlockPool& pool, const Text& text) {
   std::vector<BlockTable> tables = new_tables(pool);
   Choices choices(kSequences);
   for (int i = 0; i < kSequences; ++i) {
-    const ForwardSpan span{&tables[i], text.tokens[i], kTokens};
+    const ForwardSpan span{&tables[i], text.tokens[i], kGreedyTokens};
     check(forward.run({&span, 1}, {}));
-    for (int t = 0; t < kTokens; ++t) choices[i].push_back(best_of(forward.logits(t)));
+    for (int t = 0; t < kGreedyTokens; ++t) choices[i].push_back(best_of(forward.logits(t)));
   }
   return choices;
 }
@@ -108,7 +107,7 @@ void expect_agreement(const Text& text, const Choices& choices) {
   int same = 0;
   float widest = 0;
   for (int i = 0; i < kSequences; ++i) {
-    for (int t = 0; t < kTokens; ++t) {
+    for (int t = 0; t < kGreedyTokens; ++t) {
       const std::vector<float>& logits = text.logits[i][t];
       const float behind = logits[best_of(logits)] - logits[choices[i][t]];
       same += behind == 0;
@@ -116,9 +115,9 @@ void expect_agreement(const Text& text, const Choices& choices) {
       EXPECT_LE(behind, kNearTie) << "sequence " << i << ", token " << t;
     }
   }
-  const double share = same / double{kSequences * kTokens};
+  const double share = same / double{kSequences * kGreedyTokens};
   EXPECT_GE(share, kAgreement);
-  std::cout << "the same choice in " << 100 * share << " % of " << kSequences * kTokens
+  std::cout << "the same choice in " << 100 * share << " % of " << kSequences * kGreedyTokens
             << " tokens, else at most " << widest << " behind\n";
 }
 
@@ -132,10 +131,11 @@ TEST_F(GreedyAgreementGpuTest, BundledModelsSayWhatTheySayOnTheCpu) {
     const Text text = text_of(*take(Model::load(directory, {.isa = best_isa()})));
     const auto model = take(Model::load(directory, {.isa = best_isa(), .device = device.get()}));
     const KvShape shape = model->config().kv_shape();
-    const std::size_t bytes = kSequences * blocks_for(kTokens) * shape.block_bytes();
+    const std::size_t bytes = kSequences * blocks_for(kGreedyTokens) * shape.block_bytes();
     const auto memory = take(device->allocate(bytes));
     BlockPool pool = take(BlockPool::over(shape, {memory.get(), bytes}, take(device->copies())));
-    const auto forward = take(DeviceForward::create(model->on_device(), *device, kTokens, kTokens));
+    const auto forward =
+        take(DeviceForward::create(model->on_device(), *device, kGreedyTokens, kGreedyTokens));
     expect_agreement(text, decoded(*forward, pool, text));
     expect_agreement(text, prefilled(*forward, pool, text));
   }

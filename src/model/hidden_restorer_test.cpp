@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "base/bf16.h"
-#include "base/test_paths.h"
 #include "cpu/parallel.h"
 #include "model/expected_fixture.h"
 #include "model/sequence_fixture.h"
@@ -21,8 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using namespace sequence_fixture;
 using Values = HiddenFormat::Values;
-
-const fs::path kBundled = fs::path(kSourceDir) / "models";
 
 std::vector<std::byte> encoded(const HiddenFormat& format, ByteView rows) {
   std::vector<std::byte> bytes(kTokens * format.stored_bytes());
@@ -56,7 +53,7 @@ void restore(const Model& model, const KvFormat* format, const HiddenFormat& hid
 
 void expect_restored(const fs::path& directory, Isa isa, std::span<const char* const> formats) {
   const auto model = take(Model::load(directory, {.isa = isa}));
-  const auto tokens = random_tokens(model->config().vocab);
+  const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
   const HiddenFormat hidden = take(HiddenFormat::parse("hidden", *model));
   for (const char* name : formats) {
     if (std::string_view(name).starts_with("hack") && model->config().head_dim % 16 != 0) continue;
@@ -95,7 +92,7 @@ TEST(HiddenRestorer, AllKindsOfModelsOnAllTiers) {
 
 TEST(HiddenRestorer, PartsAndThreadsChangeNoBit) {
   const auto model = take(Model::load(kBundled / "kvlane-tiny", {.isa = best_isa()}));
-  const auto tokens = random_tokens(model->config().vocab);
+  const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
   const HiddenFormat hidden = take(HiddenFormat::parse("hidden", *model));
   const auto format = make_format(*model, "hack:recent=1");
   Sequence computed(*model, format.get());
@@ -132,7 +129,7 @@ double relative_error(const Sequence& a, const Sequence& b) {
 TEST(HiddenRestorer, EightBitsCostKAndVNoMoreThanTheyCostHiddenStates) {
   for (const char* name : {"kvlane-tiny", "kvlane-tiny-gqa", "kvlane-small"}) {
     const auto model = take(Model::load(kBundled / name, {.isa = best_isa()}));
-    const auto tokens = random_tokens(model->config().vocab);
+    const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
     const HiddenFormat hidden = take(HiddenFormat::parse("hidden:int8", *model));
     Sequence computed(*model, nullptr);
     const auto rows = computed.compute(tokens, kRowsMax);

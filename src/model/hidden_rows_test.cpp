@@ -11,22 +11,22 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "base/test_results.h"
 #include "model/expected_fixture.h"
 #include "quant/tables_fixture.h"
 
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
 using Values = HiddenFormat::Values;
 
 constexpr int kHidden = 300;
-constexpr int kRows = 5;
+constexpr int kHiddenRows = 5;
 
 // Rows in their type's bytes, and what these stand for. Some values lie far out, one row is zero.
 struct Rows {
   explicit Rows(ElementType type)
-      : values(kRows * kHidden), bytes(values.size() * element_bytes(type)) {
+      : values(kHiddenRows * kHidden), bytes(values.size() * element_bytes(type)) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const auto index = static_cast<std::uint32_t>(i);
       values[i] =
@@ -57,8 +57,8 @@ float value_of(const std::vector<std::byte>& bytes, ElementType type, std::size_
 }
 
 std::vector<std::byte> stored(const HiddenFormat& format, ByteView rows) {
-  std::vector<std::byte> bytes(kRows * format.stored_bytes());
-  const Status status = format.encode(rows, kRows, bytes.data());
+  std::vector<std::byte> bytes(kHiddenRows * format.stored_bytes());
+  const Status status = format.encode(rows, kHiddenRows, bytes.data());
   EXPECT_TRUE(status.ok()) << status.message();
   return bytes;
 }
@@ -68,9 +68,9 @@ TEST(HiddenRows, ExactOnesAreExact) {
     const HiddenFormat format(Values::kExact, type, kHidden);
     const Rows rows(type);
     const auto bytes = stored(format, rows.bytes);
-    EXPECT_EQ(bytes.size(), kRows * kHidden * element_bytes(type));
+    EXPECT_EQ(bytes.size(), kHiddenRows * kHidden * element_bytes(type));
     std::vector<std::byte> back(rows.bytes.size());
-    ASSERT_TRUE(format.decode(bytes, kRows, back.data()).ok());
+    ASSERT_TRUE(format.decode(bytes, kHiddenRows, back.data()).ok());
     EXPECT_EQ(back, rows.bytes);
   }
 }
@@ -82,10 +82,10 @@ TEST(HiddenRows, EightBitsAreOffByHalfAStep) {
     const HiddenFormat format(Values::kInt8, type, kHidden);
     const Rows rows(type);
     const auto bytes = stored(format, rows.bytes);
-    EXPECT_EQ(bytes.size(), kRows * (kHidden + 4U));
+    EXPECT_EQ(bytes.size(), kHiddenRows * (kHidden + 4U));
     std::vector<std::byte> back(rows.bytes.size());
-    ASSERT_TRUE(format.decode(bytes, kRows, back.data()).ok());
-    for (int row = 0; row < kRows; ++row) {
+    ASSERT_TRUE(format.decode(bytes, kHiddenRows, back.data()).ok());
+    for (int row = 0; row < kHiddenRows; ++row) {
       const float* const values = &rows.values[std::size_t(row) * kHidden];
       float largest = 0;
       for (int i = 0; i < kHidden; ++i) largest = std::max(largest, std::abs(values[i]));
@@ -123,8 +123,8 @@ TEST(HiddenRows, RefusesWhatIsNotFinite) {
     Rows rows(ElementType::kBf16);
     const bf16 narrow = to_bf16(bad);
     std::memcpy(&rows.bytes[4 * format.row_bytes() + 20], &narrow, 2);
-    std::vector<std::byte> bytes(kRows * format.stored_bytes());
-    const Status status = format.encode(rows.bytes, kRows, bytes.data());
+    std::vector<std::byte> bytes(kHiddenRows * format.stored_bytes());
+    const Status status = format.encode(rows.bytes, kHiddenRows, bytes.data());
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_EQ(status.message(), "row 4 of the hidden states is not finite and has no 8 bits");
   }
@@ -134,23 +134,23 @@ TEST(HiddenRows, RefusesBytesThatAreNoRows) {
   for (const Values values : {Values::kExact, Values::kInt8}) {
     const HiddenFormat format(values, ElementType::kBf16, kHidden);
     const auto bytes = stored(format, Rows(ElementType::kBf16).bytes);
-    std::vector<std::byte> back(kRows * format.row_bytes());
+    std::vector<std::byte> back(kHiddenRows * format.row_bytes());
     for (const std::size_t size : {std::size_t{0}, bytes.size() - 1}) {
-      EXPECT_EQ(format.decode(ByteView(bytes).first(size), kRows, back.data()).code(),
+      EXPECT_EQ(format.decode(ByteView(bytes).first(size), kHiddenRows, back.data()).code(),
                 Code::kCorrupt);
     }
     std::vector<std::byte> longer = bytes;
     longer.push_back({});
-    EXPECT_EQ(format.decode(longer, kRows, back.data()).code(), Code::kCorrupt);
-    EXPECT_EQ(format.encode(back, kRows - 1, longer.data()).code(), Code::kInternal);
+    EXPECT_EQ(format.decode(longer, kHiddenRows, back.data()).code(), Code::kCorrupt);
+    EXPECT_EQ(format.encode(back, kHiddenRows - 1, longer.data()).code(), Code::kInternal);
   }
   const HiddenFormat format(Values::kInt8, ElementType::kBf16, kHidden);
   for (const float scale : {-1.0F, -0.0F, std::numeric_limits<float>::infinity(),
                             std::numeric_limits<float>::quiet_NaN()}) {
     auto bytes = stored(format, Rows(ElementType::kBf16).bytes);
     std::memcpy(&bytes[format.stored_bytes()], &scale, 4);
-    std::vector<std::byte> back(kRows * format.row_bytes());
-    const Status status = format.decode(bytes, kRows, back.data());
+    std::vector<std::byte> back(kHiddenRows * format.row_bytes());
+    const Status status = format.decode(bytes, kHiddenRows, back.data());
     EXPECT_EQ(status.code(), Code::kCorrupt);
     EXPECT_EQ(status.message(), "stored row 1 of hidden states has no valid scale");
   }

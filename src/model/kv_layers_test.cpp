@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/test_paths.h"
 #include "model/hidden_restorer.h"
 #include "model/sequence_fixture.h"
 
@@ -16,14 +15,13 @@ namespace {
 namespace fs = std::filesystem;
 using namespace sequence_fixture;
 
-const fs::path kBundled = fs::path(kSourceDir) / "models";
-const char* const kFormats[] = {"bf16", "int4", "hack", "hack:sink=1,recent=1"};
+const char* const kLayerFormats[] = {"bf16", "int4", "hack", "hack:sink=1,recent=1"};
 
 TEST(KvLayers, FirstLayersHaveTheBitsOfAWholePassInAnyChunking) {
   const auto model = take(Model::load(kBundled / "kvlane-tiny-gqa", {.isa = best_isa()}));
-  const auto tokens = random_tokens(model->config().vocab);
+  const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
   const int layers = model->config().layers;
-  for (const char* name : kFormats) {
+  for (const char* name : kLayerFormats) {
     const auto format = make_format(*model, name);
     Sequence whole(*model, format.get());
     const auto rows = whole.compute(tokens, 100);
@@ -45,10 +43,10 @@ TEST(KvLayers, FirstLayersHaveTheBitsOfAWholePassInAnyChunking) {
 
 TEST(KvLayers, SeveralSequencesInOnePass) {
   const auto model = take(Model::load(kBundled / "kvlane-tiny", {.isa = best_isa()}));
-  const std::vector<std::int32_t> tokens[] = {random_tokens(model->config().vocab, 5),
-                                              random_tokens(model->config().vocab, 6),
-                                              random_tokens(model->config().vocab, 7)};
-  for (const char* name : kFormats) {
+  const std::vector<std::int32_t> tokens[] = {random_tokens(kTokens, model->config().vocab, 5),
+                                              random_tokens(kTokens, model->config().vocab, 6),
+                                              random_tokens(kTokens, model->config().vocab, 7)};
+  for (const char* name : kLayerFormats) {
     const auto format = make_format(*model, name);
     Sequence whole[] = {{*model, format.get()}, {*model, format.get()}, {*model, format.get()}};
     Sequence part[] = {{*model, format.get()}, {*model, format.get()}, {*model, format.get()}};
@@ -78,9 +76,9 @@ TEST(KvLayers, SeveralSequencesInOnePass) {
 // The first layers computed, the others from hidden states.
 TEST(KvLayers, ASequenceRestoredInPartGoesOnAsIfUninterrupted) {
   const auto model = take(Model::load(kBundled / "kvlane-tiny-gqa", {.isa = best_isa()}));
-  const auto tokens = random_tokens(model->config().vocab);
+  const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
   const HiddenFormat hidden = take(HiddenFormat::parse("hidden", *model));
-  for (const char* name : kFormats) {
+  for (const char* name : kLayerFormats) {
     const auto format = make_format(*model, name);
     const auto restorer = take(HiddenRestorer::create(*model, hidden, 128, format.get()));
     for (int n = 1; n < model->config().layers; ++n) {
@@ -104,7 +102,7 @@ TEST(KvLayers, ASequenceRestoredInPartGoesOnAsIfUninterrupted) {
 // No attention, no time for it, and no byte of K and V.
 TEST(KvLayers, NothingIsDoneForLaterLayers) {
   const auto model = take(Model::load(kBundled / "kvlane-tiny", {.isa = best_isa()}));
-  const auto tokens = random_tokens(model->config().vocab);
+  const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
   const int layers = model->config().layers;
   Sequence sequence(*model, nullptr);
   ASSERT_TRUE(sequence.table.grow(kTokens).ok());
@@ -140,7 +138,7 @@ TEST(KvLayers, NothingIsDoneForLaterLayers) {
 
 TEST(KvLayers, RefusesLogitsAndLayersThatAreNotThere) {
   const auto model = take(Model::load(kBundled / "kvlane-tiny", {.isa = best_isa()}));
-  const auto tokens = random_tokens(model->config().vocab);
+  const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
   const int layers = model->config().layers;
   Sequence sequence(*model, nullptr);
   ASSERT_TRUE(sequence.table.grow(kTokens).ok());

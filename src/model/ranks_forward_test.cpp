@@ -16,6 +16,7 @@
 
 #include "base/test_paths.h"
 #include "cpu/parallel.h"
+#include "model/expected_fixture.h"
 #include "model/local_ranks.h"
 #include "model/sequence_fixture.h"
 #include "quant/format_fixture.h"
@@ -27,11 +28,10 @@ namespace {
 using expected_fixture::kModels;
 using sequence_fixture::kTokens;
 using sequence_fixture::random_tokens;
-using sequence_fixture::take;
 
-constexpr int kBlocks = 5;
+constexpr int kRankBlocks = 5;
 constexpr int kChunk = 100;
-constexpr int kAnswer = 3;
+constexpr int kRankAnswer = 3;
 
 // A model and its parts, each loaded once.
 class Parts {
@@ -74,7 +74,7 @@ KvTables tables_of(const Model& model) {
 }
 
 // Null for "bf16".
-std::shared_ptr<const KvFormat> make_format(const Model& model, const Coding& coding) {
+std::shared_ptr<const KvFormat> rank_format(const Model& model, const Coding& coding) {
   const Share heads = kv_heads_of(model.whole_config(), model.part());
   const KvFormatContext whole{.shape = model.whole_config().kv_shape(),
                               .rope = &model.rope(),
@@ -104,12 +104,12 @@ struct Rank {
   Rank(const Model& its_model, const Coding& coding, RankExchange* ranks, int rows = kChunk)
       : model(&its_model),
         chunk(rows),
-        format(make_format(*model, coding)),
+        format(rank_format(*model, coding)),
         shape(shape_of(*model, format.get())),
-        pool(take(BlockPool::create(shape, kBlocks * shape.block_bytes()))),
-        sealed(take(
-            BlockPool::create_sealed(shape, slab_sizes(*model, format.get()),
-                                     kBlocks * slab_sizes(*model, format.get()).block_bytes()))),
+        pool(take(BlockPool::create(shape, kRankBlocks * shape.block_bytes()))),
+        sealed(take(BlockPool::create_sealed(
+            shape, slab_sizes(*model, format.get()),
+            kRankBlocks * slab_sizes(*model, format.get()).block_bytes()))),
         forward(take(Forward::create(*model, chunk, 2, format.get(), ranks))),
         table(format ? BlockTable(sealed, pool, format->window()) : BlockTable(pool)) {
     const int first = layers_of(model->whole_config(), model->part()).first;
@@ -120,10 +120,11 @@ struct Rank {
   // The prompt in chunks, then some tokens one by one.
   void compute() {
     const ParallelScope alone(1);  // others compute beside it
-    const auto tokens = random_tokens(model->config().vocab);
+    const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
     EXPECT_TRUE(table.grow(kTokens).ok());
     for (int at = 0; at < kTokens;) {
-      const int count = at < kTokens - kAnswer ? std::min(chunk, kTokens - kAnswer - at) : 1;
+      const int count =
+          at < kTokens - kRankAnswer ? std::min(chunk, kTokens - kRankAnswer - at) : 1;
       const ForwardSpan span{&table, std::span(tokens).subspan(at, count), std::min(count, 2)};
       const Status status = forward->run({&span, 1}, {});
       ASSERT_TRUE(status.ok()) << status.message();

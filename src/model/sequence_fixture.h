@@ -12,28 +12,20 @@
 #include <string>
 #include <vector>
 
-#include "base/random.h"
-#include "model/expected_fixture.h"
+#include "base/test_results.h"
 #include "model/forward.h"
+#include "model/forward_fixture.h"
 #include "quant/tables_fixture.h"
 
 namespace kvlane::sequence_fixture {
 
-using expected_fixture::take;
+using forward_fixture::random_tokens;
 
+inline const std::filesystem::path kBundled = std::filesystem::path(kSourceDir) / "models";
 inline constexpr int kTokens = 280;  // four blocks and an open one
 inline constexpr int kAnswer = 6;
 inline constexpr int kBlocks = 6;
 inline constexpr int kRowsMax = 320;
-
-inline std::vector<std::int32_t> random_tokens(int vocab, std::uint32_t seed = 5) {
-  std::vector<std::int32_t> tokens(kTokens);
-  for (int i = 0; i < kTokens; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % vocab);
-  }
-  return tokens;
-}
 
 // Null for "bf16".
 inline std::shared_ptr<const KvFormat> make_format(const Model& model, const char* name) {

@@ -8,37 +8,26 @@
 #include <cstring>
 
 #include "base/bf16.h"
-#include "base/random.h"
+#include "base/test_results.h"
 #include "model/emulated_accelerator.h"
-#include "model/expected_fixture.h"
+#include "model/slab_fixture.h"
 
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
+using slab_fixture::slab_of;
 
-const KvShape kShape{2, 3, 32, ElementType::kBf16};
+const KvShape kCoderShape{2, 3, 32, ElementType::kBf16};
 constexpr int kSlabs = 3;
 const std::string_view kCodecs[] = {"splitzip", "splitzip:channel"};
-
-// Around 1 with a few outliers, so that there are escapes.
-Bytes slab_of(std::uint32_t seed) {
-  Bytes slab(kShape.slab_bytes());
-  for (std::size_t i = 0; i < slab.size() / 2; ++i) {
-    const auto dice = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0});
-    const float scale = dice[1] % 50 == 0 ? 1e9F : 1.0F;
-    const bf16 value = to_bf16(scale * (static_cast<float>(dice[0]) * 0x1p-31F - 1));
-    std::memcpy(slab.data() + 2 * i, &value, 2);
-  }
-  return slab;
-}
 
 // The K, or the V, of a slab as the CPU's codec has it.
 Bytes coded_on_cpu(const Codec& codec, const Bytes& slab, int part, int rows,
                    const Codebook* book) {
-  const PlaneShape shape = plane_shape(kShape, rows);
+  const PlaneShape shape = plane_shape(kCoderShape, rows);
   Bytes coded(codec.bound(shape));
-  const PlaneView values{slab.data() + part * kShape.page_bytes() / 2, kShape.page_bytes()};
+  const PlaneView values{slab.data() + part * kCoderShape.page_bytes() / 2,
+                         kCoderShape.page_bytes()};
   coded.resize(codec.encode(shape, values, book, coded));
   return coded;
 }
@@ -47,17 +36,18 @@ class SlabCoderTest : public testing::Test {
  protected:
   SlabCoderTest() {
     for (int i = 0; i < kSlabs; ++i) {
-      slabs_.push_back(slab_of(i));
-      on_device_.push_back({memory_.get() + i * kShape.slab_bytes(), i == 2 ? 13 : kBlockTokens});
-      EXPECT_TRUE(
-          device_
-              .copy(memory_.get() + i * kShape.slab_bytes(), slabs_[i].data(), kShape.slab_bytes())
-              .ok());
+      slabs_.push_back(slab_of(kCoderShape, i));
+      on_device_.push_back(
+          {memory_.get() + i * kCoderShape.slab_bytes(), i == 2 ? 13 : kBlockTokens});
+      EXPECT_TRUE(device_
+                      .copy(memory_.get() + i * kCoderShape.slab_bytes(), slabs_[i].data(),
+                            kCoderShape.slab_bytes())
+                      .ok());
     }
     EXPECT_TRUE(device_.finish().ok());
   }
   Bytes read(int slab) {
-    Bytes bytes(kShape.slab_bytes());
+    Bytes bytes(kCoderShape.slab_bytes());
     EXPECT_TRUE(copies_(bytes.data(), on_device_[slab].slab, bytes.size()).ok());
     return bytes;
   }
@@ -72,10 +62,10 @@ class SlabCoderTest : public testing::Test {
 
   EmulatedAccelerator device_;
   const MemoryCopy copies_ = take(device_.copies());
-  const Accelerator::Memory memory_ = take(device_.allocate(kSlabs * kShape.slab_bytes()));
+  const Accelerator::Memory memory_ = take(device_.allocate(kSlabs * kCoderShape.slab_bytes()));
   std::vector<Bytes> slabs_;
   std::vector<DeviceSlab> on_device_;
-  SlabCoder coder_ = take(SlabCoder::open(device_, kShape, kSlabs));
+  SlabCoder coder_ = take(SlabCoder::open(device_, kCoderShape, kSlabs));
 };
 
 TEST_F(SlabCoderTest, HasTheBytesOfTheCpu) {
@@ -107,7 +97,7 @@ TEST_F(SlabCoderTest, HasTheBytesOfTheCpu) {
 
 TEST_F(SlabCoderTest, BeginsWhenTheDeviceHasReachedTheMark) {
   const Codec& codec = *take(find_codec("splitzip"));
-  const Bytes other = slab_of(99);
+  const Bytes other = slab_of(kCoderShape, 99);
   ASSERT_TRUE(device_.copy(memory_.get(), other.data(), other.size()).ok());
   const auto written = take(device_.mark());
   const auto coded = take(coder_.encode(codec, std::span(on_device_).first(1), written.get()));
@@ -124,9 +114,9 @@ TEST_F(SlabCoderTest, DecodesRowsAndNothingElse) {
     const Bytes before = read(0);
     ASSERT_TRUE(decode(coder_, codec, {k, v}, kRows).ok());
     Bytes expected = before;
-    const std::size_t plane = kShape.page_bytes() / 2;
+    const std::size_t plane = kCoderShape.page_bytes() / 2;
     for (std::size_t at = 0; at < expected.size(); at += plane) {
-      std::memcpy(expected.data() + at, slabs_[1].data() + at, kRows * kShape.head_dim * 2);
+      std::memcpy(expected.data() + at, slabs_[1].data() + at, kRows * kCoderShape.head_dim * 2);
     }
     EXPECT_EQ(read(0), expected) << name;
     ASSERT_TRUE(copies_(memory_.get(), before.data(), before.size()).ok());
@@ -136,7 +126,7 @@ TEST_F(SlabCoderTest, DecodesRowsAndNothingElse) {
 TEST_F(SlabCoderTest, RefusesWithTheWordsOfTheCpu) {
   for (const std::string_view name : kCodecs) {
     const Codec& codec = *take(find_codec(name));
-    const PlaneShape shape = plane_shape(kShape, kBlockTokens);
+    const PlaneShape shape = plane_shape(kCoderShape, kBlockTokens);
     const Bytes k = coded_on_cpu(codec, slabs_[0], 0, kBlockTokens, nullptr);
     Bytes future = k, longer = k, too_long(2 * codec.bound(shape) + 256);
     future[0] = std::byte{77};
@@ -164,13 +154,14 @@ TEST_F(SlabCoderTest, DecodesManyAtOnce) {
       k.push_back(coded_on_cpu(codec, slab, 0, kBlockTokens, nullptr));
       v.push_back(coded_on_cpu(codec, slab, 1, kBlockTokens, nullptr));
     }
-    const Bytes too_long(2 * codec.bound(plane_shape(kShape, kBlockTokens)) + 256);
+    const Bytes too_long(2 * codec.bound(plane_shape(kCoderShape, kBlockTokens)) + 256);
     for (const bool fits : {true, false}) {
       // Each to where another one lies.
       std::vector<ComingSlab> coming;
       for (int i = 0; i < kSlabs; ++i) {
-        coming.push_back(
-            {{k[i], v[i]}, kBlockTokens, memory_.get() + (kSlabs - 1 - i) * kShape.slab_bytes()});
+        coming.push_back({{k[i], v[i]},
+                          kBlockTokens,
+                          memory_.get() + (kSlabs - 1 - i) * kCoderShape.slab_bytes()});
       }
       const Bytes cut(k[1].begin(), k[1].end() - 1);
       coming[1].coded.k = fits ? cut : too_long;
@@ -180,9 +171,9 @@ TEST_F(SlabCoderTest, DecodesManyAtOnce) {
         EXPECT_TRUE(verdicts[i].ok()) << name << " " << i;
         EXPECT_EQ(read(kSlabs - 1 - i), slabs_[i]) << name << " " << i;
       }
-      Bytes values(plane_shape(kShape, kBlockTokens).bytes());
+      Bytes values(plane_shape(kCoderShape, kBlockTokens).bytes());
       const Status expected =
-          codec.decode(plane_shape(kShape, kBlockTokens), coming[1].coded.k, values);
+          codec.decode(plane_shape(kCoderShape, kBlockTokens), coming[1].coded.k, values);
       ASSERT_FALSE(expected.ok());
       EXPECT_EQ(verdicts[1].message(), expected.message()) << name;
     }
@@ -198,7 +189,7 @@ TEST_F(SlabCoderTest, AnyCallOfTheDeviceMayFail) {
   for (bool done = false; !done; ++failed) {
     device_.fail_call(failed + 1);
     const auto everything = [&]() -> Status {
-      KVLANE_ASSIGN(SlabCoder coder, SlabCoder::open(device_, kShape, 1));
+      KVLANE_ASSIGN(SlabCoder coder, SlabCoder::open(device_, kCoderShape, 1));
       KVLANE_ASSIGN(const auto coded,
                     coder.encode(codec, std::span(on_device_).subspan(1, 1), mark.get()));
       EXPECT_EQ(Bytes(coded[0].v.begin(), coded[0].v.end()), v);

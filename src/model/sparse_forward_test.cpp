@@ -4,41 +4,29 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <optional>
 #include <span>
 
-#include "base/random.h"
+#include "base/test_results.h"
 #include "cache/sparse_cache.h"
 #include "cpu/parallel.h"
-#include "model/expected_fixture.h"
 #include "model/forward.h"
+#include "model/forward_fixture.h"
 #include "model/model.h"
 #include "quant/tables_fixture.h"
 
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
 using Row = std::vector<float>;
+using forward_fixture::load;
+using forward_fixture::random_tokens;
+using forward_fixture::same_bits;
 
-constexpr int kPrompt = 200;
-constexpr int kTokens = 280;
-constexpr int kBlocks = 16;
-constexpr int kRowsMax = 512;
-
-std::unique_ptr<Model> load(const char* name) {
-  return take(Model::load(expected_fixture::kModels / name, {.isa = best_isa()}));
-}
-
-std::vector<std::int32_t> random_tokens(int vocab, std::uint32_t seed) {
-  std::vector<std::int32_t> tokens(kTokens);
-  for (int i = 0; i < kTokens; ++i) {
-    tokens[i] = static_cast<std::int32_t>(
-        philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0] % vocab);
-  }
-  return tokens;
-}
+constexpr int kSparsePrompt = 200;
+constexpr int kSparseTokens = 280;
+constexpr int kSparseBlocks = 16;
+constexpr int kSparseRowsMax = 512;
 
 // One sequence; without a rule its cache keeps everything.
 class Reader {
@@ -46,13 +34,13 @@ class Reader {
   Reader(const Model& model, const char* rule, const char* format)
       : shape_(model.config().kv_shape()),
         format_(make_format(format)),
-        rows_(take(BlockPool::create(shape_, kBlocks * shape_.block_bytes()))),
+        rows_(take(BlockPool::create(shape_, kSparseBlocks * shape_.block_bytes()))),
         sealed_(take(BlockPool::create_sealed(
             shape_, format_ ? format_->slab_sizes() : SlabSizes(shape_.layers, 64),
-            kBlocks << 20))),
+            kSparseBlocks << 20))),
         table_(format_ ? BlockTable(sealed_, rows_, {}) : BlockTable(rows_)),
         layout_(take(SparseLayout::create(shape_, format_.get()))),
-        forward_(take(Forward::create(model, kRowsMax, kRowsMax, format_.get()))) {
+        forward_(take(Forward::create(model, kSparseRowsMax, kSparseRowsMax, format_.get()))) {
     if (rule != nullptr) sparse_.emplace(layout_, take(make_eviction_rule(rule)));
   }
 
@@ -104,11 +92,7 @@ class Reader {
   std::unique_ptr<Forward> forward_;
 };
 
-bool same_bits(const Row& a, const Row& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-double distance(const Row& a, const Row& b) {
+double relative_distance(const Row& a, const Row& b) {
   double square = 0;
   double off = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -118,26 +102,29 @@ double distance(const Row& a, const Row& b) {
   return std::sqrt(off / square);
 }
 
-const char* const kModels[] = {"llama-gqa-bf16-llama3-sharded", "llama-mqa-f32", "qwen3-gqa-bf16"};
+const char* const kSparseModels[] = {"llama-gqa-bf16-llama3-sharded", "llama-mqa-f32",
+                                     "qwen3-gqa-bf16"};
 
 // The first token behind a prompt that is kept whole reads what it would read anyway, in other
 // partial sums. The next one finds a token gone.
 TEST(SparseForward, KeepingEverythingIsTheWholeCache) {
-  for (const char* name : kModels) {
+  for (const char* name : kSparseModels) {
     const auto model = load(name);
-    const auto tokens = random_tokens(model->config().vocab, 1);
+    const auto tokens = random_tokens(kSparseTokens, model->config().vocab, 1);
     const std::span<const std::int32_t> all(tokens);
     Reader whole(*model, nullptr, nullptr);
-    const auto expected = whole.read(all.first(kPrompt + 2), kPrompt + 2);
+    const auto expected = whole.read(all.first(kSparsePrompt + 2), kSparsePrompt + 2);
     for (const char* rule : {"h2o:keep=1", "keyformer:keep=1"}) {
       Reader run(*model, rule, nullptr);
-      const auto prompt = run.read(all.first(kPrompt), kPrompt);
-      for (int i = 0; i < kPrompt; ++i) ASSERT_TRUE(same_bits(prompt[i], expected[i])) << i;
+      const auto prompt = run.read(all.first(kSparsePrompt), kSparsePrompt);
+      for (int i = 0; i < kSparsePrompt; ++i) ASSERT_TRUE(same_bits(prompt[i], expected[i])) << i;
       ASSERT_TRUE(run.sparse().evict(run.table()).ok());
-      const auto behind = run.read(all.subspan(kPrompt, 2), 2);
+      const auto behind = run.read(all.subspan(kSparsePrompt, 2), 2);
       // Now and then a value rounds otherwise; see CodedForward.
-      EXPECT_LT(distance(behind[0], expected[kPrompt]), 0x1p-9) << name << " " << rule;
-      EXPECT_GT(distance(behind[1], expected[kPrompt + 1]), 0) << name << " " << rule;
+      EXPECT_LT(relative_distance(behind[0], expected[kSparsePrompt]), 0x1p-9)
+          << name << " " << rule;
+      EXPECT_GT(relative_distance(behind[1], expected[kSparsePrompt + 1]), 0)
+          << name << " " << rule;
     }
   }
 }
@@ -147,10 +134,10 @@ TEST(SparseForward, ChunksThreadsAndCompanyChangeNoBit) {
     const char* rule;
     const char* format;
   };
-  for (const char* name : kModels) {
+  for (const char* name : kSparseModels) {
     const auto model = load(name);
-    const auto tokens = random_tokens(model->config().vocab, 1);
-    const auto others = random_tokens(model->config().vocab, 2);
+    const auto tokens = random_tokens(kSparseTokens, model->config().vocab, 1);
+    const auto others = random_tokens(kSparseTokens, model->config().vocab, 2);
     const std::span<const std::int32_t> all(tokens);
     for (const Case what : {Case{"h2o:keep=0.3", nullptr}, Case{"keyformer:keep=0.4", nullptr},
                             Case{"keyformer:keep=0.4", "zack:keep=0.6"}}) {
@@ -158,30 +145,30 @@ TEST(SparseForward, ChunksThreadsAndCompanyChangeNoBit) {
       // Heads of 16 dimensions keep all.
       if (what.format != nullptr && model->config().head_dim < 32) continue;
       Reader steps(*model, what.rule, what.format);
-      (void)steps.read(all.first(kPrompt), 1);
+      (void)steps.read(all.first(kSparsePrompt), 1);
       ASSERT_TRUE(steps.sparse().evict(steps.table()).ok());
-      const auto expected = steps.read(all.subspan(kPrompt), 1);
+      const auto expected = steps.read(all.subspan(kSparsePrompt), 1);
       for (const int threads : {1, 3}) {
         set_parallel_threads(threads);
         Reader run(*model, what.rule, what.format);
-        (void)run.read(all.first(kPrompt), threads == 1 ? 70 : kPrompt);
+        (void)run.read(all.first(kSparsePrompt), threads == 1 ? 70 : kSparsePrompt);
         const int before = run.pool().blocks_free();
         ASSERT_TRUE(run.sparse().evict(run.table()).ok());
         EXPECT_EQ(run.pool().blocks_free(), before + 4 - run.sparse().blocks());
         // Beside another sequence, which keeps everything.
         BlockTable other = run.new_table();
         ASSERT_TRUE(other.grow(100).ok());
-        const int half = (kTokens - kPrompt) / 2;
+        const int half = (kSparseTokens - kSparsePrompt) / 2;
         const ForwardSpan batch[] = {{&other, std::span(others).first(100), 0},
-                                     run.span(all.subspan(kPrompt, half))};
+                                     run.span(all.subspan(kSparsePrompt, half))};
         ASSERT_TRUE(run.forward().run(batch, {}).ok());
         EXPECT_EQ(other.tokens(), 100);
-        EXPECT_EQ(run.sparse().tokens(), kPrompt + half);
+        EXPECT_EQ(run.sparse().tokens(), kSparsePrompt + half);
         for (int i = 0; i < half; ++i) {
           const auto row = run.forward().logits(i);
           ASSERT_TRUE(same_bits({row.begin(), row.end()}, expected[i])) << i;
         }
-        const auto rest = run.read(all.subspan(kPrompt + half), 7);
+        const auto rest = run.read(all.subspan(kSparsePrompt + half), 7);
         for (std::size_t i = 0; i < rest.size(); ++i) {
           ASSERT_TRUE(same_bits(rest[i], expected[half + i])) << half + i;
         }

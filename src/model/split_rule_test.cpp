@@ -64,13 +64,13 @@ TEST(SplitRuleTest, SpeaksTheDialectOfThePackage) {
   EXPECT_THAT(split("[\u4e00-\u9fa5]+", "a\u4f60\u597db"), ElementsAre("a", "\u4f60\u597d", "b"));
 }
 
-struct Refusal {
+struct PatternRefusal {
   const char* pattern;
   const char* words;
 };
 
 TEST(SplitRuleTest, RefusesWhatMightDiffer) {
-  const Refusal refusals[] = {
+  const PatternRefusal refusals[] = {
       {R"(\w+)", "the escape '\\w' at offset 0"},
       {R"(a\b)", "the escape '\\b' at offset 1"},
       {R"(\h)", "the escape '\\h'"},
@@ -111,7 +111,7 @@ TEST(SplitRuleTest, RefusesWhatMightDiffer) {
       {"(?<=a+)b", "does not compile"},
       {"a\\", "a '\\' at its end"},
   };
-  for (const Refusal& refusal : refusals) {
+  for (const PatternRefusal& refusal : refusals) {
     const Result<SplitRule> rule = SplitRule::compile(refusal.pattern);
     ASSERT_FALSE(rule.ok()) << refusal.pattern;
     EXPECT_EQ(rule.status().code(), Code::kUnsupported) << refusal.pattern;

@@ -18,14 +18,14 @@ namespace {
 using Json = nlohmann::json;
 using Ids = std::vector<std::int32_t>;
 
-Json fixture(const std::string& name) {
+Json fixture_json(const std::string& name) {
   return Json::parse(read_tokenizer_fixture(name + ".json"));
 }
 
 // The error of a tokenizer.json made from the fixture `name` by `change`.
 template <class Change>
 Status error_after(const std::string& name, Change change) {
-  Json document = fixture(name);
+  Json document = fixture_json(name);
   change(document);
   const Result<Tokenizer> tokenizer = Tokenizer::parse(document.dump());
   return tokenizer.ok() ? Status() : tokenizer.status();
@@ -307,7 +307,7 @@ INSTANTIATE_TEST_SUITE_P(Tokenizer, BadFileTest, testing::ValuesIn(kBadCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST(TokenizerTest, EveryPrefixOfAFileIsRefused) {
-  const std::string text = fixture("qwen2").dump();
+  const std::string text = fixture_json("qwen2").dump();
   for (std::size_t bytes = 0; bytes < text.size(); bytes += 1 + text.size() / 200) {
     const Result<Tokenizer> tokenizer = Tokenizer::parse(std::string_view(text).substr(0, bytes));
     ASSERT_FALSE(tokenizer.ok());

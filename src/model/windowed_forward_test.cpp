@@ -19,11 +19,11 @@
 namespace kvlane {
 namespace {
 
+using forward_fixture::random_tokens;
 using sequence_fixture::make_format;
-using sequence_fixture::take;
 
-constexpr int kTokens = 500;
-constexpr int kBlocks = 8;
+constexpr int kWindowedTokens = 500;
+constexpr int kWindowedBlocks = 8;
 
 // Makes NaN of all memory that the table does not own.
 void poison(BlockPool& pool, const BlockTable& table, bool rows) {
@@ -37,20 +37,20 @@ void poison(BlockPool& pool, const BlockTable& table, bool rows) {
 }
 
 // The logits behind each chunk.
-std::vector<std::vector<float>> run(const Model& model, const KvFormat* format, int chunk,
-                                    bool drops) {
+std::vector<std::vector<float>> run_windowed(const Model& model, const KvFormat* format, int chunk,
+                                             bool drops) {
   const KvShape shape = model.config().kv_shape();
-  auto rows = take(BlockPool::create(shape, kBlocks * shape.block_bytes()));
+  auto rows = take(BlockPool::create(shape, kWindowedBlocks * shape.block_bytes()));
   const SlabSizes sizes = format ? format->slab_sizes() : SlabSizes(shape.layers, 64);
-  auto sealed = take(BlockPool::create_sealed(shape, sizes, kBlocks * sizes.block_bytes()));
-  const auto forward = take(Forward::create(model, kTokens, 1, format));
+  auto sealed = take(BlockPool::create_sealed(shape, sizes, kWindowedBlocks * sizes.block_bytes()));
+  const auto forward = take(Forward::create(model, kWindowedTokens, 1, format));
   BlockTable table = format ? BlockTable(sealed, rows, format->window()) : BlockTable(rows);
   table.limit_sight(model.config().window);
-  const auto tokens = sequence_fixture::random_tokens(model.config().vocab);
+  const auto tokens = random_tokens(sequence_fixture::kTokens, model.config().vocab, 5);
   std::vector<std::vector<float>> logits;
-  for (int at = 0; at < kTokens; at += chunk) {
+  for (int at = 0; at < kWindowedTokens; at += chunk) {
     std::vector<std::int32_t> next;
-    for (int i = at; i < std::min(at + chunk, kTokens); ++i) {
+    for (int i = at; i < std::min(at + chunk, kWindowedTokens); ++i) {
       next.push_back(tokens[std::size_t(i) % tokens.size()]);
     }
     EXPECT_TRUE(table.grow(at + static_cast<int>(next.size())).ok());
@@ -81,8 +81,8 @@ TEST(WindowedForward, NothingOfWhatIsGivenBackIsRead) {
     for (const int threads : every_other_if(kSanitized, std::vector{1, 3})) {
       set_parallel_threads(threads);
       for (const int chunk : every_other_if(kSanitized, std::vector{1, 50, 64, 200})) {
-        const auto expected = run(*model, format.get(), chunk, false);
-        const auto logits = run(*model, format.get(), chunk, true);
+        const auto expected = run_windowed(*model, format.get(), chunk, false);
+        const auto logits = run_windowed(*model, format.get(), chunk, true);
         ASSERT_EQ(logits.size(), expected.size());
         for (std::size_t i = 0; i < logits.size(); ++i) {
           ASSERT_EQ(0, std::memcmp(logits[i].data(), expected[i].data(),

@@ -15,12 +15,12 @@
 namespace kvlane {
 namespace {
 
-constexpr std::size_t kRows = 300;  // more than are gathered at once
+constexpr std::size_t kGramRows = 300;  // more than are gathered at once
 constexpr std::size_t kD = 24;
 
-// [kRows][kD], columns of very different sizes.
+// [kGramRows][kD], columns of very different sizes.
 std::vector<double> random_rows() {
-  std::vector<double> values(kRows * kD);
+  std::vector<double> values(kGramRows * kD);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto die = philox4x32(1, {static_cast<std::uint32_t>(i), 0, 0, 0})[0];
     values[i] = (die * 0x1p-31 - 1) * std::pow(0.7, static_cast<double>(i % kD));
@@ -31,7 +31,7 @@ std::vector<double> random_rows() {
 std::vector<double> gram_of(const std::vector<double>& rows) {
   std::vector<double> gram(kD * kD);
   GramSum sum(kD, gram.data());
-  for (std::size_t row = 0; row < kRows; ++row) {
+  for (std::size_t row = 0; row < kGramRows; ++row) {
     std::copy_n(rows.data() + row * kD, kD, sum.next());
   }
   sum.flush();
@@ -46,12 +46,13 @@ TEST(GramSum, AddsProductsOfColumns) {
     for (std::size_t j = 0; j < kD; ++j) {
       double expected = 0;
       double size = 0;
-      for (std::size_t row = 0; row < kRows; ++row) {
+      for (std::size_t row = 0; row < kGramRows; ++row) {
         expected += rows[row * kD + i] * rows[row * kD + j];
         size += std::abs(rows[row * kD + i] * rows[row * kD + j]);
       }
       // Each sum of n terms is within n rounding errors of their sizes; nothing below the diagonal.
-      EXPECT_NEAR(gram[i * kD + j], i <= j ? expected : 0, kRows * 0x1p-52 * size) << i << " " << j;
+      EXPECT_NEAR(gram[i * kD + j], i <= j ? expected : 0, kGramRows * 0x1p-52 * size)
+          << i << " " << j;
       if (i == j) squares += expected;
     }
   }

@@ -12,15 +12,10 @@
 namespace kvlane {
 namespace {
 
+using greedy_fixture::Chosen;
 using greedy_fixture::kNan;
 using greedy_fixture::Scene;
 using greedy_fixture::special_rows;
-
-struct Chosen {
-  std::vector<std::int32_t> tokens;
-  std::vector<float> logprobs;
-  friend bool operator==(const Chosen&, const Chosen&) = default;
-};
 
 Chosen run(const Scene& scene, std::uint64_t seed = 1, bool wants_logprobs = true) {
   Chosen chosen{std::vector<std::int32_t>(scene.rows(), -77),

@@ -17,6 +17,12 @@ namespace kvlane::greedy_fixture {
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+struct Chosen {
+  std::vector<std::int32_t> tokens;
+  std::vector<float> logprobs;
+  friend bool operator==(const Chosen&, const Chosen&) = default;
+};
+
 // Rows of one vocabulary; they differ in how sure they are.
 class Scene {
  public:

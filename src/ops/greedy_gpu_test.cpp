@@ -16,14 +16,9 @@ using gpu_fixture::check;
 using gpu_fixture::DeviceBytes;
 using gpu_fixture::values_of;
 using gpu_fixture::view;
+using greedy_fixture::Chosen;
 using greedy_fixture::Scene;
 using greedy_fixture::special_rows;
-
-struct Chosen {
-  std::vector<std::int32_t> tokens;
-  std::vector<float> logprobs;
-  friend bool operator==(const Chosen&, const Chosen&) = default;
-};
 
 class GreedyGpuTest : public gpu_fixture::GpuTest {
  protected:

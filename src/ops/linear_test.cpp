@@ -12,11 +12,14 @@
 #include "base/random.h"
 #include "base/test_sanitizers.h"
 #include "cpu/parallel.h"
+#include "cpu/tiers_fixture.h"
 
 namespace kvlane {
 namespace {
 
-std::vector<float> random_values(std::size_t count, std::uint64_t seed) {
+using tiers_fixture::tiers;
+
+std::vector<float> random_floats(std::size_t count, std::uint64_t seed) {
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     const PhiloxCounter w = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0});
@@ -32,7 +35,7 @@ struct Matrix {
 };
 
 Matrix make_matrix(ElementType type, std::size_t count, std::uint64_t seed) {
-  Matrix matrix{std::vector<std::byte>(count * element_bytes(type)), random_values(count, seed)};
+  Matrix matrix{std::vector<std::byte>(count * element_bytes(type)), random_floats(count, seed)};
   for (std::size_t i = 0; i < count; ++i) {
     float& value = matrix.values[i];
     if (type == ElementType::kF32) {
@@ -48,14 +51,6 @@ Matrix make_matrix(ElementType type, std::size_t count, std::uint64_t seed) {
     }
   }
   return matrix;
-}
-
-std::vector<Isa> tiers() {
-  std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
-    if (isa_supported(isa)) supported.push_back(isa);
-  }
-  return supported;
 }
 
 std::vector<float> apply(const Linear& linear, const Matrix& x, int first_row, int rows) {
@@ -109,7 +104,7 @@ TEST(Linear, ABiasIsAddedToEveryRowAndCutWithItsOutputs) {
     for (const ElementType type : {ElementType::kBf16, ElementType::kF32}) {
       const Matrix w = make_matrix(type, std::size_t{kOutputs} * kInputs, 6);
       const std::vector<ByteView> parts = {w.bytes};
-      const std::vector<float> bias = random_values(kOutputs, 7);
+      const std::vector<float> bias = random_floats(kOutputs, 7);
       const auto plain = Linear::pack(isa, {type, kInputs, parts});
       const auto biased = Linear::pack(isa, {type, kInputs, parts, bias});
       ASSERT_TRUE(biased.ok()) << biased.status().message();

@@ -14,9 +14,8 @@ namespace kvlane {
 namespace {
 
 using gpu_fixture::check;
-using gpu_fixture::take;
 
-std::vector<bf16> random_values(std::size_t count, std::uint32_t seed) {
+std::vector<bf16> random_bf16s(std::size_t count, std::uint32_t seed) {
   std::vector<bf16> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t bits = philox4x32(seed, {static_cast<std::uint32_t>(i), 0, 0, 0})[0];
@@ -44,8 +43,8 @@ class ProductsGpuTest : public gpu_fixture::GpuTest {
 
   // y after y = x W^T, or y += x W^T where y was 1, 2, 3 ... before.
   std::vector<float> multiply(int rows, int n, int k, bool add) {
-    const gpu::DeviceBuffer w = on_device(stream(), random_values(std::size_t(n) * k, 1));
-    const gpu::DeviceBuffer x = on_device(stream(), random_values(std::size_t(rows) * k, 2));
+    const gpu::DeviceBuffer w = on_device(stream(), random_bf16s(std::size_t(n) * k, 1));
+    const gpu::DeviceBuffer x = on_device(stream(), random_bf16s(std::size_t(rows) * k, 2));
     std::vector<float> y(std::size_t(rows) * n, std::numeric_limits<float>::quiet_NaN());
     for (std::size_t i = 0; add && i < y.size(); ++i) y[i] = static_cast<float>(i % 1000);
     const gpu::DeviceBuffer out = on_device(stream(), y);
@@ -77,8 +76,8 @@ TEST_F(ProductsGpuTest, SumsAreRight) {
         Shape{257, 1000, 264}, Shape{512, 128, 14336}}) {
     const auto [rows, n, k] = shape;
     SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(n) + " x " + std::to_string(k));
-    const std::vector<bf16> w = random_values(std::size_t(n) * k, 1);
-    const std::vector<bf16> x = random_values(std::size_t(rows) * k, 2);
+    const std::vector<bf16> w = random_bf16s(std::size_t(n) * k, 1);
+    const std::vector<bf16> x = random_bf16s(std::size_t(rows) * k, 2);
     for (const bool add : {false, true}) {
       const std::vector<float> y = multiply(rows, n, k, add);
       EXPECT_EQ(multiply(rows, n, k, add), y) << "the same product, other bits";

@@ -15,15 +15,11 @@ namespace kvlane {
 namespace {
 
 using qkv_fixture::mixed_rows;
-using qkv_fixture::Scene;
+using qkv_fixture::Written;
 using rows_fixture::kPoison16;
+using QkvScene = qkv_fixture::Scene;
 
-struct Written {
-  std::vector<std::uint16_t> q, pool;
-  friend bool operator==(const Written&, const Written&) = default;
-};
-
-Written run(const Scene& scene, std::uint64_t seed = 1) {
+Written run(const QkvScene& scene, std::uint64_t seed = 1) {
   constexpr int kThreads = 64;
   Written written{std::vector<std::uint16_t>(scene.q_values(), kPoison16),
                   std::vector<std::uint16_t>(scene.pool_values(), kPoison16)};
@@ -55,7 +51,7 @@ Written run(const Scene& scene, std::uint64_t seed = 1) {
   return written;
 }
 
-void expect_right(const Scene& scene) {
+void expect_right(const QkvScene& scene) {
   const Written written = run(scene);
   scene.expect_right(written.q, written.pool);
 }
@@ -63,7 +59,7 @@ void expect_right(const Scene& scene) {
 TEST(QkvDevice, EveryHeadDim) {
   for (int head_dim = 8; head_dim <= kQkvHeadDimMax; head_dim += 8) {
     for (const bool norm : {false, true}) {
-      expect_right(Scene({3, 1, head_dim, norm, {{0, 5}, {0, -1}, {0, 66}}}, head_dim));
+      expect_right(QkvScene({3, 1, head_dim, norm, {{0, 5}, {0, -1}, {0, 66}}}, head_dim));
       if (testing::Test::HasFatalFailure()) return;
     }
   }
@@ -72,9 +68,9 @@ TEST(QkvDevice, EveryHeadDim) {
 TEST(QkvDevice, HeadsAndPlaces) {
   for (const int head_dim : {64, 80, 128}) {
     for (const bool norm : {false, true}) {
-      expect_right(Scene({1, 1, head_dim, norm, {{0, 70}}}));
-      expect_right(Scene({14, 2, head_dim, norm, mixed_rows()}));
-      expect_right(Scene({6, 6, head_dim, norm, mixed_rows()}));
+      expect_right(QkvScene({1, 1, head_dim, norm, {{0, 70}}}));
+      expect_right(QkvScene({14, 2, head_dim, norm, mixed_rows()}));
+      expect_right(QkvScene({6, 6, head_dim, norm, mixed_rows()}));
       if (testing::Test::HasFatalFailure()) return;
     }
   }
@@ -85,8 +81,8 @@ TEST(QkvDevice, KeysAndValuesAlone) {
   for (const int head_dim : {8, 64, 80, 128, 256}) {
     for (const bool norm : {false, true}) {
       for (const bool turned : {false, true}) {
-        expect_right(Scene({0, 1, head_dim, norm, {{0, 70}}, turned}));
-        expect_right(Scene({0, 5, head_dim, norm, mixed_rows(), turned}));
+        expect_right(QkvScene({0, 1, head_dim, norm, {{0, 70}}, turned}));
+        expect_right(QkvScene({0, 5, head_dim, norm, mixed_rows(), turned}));
         if (testing::Test::HasFatalFailure()) return;
       }
     }
@@ -96,7 +92,7 @@ TEST(QkvDevice, KeysAndValuesAlone) {
 TEST(QkvDevice, EveryHeadDimIntoAnotherBasis) {
   for (int head_dim = 8; head_dim <= kQkvHeadDimMax; head_dim += 8) {
     for (const bool norm : {false, true}) {
-      expect_right(Scene({3, 1, head_dim, norm, {{0, 5}, {0, -1}, {0, 66}}, true}, head_dim));
+      expect_right(QkvScene({3, 1, head_dim, norm, {{0, 5}, {0, -1}, {0, 66}}, true}, head_dim));
       if (testing::Test::HasFatalFailure()) return;
     }
   }
@@ -106,18 +102,18 @@ TEST(QkvDevice, EveryHeadDimIntoAnotherBasis) {
 TEST(QkvDevice, GroupsIntoAnotherBasis) {
   for (const bool norm : {false, true}) {
     for (const int group : {1, 2, 7, 15, 29, 40}) {
-      expect_right(Scene({2 * group, 2, 48, norm, mixed_rows(), true}, group));
+      expect_right(QkvScene({2 * group, 2, 48, norm, mixed_rows(), true}, group));
       if (testing::Test::HasFatalFailure()) return;
     }
-    expect_right(Scene({6, 6, 80, norm, mixed_rows(), true}));
+    expect_right(QkvScene({6, 6, 80, norm, mixed_rows(), true}));
   }
 }
 
 TEST(QkvDevice, NoOrderOfThreadsChangesABit) {
-  const Scene scene({5, 2, 72, true, mixed_rows()});
+  const QkvScene scene({5, 2, 72, true, mixed_rows()});
   const Written first = run(scene);
   for (const std::uint64_t seed : {100, 200, 300}) EXPECT_TRUE(run(scene, seed) == first);
-  const Scene turned({10, 2, 72, true, mixed_rows(), true});
+  const QkvScene turned({10, 2, 72, true, mixed_rows(), true});
   const Written also = run(turned);
   for (const std::uint64_t seed : {100, 200, 300}) EXPECT_TRUE(run(turned, seed) == also);
 }
@@ -132,7 +128,7 @@ TEST(QkvDevice, LanesOfAHead) {
 }
 
 TEST(QkvDevice, LauncherRefusesWhatItCannotDo) {
-  const Scene scene({4, 2, 64, true, {{0, 3}}});
+  const QkvScene scene({4, 2, 64, true, {{0, 3}}});
   alignas(16) std::byte memory[16];
   QkvRows right = scene.rows();
   auto* const floats = reinterpret_cast<const float*>(memory);

@@ -14,6 +14,11 @@ namespace kvlane::qkv_fixture {
 using rows_fixture::kPoison16;
 using rows_fixture::kU;
 
+struct Written {
+  std::vector<std::uint16_t> q, pool;
+  friend bool operator==(const Written&, const Written&) = default;
+};
+
 struct Place {
   int sequence;
   int position;  // negative: padding

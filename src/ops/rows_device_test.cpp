@@ -14,17 +14,18 @@ namespace {
 using rows_fixture::EmbedScene;
 using rows_fixture::kPoison;
 using rows_fixture::kPoison16;
+using rows_fixture::Normed;
 using rows_fixture::NormScene;
 using rows_fixture::SiluScene;
 
-constexpr int kThreads = 64;
+constexpr int kRowThreads = 64;
 
 // `each` for all parts of rows that blocks of kThreads have.
 template <class Each>
 void run_parts(int rows, int length, std::uint64_t seed, const Each& each) {
   for (int row = 0; row < rows; ++row) {
-    for (int part = 0; part * kThreads * kRowValues < length; ++part) {
-      gpu::run_block(kThreads, seed++,
+    for (int part = 0; part * kRowThreads * kRowValues < length; ++part) {
+      gpu::run_block(kRowThreads, seed++,
                      [&](gpu::EmulatedThread& thread) { each(thread, row, part); });
     }
   }
@@ -49,11 +50,6 @@ std::vector<std::uint16_t> run(const SiluScene& scene) {
   });
   return out;
 }
-
-struct Normed {
-  std::vector<float> residual;
-  std::vector<std::uint16_t> out;
-};
 
 template <int kParts>
 void run_norm(const NormRows& rows, std::uint64_t seed) {

@@ -22,6 +22,12 @@ inline constexpr double kU = 0x1p-24;
 inline constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 inline constexpr std::uint16_t kPoison16 = 0xA5A5;
 
+struct Normed {
+  std::vector<float> residual;
+  std::vector<std::uint16_t> out;
+  friend bool operator==(const Normed&, const Normed&) = default;
+};
+
 inline std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
 
 // Whether bfloat16 `bits` are what a float that is at most `allowed` from `exact` rounds to.

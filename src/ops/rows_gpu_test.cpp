@@ -27,16 +27,8 @@ using rows_fixture::kPoison16;
 using rows_fixture::NormScene;
 using rows_fixture::SiluScene;
 using QkvScene = qkv_fixture::Scene;
-
-struct Normed {
-  std::vector<float> residual;
-  std::vector<std::uint16_t> out;
-  friend bool operator==(const Normed&, const Normed&) = default;
-};
-struct Written {
-  std::vector<std::uint16_t> q, pool;
-  friend bool operator==(const Written&, const Written&) = default;
-};
+using qkv_fixture::Written;
+using rows_fixture::Normed;
 
 class RowsGpuTest : public gpu_fixture::GpuTest {
  protected:

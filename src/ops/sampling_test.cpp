@@ -14,11 +14,13 @@
 #include <vector>
 
 #include "base/random.h"
+#include "ops/greedy_fixture.h"
 
 namespace kvlane {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+using greedy_fixture::kNan;
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // What can be drawn, by sorting everything: the definition that sample_token() has to meet.

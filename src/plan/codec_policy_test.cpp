@@ -12,7 +12,7 @@
 namespace kvlane {
 namespace {
 
-constexpr CodecPace kNone{};
+constexpr CodecPace kNoCodec{};
 constexpr CodecPace kFast{.ratio = 1.33, .encode = 8e9, .decode = 10e9};
 constexpr CodecPace kSmall{.ratio = 1.47, .encode = 4e9, .decode = 5e9};
 constexpr double kGigabit = 1e9 / 8;
@@ -21,18 +21,18 @@ TEST(SecondsPerByte, TheSlowestStageSetsThePace) {
   EXPECT_DOUBLE_EQ(seconds_per_byte(kFast, {1e9}), 1 / 1.33e9);
   EXPECT_DOUBLE_EQ(seconds_per_byte(kFast, {100e9}), 1 / 8e9) << "encoding";
   EXPECT_DOUBLE_EQ(seconds_per_byte({1.33, 8e9, 2e9}, {100e9}), 1 / 2e9) << "decoding";
-  EXPECT_DOUBLE_EQ(seconds_per_byte(kNone, {1e9}), 1e-9);
+  EXPECT_DOUBLE_EQ(seconds_per_byte(kNoCodec, {1e9}), 1e-9);
 }
 
 TEST(SecondsPerByte, ABusyReceiverReadsOrDecodes) {
   EXPECT_DOUBLE_EQ(seconds_per_byte(kFast, {2e9, true}), 1 / (1.33 * 2e9) + 1 / 10e9);
   EXPECT_DOUBLE_EQ(seconds_per_byte({1.33, 1e9, 10e9}, {2e9, true}), 1e-9);
-  EXPECT_DOUBLE_EQ(seconds_per_byte(kNone, {2e9, true}), 1 / 2e9);
+  EXPECT_DOUBLE_EQ(seconds_per_byte(kNoCodec, {2e9, true}), 1 / 2e9);
 }
 
 TEST(SecondsPerByte, SerialStagesAddUp) {
   EXPECT_DOUBLE_EQ(seconds_per_byte_serial(kFast, 1e9), 1 / 8e9 + 1 / 1.33e9 + 1 / 10e9);
-  EXPECT_DOUBLE_EQ(seconds_per_byte_serial(kNone, 1e9), 1e-9);
+  EXPECT_DOUBLE_EQ(seconds_per_byte_serial(kNoCodec, 1e9), 1e-9);
 }
 
 // The speed-ups of the SplitZip paper's codec, at 50 GB/s and where it ends to pay.
@@ -44,7 +44,7 @@ TEST(SecondsPerByte, ThePapersFigures) {
 }
 
 TEST(PickCodec, TheSmallestOnSlowLinksTheFastestOnFasterOnes) {
-  const std::vector<CodecPace> candidates = {kNone, kFast, kSmall};
+  const std::vector<CodecPace> candidates = {kNoCodec, kFast, kSmall};
   EXPECT_EQ(pick_codec(candidates, LinkPace{kGigabit}), 2U);
   EXPECT_EQ(pick_codec(candidates, LinkPace{10 * kGigabit}), 2U);
   EXPECT_EQ(pick_codec(candidates, LinkPace{5e9}), 1U);
@@ -52,14 +52,14 @@ TEST(PickCodec, TheSmallestOnSlowLinksTheFastestOnFasterOnes) {
 }
 
 TEST(PickCodec, NobodyWaitsForTheLink) {
-  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNone, kFast}, std::nullopt), 0U);
+  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNoCodec, kFast}, std::nullopt), 0U);
 }
 
 TEST(PickCodec, AWinSmallerThanTheMarginIsNone) {
   const CodecPace tiny{.ratio = 1 / (1 - kCodecMargin) - 0.001, .encode = 1e12, .decode = 1e12};
   const CodecPace enough{.ratio = 1 / (1 - kCodecMargin) + 0.001, .encode = 1e12, .decode = 1e12};
-  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNone, tiny}, LinkPace{kGigabit}), 0U);
-  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNone, enough}, LinkPace{kGigabit}), 1U);
+  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNoCodec, tiny}, LinkPace{kGigabit}), 0U);
+  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNoCodec, enough}, LinkPace{kGigabit}), 1U);
 }
 
 // A codec may look faster than `none`, which copies; but bytes that do not shrink are not for it.
@@ -71,12 +71,12 @@ TEST(PickCodec, WhatDoesNotShrinkIsNeverTaken) {
 
 TEST(PickCodec, AReceiverThatIsTheBottleneckMakesDecodingCount) {
   const CodecPace slow_reader{.ratio = 1.33, .encode = 8e9, .decode = 6e9};
-  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNone, slow_reader}, LinkPace{2e9, false}), 1U);
-  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNone, slow_reader}, LinkPace{2e9, true}), 0U);
+  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNoCodec, slow_reader}, LinkPace{2e9, false}), 1U);
+  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNoCodec, slow_reader}, LinkPace{2e9, true}), 0U);
 }
 
 TEST(PickCodec, OneCandidateIsTaken) {
-  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNone}, LinkPace{kGigabit}), 0U);
+  EXPECT_EQ(pick_codec(std::vector<CodecPace>{kNoCodec}, LinkPace{kGigabit}), 0U);
 }
 
 // Just below the crossover the codec is taken, just above it is not.
@@ -84,7 +84,7 @@ TEST(Crossover, IsWhereTheChoiceChanges) {
   for (const CodecPace& codec : {kFast, kSmall}) {
     const double edge = crossover(codec, kCodecMargin);
     ASSERT_GT(edge, 0);
-    const std::vector<CodecPace> candidates = {kNone, codec};
+    const std::vector<CodecPace> candidates = {kNoCodec, codec};
     EXPECT_EQ(pick_codec(candidates, LinkPace{edge * 0.999}), 1U);
     EXPECT_EQ(pick_codec(candidates, LinkPace{edge * 1.001}), 0U);
   }

@@ -9,13 +9,13 @@
 namespace kvlane {
 namespace {
 
-constexpr DecodeShape kSealed{24, 2, 8, 396}, kRows{24, 2, 16, 264};
+constexpr DecodeShape kSealedShape{24, 2, 8, 396}, kRowsShape{24, 2, 16, 264};
 const KvWindow kWindows[] = {{0, 0}, {1, 0}, {0, 1}, {2, 3}, {40, 40}};
 
 TEST(CodedDecodeUnits, CoverEveryTokenOfEveryHeadOnceInItsKind) {
   const std::vector<std::int32_t> tokens = {0, 1, 64, 65, 193, 1000, 0, 40001};
   for (const KvWindow& window : kWindows) {
-    const CodedDecodePlan plan = plan_coded_decode(tokens, window, kSealed, kRows);
+    const CodedDecodePlan plan = plan_coded_decode(tokens, window, kSealedShape, kRowsShape);
     ASSERT_EQ(plan.first_state.size(), tokens.size() + 1);
     std::vector<int> writers(plan.first_state.back());
     // Of each sequence: how often a token is read by a head.
@@ -26,21 +26,21 @@ TEST(CodedDecodeUnits, CoverEveryTokenOfEveryHeadOnceInItsKind) {
         const int own = (tokens[unit.sequence] - 1) / kBlockTokens;
         EXPECT_EQ(unit.first_token % kBlockTokens, 0);
         EXPECT_LT(unit.first_token, unit.end_token);
-        EXPECT_LE(unit.queries, (sealed ? kSealed : kRows).queries);
+        EXPECT_LE(unit.queries, (sealed ? kSealedShape : kRowsShape).queries);
         for (int token = unit.first_token; token < unit.end_token; ++token) {
           EXPECT_EQ(window.reads_rows(token / kBlockTokens, own), !sealed) << token;
           read[unit.sequence][token] += unit.queries;
         }
         for (int i = 0; i < unit.queries; ++i) {
           const int state = unit.first_state + i - plan.first_state[unit.sequence];
-          EXPECT_EQ(state % kSealed.heads, unit.first_head + i);
+          EXPECT_EQ(state % kSealedShape.heads, unit.first_head + i);
           ++writers[unit.first_state + i];
         }
       }
     }
     for (const int count : writers) EXPECT_EQ(count, 1);
     for (const auto& counts : read) {
-      for (const int count : counts) ASSERT_EQ(count, kSealed.heads);
+      for (const int count : counts) ASSERT_EQ(count, kSealedShape.heads);
     }
   }
 }
@@ -49,8 +49,8 @@ TEST(CodedDecodeUnits, CoverEveryTokenOfEveryHeadOnceInItsKind) {
 TEST(CodedDecodeUnits, NarrowPagesAreLeftToTheirPlanner) {
   const std::vector<std::int32_t> tokens = {0, 1, 64, 65, 193, 1000, 0, 40001};
   for (const KvWindow& window : kWindows) {
-    const CodedDecodePlan like = plan_coded_decode(tokens, window, kSealed, kRows);
-    const NarrowCodedPlan plan = plan_narrow_coded_decode(tokens, window, kRows);
+    const CodedDecodePlan like = plan_coded_decode(tokens, window, kSealedShape, kRowsShape);
+    const NarrowCodedPlan plan = plan_narrow_coded_decode(tokens, window, kRowsShape);
     ASSERT_EQ(plan.sealed.size(), tokens.size());
     ASSERT_EQ(plan.first_state.size(), tokens.size() + 1);
     ASSERT_EQ(plan.rows.size(), like.rows.size());
@@ -70,7 +70,7 @@ TEST(CodedDecodeUnits, NarrowPagesAreLeftToTheirPlanner) {
         EXPECT_NE(sealed, window.reads_rows(block, own)) << block << " of " << own;
       }
       EXPECT_LE(span.end_block, own);
-      for (int j = 0; j < span.runs() * kRows.heads; ++j) ++writers[span.first_state + j];
+      for (int j = 0; j < span.runs() * kRowsShape.heads; ++j) ++writers[span.first_state + j];
     }
     for (const int count : writers) EXPECT_EQ(count, 1);
   }
@@ -79,8 +79,9 @@ TEST(CodedDecodeUnits, NarrowPagesAreLeftToTheirPlanner) {
 TEST(CodedDecodeUnits, ASequenceIsCutInTheSameWayInAnyCompany) {
   for (const KvWindow& window : kWindows) {
     const CodedDecodePlan together =
-        plan_coded_decode(std::vector{9000, 70, 5000}, window, kSealed, kRows);
-    const CodedDecodePlan alone = plan_coded_decode(std::vector{5000}, window, kSealed, kRows);
+        plan_coded_decode(std::vector{9000, 70, 5000}, window, kSealedShape, kRowsShape);
+    const CodedDecodePlan alone =
+        plan_coded_decode(std::vector{5000}, window, kSealedShape, kRowsShape);
     for (const bool sealed : {true, false}) {
       std::vector<DecodeUnit> own;
       for (DecodeUnit unit : sealed ? together.sealed : together.rows) {

@@ -11,12 +11,12 @@
 namespace kvlane {
 namespace {
 
-const DecodeShape kShapes[] = {{8, 8, 8, 396}, {32, 8, 8, 396}, {29, 1, 16, 100},
-                               {48, 2, 16, 7}, {1, 1, 8, 1},    {32, 8, 8, 198, 4}};
+const DecodeShape kDecodeShapes[] = {{8, 8, 8, 396}, {32, 8, 8, 396}, {29, 1, 16, 100},
+                                     {48, 2, 16, 7}, {1, 1, 8, 1},    {32, 8, 8, 198, 4}};
 
 TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
   const std::vector<std::int32_t> tokens = {0, 1, 63, 64, 65, 1000, 0, 513, 131072, 7};
-  for (const DecodeShape& shape : kShapes) {
+  for (const DecodeShape& shape : kDecodeShapes) {
     const DecodePlan plan = plan_decode(tokens, shape);
     ASSERT_EQ(plan.first_state.size(), tokens.size() + 1);
     std::vector<int> writers(plan.first_state.back());
@@ -49,7 +49,7 @@ TEST(DecodeUnits, CoverEveryTokenOfEveryHeadOnce) {
 
 TEST(DecodeUnits, ASequenceIsCutInTheSameWayInAnyCompany) {
   const std::vector<std::int32_t> together = {5000, 40, 0, 131072, 5000};
-  for (const DecodeShape& shape : kShapes) {
+  for (const DecodeShape& shape : kDecodeShapes) {
     const DecodePlan all = plan_decode(together, shape);
     for (std::size_t i = 0; i < together.size(); ++i) {
       const DecodePlan alone = plan_decode({&together[i], 1}, shape);
@@ -59,7 +59,7 @@ TEST(DecodeUnits, ASequenceIsCutInTheSameWayInAnyCompany) {
 }
 
 TEST(DecodeUnits, OneLongSequenceFillsTheDeviceAndShortOnesAreNotCut) {
-  for (const DecodeShape& shape : kShapes) {
+  for (const DecodeShape& shape : kDecodeShapes) {
     const std::int32_t tokens = 131072;
     const std::size_t units = plan_decode({&tokens, 1}, shape).units.size();
     const int columns =

@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr int kNoLimit = std::numeric_limits<int>::max();
-constexpr PrefillBalanceSteps kNone = {false, false, false};
+constexpr PrefillBalanceSteps kNoSteps = {false, false, false};
 constexpr HeadWidths kWide = {128, 128}, kMedium = {48, 64}, kNarrow = {16, 16};  // 257, 113, 33
 
 std::vector<PrefillBalanceSteps> all_steps() {
@@ -157,7 +157,7 @@ TEST(PrefillBalance, CutsTheLastRoundIntoPiecesOfAMachinesShare) {
   EXPECT_THAT(
       loads_of(balancer.balance(spans, heads, shape), 1, heads),
       ElementsAre((2080 + 5000 + 4488) * 33, (6176 + 4744) * 33, (10272 + 4232) * 33, 14368 * 33));
-  shape.steps = kNone;
+  shape.steps = kNoSteps;
   EXPECT_THAT(loads_of(balancer.balance(spans, heads, shape), 1, heads),
               ElementsAre((2080 + 18464) * 33, 6176 * 33, 10272 * 33, 14368 * 33));
 }
@@ -181,7 +181,7 @@ TEST(PrefillBalance, AllStepsTogether) {
   EXPECT_THAT(loads_of(balancer.balance(spans, heads, shape), 1, heads),
               ElementsAre(1587232, 1455440, 1188368 + 534560));
   // Units of 64 rows in head order, three of each head: the same rows of both on each machine.
-  shape.steps = kNone;
+  shape.steps = kNoSteps;
   EXPECT_THAT(loads_of(balancer.balance(spans, heads, shape), 1, heads),
               ElementsAre(2080 * 370, 6176 * 370, 4624 * 370));
 }

@@ -9,7 +9,8 @@
 namespace kvlane {
 namespace {
 
-const PrefillShape kShapes[] = {{8, 8, 128}, {32, 8, 128}, {29, 1, 64}, {48, 2, 128}, {1, 1, 1}};
+const PrefillShape kPrefillShapes[] = {
+    {8, 8, 128}, {32, 8, 128}, {29, 1, 64}, {48, 2, 128}, {1, 1, 1}};
 
 TEST(PrefillUnits, CoverEveryRowOfEveryHeadOnce) {
   // Rows from anywhere in a sequence, some of none, and rows of the launch that no span has.
@@ -17,7 +18,7 @@ TEST(PrefillUnits, CoverEveryRowOfEveryHeadOnce) {
                                           {70, 58, 301},   {5, 64, 362}, {0, 0, 426},
                                           {9000, 129, 426}};
   constexpr int kRows = 555, kUnused = 359;  // 359 ... 361
-  for (const PrefillShape& shape : kShapes) {
+  for (const PrefillShape& shape : kPrefillShapes) {
     const int group = shape.heads / shape.kv_heads;
     std::vector<int> takers(std::size_t(kRows) * shape.heads);
     for (const PrefillUnit& unit : plan_prefill(spans, shape)) {
@@ -41,7 +42,7 @@ TEST(PrefillUnits, CoverEveryRowOfEveryHeadOnce) {
 
 TEST(PrefillUnits, LongestComeFirst) {
   const std::vector<PrefillSpan> spans = {{0, 1000, 0}, {4000, 100, 1000}, {10, 1, 1100}};
-  for (const PrefillShape& shape : kShapes) {
+  for (const PrefillShape& shape : kPrefillShapes) {
     const std::vector<PrefillUnit> units = plan_prefill(spans, shape);
     const int group = shape.heads / shape.kv_heads;
     for (std::size_t i = 1; i < units.size(); ++i) {

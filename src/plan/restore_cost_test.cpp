@@ -11,7 +11,7 @@
 namespace kvlane {
 namespace {
 
-constexpr int kTokens = 1024;
+constexpr int kCostTokens = 1024;
 // Four A100 on PCIe 4.0 and four disks, as the paper has them: bytes a second that come through one
 // link, and that one disk reads.
 constexpr double kLink = 25e9;
@@ -37,7 +37,7 @@ constexpr LayerWork kFalcon180b{14848, 232, 8, 64, 2219835392};
 constexpr double kA100 = 0.63 * 312e12;
 
 RestoreCosts costs_of(const LayerWork& work, int layers, double operations, double rate,
-                      int tokens = kTokens) {
+                      int tokens = kCostTokens) {
   const RestoreProfile profile = expected_profile(work, operations, rate, tokens);
   RestoreCosts costs = restore_costs(profile, layers, tokens);
   costs.forms = {
@@ -103,10 +103,10 @@ TEST(RestoreCost, HCachesScheduleOf30b) {
 
 // The paper's closed forms: layers of hidden states where computing, or else reading, is slower.
 int closed_form(const PaperModel& model, double rate) {
-  const double read_hidden = model.work.hidden_bytes(kTokens) / rate;
-  const double read_slabs = model.work.kv_bytes(kTokens) / rate;
-  const double project = model.work.project(kTokens) / model.operations();
-  const double recompute = model.work.prefill(kTokens) / model.operations();
+  const double read_hidden = model.work.hidden_bytes(kCostTokens) / rate;
+  const double read_slabs = model.work.kv_bytes(kCostTokens) / rate;
+  const double project = model.work.project(kCostTokens) / model.operations();
+  const double recompute = model.work.prefill(kCostTokens) / model.operations();
   const double share = project > read_hidden ? read_slabs / (read_slabs + project - read_hidden)
                                              : recompute / (recompute + read_hidden - project);
   return static_cast<int>(std::ceil(model.layers * share));
@@ -232,7 +232,8 @@ TEST(LayerWork, RatiosOfThePaper) {
   // Projecting K and V is a sixth of a layer at least, and half the bytes of its K and V.
   const LayerWork& work = kOpt30b.work;
   EXPECT_NEAR(work.prefill(1) / work.project(1), 6, 0.01);
-  EXPECT_NEAR(work.prefill(kTokens) / work.project(kTokens), 6 + kTokens / (2.0 * 7168), 0.01);
+  EXPECT_NEAR(work.prefill(kCostTokens) / work.project(kCostTokens), 6 + kCostTokens / (2.0 * 7168),
+              0.01);
   EXPECT_EQ(work.kv_bytes(1) / work.hidden_bytes(1), 2);
   EXPECT_EQ(kFalcon180b.hidden_bytes(1) / kFalcon180b.kv_bytes(1), 14.5);
 }

@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr int kTokens = -1;  // as a layer's form
+constexpr int kFromTokens = -1;  // as a layer's form
 using Layers = std::vector<int>;
 
 // When the last piece of the last layer is computed: a clock for the reader, one for the computer.
@@ -24,8 +24,8 @@ double simulated_seconds(const RestoreCosts& costs, const Layers& layers) {
   double reader = 0;
   double computer = 0;
   for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-    if (layers[layer] == kTokens) {
-      const bool last = layer + 1 == layers.size() || layers[layer + 1] != kTokens;
+    if (layers[layer] == kFromTokens) {
+      const bool last = layer + 1 == layers.size() || layers[layer + 1] != kFromTokens;
       computer += last && !costs.whole_layers ? costs.project[layer] : costs.recompute[layer];
       continue;
     }
@@ -42,10 +42,10 @@ double simulated_seconds(const RestoreCosts& costs, const Layers& layers) {
 template <class Visit>
 void for_all_plans(const RestoreCosts& costs, Layers& layers, const Visit& visit) {
   if (layers.size() == costs.recompute.size()) return visit(layers);
-  const int last = layers.empty() ? kTokens : layers.back();
-  for (int form = kTokens; form < static_cast<int>(costs.forms.size()); ++form) {
-    if (form == kTokens && last != kTokens) continue;
-    if (last != kTokens && costs.forms[form].source < costs.forms[last].source) continue;
+  const int last = layers.empty() ? kFromTokens : layers.back();
+  for (int form = kFromTokens; form < static_cast<int>(costs.forms.size()); ++form) {
+    if (form == kFromTokens && last != kFromTokens) continue;
+    if (last != kFromTokens && costs.forms[form].source < costs.forms[last].source) continue;
     layers.push_back(form);
     for_all_plans(costs, layers, visit);
     layers.pop_back();
@@ -56,7 +56,7 @@ void for_all_plans(const RestoreCosts& costs, Layers& layers, const Visit& visit
 bool has_two_forms_at_most(const Layers& layers) {
   std::vector<int> runs;
   for (const int form : layers) {
-    if (form != kTokens && (runs.empty() || runs.back() != form)) runs.push_back(form);
+    if (form != kFromTokens && (runs.empty() || runs.back() != form)) runs.push_back(form);
   }
   return runs.size() <= 2;
 }
@@ -71,7 +71,7 @@ double fastest(const RestoreCosts& costs) {
 }
 
 Layers layers_of(const RestorePlan& plan) {
-  Layers layers(plan.recomputed, kTokens);
+  Layers layers(plan.recomputed, kFromTokens);
   for (const RestoreRun& run : plan.runs) layers.insert(layers.end(), run.layers, run.form);
   return layers;
 }
@@ -139,7 +139,7 @@ TEST(RestorePlan, FiguresAreThoseOfItsLayers) {
     double read = 0;
     double bytes = 0;
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-      if (layers[layer] == kTokens) continue;
+      if (layers[layer] == kFromTokens) continue;
       read += costs.forms[layers[layer]].layers[layer].read;
       bytes += costs.forms[layers[layer]].layers[layer].bytes;
     }

@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "codec/arithmetic_coder.h"
+#include "cpu/tiers_fixture.h"
 #include "quant/cachegen_models.h"
 #include "quant/cachegen_slab.h"
 #include "quant/tables_fixture.h"
-#include "quant/tiers_fixture.h"
 
 namespace kvlane::cachegen {
 namespace {
@@ -33,15 +33,6 @@ struct World {
   KvTables tables;
 };
 
-// Counting takes a while: once for each shape.
-const World& world_of(const KvShape& shape) {
-  static std::vector<std::unique_ptr<World>> worlds;
-  for (const auto& world : worlds) {
-    if (world->shape == shape) return *world;
-  }
-  return *worlds.emplace_back(std::make_unique<World>(shape));
-}
-
 double reference_code(double x, double largest, int bins) {
   const double c = bins / 2 - 1;
   return std::nearbyint(x * c / largest) / c * largest;
@@ -51,12 +42,9 @@ double reference_anchor(double x, double largest) {
   return std::nearbyint(x * 127 / largest) / 127 * largest;
 }
 
-// Half a step of BF16.
-double half_ulp(double x) { return std::ldexp(1, std::ilogb(std::max(std::abs(x), 1e-30)) - 8); }
-
 TEST(Cachegen, CodeIsThePublicFormula) {
   for (const KvShape& shape : shapes()) {
-    const World& world = world_of(shape);
+    const World& world = world_of<World>(shape);
     const auto format = made("cachegen:form=code,level=2", world.context(Isa::kScalar));
     const std::vector<std::uint16_t> rows = to_bits(plain_rows(shape, 3));
     for (int layer = 0; layer < shape.layers; ++layer) {
@@ -88,7 +76,7 @@ TEST(Cachegen, CodeIsThePublicFormula) {
 
 TEST(Cachegen, PaperIsAnchorsAndDeltas) {
   for (const KvShape& shape : shapes()) {
-    const World& world = world_of(shape);
+    const World& world = world_of<World>(shape);
     const auto format = made("cachegen:form=paper", world.context(Isa::kScalar));
     const std::vector<std::uint16_t> rows = to_bits(plain_rows(shape, 3));
     for (int layer = 0; layer < shape.layers; ++layer) {
@@ -125,7 +113,7 @@ TEST(Cachegen, PaperIsAnchorsAndDeltas) {
 TEST(Cachegen, TiersAreTheSame) {
   if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   for (const KvShape& shape : shapes()) {
-    const World& world = world_of(shape);
+    const World& world = world_of<World>(shape);
     for (const char* text : kTexts) {
       const auto scalar = made(text, world.context(Isa::kScalar));
       Sealed a(*scalar, {1, 64}, to_bits(plain_rows(shape, 4)));
@@ -144,7 +132,7 @@ TEST(Cachegen, TiersAreTheSame) {
 // Symbols counted here cost, under the models, what the slab takes: but for 4 bytes a lane and 1 %.
 TEST(Cachegen, TakesTheEntropyOfItsModels) {
   for (const KvShape& shape : shapes()) {
-    const World& world = world_of(shape);
+    const World& world = world_of<World>(shape);
     const auto format = made("cachegen:level=2", world.context(Isa::kScalar));
     const std::vector<std::uint16_t> rows = to_bits(plain_rows(shape, 5));
     double bits = 0;
@@ -176,7 +164,7 @@ TEST(Cachegen, TakesTheEntropyOfItsModels) {
 // Values that calibration never saw cost 16 bits each: then symbols are written as they are.
 TEST(Cachegen, FallsBackToSymbolsAsTheyAre) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   std::vector<float> rows(shape.slab_bytes() / 2);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i] = (i + i / 64) % 2 == 0 ? 100.0F : -100.0F;
@@ -200,7 +188,7 @@ TEST(Cachegen, FallsBackToSymbolsAsTheyAre) {
 
 TEST(Cachegen, ZeroesAndTheLargestValues) {
   const KvShape shape{3, 1, 80, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   for (const int value : {0x0000, 0x8000, 0x0001, 0x7F7F, 0xFF7F}) {
     const auto bits = static_cast<std::uint16_t>(value);
     for (const char* text : kTexts) {
@@ -218,7 +206,7 @@ TEST(Cachegen, ZeroesAndTheLargestValues) {
 
 TEST(Cachegen, NamesWhatIsNotFinite) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   const auto format = made("cachegen", world.context(Isa::kScalar));
   std::vector<std::uint16_t> rows = to_bits(plain_rows(shape, 1));
   rows[3 * shape.page_plane_elements() + 9 * 64 + 5] = 0x7FC0;
@@ -229,7 +217,7 @@ TEST(Cachegen, NamesWhatIsNotFinite) {
 
 TEST(Cachegen, OpensAnyBytesInBounds) {
   for (const KvShape& shape : shapes()) {
-    const World& world = world_of(shape);
+    const World& world = world_of<World>(shape);
     for (const char* text : kTexts) {
       const auto format = made(text, world.context(Isa::kScalar));
       std::vector others = {format};
@@ -262,7 +250,7 @@ TEST(Cachegen, SaysWhichTablesLack) {
       message("cachegen", nullptr),
       "KV format 'cachegen' needs tables: kvlane calibrate tables DIR --text FILE --out FILE, "
       "then --kv-tables FILE");
-  World world = world_of(shape);
+  World world = world_of<World>(shape);
   world.tables.values["cachegen.layers.1.v.bins16"].pop_back();
   EXPECT_EQ(message("cachegen", &world.tables),
             "KV format 'cachegen': table 'cachegen.layers.1.v.bins16' has 1919 values where this "
@@ -281,7 +269,7 @@ TEST(Cachegen, SaysWhichTablesLack) {
 
 TEST(Cachegen, NamesSayEveryParameter) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   EXPECT_EQ(made("cachegen", world.context(Isa::kScalar))->name(), "cachegen:form=code,level=2");
   const auto format = made("cachegen:form=paper,sink=1", world.context(Isa::kScalar));
   EXPECT_EQ(format->name(), "cachegen:form=paper,sink=1");

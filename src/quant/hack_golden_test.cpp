@@ -9,10 +9,9 @@
 #include "quant/golden_fixture.h"
 #include "quant/hack_fixture.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
 
-using namespace hack_fixture;
 using golden_fixture::file_name;
 using golden_fixture::read;
 using golden_fixture::read_rows;
@@ -121,4 +120,4 @@ TEST_P(HackGoldenSlabs, OfAnyBytesOpenAlikeEverywhere) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

@@ -6,10 +6,8 @@
 
 #include "quant/hack_fixture.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
-
-using namespace hack_fixture;
 
 constexpr int kHeadDim = 80;
 constexpr int kHead = 1;
@@ -105,4 +103,4 @@ TEST(HackOwnBlock, WhatCannotBeCodedStaysAsItIs) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

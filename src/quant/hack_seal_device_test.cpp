@@ -19,17 +19,18 @@
 namespace kvlane {
 namespace {
 
-struct alignas(64) Line {
+struct alignas(64) CodeLine {
   std::byte bytes[64];
 };
-using Lines = std::vector<Line>;
-Lines filled(std::size_t bytes, int with) {
-  Lines lines((bytes + sizeof(Line) - 1) / sizeof(Line));
-  std::fill_n(reinterpret_cast<std::byte*>(lines.data()), lines.size() * sizeof(Line),
+using CodeLines = std::vector<CodeLine>;
+
+CodeLines filled(std::size_t bytes, int with) {
+  CodeLines lines((bytes + sizeof(CodeLine) - 1) / sizeof(CodeLine));
+  std::fill_n(reinterpret_cast<std::byte*>(lines.data()), lines.size() * sizeof(CodeLine),
               std::byte(with));
   return lines;
 }
-std::byte* bytes_of(Lines& lines) { return reinterpret_cast<std::byte*>(lines.data()); }
+std::byte* bytes_of(CodeLines& lines) { return reinterpret_cast<std::byte*>(lines.data()); }
 
 struct Case {
   int bits, partition;  // 0: by both
@@ -62,8 +63,8 @@ void seal_in(const Case& c, const HackSealPart& part, std::uint64_t seed) {
   }
 }
 
-struct Sealed {
-  Lines codes, metadata;
+struct SealedPart {
+  CodeLines codes, metadata;
   std::uint32_t beyond = 7;
 };
 
@@ -71,10 +72,11 @@ std::size_t metadata_space(const Case& c) {
   return (hack::metadata_bytes(plane_of(c), c.head_dim) + 63) / 64 * 64;
 }
 
-Sealed seal_on_device(const Case& c, const std::vector<std::uint16_t>& rows, std::uint64_t seed) {
-  Sealed sealed{filled(hack::codes_bytes(plane_of(c), c.head_dim), 0xFF),
-                filled(metadata_space(c), 0xFF)};
-  Lines of_rows = filled(rows.size() * 2, 0);
+SealedPart seal_on_device(const Case& c, const std::vector<std::uint16_t>& rows,
+                          std::uint64_t seed) {
+  SealedPart sealed{filled(hack::codes_bytes(plane_of(c), c.head_dim), 0xFF),
+                    filled(metadata_space(c), 0xFF)};
+  CodeLines of_rows = filled(rows.size() * 2, 0);
   std::memcpy(of_rows.data(), rows.data(), rows.size() * 2);
   const HackSealPart part{.rows = bytes_of(of_rows),
                           .codes = bytes_of(sealed.codes),
@@ -92,10 +94,10 @@ Sealed seal_on_device(const Case& c, const std::vector<std::uint16_t>& rows, std
   return sealed;
 }
 
-Sealed seal_on_cpu(const Case& c, const std::vector<std::uint16_t>& rows) {
-  Sealed sealed{filled(hack::codes_bytes(plane_of(c), c.head_dim), 0), filled(metadata_space(c), 0),
-                0};
-  Lines of_rows = filled(rows.size() * sizeof(float), 0);
+SealedPart seal_on_cpu(const Case& c, const std::vector<std::uint16_t>& rows) {
+  SealedPart sealed{filled(hack::codes_bytes(plane_of(c), c.head_dim), 0),
+                    filled(metadata_space(c), 0), 0};
+  CodeLines of_rows = filled(rows.size() * sizeof(float), 0);
   auto* const values = reinterpret_cast<float*>(of_rows.data());
   for (std::size_t i = 0; i < rows.size(); ++i) values[i] = to_float(bf16{rows[i]});
   if (c.mix) mix_channels_scalar(values, kBlockTokens, c.head_dim);
@@ -110,8 +112,8 @@ Sealed seal_on_cpu(const Case& c, const std::vector<std::uint16_t>& rows) {
   return sealed;
 }
 
-bool same(const Lines& a, const Lines& b) {
-  return std::memcmp(a.data(), b.data(), a.size() * sizeof(Line)) == 0;
+bool same(const CodeLines& a, const CodeLines& b) {
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(CodeLine)) == 0;
 }
 
 // Channels with means, tokens of many sizes, one that is constant and one of zeros of either sign;
@@ -152,7 +154,7 @@ std::vector<Case> cases() {
 TEST(HackSealDevice, TheBytesOfTheScalarEncoder) {
   for (const Case& c : cases()) {
     const auto rows = model_rows(c.head_dim, 1);
-    const Sealed expected = seal_on_cpu(c, rows), sealed = seal_on_device(c, rows, 5);
+    const SealedPart expected = seal_on_cpu(c, rows), sealed = seal_on_device(c, rows, 5);
     const auto where = testing::Message()
                        << c.bits << " bits, partition " << c.partition << (c.keys ? ", K" : ", V")
                        << ", head_dim " << c.head_dim;
@@ -170,7 +172,7 @@ TEST(HackSealDevice, EdgesOfScales) {
         const Case c{2, partition, keys, false, 64};
         auto rows = model_rows(c.head_dim, 2);
         for (auto& x : rows) x = to_bf16(0.1F * size * to_float(bf16{x})).bits;
-        const Sealed expected = seal_on_cpu(c, rows), sealed = seal_on_device(c, rows, 6);
+        const SealedPart expected = seal_on_cpu(c, rows), sealed = seal_on_device(c, rows, 6);
         ASSERT_TRUE(same(sealed.metadata, expected.metadata)) << size << ", " << partition;
         ASSERT_TRUE(same(sealed.codes, expected.codes)) << size << ", " << partition;
       }
@@ -194,9 +196,9 @@ TEST(HackSealDevice, NoOrderOfThreadsChangesAByte) {
   for (const Case& c :
        {Case{2, 0, true, true, 96}, Case{2, 0, false, true, 96}, Case{4, 32, false, false, 96}}) {
     const auto rows = model_rows(c.head_dim, 4);
-    const Sealed expected = seal_on_cpu(c, rows);
+    const SealedPart expected = seal_on_cpu(c, rows);
     for (const std::uint64_t seed : {1, 2, 3, 4}) {
-      const Sealed sealed = seal_on_device(c, rows, seed);
+      const SealedPart sealed = seal_on_device(c, rows, seed);
       ASSERT_TRUE(same(sealed.metadata, expected.metadata)) << "seed " << seed;
       ASSERT_TRUE(same(sealed.codes, expected.codes)) << "seed " << seed;
     }

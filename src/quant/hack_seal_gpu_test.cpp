@@ -21,19 +21,19 @@ using gpu_fixture::DeviceBytes;
 using gpu_fixture::values_of;
 using gpu_fixture::view;
 
-struct Format {
+struct SealFormat {
   int k_bits, v_bits, partition;  // 0: by both
   bool mix;
 };
-constexpr Format kFormats[] = {{2, 2, 0, true},   {2, 2, 0, false},  {4, 4, 0, true},
-                               {8, 2, 0, true},   {2, 2, 64, false}, {4, 2, 32, false},
-                               {2, 4, 128, true}, {8, 8, 64, false}};
+constexpr SealFormat kSealFormats[] = {{2, 2, 0, true},   {2, 2, 0, false},  {4, 4, 0, true},
+                                       {8, 2, 0, true},   {2, 2, 64, false}, {4, 2, 32, false},
+                                       {2, 4, 128, true}, {8, 8, 64, false}};
 
 class HackSealGpuTest : public gpu_fixture::GpuTest {
  protected:
   static constexpr int kHeads = 2, kBlocks = 3;  // of which two are sealed, in another order
 
-  void expect_right(const Format& format, int d, DeviceBytes::Around around) {
+  void expect_right(const SealFormat& format, int d, DeviceBytes::Around around) {
     const bool both = format.partition == 0;
     const hack::Plane k{format.k_bits, both ? hack::Axis::kBoth : hack::Axis::kToken,
                         format.partition, hack::Meta::kFp16};
@@ -102,7 +102,7 @@ class HackSealGpuTest : public gpu_fixture::GpuTest {
 };
 
 TEST_F(HackSealGpuTest, SmallOneOfEachKernel) {
-  for (const Format& format : {kFormats[0], kFormats[4]}) {
+  for (const SealFormat& format : {kSealFormats[0], kSealFormats[4]}) {
     for (const int d : {64, 128, 256}) {
       expect_right(format, d, DeviceBytes::Around::kNothing);
       if (HasFatalFailure()) return;
@@ -111,7 +111,7 @@ TEST_F(HackSealGpuTest, SmallOneOfEachKernel) {
 }
 
 TEST_F(HackSealGpuTest, EveryFormatAndHeadDim) {
-  for (const Format& format : kFormats) {
+  for (const SealFormat& format : kSealFormats) {
     for (int d = 16; d <= 256; d += 16) {
       expect_right(format, d, DeviceBytes::Around::kPoison);
       if (HasFatalFailure()) return;

@@ -9,10 +9,8 @@
 
 #include "quant/hack_fixture.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
-
-using namespace hack_fixture;
 
 constexpr const char* kComplete[] = {"hack:k=2,v=2,p=32",       "hack:k=2,v=2,p=64",
                                      "hack:k=2,v=2,p=128",      "hack:k=4,v=8,p=32",
@@ -161,4 +159,4 @@ TEST(HackSumsBits, AreThoseOfThePaper) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

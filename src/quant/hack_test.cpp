@@ -3,13 +3,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include "cpu/tiers_fixture.h"
 #include "quant/hack_fixture.h"
-#include "quant/tiers_fixture.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
 
-using namespace hack_fixture;
 using tiers_fixture::vector_tiers;
 
 std::string canonical(const std::string& text) {
@@ -240,4 +239,4 @@ TEST_P(HackRefusals, WhatMixingMakesNan) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

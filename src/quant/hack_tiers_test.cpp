@@ -55,11 +55,11 @@ std::uint16_t moderate(std::uint16_t bits) {
   return (bits & 0x7fffU) <= kMost ? bits : static_cast<std::uint16_t>((bits & 0x807fU) | 0x4400U);
 }
 
-struct Sealed {
+struct SealedSlab {
   Status status;
   Slab slab;
 };
-Sealed seal(const KvFormat& format, const Rows& rows) {
+SealedSlab seal(const KvFormat& format, const Rows& rows) {
   Poisoned<std::byte> slab(format.slab_bytes());
   Status status = format.seal(kPlace, rows.data(), slab.data());
   EXPECT_TRUE(slab.intact_beyond()) << format.name();
@@ -87,8 +87,8 @@ void expect_the_same(const KvFormat& format, const KvFormat& judge, Kind kind) {
   RowMaker maker(11);
   Rows rows = maker.slab(kind, judge.shape());
   for (std::uint16_t& x : rows) x = moderate(x);
-  const Sealed expected = seal(judge, rows);
-  const Sealed sealed = seal(format, rows);
+  const SealedSlab expected = seal(judge, rows);
+  const SealedSlab sealed = seal(format, rows);
   ASSERT_TRUE(expected.status.ok()) << expected.status.message();
   ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
   ASSERT_TRUE(sealed.slab == expected.slab);
@@ -137,8 +137,8 @@ TEST_P(HackFastTiers, RefuseRowsAsTheScalarCode) {
       for (const std::size_t at : {0U, 79U, 64U * 80 - 1, 64U * 80, 2U * 64 * 80 - 1}) {
         Rows rows(std::size_t{2} * 64 * 80);
         rows[at] = to_bf16(x).bits;
-        const Sealed expected = seal(*judge, rows);
-        const Sealed sealed = seal(*format, rows);
+        const SealedSlab expected = seal(*judge, rows);
+        const SealedSlab sealed = seal(*format, rows);
         ASSERT_EQ(sealed.status.ok(), expected.status.ok()) << name << ", " << x;
         ASSERT_EQ(sealed.status.message(), expected.status.message()) << name << ", " << x;
         if (sealed.status.ok()) {
@@ -171,7 +171,7 @@ TEST_P(HackTiers, NoDrawGoesBeyondTheLastCode) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i] = to_bf16((i + i / 256) % 4 == 0 ? 0.0F : 255.0F).bits;
   }
-  const Sealed sealed = seal(*format, rows);
+  const SealedSlab sealed = seal(*format, rows);
   ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
   EXPECT_TRUE(linear_fixture::open(*format, sealed.slab) == rows);
 }

@@ -10,10 +10,9 @@
 #include "quant/hack_fixture.h"
 #include "quant/hadamard.h"
 
-namespace kvlane {
+namespace kvlane::hack_fixture {
 namespace {
 
-using namespace hack_fixture;
 using hack::Axis;
 using hack::Part;
 
@@ -341,4 +340,4 @@ TEST(HackValues, ByChanceFollowFromThePlaceOnly) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::hack_fixture

@@ -8,25 +8,23 @@
 
 #include "quant/tables_fixture.h"
 
-namespace kvlane {
+namespace kvlane::tables_fixture {
 namespace {
 
-using namespace tables_fixture;
-
-constexpr KvShape kShape{2, 4, 32, ElementType::kBf16};
+constexpr KvShape kWholeShape{2, 4, 32, ElementType::kBf16};
 
 class RankFormat : public testing::Test {
  protected:
-  RankFormat() : rope_(inverse_frequencies(kShape.head_dim), 256) {
-    add_kvquant_tables(kShape, tables_);
-    add_cachegen_tables(kShape, {to_bits(plain_rows(kShape, 1))}, tables_);
-    add_zack_tables(kShape, true, tables_);
-    add_zack_kvquant_tables("zack:keep=0.5", kShape, tables_);
+  RankFormat() : rope_(inverse_frequencies(kWholeShape.head_dim), 256) {
+    add_kvquant_tables(kWholeShape, tables_);
+    add_cachegen_tables(kWholeShape, {to_bits(plain_rows(kWholeShape, 1))}, tables_);
+    add_zack_tables(kWholeShape, true, tables_);
+    add_zack_kvquant_tables("zack:keep=0.5", kWholeShape, tables_);
   }
 
   RopeTable rope_;
   KvTables tables_;
-  const KvFormatContext whole_{.shape = kShape, .rope = &rope_, .tables = &tables_};
+  const KvFormatContext whole_{.shape = kWholeShape, .rope = &rope_, .tables = &tables_};
 };
 
 TEST_F(RankFormat, HasTheHeadsOfTheRankWhereSlabsCanHaveThem) {
@@ -69,4 +67,4 @@ TEST_F(RankFormat, IsNoneForRowsAndSaysWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::tables_fixture

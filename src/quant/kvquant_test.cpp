@@ -9,10 +9,10 @@
 #include <set>
 #include <tuple>
 
+#include "cpu/tiers_fixture.h"
 #include "quant/kvquant_rows.h"
 #include "quant/kvquant_slab.h"
 #include "quant/tables_fixture.h"
-#include "quant/tiers_fixture.h"
 
 namespace kvlane::kvquant {
 namespace {
@@ -50,17 +50,6 @@ struct World {
   RopeTable rope_table;
   KvTables tables;
 };
-
-// Counting takes a while: once for each shape.
-const World& world_of(const KvShape& shape) {
-  static std::vector<std::unique_ptr<World>> worlds;
-  for (const auto& world : worlds) {
-    if (world->shape == shape) return *world;
-  }
-  return *worlds.emplace_back(std::make_unique<World>(shape));
-}
-
-double half_ulp(double x) { return std::ldexp(1, std::ilogb(std::max(std::abs(x), 1e-30)) - 8); }
 
 // The value that stands for x, and whether a little more or less of x would be another.
 struct Coded {
@@ -206,7 +195,7 @@ void check_values(const World& world, int layer, int bits, int outliers,
 TEST(Kvquant, IsItsDefinitionInDoublePrecision) {
   std::uint32_t all_cut = 0;
   for (const KvShape& shape : shapes()) {
-    const World& world = world_of(shape);
+    const World& world = world_of<World>(shape);
     const auto rows = world.rows(21);
     for (const int bits : {2, 3, 4}) {
       for (const std::string rest : {"outliers=0", "outliers=1", "outliers=1,room=token"}) {
@@ -236,7 +225,7 @@ TEST(Kvquant, IsItsDefinitionInDoublePrecision) {
 
 TEST(Kvquant, UsedBytesAreCodesLimitsAndOutliers) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   for (const int bits : {2, 3, 4}) {
     const std::size_t head = 4 + 4 * 4 + 2 * 2 * 64;
     const std::size_t codes = std::size_t(bits) * 4 * 64 * 64 / 8;
@@ -256,7 +245,7 @@ TEST(Kvquant, UsedBytesAreCodesLimitsAndOutliers) {
 TEST(Kvquant, TiersAreTheSame) {
   if (vector_tiers().empty()) GTEST_SKIP() << "this processor lacks AVX2";
   for (const KvShape& shape : shapes()) {
-    const World& world = world_of(shape);
+    const World& world = world_of<World>(shape);
     for (const std::string& text : texts()) {
       const auto scalar = made(text, world.context(Isa::kScalar));
       Sealed a(*scalar, {1, kPosition}, world.rows(4));
@@ -274,7 +263,7 @@ TEST(Kvquant, TiersAreTheSame) {
 
 TEST(Kvquant, ExtremeRowsStayFinite) {
   const KvShape shape{3, 1, 80, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   for (const int value : {0x0000, 0x8000, 0x0001, 0x7F7F, 0xFF7F}) {
     const std::vector<std::uint16_t> rows(shape.slab_bytes() / 2,
                                           static_cast<std::uint16_t>(value));
@@ -294,7 +283,7 @@ TEST(Kvquant, ExtremeRowsStayFinite) {
 
 TEST(Kvquant, NamesWhatIsNotFinite) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   const auto format = made("kvquant", world.context(Isa::kScalar));
   auto rows = world.rows(1);
   rows[2 * shape.page_plane_elements() + 63 * 64] = 0xFF80;
@@ -305,7 +294,7 @@ TEST(Kvquant, NamesWhatIsNotFinite) {
 
 TEST(Kvquant, OpensAnyBytesInBounds) {
   for (const KvShape& shape : shapes()) {
-    const World& world = world_of(shape);
+    const World& world = world_of<World>(shape);
     for (const std::string& text : texts()) {
       const auto format = made(text, world.context(Isa::kScalar));
       std::vector others = {format};
@@ -331,7 +320,7 @@ TEST(Kvquant, OpensAnyBytesInBounds) {
 
 TEST(Kvquant, SaysWhatIsWrongWithTables) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  World world = world_of(shape);
+  World world = world_of<World>(shape);
   const auto message = [&](const KvTables* tables) {
     return make_kv_format("kvquant:bits=3", {shape, &world.rope_table, tables, Isa::kScalar})
         .status()
@@ -363,7 +352,7 @@ TEST(Kvquant, SaysWhatIsWrongWithTables) {
 
 TEST(Kvquant, RoomIsForOutliersOnly) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   EXPECT_EQ(make_kv_format("kvquant:outliers=0,room=slab", world.context(Isa::kScalar))
                 .status()
                 .message(),
@@ -378,7 +367,7 @@ TEST(Kvquant, RoomIsForOutliersOnly) {
 
 TEST(Kvquant, NamesSayEveryParameter) {
   const KvShape shape{3, 2, 64, ElementType::kBf16};
-  const World& world = world_of(shape);
+  const World& world = world_of<World>(shape);
   EXPECT_EQ(made("kvquant", world.context(Isa::kScalar))->name(),
             "kvquant:bits=4,outliers=1,room=slab");
   EXPECT_EQ(made("kvquant:sink=1,bits=2,outliers=0", world.context(Isa::kScalar))->name(),

@@ -7,10 +7,8 @@
 
 #include "quant/linear_fixture.h"
 
-namespace kvlane {
+namespace kvlane::linear_fixture {
 namespace {
-
-using namespace linear_fixture;
 
 enum class Side { kStart, kEnd };
 
@@ -100,4 +98,4 @@ TEST_P(LinearBounds, NothingOutsideIsTouchedForAnyBytes) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::linear_fixture

@@ -7,22 +7,15 @@
 #include <map>
 
 #include "base/fp16_bounds.h"
+#include "cpu/tiers_fixture.h"
 #include "quant/linear_fixture.h"
 
-namespace kvlane {
+namespace kvlane::linear_fixture {
 namespace {
 
-using namespace linear_fixture;
 using linear::CodeKind;
 using linear::Plane;
-
-std::vector<Isa> tiers() {
-  std::vector<Isa> supported;
-  for (const Isa isa : kAllIsas) {
-    if (isa_supported(isa)) supported.push_back(isa);
-  }
-  return supported;
-}
+using tiers_fixture::tiers;
 
 double number(std::uint16_t bits) { return double{to_float(bf16{bits})}; }
 double number(fp16 x) { return double{to_float(x)}; }
@@ -417,4 +410,4 @@ TEST(LinearCodes, MoreBitsLoseLess) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::linear_fixture

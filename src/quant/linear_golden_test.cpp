@@ -8,15 +8,14 @@
 #include "format/frame.h"
 #include "quant/golden_fixture.h"
 
-namespace kvlane {
+namespace kvlane::linear_fixture {
 namespace {
 
-using namespace linear_fixture;
 using golden_fixture::file_name;
 using golden_fixture::read;
 using golden_fixture::read_rows;
 
-constexpr int kHeadDim = 36;
+constexpr int kGoldenHeadDim = 36;
 
 class GoldenSlabs : public ::testing::TestWithParam<Isa> {
  protected:
@@ -33,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Tiers, GoldenSlabs, ::testing::ValuesIn(kAllIsas),
 TEST_P(GoldenSlabs, AreWhatRowsAreSealedTo) {
   const Rows rows = read_rows("linear/rows.rows");
   for (const char* name : kFormats) {
-    const auto format = format_of(name, shape_of(2, kHeadDim), GetParam());
+    const auto format = format_of(name, shape_of(2, kGoldenHeadDim), GetParam());
     const std::string file = "linear/" + file_name(format->name());
     const Slab slab = read(file + ".slab");
     EXPECT_EQ(seal(*format, rows), slab) << name;
@@ -44,7 +43,7 @@ TEST_P(GoldenSlabs, AreWhatRowsAreSealedTo) {
 // What frames carry: tests/golden/frame/valid has some.
 TEST_P(GoldenSlabs, TravelAsTheFramesSay) {
   for (const char* name : {"fp8_e4m3", "mxfp6_e2m3", "int4:sym=0", "kivi:bits=2,group=32"}) {
-    const auto format = format_of(name, shape_of(2, kHeadDim), GetParam());
+    const auto format = format_of(name, shape_of(2, kGoldenHeadDim), GetParam());
     const std::string family = format->name().substr(0, format->name().find(':'));
     const Slab file = read("../frame/valid/sealed_" + family + ".frame");
     const auto frame = parse_frame({file.data(), file.size()});
@@ -65,11 +64,11 @@ TEST_P(GoldenSlabs, TravelAsTheFramesSay) {
 
 TEST_P(GoldenSlabs, OfAnyBytesOpenAlikeEverywhere) {
   for (const char* name : kFormats) {
-    const auto format = format_of(name, shape_of(1, kHeadDim), GetParam());
+    const auto format = format_of(name, shape_of(1, kGoldenHeadDim), GetParam());
     const std::string file = "linear/foreign." + file_name(format->name());
     EXPECT_EQ(open(*format, read(file + ".slab")), read_rows(file + ".opened")) << name;
   }
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::linear_fixture

@@ -3,13 +3,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include "cpu/tiers_fixture.h"
 #include "quant/linear_fixture.h"
-#include "quant/tiers_fixture.h"
 
-namespace kvlane {
+namespace kvlane::linear_fixture {
 namespace {
 
-using namespace linear_fixture;
 using tiers_fixture::vector_tiers;
 
 std::string canonical(const std::string& text) {
@@ -210,4 +209,4 @@ TEST(LinearFormat, WhatIsNotFiniteIsRefusedByLayerAndToken) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::linear_fixture

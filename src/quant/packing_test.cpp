@@ -9,10 +9,8 @@
 #include "quant/kv_format.h"
 #include "quant/tables_fixture.h"
 
-namespace kvlane {
+namespace kvlane::tables_fixture {
 namespace {
-
-using namespace tables_fixture;
 
 constexpr const char* kNames[] = {
     "fp8_e4m3",
@@ -46,18 +44,18 @@ constexpr const char* kNames[] = {
     "zack:keep=0.7+kvquant:bits=3",
     "zack:keep=0.7+kvquant:bits=2,outliers=0",
 };
-const KvShape kShape{2, 2, 48, ElementType::kBf16};
+const KvShape kPackedShape{2, 2, 48, ElementType::kBf16};
 constexpr SlabPlace kPlace{1, 64};
 
 class Packing : public testing::TestWithParam<const char*> {
  protected:
-  Packing() : rope_(inverse_frequencies(kShape.head_dim), 256) {
-    rows_ = rotated_rows(kShape, 3, rope_, kPlace.position);
-    add_kvquant_tables(kShape, tables_);
-    add_cachegen_tables(kShape, {rows_}, tables_);
-    add_zack_tables(kShape, true, tables_);
-    add_zack_kvquant_tables("zack:keep=0.7", kShape, tables_);
-    format_ = made(GetParam(), {.shape = kShape, .rope = &rope_, .tables = &tables_});
+  Packing() : rope_(inverse_frequencies(kPackedShape.head_dim), 256) {
+    rows_ = rotated_rows(kPackedShape, 3, rope_, kPlace.position);
+    add_kvquant_tables(kPackedShape, tables_);
+    add_cachegen_tables(kPackedShape, {rows_}, tables_);
+    add_zack_tables(kPackedShape, true, tables_);
+    add_zack_kvquant_tables("zack:keep=0.7", kPackedShape, tables_);
+    format_ = made(GetParam(), {.shape = kPackedShape, .rope = &rope_, .tables = &tables_});
     sealed_ = std::make_unique<Sealed>(*format_, kPlace, rows_);
     EXPECT_TRUE(sealed_->status.ok()) << sealed_->status.message();
     packed_.resize(format_->used_bytes(kPlace, slab()));
@@ -85,7 +83,7 @@ TEST_P(Packing, GivesTheSlabBack) {
   const Status status = unpack(packed_, back);
   ASSERT_TRUE(status.ok()) << status.message();
   EXPECT_EQ(std::memcmp(back.data(), slab(), format_->slab_bytes()), 0);
-  EXPECT_LT(packed_.size(), kShape.slab_bytes());
+  EXPECT_LT(packed_.size(), kPackedShape.slab_bytes());
 }
 
 // Who says so is believed: such slabs are copied as they are.
@@ -170,4 +168,4 @@ TEST(TablesId, IsThatOfTheFormatsOwnTablesInAnyOrder) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::tables_fixture

@@ -3,8 +3,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -51,6 +53,11 @@ inline std::vector<std::uint16_t> to_bits(const std::vector<float>& values) {
   std::vector<std::uint16_t> bits(values.size());
   for (std::size_t i = 0; i < bits.size(); ++i) bits[i] = to_bf16(values[i]).bits;
   return bits;
+}
+
+// Half a step of BF16.
+inline double half_ulp(double x) {
+  return std::ldexp(1, std::ilogb(std::max(std::abs(x), 1e-30)) - 8);
 }
 
 inline std::vector<float> inverse_frequencies(int head_dim) {
@@ -274,6 +281,16 @@ inline std::vector<std::uint16_t> open(const KvFormat& format, SlabPlace place,
     rows.insert(rows.end(), page, page + shape.page_bytes() / 2);
   }
   return rows;
+}
+
+// Made once for each shape: that takes a while.
+template <class World>
+const World& world_of(const KvShape& shape) {
+  static std::vector<std::unique_ptr<World>> worlds;
+  for (const auto& world : worlds) {
+    if (world->shape == shape) return *world;
+  }
+  return *worlds.emplace_back(std::make_unique<World>(shape));
 }
 
 // The format, or the test fails with the reason.

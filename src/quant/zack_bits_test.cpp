@@ -23,8 +23,8 @@ constexpr std::size_t kPlanes = 2 * kHeads;
 PlaneCodes choice(std::size_t i) { return {i % 2 == 0 ? 16 : 32, kCodeBits[i / 2]}; }
 
 // Errors that fall with bits and width, but for luck: some choices are worse than cheaper ones.
-struct World {
-  explicit World(std::uint64_t seed) {
+struct HeadErrors {
+  explicit HeadErrors(std::uint64_t seed) {
     for (std::uint32_t head = 0; head < kHeads; ++head) {
       for (std::uint32_t i = 0; i < kChoices; ++i) {
         k.push_back(error(seed, head, i));
@@ -60,7 +60,7 @@ struct Sum {
   double error = 0;
 };
 
-Sum sum_of(const World& world, const std::vector<HeadCodes>& heads) {
+Sum sum_of(const HeadErrors& world, const std::vector<HeadCodes>& heads) {
   Sum sum;
   for (std::size_t i = 0; i < kPlanes; ++i) {
     const PlaneCodes codes = i % 2 == 0 ? heads[i / 2].k : heads[i / 2].v;
@@ -71,7 +71,7 @@ Sum sum_of(const World& world, const std::vector<HeadCodes>& heads) {
 }
 
 // The least error of all choices together that take at most so many bytes.
-double least_error(const World& world, std::size_t bytes_max) {
+double least_error(const HeadErrors& world, std::size_t bytes_max) {
   double least = std::numeric_limits<double>::infinity();
   for (std::size_t all = 0; all < kChoices * kChoices * kChoices * kChoices; ++all) {
     Sum sum;
@@ -85,7 +85,7 @@ double least_error(const World& world, std::size_t bytes_max) {
   return least;
 }
 
-std::vector<HeadCodes> choose(const World& world, std::int64_t budget) {
+std::vector<HeadCodes> choose(const HeadErrors& world, std::int64_t budget) {
   auto codes = choose_codes(world.view(), budget);
   EXPECT_TRUE(codes.ok()) << codes.status().message();
   return codes.ok() ? *codes : std::vector<HeadCodes>();
@@ -97,7 +97,7 @@ std::size_t bytes_of(std::int64_t budget) {
 
 TEST(ChooseCodes, NothingElseOfAsFewBytesLosesLess) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    const World world(seed);
+    const HeadErrors world(seed);
     double before = std::numeric_limits<double>::infinity();
     for (std::int64_t budget = 18000; budget < 95000; budget += 3700) {
       const Sum sum = sum_of(world, choose(world, budget));
@@ -110,7 +110,7 @@ TEST(ChooseCodes, NothingElseOfAsFewBytesLosesLess) {
 }
 
 TEST(ChooseCodes, StopsWhereTheNextDoesNotFit) {
-  const World world(3);
+  const HeadErrors world(3);
   const Sum whole = sum_of(world, choose(world, 40000));
   // The least budget at which the same is chosen: a ten thousandth less, and it is not.
   const auto exact = static_cast<std::int64_t>(
@@ -137,7 +137,7 @@ TEST(ChooseCodes, WhereNothingIsLostTheLeastIsEnough) {
 }
 
 TEST(ChooseCodes, WhatCannotBeIsRefused) {
-  World world(1);
+  HeadErrors world(1);
   EXPECT_EQ(choose_codes(world.view(), 16249).status().message(),
             "fewer than 1.625 bits a value cannot be met");
   EXPECT_TRUE(choose_codes(world.view(), 16250).ok());

@@ -10,48 +10,49 @@
 #include <set>
 #include <tuple>
 
+#include "cpu/tiers_fixture.h"
 #include "format/frame.h"
 #include "quant/kvquant.h"
 #include "quant/tables_fixture.h"
-#include "quant/tiers_fixture.h"
 
-namespace kvlane {
+namespace kvlane::tables_fixture {
 namespace {
 
-using namespace tables_fixture;
 using tiers_fixture::vector_tiers;
 
-const KvShape kShape{3, 3, 80, ElementType::kBf16};
+const KvShape kZackKvquantShape{3, 3, 80, ElementType::kBf16};
 constexpr int kPosition = 192;
 constexpr const char* kZack = "zack:keep=0.5";
 
 const KvTables& tables_of_test() {
   static const KvTables tables = [] {
     KvTables made;
-    add_zack_tables(kShape, true, made);
+    add_zack_tables(kZackKvquantShape, true, made);
     for (const char* const zack : {kZack, "zack:keep=0.9", "zack:keep=0.6,ranks=uniform"}) {
-      add_zack_kvquant_tables(zack, kShape, made);
+      add_zack_kvquant_tables(zack, kZackKvquantShape, made);
     }
     return made;
   }();
   return tables;
 }
 
-Result<std::shared_ptr<const KvFormat>> make(const std::string& text,
-                                             const KvTables& tables = tables_of_test(),
-                                             Isa isa = Isa::kScalar) {
-  return make_kv_format(text, {.shape = kShape, .tables = &tables, .isa = isa});
+Result<std::shared_ptr<const KvFormat>> make_from_text(const std::string& text,
+                                                       const KvTables& tables = tables_of_test(),
+                                                       Isa isa = Isa::kScalar) {
+  return make_kv_format(text, {.shape = kZackKvquantShape, .tables = &tables, .isa = isa});
 }
 
 std::string message(const std::string& text, const KvTables& tables = tables_of_test()) {
-  return std::string(make(text, tables).status().message());
+  return std::string(make_from_text(text, tables).status().message());
 }
 
 const ZackKvquant& kvquant_of(const std::shared_ptr<const KvFormat>& format) {
   return dynamic_cast<const ZackKvquant&>(*format);
 }
 
-std::vector<std::uint16_t> rows_of(std::uint64_t seed) { return to_bits(plain_rows(kShape, seed)); }
+std::vector<std::uint16_t> rows_of(std::uint64_t seed) {
+  return to_bits(plain_rows(kZackKvquantShape, seed));
+}
 
 // One kept value of a token.
 struct Kept {
@@ -65,17 +66,15 @@ struct Kept {
 std::vector<Kept> kept_of(const ZackKvquant& format, int layer, bool is_key, int token,
                           const std::vector<std::uint16_t>& rows) {
   std::vector<Kept> kept;
-  for (int head = 0; head < kShape.kv_heads; ++head) {
+  for (int head = 0; head < kZackKvquantShape.kv_heads; ++head) {
     const HeadWidths widths = format.widths(layer, head);
     for (int c = 0; c < (is_key ? widths.k : widths.v); ++c) {
-      const auto* const row = slab_row(kShape, rows.data(), head, is_key, token);
+      const auto* const row = slab_row(kZackKvquantShape, rows.data(), head, is_key, token);
       kept.push_back({head, c, to_float(bf16{row[c]})});
     }
   }
   return kept;
 }
-
-double half_ulp(double x) { return std::ldexp(1, std::ilogb(std::max(std::abs(x), 1e-30)) - 8); }
 
 // What stands for x between limits, or NaN where a little more or less would be another.
 double coded(double x, double low, double high, const std::vector<float>& signposts,
@@ -120,8 +119,8 @@ class Definition {
         const std::vector<double> expected =
             is_key ? keys(layer, kept, outside[token]) : values(layer, kept);
         for (std::size_t i = 0; i < kept.size(); ++i) {
-          const double found = to_float(
-              bf16{slab_row(kShape, opened.data(), kept[i].head, is_key, token)[kept[i].channel]});
+          const double found = to_float(bf16{slab_row(
+              kZackKvquantShape, opened.data(), kept[i].head, is_key, token)[kept[i].channel]});
           if (std::isnan(expected[i])) continue;
           EXPECT_NEAR(found, expected[i], half_ulp(expected[i]) + 1e-5)
               << text() << (is_key ? " K" : " V") << " token " << token << " head " << kept[i].head
@@ -228,21 +227,21 @@ TEST(ZackKvquant, IsItsDefinitionInDoublePrecision) {
     for (const int bits : {2, 3, 4}) {
       for (const auto& [outliers, by_token] : {std::pair{0, false}, {1, false}, {1, true}}) {
         const Definition definition(zack, bits, outliers, by_token);
-        const auto format = *make(definition.text());
+        const auto format = *make_from_text(definition.text());
         ASSERT_EQ(format->name(), definition.text());
-        const SlabPlace place{bits % kShape.layers, kPosition};
+        const SlabPlace place{bits % kZackKvquantShape.layers, kPosition};
         const auto rows = rows_of(31);
         Sealed sealed(*format, place, rows);
         ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
         const auto opened = open(*format, place, sealed.slab.data());
         const std::uint32_t cut = kvquant_cut_values(sealed.slab.data());
         const int kept = definition.check(kvquant_of(format), place.layer, rows, opened, cut);
-        const PagePlace last = format->page_place(place.layer, kShape.kv_heads - 1);
+        const PagePlace last = format->page_place(place.layer, kZackKvquantShape.kv_heads - 1);
         EXPECT_EQ(format->used_bytes(place, sealed.slab.data()),
                   last.offset + last.bytes + 4 * std::size_t(kept));
         EXPECT_EQ(kept > 0, outliers > 0);
         all_cut += cut;
-        for (int head = 0; head < kShape.kv_heads; ++head) {
+        for (int head = 0; head < kZackKvquantShape.kv_heads; ++head) {
           widths.insert(kvquant_of(format).widths(place.layer, head).k);
           widths.insert(kvquant_of(format).widths(place.layer, head).v);
         }
@@ -254,12 +253,12 @@ TEST(ZackKvquant, IsItsDefinitionInDoublePrecision) {
 }
 
 TEST(ZackKvquant, OpensToZerosBehindWhatIsKept) {
-  const auto format = *make("zack:keep=0.5+kvquant");
+  const auto format = *make_from_text("zack:keep=0.5+kvquant");
   const SlabPlace place{1, kPosition};
   Sealed sealed(*format, place, rows_of(2));
   const auto opened = open(*format, place, sealed.slab.data());
   int zeros = 0;
-  for (int head = 0; head < kShape.kv_heads; ++head) {
+  for (int head = 0; head < kZackKvquantShape.kv_heads; ++head) {
     const HeadWidths widths = kvquant_of(format).widths(1, head);
     Lines kept(sizeof(std::uint16_t) * kBlockTokens * (widths.k + widths.v));
     auto* const page = reinterpret_cast<std::uint16_t*>(kept.data());
@@ -267,9 +266,10 @@ TEST(ZackKvquant, OpensToZerosBehindWhatIsKept) {
     for (const bool is_key : {true, false}) {
       const int width = is_key ? widths.k : widths.v;
       const std::uint16_t* const narrow = is_key ? page : page + kBlockTokens * widths.k;
-      for (int i = 0; i < kBlockTokens * kShape.head_dim; ++i) {
-        const int token = i / kShape.head_dim, c = i % kShape.head_dim;
-        const std::uint16_t found = slab_row(kShape, opened.data(), head, is_key, token)[c];
+      for (int i = 0; i < kBlockTokens * kZackKvquantShape.head_dim; ++i) {
+        const int token = i / kZackKvquantShape.head_dim, c = i % kZackKvquantShape.head_dim;
+        const std::uint16_t found =
+            slab_row(kZackKvquantShape, opened.data(), head, is_key, token)[c];
         ASSERT_EQ(found, c < width ? narrow[token * width + c] : 0);
         zeros += c >= width;
       }
@@ -280,12 +280,12 @@ TEST(ZackKvquant, OpensToZerosBehindWhatIsKept) {
 
 TEST(ZackKvquant, SlabsAreCodesLimitsAndOutliersOfAllHeads) {
   for (const int bits : {2, 4}) {
-    const auto format = *make("zack:keep=0.5+kvquant:bits=" + std::to_string(bits));
-    for (int layer = 0; layer < kShape.layers; ++layer) {
+    const auto format = *make_from_text("zack:keep=0.5+kvquant:bits=" + std::to_string(bits));
+    for (int layer = 0; layer < kZackKvquantShape.layers; ++layer) {
       std::size_t at = 4 + 4 * 2 * 3 + 2 * 2 * 64;
       std::size_t k = 0;
       std::size_t v = 0;
-      for (int head = 0; head < kShape.kv_heads; ++head) {
+      for (int head = 0; head < kZackKvquantShape.kv_heads; ++head) {
         const HeadWidths widths = kvquant_of(format).widths(layer, head);
         const std::size_t bytes = 64 * std::size_t(widths.k + widths.v) * bits / 8;
         EXPECT_EQ(format->page_place(layer, head).offset, at);
@@ -312,16 +312,16 @@ TEST(ZackKvquant, TiersAreTheSameWhateverTheBytes) {
   const SlabPlace place{1, kPosition};
   for (const char* const codes : {"bits=2", "bits=3,outliers=0", "bits=4,room=token"}) {
     const std::string text = std::string(kZack) + "+kvquant:" + codes;
-    const auto scalar = *make(text);
+    const auto scalar = *make_from_text(text);
     Sealed a(*scalar, place, rows_of(4));
     for (const Isa isa : vector_tiers()) {
-      Sealed b(**make(text, tables_of_test(), isa), place, rows_of(4));
+      Sealed b(**make_from_text(text, tables_of_test(), isa), place, rows_of(4));
       ASSERT_EQ(std::memcmp(a.slab.data(), b.slab.data(), scalar->slab_bytes(1)), 0) << text;
     }
     for (std::uint32_t seed = 0; seed < 8; ++seed) {
       const auto opened = open(*scalar, place, a.slab.data());
       for (const Isa isa : vector_tiers()) {
-        const auto vector = *make(text, tables_of_test(), isa);
+        const auto vector = *make_from_text(text, tables_of_test(), isa);
         EXPECT_EQ(opened, open(*vector, place, a.slab.data())) << text << " " << isa_name(isa);
       }
       for (std::size_t i = 0; i < scalar->slab_bytes(1); ++i) {
@@ -334,10 +334,10 @@ TEST(ZackKvquant, TiersAreTheSameWhateverTheBytes) {
 
 TEST(ZackKvquant, ExtremeRowsStayFinite) {
   for (const int value : {0x0000, 0x8000, 0x0001, 0x7F7F, 0xFF7F}) {
-    const std::vector<std::uint16_t> rows(kShape.slab_bytes() / 2,
+    const std::vector<std::uint16_t> rows(kZackKvquantShape.slab_bytes() / 2,
                                           static_cast<std::uint16_t>(value));
     for (const char* const codes : {"bits=2", "bits=4,outliers=0"}) {
-      const auto format = *make(std::string(kZack) + "+kvquant:" + codes);
+      const auto format = *make_from_text(std::string(kZack) + "+kvquant:" + codes);
       Sealed sealed(*format, {0, 0}, rows);
       ASSERT_TRUE(sealed.status.ok());
       for (const std::uint16_t bits : open(*format, {0, 0}, sealed.slab.data())) {
@@ -346,20 +346,20 @@ TEST(ZackKvquant, ExtremeRowsStayFinite) {
     }
   }
   auto rows = rows_of(1);
-  rows[kShape.page_plane_elements() - 1] = 0x7F80;  // in a dimension that is dropped
-  const auto format = *make(std::string(kZack) + "+kvquant");
+  rows[kZackKvquantShape.page_plane_elements() - 1] = 0x7F80;  // in a dimension that is dropped
+  const auto format = *make_from_text(std::string(kZack) + "+kvquant");
   EXPECT_EQ(Sealed(*format, {2, 64}, rows).status.message(),
             "K of layer 2, KV head 0, token 127 is inf: KV formats take finite numbers only");
 }
 
 TEST(ZackKvquant, NamesAreShortEnoughForFrames) {
-  const auto name = [](const char* text) { return (*make(text))->name(); };
+  const auto name = [](const char* text) { return (*make_from_text(text))->name(); };
   EXPECT_EQ(name("zack+kvquant"), "zack:keep=0.5+kvquant:bits=4");
   EXPECT_EQ(name("zack:sink=1,keep=0.50+kvquant:room=slab,outliers=1,bits=3"),
             "zack:keep=0.5,sink=1+kvquant:bits=3");
   EXPECT_EQ(name("zack:keep=0.5+kvquant:room=token,bits=2"),
             "zack:keep=0.5+kvquant:bits=2,room=token");
-  const auto longest = *make("zack:keep=0.6,ranks=uniform,recent=2+kvquant:bits=3");
+  const auto longest = *make_from_text("zack:keep=0.6,ranks=uniform,recent=2+kvquant:bits=3");
   EXPECT_EQ(longest->slab_name(), "zack:keep=0.6,ranks=uniform+kvquant:bits=3");
   EXPECT_LE(longest->slab_name().size() + 3, kFormatNameBytesMax);  // room for keep=0.6875
   EXPECT_TRUE(longest->rope_applied());
@@ -368,9 +368,9 @@ TEST(ZackKvquant, NamesAreShortEnoughForFrames) {
 
 TEST(ZackKvquant, GivesTheRotationsOfTheTables) {
   KvTables tables = tables_of_test();
-  stretch_zack_rotations(kShape, tables);
-  const auto format = *make("zack:keep=0.5+kvquant", tables);
-  const std::size_t matrix = std::size_t(kShape.head_dim) * kShape.head_dim;
+  stretch_zack_rotations(kZackKvquantShape, tables);
+  const auto format = *make_from_text("zack:keep=0.5+kvquant", tables);
+  const std::size_t matrix = std::size_t(kZackKvquantShape.head_dim) * kZackKvquantShape.head_dim;
   for (const auto& [found, of] : {std::pair{format->key_rotation(2, 1), "rotation"},
                                   {format->query_rotation(2, 1), "query_rotation"}}) {
     const auto& expected = tables.values.at(std::string("zack.layers.2.k.") + of);
@@ -379,15 +379,15 @@ TEST(ZackKvquant, GivesTheRotationsOfTheTables) {
 }
 
 TEST(ZackKvquant, OtherTablesOfEitherKindAreOtherSlabs) {
-  const std::uint64_t id = (*make("zack:keep=0.5+kvquant"))->tables();
+  const std::uint64_t id = (*make_from_text("zack:keep=0.5+kvquant"))->tables();
   for (const auto& [name, other] : {std::pair{"zack.layers.0.k.rotation", true},
                                     {"zack:keep=0.5+kvquant.layers.2.v.o1.b4.values", true},
                                     {"zack:keep=0.9+kvquant.layers.2.v.o1.b4.values", false}}) {
     KvTables tables = tables_of_test();
     tables.values.at(name)[3] += 0.001F;
-    EXPECT_EQ((*make("zack:keep=0.5+kvquant", tables))->tables() != id, other) << name;
+    EXPECT_EQ((*make_from_text("zack:keep=0.5+kvquant", tables))->tables() != id, other) << name;
   }
-  EXPECT_EQ((*make(kZack))->tables(), tables_id(tables_of_test(), "zack"))
+  EXPECT_EQ((*make_from_text(kZack))->tables(), tables_id(tables_of_test(), "zack"))
       << "tables behind a name of `zack` are none of its own";
 }
 
@@ -437,4 +437,4 @@ TEST(ZackKvquant, TablesOfOthersAreRefused) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::tables_fixture

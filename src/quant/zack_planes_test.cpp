@@ -9,10 +9,8 @@
 #include "quant/tables_fixture.h"
 #include "quant/zack.h"
 
-namespace kvlane {
+namespace kvlane::tables_fixture {
 namespace {
-
-using namespace tables_fixture;
 
 class ZackPlanesOf : public testing::TestWithParam<KvShape> {
  protected:
@@ -80,4 +78,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ZackPlanesOf,
                                          KvShape{2, 3, 48, ElementType::kBf16}));
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::tables_fixture

@@ -16,12 +16,12 @@
 namespace kvlane::zack {
 namespace {
 
-struct World {
+struct HeadSpectra {
   int head_dim;
   std::size_t heads;
   std::vector<float> k, v;
 
-  World(int dim, std::size_t count, std::uint64_t seed)
+  HeadSpectra(int dim, std::size_t count, std::uint64_t seed)
       : head_dim(dim), heads(count), k(spectra(seed)), v(spectra(seed + 1)) {}
 
   Spectra view() const { return {head_dim, k, v}; }
@@ -62,14 +62,14 @@ int width_of(std::span<const float> values, double r, Weigh weigh) {
   return std::max(kWidthStep, (kept + kWidthStep - 1) / kWidthStep * kWidthStep);
 }
 
-double share_of(const World& world, double r, Weigh weigh) {
+double share_of(const HeadSpectra& world, double r, Weigh weigh) {
   double kept = 0;
   for (std::size_t i = 0; i < 2 * world.heads; ++i) kept += width_of(world.plane(i), r, weigh);
   return kept / static_cast<double>(2 * world.heads * world.head_dim);
 }
 
 // All thresholds at which anything could change.
-std::set<double> thresholds(const World& world, Weigh weigh) {
+std::set<double> thresholds(const HeadSpectra& world, Weigh weigh) {
   std::set<double> all = {0};
   for (std::size_t i = 0; i < 2 * world.heads; ++i) {
     const auto values = world.plane(i);
@@ -85,7 +85,8 @@ std::set<double> thresholds(const World& world, Weigh weigh) {
 
 TEST(ZackRanks, AreThoseOfTheSmallestThresholdThatKeepsSoLittle) {
   for (const Weigh weigh : {Weigh::kValues, Weigh::kEnergies}) {
-    for (const auto& world : {World(64, 3, 1), World(128, 2, 5), World(48, 4, 9)}) {
+    for (const auto& world :
+         {HeadSpectra(64, 3, 1), HeadSpectra(128, 2, 5), HeadSpectra(48, 4, 9)}) {
       const auto rates = Rates::make(world.view(), weigh);
       ASSERT_TRUE(rates.ok());
       const std::set<double> all = thresholds(world, weigh);
@@ -109,7 +110,7 @@ TEST(ZackRanks, AreThoseOfTheSmallestThresholdThatKeepsSoLittle) {
 }
 
 TEST(ZackRanks, KeepLessTheHigherTheThreshold) {
-  const World world(128, 8, 3);
+  const HeadSpectra world(128, 8, 3);
   const auto rates = Rates::make(world.view(), Weigh::kValues);
   ASSERT_TRUE(rates.ok());
   const auto steps = rates->steps();
@@ -127,7 +128,7 @@ TEST(ZackRanks, KeepLessTheHigherTheThreshold) {
 }
 
 TEST(ZackRanks, HeadsThatAreAlikeGetNarrowTogether) {
-  World world(64, 2, 4);
+  HeadSpectra world(64, 2, 4);
   std::copy_n(world.k.begin(), 64, world.k.begin() + 64);
   world.v = world.k;
   const auto rates = Rates::make(world.view(), Weigh::kValues);
@@ -139,7 +140,7 @@ TEST(ZackRanks, HeadsThatAreAlikeGetNarrowTogether) {
 }
 
 TEST(ZackRanks, AHeadOfZerosKeepsTheLeastAndAWholeShareKeepsAll) {
-  World world(64, 2, 4);
+  HeadSpectra world(64, 2, 4);
   std::fill_n(world.k.begin(), 64, 0.0F);
   const auto rates = Rates::make(world.view(), Weigh::kValues);
   ASSERT_TRUE(rates.ok());
@@ -157,7 +158,7 @@ TEST(ZackRanks, UniformIsOneWidth) {
 }
 
 TEST(ZackRanks, RefusesWhatCannotBe) {
-  World world(64, 2, 4);
+  HeadSpectra world(64, 2, 4);
   const auto rates = Rates::make(world.view(), Weigh::kValues);
   EXPECT_EQ(rates->at(2499).status().message(),
             "a share of 0.2499 cannot be met: every head keeps at least 16 of its 64 dimensions");
@@ -166,7 +167,7 @@ TEST(ZackRanks, RefusesWhatCannotBe) {
   EXPECT_FALSE(rates->at(kShareParts + 1).ok());
   for (const float wrong : {-1.0F, std::numeric_limits<float>::quiet_NaN(),
                             std::numeric_limits<float>::infinity(), 1000.0F}) {
-    World bad = world;
+    HeadSpectra bad = world;
     bad.v[70] = wrong;
     EXPECT_FALSE(Rates::make(bad.view(), Weigh::kValues).ok()) << wrong;
   }

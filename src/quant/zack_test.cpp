@@ -11,10 +11,8 @@
 
 #include "quant/tables_fixture.h"
 
-namespace kvlane {
+namespace kvlane::tables_fixture {
 namespace {
-
-using namespace tables_fixture;
 
 constexpr KvShape kShape{3, 2, 64, ElementType::kBf16};
 
@@ -24,8 +22,8 @@ KvTables tables_of(const KvShape& shape) {
   return tables;
 }
 
-Result<std::shared_ptr<const KvFormat>> make(const char* text, const KvTables& tables,
-                                             const KvShape& shape = kShape) {
+Result<std::shared_ptr<const KvFormat>> make_zack(const char* text, const KvTables& tables,
+                                                  const KvShape& shape = kShape) {
   return make_kv_format(text, {.shape = shape, .tables = &tables});
 }
 
@@ -35,17 +33,17 @@ const ZackFormat& zack(const std::shared_ptr<const KvFormat>& format) {
 
 TEST(Zack, NamesSayEverything) {
   const KvTables tables = tables_of(kShape);
-  const auto name = [&](const char* text) { return (*make(text, tables))->name(); };
+  const auto name = [&](const char* text) { return (*make_zack(text, tables))->name(); };
   EXPECT_EQ(name("zack:keep=0.50"), "zack:keep=0.5");
   EXPECT_EQ(name("zack:weigh=energies,keep=1,ranks=adaptive"), "zack:keep=1,weigh=energies");
   EXPECT_EQ(name("zack:keep=0.75,ranks=uniform,recent=2"), "zack:keep=0.75,ranks=uniform,recent=2");
-  EXPECT_EQ((*make("zack:keep=0.5,sink=1", tables))->slab_name(), "zack:keep=0.5");
+  EXPECT_EQ((*make_zack("zack:keep=0.5,sink=1", tables))->slab_name(), "zack:keep=0.5");
   EXPECT_EQ(name("zack:sink=1,keep=0.5+hack"), "zack:keep=0.5,sink=1+hack:k=2,v=2");
-  EXPECT_EQ((*make("zack:keep=0.5,sink=1+hack:compute=bf16", tables))->slab_name(),
+  EXPECT_EQ((*make_zack("zack:keep=0.5,sink=1+hack:compute=bf16", tables))->slab_name(),
             "zack:keep=0.5+hack:k=2,v=2");
   EXPECT_EQ(name("zack:recent=1,bits=2.50+hack:compute=bf16"),
             "zack:bits=2.5,recent=1+hack:compute=bf16");
-  EXPECT_EQ((*make("zack:bits=2.5,recent=1+hack:compute=bf16", tables))->slab_name(),
+  EXPECT_EQ((*make_zack("zack:bits=2.5,recent=1+hack:compute=bf16", tables))->slab_name(),
             "zack:bits=2.5+hack");
 }
 
@@ -53,7 +51,7 @@ TEST(Zack, PagesAreWordsOfTwoValuesOneAfterAnother) {
   const KvTables tables = tables_of(kShape);
   const RopeTable rope(inverse_frequencies(kShape.head_dim), 128);
   const auto rows = rotated_rows(kShape, 1, rope, 0);
-  const auto format = *make("zack:keep=0.6", tables);
+  const auto format = *make_zack("zack:keep=0.6", tables);
   std::size_t widest = 0;
   for (int layer = 0; layer < kShape.layers; ++layer) {
     const SlabPlace place{layer, 64};
@@ -99,7 +97,7 @@ TEST(Zack, OpensToItsRowsAndZeros) {
   const KvTables tables = tables_of(kShape);
   const RopeTable rope(inverse_frequencies(kShape.head_dim), 128);
   const auto rows = rotated_rows(kShape, 2, rope, 0);
-  const auto format = *make("zack:keep=0.4", tables);
+  const auto format = *make_zack("zack:keep=0.4", tables);
   const SlabPlace place{1, 0};
   Sealed sealed(*format, place, rows);
   const auto opened = open(*format, place, sealed.slab.data());
@@ -120,7 +118,7 @@ TEST(Zack, CodesWhatItKeeps) {
   const auto rows = rotated_rows(kShape, 3, rope, 0);
   for (const char* codes : {"hack", "hack:k=4,v=2,p=32", "int4", "kivi:bits=2", "mxfp4"}) {
     const std::string text = std::string("zack:keep=0.6+") + codes;
-    const auto format = *make(text.c_str(), tables);
+    const auto format = *make_zack(text.c_str(), tables);
     const SlabPlace place{2, 128};
     Sealed sealed(*format, place, rows);
     ASSERT_TRUE(sealed.status.ok()) << sealed.status.message();
@@ -129,7 +127,7 @@ TEST(Zack, CodesWhatItKeeps) {
     for (int head = 0; head < kShape.kv_heads; ++head) {
       const HeadWidths widths = zack(format).widths(2, head);
       const KvShape narrow{1, 1, widths.k, ElementType::kBf16, widths.v};
-      const auto alone = *make(codes, {}, narrow);
+      const auto alone = *make_zack(codes, {}, narrow);
       std::vector<std::uint16_t> kept;
       for (const bool is_key : {true, false}) {
         for (int token = 0; token < kBlockTokens; ++token) {
@@ -166,7 +164,7 @@ TEST(Zack, BitsAreEachHeadsOwn) {
   for (const auto& [text, bits] : {std::pair{"zack:bits=2+hack", 2.0},
                                    {"zack:bits=3.3+hack", 3.3},
                                    {"zack:bits=8.5+hack:meta=bf16", 8.5}}) {
-    const auto format = *make(text, tables);
+    const auto format = *make_zack(text, tables);
     double bytes = 0;
     for (int layer = 0; layer < kShape.layers; ++layer) {
       for (int head = 0; head < kShape.kv_heads; ++head) {
@@ -188,7 +186,7 @@ TEST(Zack, BitsAreEachHeadsOwn) {
 TEST(Zack, WhatBitsCannotBeSaysWhy) {
   KvTables tables = tables_of(kShape);
   const auto message = [&](const char* text) {
-    return std::string(make(text, tables).status().message());
+    return std::string(make_zack(text, tables).status().message());
   };
   EXPECT_EQ(message("zack:bits=2.5,keep=0.5+hack"), "KV format 'zack' has either bits or keep");
   EXPECT_EQ(message("zack:bits=2.5,weigh=values+hack"),
@@ -216,7 +214,7 @@ TEST(Zack, WhatBitsCannotBeSaysWhy) {
 // Errors and random numbers are of the head that a page is of, not of the page's only one.
 TEST(Zack, CodesKnowTheirHead) {
   const KvTables tables = tables_of(kShape);
-  const auto format = *make("zack:keep=0.4,ranks=uniform+hack:p=32,round=sr", tables);
+  const auto format = *make_zack("zack:keep=0.4,ranks=uniform+hack:p=32,round=sr", tables);
   std::vector<std::uint16_t> rows(kShape.slab_bytes() / 2);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     rows[i] = to_bf16(normal(4, static_cast<std::uint32_t>(i % (rows.size() / 2)))).bits;
@@ -237,14 +235,14 @@ TEST(Zack, CodesKnowTheirHead) {
   EXPECT_EQ(Sealed(*format, {2, 64}, rows).status.message(),
             "K of layer 2, KV head 1, token 69 is 999424, beyond 65504, the largest that scales of "
             "this KV format hold");
-  EXPECT_EQ(Sealed(**make("zack:keep=0.4+int4", tables), {2, 64}, rows).status.message(),
+  EXPECT_EQ(Sealed(**make_zack("zack:keep=0.4+int4", tables), {2, 64}, rows).status.message(),
             "K of layer 2, KV head 1, token 69 is 999424, beyond 65504, the largest that FP16 "
             "scales hold");
 }
 
 TEST(Zack, GivesTheRotationOfTheTables) {
   const KvTables tables = tables_of(kShape);
-  const auto format = *make("zack:keep=0.4", tables);
+  const auto format = *make_zack("zack:keep=0.4", tables);
   const auto& expected = tables.values.at("zack.layers.2.k.rotation");
   EXPECT_EQ(std::memcmp(format->key_rotation(2, 1), expected.data() + 64 * 64, 64 * 64 * 4), 0);
   EXPECT_EQ(format->query_rotation(2, 1), format->key_rotation(2, 1));
@@ -252,9 +250,9 @@ TEST(Zack, GivesTheRotationOfTheTables) {
 
 TEST(Zack, QueriesMayHaveARotationOfTheirOwn) {
   KvTables tables = tables_of(kShape);
-  const auto same = *make("zack:keep=0.4", tables);
+  const auto same = *make_zack("zack:keep=0.4", tables);
   stretch_zack_rotations(kShape, tables);
-  const auto format = *make("zack:keep=0.4", tables);
+  const auto format = *make_zack("zack:keep=0.4", tables);
   const auto& of_keys = tables.values.at("zack.layers.2.k.rotation");
   const auto& of_queries = tables.values.at("zack.layers.2.k.query_rotation");
   constexpr std::size_t kMatrix = std::size_t{64} * 64;
@@ -262,7 +260,7 @@ TEST(Zack, QueriesMayHaveARotationOfTheirOwn) {
   EXPECT_EQ(std::memcmp(format->query_rotation(2, 1), of_queries.data() + kMatrix, kMatrix * 4), 0);
   EXPECT_NE(format->tables(), same->tables());
   tables.values.erase("zack.layers.0.k.query_rotation");
-  EXPECT_NE(make("zack:keep=0.4", tables)
+  EXPECT_NE(make_zack("zack:keep=0.4", tables)
                 .status()
                 .message()
                 .find("the tables have no 'zack.layers.0.k.query_rotation'"),
@@ -271,24 +269,24 @@ TEST(Zack, QueriesMayHaveARotationOfTheirOwn) {
 
 TEST(Zack, LeavesWhatWeightsHaveRotated) {
   KvTables tables = tables_of(kShape);
-  const auto rotated = *make("zack:keep=0.5", tables);
+  const auto rotated = *make_zack("zack:keep=0.5", tables);
   for (int layer = 0; layer < kShape.layers; ++layer) {
     const std::string prefix = table_prefix("zack", layer, true);
     tables.values[prefix + "folded_rotation"] = tables.values.at(prefix + "rotation");
   }
-  EXPECT_EQ(make("zack", tables).status().message(),
+  EXPECT_EQ(make_zack("zack", tables).status().message(),
             "tables of 'zack' say that K is rotated in the weights, and that it is not");
   for (int layer = 0; layer < kShape.layers; ++layer) {
     tables.values.erase(table_prefix("zack", layer, true) + "rotation");
   }
-  const auto folded = *make("zack:keep=0.5", tables);
+  const auto folded = *make_zack("zack:keep=0.5", tables);
   EXPECT_EQ(folded->key_rotation(2, 1), nullptr);
   EXPECT_EQ(folded->query_rotation(2, 1), nullptr);
   EXPECT_EQ(folded->slab_bytes(), rotated->slab_bytes());
   EXPECT_NE(folded->tables(), rotated->tables());
 
   tables.values.erase("zack.layers.1.k.folded_rotation");
-  EXPECT_NE(make("zack", tables)
+  EXPECT_NE(make_zack("zack", tables)
                 .status()
                 .message()
                 .find("the tables have no 'zack.layers.1.k.folded_rotation'"),
@@ -297,52 +295,53 @@ TEST(Zack, LeavesWhatWeightsHaveRotated) {
 
 TEST(Zack, OtherTablesAreOtherSlabs) {
   KvTables tables = tables_of(kShape);
-  const auto first = *make("zack:keep=0.4", tables);
+  const auto first = *make_zack("zack:keep=0.4", tables);
   tables.values["zack.layers.0.k.rotation"][5] += 0.01F;
-  EXPECT_NE((*make("zack:keep=0.4", tables))->tables(), first->tables());
+  EXPECT_NE((*make_zack("zack:keep=0.4", tables))->tables(), first->tables());
 }
 
 TEST(Zack, WhatCannotBeSaysWhy) {
   const KvTables tables = tables_of(kShape);
   const auto message = [](const auto& made) { return std::string(made.status().message()); };
-  EXPECT_EQ(message(make("zack:keep=0.2", tables)),
+  EXPECT_EQ(message(make_zack("zack:keep=0.2", tables)),
             "KV format 'zack': a share of 0.2 cannot be met: every head keeps at least 16 of its "
             "64 dimensions");
-  EXPECT_EQ(message(make("zack:keep=0.5", {})),
+  EXPECT_EQ(message(make_zack("zack:keep=0.5", {})),
             "KV format 'zack' needs tables: kvlane calibrate zack DIR --text FILE --out OUT, then "
             "OUT in the model's place");
-  EXPECT_NE(message(make("zack:keep=0.5", tables, {3, 2, 128, ElementType::kBf16})).find("values"),
-            std::string::npos);
-  EXPECT_EQ(message(make("zack:keep=0.5", tables, {3, 2, 40, ElementType::kBf16})),
+  EXPECT_NE(
+      message(make_zack("zack:keep=0.5", tables, {3, 2, 128, ElementType::kBf16})).find("values"),
+      std::string::npos);
+  EXPECT_EQ(message(make_zack("zack:keep=0.5", tables, {3, 2, 40, ElementType::kBf16})),
             "KV format 'zack' takes a head_dim that is a multiple of 16 up to 256, not 40");
-  EXPECT_EQ(message(make("zack+cachegen", tables)),
+  EXPECT_EQ(message(make_zack("zack+cachegen", tables)),
             "what zack keeps can be coded by hack, kvquant and formats with linear codes, not by "
             "'cachegen'");
-  EXPECT_EQ(message(make("zack+zack", tables)),
+  EXPECT_EQ(message(make_zack("zack+zack", tables)),
             "what zack keeps can be coded by hack, kvquant and formats with linear codes, not by "
             "'zack'");
-  EXPECT_EQ(message(make("int4+hack", tables)),
+  EXPECT_EQ(message(make_zack("int4+hack", tables)),
             "only what zack keeps can be coded in another format, not 'int4+hack'");
-  EXPECT_EQ(message(make("hack:paper+int4", tables)),
+  EXPECT_EQ(message(make_zack("hack:paper+int4", tables)),
             "only what zack keeps can be coded in another format, not 'hack+int4'");
-  EXPECT_EQ(message(make("zack:ranks=uniform,weigh=energies", tables)),
+  EXPECT_EQ(message(make_zack("zack:ranks=uniform,weigh=energies", tables)),
             "KV format 'zack': with ranks=uniform nothing is weighed");
-  EXPECT_EQ(message(make("zack+hack:sink=1", tables)),
+  EXPECT_EQ(message(make_zack("zack+hack:sink=1", tables)),
             "sink and recent stand before the '+', as in zack:keep=0.5,sink=1+hack");
-  EXPECT_EQ(message(make("zack+hack:paper,rqe=0", tables)),
+  EXPECT_EQ(message(make_zack("zack+hack:paper,rqe=0", tables)),
             "zack reads a query's own block in 16 bits");
-  EXPECT_EQ(message(make("zack+hack:colour=2", tables)),
+  EXPECT_EQ(message(make_zack("zack+hack:colour=2", tables)),
             "KV format 'hack' has no parameter 'colour'");
-  EXPECT_EQ(message(make("zack+", tables)), "'+' is followed by a format");
+  EXPECT_EQ(message(make_zack("zack+", tables)), "'+' is followed by a format");
   KvTables bad = tables;
   bad.values["zack.layers.1.v.singular_values"][3] = 1e6F;
-  EXPECT_EQ(message(make("zack:keep=0.5", bad)),
+  EXPECT_EQ(message(make_zack("zack:keep=0.5", bad)),
             "KV format 'zack': singular values are not finite, not negative and descending");
 }
 
 TEST(Zack, RefusesWhatIsNotFinite) {
   const KvTables tables = tables_of(kShape);
-  const auto format = *make("zack:keep=0.4", tables);
+  const auto format = *make_zack("zack:keep=0.4", tables);
   std::vector<std::uint16_t> rows(kShape.slab_bytes() / 2, to_bf16(1.0F).bits);
   rows.back() = to_bf16(std::numeric_limits<float>::infinity()).bits;
   Lines slab(format->slab_bytes());
@@ -352,4 +351,4 @@ TEST(Zack, RefusesWhatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace kvlane
+}  // namespace kvlane::tables_fixture

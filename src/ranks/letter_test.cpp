@@ -9,14 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "base/test_results.h"
+
 namespace kvlane {
 namespace {
-
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
 
 Join join() {
   Join join{2, 4, 7, {}, {"10.0.0.2", 4711}};

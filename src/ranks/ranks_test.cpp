@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cache/block_arena.h"
+#include "model/expected_fixture.h"
 #include "model/sequence_fixture.h"
 #include "model/slab_lane.h"
 #include "quant/format_fixture.h"
@@ -35,7 +36,6 @@ using expected_fixture::kModels;
 using ranks_fixture::key_of;
 using ranks_fixture::RankThreads;
 using sequence_fixture::random_tokens;
-using sequence_fixture::take;
 
 constexpr int kTokens = 150;
 constexpr int kBlocks = 8;
@@ -95,7 +95,7 @@ Outcome compute_alone(const std::string& name, int block = 0) {
   const auto forward = take(Forward::create(*model, kTokens, 1));
   BlockTable table(pool);
   EXPECT_TRUE(table.grow(kTokens).ok());
-  const auto tokens = random_tokens(model->config().vocab);
+  const auto tokens = random_tokens(kTokens, model->config().vocab, 5);
   const ForwardSpan span{&table, std::span(tokens).first(kTokens), 1};
   EXPECT_TRUE(forward->run({&span, 1}, {}).ok());
   Outcome outcome{copy_of(forward->logits(0)), {}, {}};
@@ -114,7 +114,7 @@ Outcome compute_in(Group& group) {
   const auto forward = group.group->forward(*group.whole);
   BlockTable table(pool);
   EXPECT_TRUE(table.grow(kTokens).ok());
-  const auto tokens = random_tokens(group.whole->config().vocab);
+  const auto tokens = random_tokens(kTokens, group.whole->config().vocab, 5);
   Outcome outcome;
   PassHooks hooks;
   hooks.on_layer = [&](int layer, const auto&) { outcome.layers.push_back(layer); };
@@ -317,7 +317,7 @@ TEST(Ranks, SlabsOfHeadsThatAreCodedTogetherAreWholeInEachRank) {
   const auto forward = group.group->forward(*group.whole);
   BlockTable table(cache.sealed, cache.rows, format.window());
   ASSERT_TRUE(table.grow(kTokens).ok());
-  const auto tokens = random_tokens(group.whole->config().vocab);
+  const auto tokens = random_tokens(kTokens, group.whole->config().vocab, 5);
   const ForwardSpan span{&table, std::span(tokens).first(kTokens), 1};
   const Status status = forward->run({&span, 1}, {});
   ASSERT_TRUE(status.ok()) << status.message();
@@ -373,7 +373,7 @@ TEST(Ranks, ASlabThatCannotBeSealedFailsItsPassAlone) {
   auto rows =
       take(BlockPool::over(shape, group.group->places(RankMemory::kRows), group.group->copies()));
   const auto forward = group.group->forward(*group.whole);
-  const auto tokens = random_tokens(group.whole->config().vocab);
+  const auto tokens = random_tokens(kTokens, group.whole->config().vocab, 5);
   const auto run = [&](int count) {
     BlockTable table(sealed, rows, format.window());
     EXPECT_TRUE(table.grow(count).ok());

@@ -8,17 +8,12 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/test_results.h"
 #include "ranks/letter.h"
 #include "ranks/state_letter.h"
 
 namespace kvlane {
 namespace {
-
-template <class T>
-T take(Result<T> result) {
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return std::move(*result);
-}
 
 BlockName name_of(int number) {
   BlockName name{};

@@ -12,6 +12,7 @@
 
 #include "base/random.h"
 #include "base/temporary_directory.h"
+#include "base/test_results.h"
 #include "base/test_sanitizers.h"
 #include "model/device_forward.h"
 #include "model/emulated_accelerator.h"
@@ -22,23 +23,21 @@
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
 using Counted = EmulatedAccelerator::Counted;
 
-constexpr int kTokens = 160;  // two blocks and an open one
+constexpr int kSavedTokens = 160;  // two blocks and an open one
 constexpr int kRowsMax = 200;
 constexpr int kSequences = 3;
 
-EmulatedAccelerator& device() {
+EmulatedAccelerator& gatherer_device() {
   static EmulatedAccelerator device;
   return device;
 }
 const Model& model() {
-  static const std::unique_ptr<Model> model = tiny_model_fixture::load({.device = &device()});
+  static const std::unique_ptr<Model> model =
+      tiny_model_fixture::load({.device = &gatherer_device()});
   return *model;
 }
-
-BlockName name_of(int sequence, int block) { return key_of(64 * sequence + block).name; }
 
 class DeviceHiddenGathererTest : public testing::Test {
  protected:
@@ -48,12 +47,12 @@ class DeviceHiddenGathererTest : public testing::Test {
                 .layer_first = 1,
                 .layer_last = model().config().layers};
   }
-  ~DeviceHiddenGathererTest() override { device().fail_call(0); }
+  ~DeviceHiddenGathererTest() override { gatherer_device().fail_call(0); }
 
   struct Saved {
     explicit Saved(BlockPool& pool, int sequence) : number(sequence), table(pool) {
-      EXPECT_TRUE(table.grow(kTokens).ok());
-      for (int i = 0; i < kTokens; ++i) {
+      EXPECT_TRUE(table.grow(kSavedTokens).ok());
+      for (int i = 0; i < kSavedTokens; ++i) {
         const auto dice = philox4x32(40 + sequence, {static_cast<std::uint32_t>(i), 0, 0, 0});
         tokens.push_back(static_cast<std::int32_t>(dice[0] % model().config().vocab));
       }
@@ -71,8 +70,9 @@ class DeviceHiddenGathererTest : public testing::Test {
     gatherer_ = nullptr;
     store_ = take(Store::open(store, take(open_store_files({}))));
     gatherer_ = take(HiddenGatherer::create(*store_, model(), options_));
-    forward_ = take(DeviceForward::create(model().on_device(), device(), kRowsMax, kSequences, true,
-                                          {}, {options_.layer_first, options_.layer_last}));
+    forward_ =
+        take(DeviceForward::create(model().on_device(), gatherer_device(), kRowsMax, kSequences,
+                                   true, {}, {options_.layer_first, options_.layer_last}));
     sequences_.clear();
     for (int i = 0; i < kSequences; ++i) {
       sequences_.push_back(std::make_unique<Saved>(pool_, i));
@@ -86,13 +86,13 @@ class DeviceHiddenGathererTest : public testing::Test {
     std::vector<Saved*> saved;
     for (int i = 0; i < kSequences; ++i) {
       Saved& each = *sequences_[i];
-      const int done = each.table.tokens(), count = std::min(counts[i], kTokens - done);
+      const int done = each.table.tokens(), count = std::min(counts[i], kSavedTokens - done);
       if (count <= 0) continue;
       spans.push_back({&each.table, std::span(each.tokens).subspan(done, count), 1});
       saved.push_back(&each);
     }
     if (spans.empty()) return;
-    const auto lane = take(device().lane());  // what is to be compared
+    const auto lane = take(gatherer_device().lane());  // what is to be compared
     const std::size_t row = options_.format.row_bytes();
     const auto keep = [&](const KeptRows& kept) {
       EXPECT_TRUE(lane->wait(*kept.there).ok());
@@ -112,12 +112,12 @@ class DeviceHiddenGathererTest : public testing::Test {
       }
       std::sort(rows.begin(), rows.end(),
                 [](const PassRows& a, const PassRows& b) { return a.row < b.row; });
-      device().fail_call(fail_, Counted::kBesideTheLine);
+      gatherer_device().fail_call(fail_, Counted::kBesideTheLine);
       const auto read = gatherer_->fetch(rows, kept);
       if (wait_for_layers_) gatherer_->flush();
-      calls_ = device().calls();
+      calls_ = gatherer_device().calls();
       fail_ = std::max(0, fail_ - calls_);
-      device().fail_call(0);
+      gatherer_device().fail_call(0);
       return read;
     };
     std::vector<int> before;
@@ -135,7 +135,8 @@ class DeviceHiddenGathererTest : public testing::Test {
       for (int block = before[i] / kBlockTokens; block < saved[i]->table.tokens() / kBlockTokens;
            ++block) {
         const int number = saved[i]->number;
-        gatherer_->complete(*saved[i]->rows, block, name_of(number, block), name_of(number, 0));
+        gatherer_->complete(*saved[i]->rows, block, block_name(number, block),
+                            block_name(number, 0));
       }
     }
   }
@@ -145,7 +146,7 @@ class DeviceHiddenGathererTest : public testing::Test {
   }
 
   bool stored(int sequence, int block) const {
-    return store_->holds({.name = name_of(sequence, block), .kind = ExtentKind::kHidden},
+    return store_->holds({.name = block_name(sequence, block), .kind = ExtentKind::kHidden},
                          options_.layer_first, options_.layer_last - options_.layer_first);
   }
   // What lies there are the rows that passes have kept.
@@ -153,7 +154,7 @@ class DeviceHiddenGathererTest : public testing::Test {
     const std::size_t bytes = kBlockTokens * options_.format.row_bytes();
     int layers = 0;
     for (const PinnedExtent& extent :
-         store_->find({.name = name_of(sequence, block), .kind = ExtentKind::kHidden})) {
+         store_->find({.name = block_name(sequence, block), .kind = ExtentKind::kHidden})) {
       for (int part = 0; part < extent.head().layers(); ++part, ++layers) {
         const int layer = extent.head().layer + part;
         Bytes found;
@@ -173,7 +174,7 @@ class DeviceHiddenGathererTest : public testing::Test {
   int expect_all_right() {
     int count = 0;
     for (int sequence = 0; sequence < kSequences; ++sequence) {
-      for (int block = 0; block < kTokens / kBlockTokens; ++block) {
+      for (int block = 0; block < kSavedTokens / kBlockTokens; ++block) {
         if (!stored(sequence, block)) continue;
         expect_right(sequence, block);
         ++count;
@@ -192,9 +193,9 @@ class DeviceHiddenGathererTest : public testing::Test {
   }
 
   const std::size_t pool_bytes_ = 4 * kSequences * model().config().kv_shape().block_bytes();
-  const Accelerator::Memory memory_ = take(device().allocate(pool_bytes_));
+  const Accelerator::Memory memory_ = take(gatherer_device().allocate(pool_bytes_));
   BlockPool pool_ = take(BlockPool::over(model().config().kv_shape(), {memory_.get(), pool_bytes_},
-                                         take(device().copies())));
+                                         take(gatherer_device().copies())));
   TemporaryDirectory directory_{TemporaryDirectory::Place::kMemory};
   int stores_ = 0;
   HiddenGathererOptions options_{.format = {HiddenFormat::Values::kExact, ElementType::kBf16, 64}};
@@ -215,9 +216,9 @@ TEST_F(DeviceHiddenGathererTest, WhatPassesKeepIsStored) {
     options_.format = take(HiddenFormat::parse(form, model()));
     options_.extent_bytes_min = 2 * kBlockTokens * options_.format.stored_bytes();
     open();
-    const int replays = device().replays();
+    const int replays = gatherer_device().replays();
     run_all();
-    EXPECT_GT(device().replays() - replays, 8);
+    EXPECT_GT(gatherer_device().replays() - replays, 8);
     EXPECT_EQ(expect_all_right(), 6);
     const HiddenGathererFigures figures = gatherer_->figures();
     int rows = 0;
@@ -295,10 +296,10 @@ TEST_F(DeviceHiddenGathererTest, ADeviceWithoutMemoryOrLanesIsAnError) {
   open();
   int failed = 0;
   for (int n = 1;; ++n) {
-    device().fail_call(n);
+    gatherer_device().fail_call(n);
     const auto gatherer = HiddenGatherer::create(*store_, model(), options_);
-    const bool over = device().calls() < n;
-    device().fail_call(0);
+    const bool over = gatherer_device().calls() < n;
+    gatherer_device().fail_call(0);
     EXPECT_EQ(gatherer.status().code(), over ? Code::kOk : Code::kInternal);
     if (over) break;
     ++failed;

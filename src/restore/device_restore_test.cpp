@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/temporary_directory.h"
+#include "base/test_results.h"
 #include "base/test_sanitizers.h"
 #include "cpu/memory.h"
 #include "model/device_forward.h"
@@ -30,10 +31,12 @@
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
+using tiny_model_fixture::block_names;
+using tiny_model_fixture::tiny_format;
+using tiny_model_fixture::tiny_model;
 
-constexpr int kBlocks = kPieceBlocks + 1;  // pieces in both halves of the rooms
-constexpr int kTokens = kBlocks * kBlockTokens + 1;
+constexpr int kRestoredBlocks = kPieceBlocks + 1;  // pieces in both halves of the rooms
+constexpr int kRestoredTokens = kRestoredBlocks * kBlockTokens + 1;
 
 EmulatedAccelerator& device() {
   static EmulatedAccelerator device;
@@ -41,25 +44,9 @@ EmulatedAccelerator& device() {
 }
 
 const Model& model_on(Accelerator* device) {
-  static const std::unique_ptr<Model> on_host = tiny_model_fixture::load();
   static const std::unique_ptr<Model> on_device =
       tiny_model_fixture::load({.device = &kvlane::device()});
-  return device == nullptr ? *on_host : *on_device;
-}
-
-std::shared_ptr<const KvFormat> make_format(const std::string& name) {
-  const Model& model = model_on(nullptr);
-  KvTables tables;
-  const KvShape shape = model.config().kv_shape();
-  if (name.starts_with("zack")) tables_fixture::add_zack_tables(shape, true, tables);
-  return take(make_kv_format(
-      name, {.shape = shape, .rope = &model.rope(), .tables = &tables, .isa = model.isa()}));
-}
-
-std::vector<BlockName> block_names() {
-  std::vector<BlockName> names(kBlocks);
-  for (int i = 0; i < kBlocks; ++i) names[i].fill(static_cast<std::byte>(i + 1));
-  return names;
+  return device == nullptr ? tiny_model() : *on_device;
 }
 
 // A cache of the host or of a device, whose blocks 0, 1, 2 ... are those of a sequence.
@@ -68,7 +55,7 @@ class Cache {
   // cppcheck-suppress uninitMemberVar  ; device_ is: it loses the thread here
   Cache(Accelerator* device, const SlabKind& kind)
       : kind_(kind), device_(device), model_(model_on(device)) {
-    EXPECT_TRUE(table.grow(kBlocks * kBlockTokens).ok());
+    EXPECT_TRUE(table.grow(kRestoredBlocks * kBlockTokens).ok());
   }
 
   SlabLane lane() const {
@@ -102,7 +89,7 @@ class Cache {
                                      : SlabSizes(shape.layers, shape.slab_bytes());
   }
   // Of a pass.
-  std::size_t rows_bytes() const { return kBlocks * kind_.shape().block_bytes(); }
+  std::size_t rows_bytes() const { return kRestoredBlocks * kind_.shape().block_bytes(); }
   Accelerator::Memory allocate(std::size_t bytes) const {
     if (device_ == nullptr) return {};
     return take(device_->allocate(bytes));
@@ -131,7 +118,7 @@ class Cache {
   Accelerator* const device_;
   const Model& model_;
   const MemoryCopy copy_ = device_ != nullptr ? take(device_->copies()) : MemoryCopy(copy_on_host);
-  const std::size_t bytes_ = kBlocks * sizes().block_bytes();
+  const std::size_t bytes_ = kRestoredBlocks * sizes().block_bytes();
   const Accelerator::Memory memory_ = allocate(bytes_), rows_memory_ = allocate(rows_bytes());
 
  public:
@@ -160,7 +147,7 @@ struct Disk {
            .layer_last = kind.shape().layers,
            .extent_bytes_min = 1 << 20},
           [](BlockId) {}, cache.lane());
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kRestoredBlocks; ++block) {
         EXPECT_TRUE(saver.add({cache.table.id(block), block, names[block], names[0]}));
       }
       saver.flush();
@@ -195,13 +182,13 @@ struct Disk {
   }
 
   const TemporaryDirectory directory;
-  const std::vector<BlockName> names = block_names();
+  const std::vector<BlockName> names = block_names(kRestoredBlocks);
   std::unique_ptr<Store> store;
 };
 
 std::vector<std::int32_t> tokens_of_all() {
-  std::vector<std::int32_t> tokens(kTokens);
-  for (int i = 0; i < kTokens; ++i) tokens[i] = i * 7919 % model_on(nullptr).config().vocab;
+  std::vector<std::int32_t> tokens(kRestoredTokens);
+  for (int i = 0; i < kRestoredTokens; ++i) tokens[i] = i * 7919 % tiny_model().config().vocab;
   return tokens;
 }
 
@@ -215,8 +202,8 @@ void compute(Cache& cache, const char* form, Disk& disk) {
       *disk.store, model, {.format = format, .layer_first = 1, .layer_last = layers}));
   const auto rows = gatherer->begin();
   const std::vector<std::int32_t> tokens = tokens_of_all();
-  for (int at = 0; at < kBlocks * kBlockTokens; at += kRestorePieceTokens) {
-    const int count = std::min(kRestorePieceTokens, kBlocks * kBlockTokens - at);
+  for (int at = 0; at < kRestoredBlocks * kBlockTokens; at += kRestorePieceTokens) {
+    const int count = std::min(kRestorePieceTokens, kRestoredBlocks * kBlockTokens - at);
     const ForwardSpan span{&cache.table, std::span(tokens).subspan(at, count), 0};
     const auto keep = [&](const KeptRows& kept) {
       const PassRows all{rows.get(), at, kept.first[0], count};
@@ -225,12 +212,12 @@ void compute(Cache& cache, const char* form, Disk& disk) {
     const Status status = forward->run({&span, 1}, {.on_kept = keep});
     ASSERT_TRUE(status.ok()) << status.message();
   }
-  for (int block = 0; block < kBlocks; ++block) {
+  for (int block = 0; block < kRestoredBlocks; ++block) {
     gatherer->complete(*rows, block, disk.names[block], disk.names[0]);
   }
   gatherer->flush();
   disk.store->flush();
-  EXPECT_EQ(gatherer->figures().blocks, std::uint64_t{kBlocks});
+  EXPECT_EQ(gatherer->figures().blocks, std::uint64_t{kRestoredBlocks});
 }
 
 // What was found, until the job is over. The table then has the blocks that came back.
@@ -243,13 +230,13 @@ std::unique_ptr<RestoreJob> restore(Restorer& restorer, Cache& cache, FoundState
   return job;
 }
 std::unique_ptr<RestoreJob> restore(Restorer& restorer, Cache& cache, const Disk& disk) {
-  return restore(restorer, cache, restorer.find(disk.names, 0, kTokens));
+  return restore(restorer, cache, restorer.find(disk.names, 0, kRestoredTokens));
 }
 
 // Slabs like those of a model, sealed if there is a format. [block][layer]
 std::vector<std::vector<Bytes>> make_slabs(const SlabKind& kind) {
-  std::vector<std::vector<Bytes>> slabs(kBlocks);
-  for (int block = 0; block < kBlocks; ++block) {
+  std::vector<std::vector<Bytes>> slabs(kRestoredBlocks);
+  for (int block = 0; block < kRestoredBlocks; ++block) {
     for (int layer = 0; layer < kind.shape().layers; ++layer) {
       const auto rows =
           tables_fixture::to_bits(tables_fixture::plain_rows(kind.shape(), 10 * block + layer));
@@ -280,13 +267,13 @@ TEST(DeviceRestore, CachesOfHostAndDeviceGiveAndGetTheSameBytes) {
                                                        {"zack:keep=0.5", "splitzip:channel"}};
   for (const auto& [name, codec] : cases) {
     SCOPED_TRACE(std::string(name) + " " + codec);
-    const auto format = make_format(name);
-    const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
+    const auto format = tiny_format(name);
+    const SlabKind kind(tiny_model().config().kv_shape(), format.get());
     const auto slabs = make_slabs(kind);
     std::array<Disk, 2> disks;
     for (const bool on_device : {false, true}) {
       Cache cache(on_device ? &device() : nullptr, kind);
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kRestoredBlocks; ++block) {
         for (int layer = 0; layer < kind.shape().layers; ++layer) {
           cache.write(block, layer, slabs[block][layer]);
         }
@@ -294,7 +281,7 @@ TEST(DeviceRestore, CachesOfHostAndDeviceGiveAndGetTheSameBytes) {
       disks[on_device].save(cache, kind, codec);
     }
     const auto stored = disks[0].content();
-    EXPECT_EQ(stored.size(), std::size_t(kBlocks) * kind.shape().layers);
+    EXPECT_EQ(stored.size(), std::size_t(kRestoredBlocks) * kind.shape().layers);
     EXPECT_TRUE(disks[1].content() == stored);
     for (const bool saved_on_device : {false, true}) {
       for (const bool on_device : {false, true}) {
@@ -305,9 +292,9 @@ TEST(DeviceRestore, CachesOfHostAndDeviceGiveAndGetTheSameBytes) {
             cache.model(), kind, *disk.store, *forward, {}, [] {}, cache.lane());
         const auto job = restore(restorer, cache, disk);
         ASSERT_TRUE(job->status().ok()) << job->status().message();
-        ASSERT_EQ(job->blocks(), kBlocks);
-        EXPECT_EQ(cache.table.tokens(), kBlocks * kBlockTokens);
-        for (int block = 0; block < kBlocks; ++block) {
+        ASSERT_EQ(job->blocks(), kRestoredBlocks);
+        EXPECT_EQ(cache.table.tokens(), kRestoredBlocks * kBlockTokens);
+        for (int block = 0; block < kRestoredBlocks; ++block) {
           for (int layer = 0; layer < kind.shape().layers; ++layer) {
             EXPECT_TRUE(cache.read(block, layer) == slabs[block][layer])
                 << saved_on_device << on_device << " " << block << " " << layer;
@@ -322,13 +309,13 @@ TEST(DeviceRestore, CachesOfHostAndDeviceGiveAndGetTheSameBytes) {
 TEST(DeviceRestore, FirstLayersAreComputedFromTokens) {
   for (const char* const name : {"bf16", "hack"}) {
     SCOPED_TRACE(name);
-    const auto format = make_format(name);
-    const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
+    const auto format = tiny_format(name);
+    const SlabKind kind(tiny_model().config().kv_shape(), format.get());
     Cache computed(&device(), kind), back(&device(), kind);
     const auto forward = computed.forward();
     const std::vector<std::int32_t> tokens = tokens_of_all();
-    for (int at = 0; at < kBlocks * kBlockTokens; at += kRestorePieceTokens) {
-      const int count = std::min(kRestorePieceTokens, kBlocks * kBlockTokens - at);
+    for (int at = 0; at < kRestoredBlocks * kBlockTokens; at += kRestorePieceTokens) {
+      const int count = std::min(kRestorePieceTokens, kRestoredBlocks * kBlockTokens - at);
       const ForwardSpan span{&computed.table, std::span(tokens).subspan(at, count), 0};
       ASSERT_TRUE(forward->run({&span, 1}, {}).ok());
     }
@@ -340,9 +327,9 @@ TEST(DeviceRestore, FirstLayersAreComputedFromTokens) {
         back.model(), kind, *disk.store, *again, {}, [] {}, back.lane());
     const auto job = restore(restorer, back, disk);
     ASSERT_TRUE(job->status().ok()) << job->status().message();
-    ASSERT_EQ(job->blocks(), kBlocks);
+    ASSERT_EQ(job->blocks(), kRestoredBlocks);
     EXPECT_EQ(job->decision().recomputed, 2);
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kRestoredBlocks; ++block) {
       for (int layer = 0; layer < kind.shape().layers; ++layer) {
         EXPECT_TRUE(back.read(block, layer) == computed.read(block, layer)) << block << layer;
       }
@@ -351,7 +338,7 @@ TEST(DeviceRestore, FirstLayersAreComputedFromTokens) {
 }
 
 void expect_same(Cache& back, Cache& computed, const SlabKind& kind) {
-  for (int block = 0; block < kBlocks; ++block) {
+  for (int block = 0; block < kRestoredBlocks; ++block) {
     for (int layer = 0; layer < kind.shape().layers; ++layer) {
       EXPECT_TRUE(back.read(block, layer) == computed.read(block, layer)) << block << " " << layer;
     }
@@ -367,8 +354,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, DeviceRestoreOf,
 
 TEST_P(DeviceRestoreOf, AnyMixtureOfSourcesGivesTheSameBits) {
   const char* const name = GetParam();
-  const auto format = make_format(name);
-  const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
+  const auto format = tiny_format(name);
+  const SlabKind kind(tiny_model().config().kv_shape(), format.get());
   const int layers = kind.shape().layers;
   Cache computed(&device(), kind);
   Disk disk;
@@ -383,8 +370,8 @@ TEST_P(DeviceRestoreOf, AnyMixtureOfSourcesGivesTheSameBits) {
     const auto forward = back.forward();
     Restorer restorer(
         back.model(), kind, *disk.store, *forward, {}, [] {}, back.lane());
-    FoundState found = restorer.find(disk.names, 0, kTokens);
-    ASSERT_EQ(found.decision.blocks, kBlocks);
+    FoundState found = restorer.find(disk.names, 0, kRestoredTokens);
+    ASSERT_EQ(found.decision.blocks, kRestoredBlocks);
     found.decision.recomputed = recomputed;
     for (int layer = 0; layer < layers; ++layer) {
       found.decision.sources[layer] =
@@ -392,7 +379,7 @@ TEST_P(DeviceRestoreOf, AnyMixtureOfSourcesGivesTheSameBits) {
     }
     const auto job = restore(restorer, back, std::move(found));
     ASSERT_TRUE(job->status().ok()) << job->status().message();
-    ASSERT_EQ(job->blocks(), kBlocks);
+    ASSERT_EQ(job->blocks(), kRestoredBlocks);
     expect_same(back, computed, kind);
   }
 }
@@ -400,7 +387,7 @@ TEST_P(DeviceRestoreOf, AnyMixtureOfSourcesGivesTheSameBits) {
 // Rows in 8 bits are the same rows for all restores, on a CPU too: K and V differ by what products
 // round there.
 TEST(DeviceRestore, EightBitsComeBackAsTheyAreStored) {
-  const SlabKind kind(model_on(nullptr).config().kv_shape(), nullptr);
+  const SlabKind kind(tiny_model().config().kv_shape(), nullptr);
   Cache computed(&device(), kind), first(&device(), kind), again(&device(), kind);
   Disk disk;
   compute(computed, "hidden:int8", disk);
@@ -408,12 +395,12 @@ TEST(DeviceRestore, EightBitsComeBackAsTheyAreStored) {
     const auto forward = back->forward();
     Restorer lossless(
         back->model(), kind, *disk.store, *forward, {}, [] {}, back->lane());
-    EXPECT_FALSE(lossless.find(disk.names, 0, kTokens).stored);
+    EXPECT_FALSE(lossless.find(disk.names, 0, kRestoredTokens).stored);
     Restorer restorer(
         back->model(), kind, *disk.store, *forward, {.lossy = true}, [] {}, back->lane());
     const auto job = restore(restorer, *back, disk);
     ASSERT_TRUE(job->status().ok()) << job->status().message();
-    EXPECT_EQ(job->blocks(), kBlocks);
+    EXPECT_EQ(job->blocks(), kRestoredBlocks);
     EXPECT_EQ(job->decision().recomputed, 1);
   }
   expect_same(again, first, kind);
@@ -425,8 +412,8 @@ TEST(DeviceRestore, EightBitsComeBackAsTheyAreStored) {
 // Whichever call fails, in the line of passes or beside it: what is said to be back is, and the
 // store keeps what it has.
 TEST(DeviceRestore, AnyCallMayFailWhileHiddenStatesComeBack) {
-  const auto format = make_format("hack");
-  const SlabKind kind(model_on(nullptr).config().kv_shape(), format.get());
+  const auto format = tiny_format("hack");
+  const SlabKind kind(tiny_model().config().kv_shape(), format.get());
   Cache computed(&device(), kind);
   Disk disk;
   compute(computed, "hidden", disk);
@@ -438,7 +425,7 @@ TEST(DeviceRestore, AnyCallMayFailWhileHiddenStatesComeBack) {
     const auto forward = back.forward();
     Restorer restorer(
         back.model(), kind, *disk.store, *forward, {}, [] {}, back.lane());
-    FoundState found = restorer.find(disk.names, 0, kTokens);
+    FoundState found = restorer.find(disk.names, 0, kRestoredTokens);
     // Layers 1 and 2 from hidden states, the others from slabs.
     found.decision.recomputed = 1;
     for (const int layer : {1, 2}) found.decision.sources[layer] = RestoreSource::kHidden;
@@ -462,7 +449,7 @@ TEST(DeviceRestore, AnyCallMayFailWhileHiddenStatesComeBack) {
 class DeviceRestoreTest : public testing::Test {
  protected:
   DeviceRestoreTest() {
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kRestoredBlocks; ++block) {
       for (int layer = 0; layer < kind_.shape().layers; ++layer) {
         cache_.write(block, layer, slabs_[block][layer]);
       }
@@ -477,7 +464,7 @@ class DeviceRestoreTest : public testing::Test {
     return true;
   }
 
-  const SlabKind kind_{model_on(nullptr).config().kv_shape(), nullptr};
+  const SlabKind kind_{tiny_model().config().kv_shape(), nullptr};
   const std::vector<std::vector<Bytes>> slabs_ = make_slabs(kind_);
   Cache cache_{&device(), kind_};
   Disk disk_;
@@ -519,7 +506,7 @@ TEST_F(DeviceRestoreTest, AnyCallMayFailWhileSlabsAreSaved) {
           cache_.pool, kind_, *take(find_codec(codec)), *disk.store,
           {.layer_last = kind_.shape().layers}, [](BlockId) {}, cache_.lane());
       device().fail_call(n, EmulatedAccelerator::Counted::kBesideTheLine);
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kRestoredBlocks; ++block) {
         EXPECT_TRUE(saver.add({cache_.table.id(block), block, disk.names[block], disk.names[0]}));
       }
       saver.flush();
@@ -527,7 +514,8 @@ TEST_F(DeviceRestoreTest, AnyCallMayFailWhileSlabsAreSaved) {
       device().fail_call(0);
       disk.store->flush();
       EXPECT_EQ(saver.failed(), calls < n ? 0 : 1) << codec << " " << n;
-      EXPECT_EQ(disk.content().size(), std::size_t(kBlocks - saver.failed()) * kind_.shape().layers)
+      EXPECT_EQ(disk.content().size(),
+                std::size_t(kRestoredBlocks - saver.failed()) * kind_.shape().layers)
           << codec << " " << n;
       failed += static_cast<int>(saver.failed());
       if (calls < n) break;

@@ -14,24 +14,22 @@
 #include <vector>
 
 #include "base/temporary_directory.h"
+#include "base/test_results.h"
 #include "format/checksum.h"
 #include "gpu/cufile_abi.h"
 #include "gpu/fake_cufile.h"
 #include "model/emulated_accelerator.h"
-#include "model/expected_fixture.h"
 #include "quant/tables_fixture.h"
 
 namespace kvlane {
 namespace {
-
-using expected_fixture::take;
 
 constexpr std::size_t kPage = kExtentPageBytes;
 constexpr int kSlabs = 3;
 constexpr int kLayer = 1;
 const KvShape kShape{kSlabs, 2, 64, ElementType::kBf16};  // of parts, which are layers
 
-std::shared_ptr<const KvFormat> make_format(const std::string& name) {
+std::shared_ptr<const KvFormat> format_of_parts(const std::string& name) {
   const RopeTable rope(tables_fixture::inverse_frequencies(kShape.head_dim), 256);
   KvTables tables;
   tables_fixture::add_zack_tables(kShape, true, tables);
@@ -112,7 +110,7 @@ TEST_F(DirectRoomsTest, RefusalsAreTold) {
 class DirectLandingTest : public DirectTest {
  protected:
   void prepare(const std::string& format) {
-    format_ = format == "bf16" ? nullptr : make_format(format);
+    format_ = format == "bf16" ? nullptr : format_of_parts(format);
     kind_.emplace(kShape, format_.get());
     const SlabSizes sizes =
         format_ != nullptr ? format_->slab_sizes() : SlabSizes(kShape.layers, kShape.slab_bytes());

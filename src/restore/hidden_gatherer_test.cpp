@@ -20,7 +20,6 @@ namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
-using expected_fixture::take;
 using sequence_fixture::kTokens;
 using sequence_fixture::make_format;
 using sequence_fixture::random_tokens;
@@ -29,13 +28,12 @@ using sequence_fixture::Sequence;
 const fs::path kModel = fs::path(kSourceDir) / "models/kvlane-tiny";
 constexpr int kWhole = kTokens / kBlockTokens;  // complete blocks of a sequence
 
-BlockName name_of(int sequence, int block) { return key_of(64 * sequence + block).name; }
-
 // A sequence, what is saved of it, and all its hidden states to compare with.
 struct Saved {
   Saved(const Model& model, const KvFormat* format, int sequence)
       : number(sequence),
-        tokens(random_tokens(model.config().vocab, static_cast<std::uint32_t>(5 + sequence))),
+        tokens(
+            random_tokens(kTokens, model.config().vocab, static_cast<std::uint32_t>(5 + sequence))),
         computed(model, format),
         hidden(static_cast<std::size_t>(model.config().layers)) {
     EXPECT_TRUE(computed.table.grow(kTokens).ok());
@@ -102,8 +100,8 @@ class HiddenGathererTest : public ::testing::Test {
       if (each.rows == nullptr) continue;
       for (int block = before[i] / kBlockTokens;
            block < each.computed.table.tokens() / kBlockTokens; ++block) {
-        gatherer_->complete(*each.rows, block, name_of(each.number, block),
-                            name_of(each.number, 0));
+        gatherer_->complete(*each.rows, block, block_name(each.number, block),
+                            block_name(each.number, 0));
       }
     }
   }
@@ -117,7 +115,7 @@ class HiddenGathererTest : public ::testing::Test {
   }
 
   bool stored(const Saved& sequence, int block) const {
-    return store_->holds({.name = name_of(sequence.number, block), .kind = ExtentKind::kHidden},
+    return store_->holds({.name = block_name(sequence.number, block), .kind = ExtentKind::kHidden},
                          options_.layer_first, options_.layer_last - options_.layer_first);
   }
   int stored_blocks(const Saved& sequence) const {
@@ -129,7 +127,7 @@ class HiddenGathererTest : public ::testing::Test {
   // Rows of all layers of a block, [layers][64 rows], as the store has them.
   std::vector<Bytes> read_block(const Saved& sequence, int block) {
     std::vector<Bytes> layers(static_cast<std::size_t>(layers_));
-    const BlockKey key{.name = name_of(sequence.number, block), .kind = ExtentKind::kHidden};
+    const BlockKey key{.name = block_name(sequence.number, block), .kind = ExtentKind::kHidden};
     for (const PinnedExtent& extent : store_->find(key)) {
       const ExtentHead& head = extent.head();
       EXPECT_EQ(head.position, block * kBlockTokens);
@@ -236,7 +234,7 @@ TEST_F(HiddenGathererTest, SequencesOfRaggedPassesComeBackBitForBit) {
     EXPECT_GE(figures.ring_bytes_used_max, 141 * options_.format.row_bytes());
     EXPECT_LE(figures.ring_bytes_used_max, options_.ring_bytes);
     EXPECT_GT(figures.copy_seconds, 0);
-    EXPECT_EQ(store_->find({.name = name_of(1, 2), .kind = ExtentKind::kHidden}).size(), 2U);
+    EXPECT_EQ(store_->find({.name = block_name(1, 2), .kind = ExtentKind::kHidden}).size(), 2U);
     EXPECT_EQ(store_->figures().refused + store_->figures().failed, 0U);
     gatherer_ = nullptr;
     store_ = nullptr;
@@ -255,7 +253,7 @@ TEST_F(HiddenGathererTest, LayersThatAreThereAlreadyAreLeftAsTheyAre) {
     EXPECT_EQ(gatherer_->figures().tokens_lost, 0U);
     EXPECT_EQ(gatherer_->figures().blocks, std::uint64_t{kWhole});
     for (int block = 0; block < kWhole; ++block) expect_stored(sequence, block);
-    const BlockKey key{.name = name_of(0, 1), .kind = ExtentKind::kHidden};
+    const BlockKey key{.name = block_name(0, 1), .kind = ExtentKind::kHidden};
     std::vector<LayerRun> runs;
     for (const PinnedExtent& extent : store_->find(key)) {
       runs.push_back({extent.head().layer, extent.head().layers()});
@@ -377,7 +375,7 @@ TEST_F(HiddenGathererTest, BlocksWithAMissingRowAreNotSaved) {
   EXPECT_EQ(gatherer_->figures().tokens_lost, std::uint64_t{kBlockTokens});
   EXPECT_EQ(gatherer_->figures().blocks, 1U);
   // A block that nothing was copied of.
-  gatherer_->complete(*sequence.rows, 9, name_of(0, 9), name_of(0, 0));
+  gatherer_->complete(*sequence.rows, 9, block_name(0, 9), block_name(0, 0));
   settle();
   EXPECT_EQ(gatherer_->figures().tokens_lost, 2U * kBlockTokens);
 }
@@ -429,7 +427,7 @@ TEST_F(HiddenGathererTest, RowsThatAreNotFiniteHaveNoEightBits) {
     const PassRows all{rows.get(), 0, 0, kBlockTokens};
     gatherer_->copy(layer, {&all, 1}, normed);
   }
-  gatherer_->complete(*rows, 0, name_of(0, 0), name_of(0, 0));
+  gatherer_->complete(*rows, 0, block_name(0, 0), block_name(0, 0));
   settle();
   EXPECT_TRUE(rows->lost());
   EXPECT_EQ(gatherer_->figures().tokens_lost, std::uint64_t{kBlockTokens});
@@ -466,11 +464,11 @@ TEST_F(HiddenGathererTest, LayersAreCutIntoExtentsThatAreLargeEnough) {
       gatherer_->copy(layer, {&all, 1}, normed);
     }
     ++name;
-    gatherer_->complete(*rows, 0, name_of(name, 0), name_of(name, 0));
+    gatherer_->complete(*rows, 0, block_name(name, 0), block_name(name, 0));
     settle();
     std::vector<int> found;
     for (const auto& extent :
-         store_->find({.name = name_of(name, 0), .kind = ExtentKind::kHidden})) {
+         store_->find({.name = block_name(name, 0), .kind = ExtentKind::kHidden})) {
       found.push_back(extent.head().layers());
     }
     EXPECT_EQ(found, layers) << bytes;

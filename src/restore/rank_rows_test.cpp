@@ -11,16 +11,14 @@
 
 #include "base/random.h"
 #include "base/temporary_directory.h"
+#include "base/test_results.h"
 #include "format/shape.h"
-#include "model/expected_fixture.h"
 #include "model/local_ranks.h"
 #include "model/synth.h"
 #include "restore/rank_rows.h"
 
 namespace kvlane {
 namespace {
-
-using expected_fixture::take;
 
 constexpr const char* kConfig =
     R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
@@ -81,7 +79,7 @@ TEST_F(RankRowsTest, EveryLayerIsOneRanksAndTurnsGoRound) {
   EXPECT_FALSE(second.stores(5));
 }
 
-constexpr int kBlocks = 3;
+constexpr int kSharedBlocks = 3;
 
 // What a rank got of each layer that was shared, and was told.
 struct Got {
@@ -96,12 +94,12 @@ Got share_all(const Model& model, RankExchange& exchange, HiddenFormat::Values v
   Got got;
   for (const int layer : {0, 1, 2, 4}) {
     std::vector<ByteView> own;
-    for (int block = 0; block < kBlocks && rows.stores(layer); ++block) {
+    for (int block = 0; block < kSharedBlocks && rows.stores(layer); ++block) {
       own.emplace_back(stored[block]);
       if (layer == 1 && block == 1) own.back() = {};
       if (layer == 2 && block == 2) own.back() = own.back().first(7);
     }
-    const auto shared = rows.share(layer, values, own, kBlocks * kBlockTokens);
+    const auto shared = rows.share(layer, values, own, kSharedBlocks * kBlockTokens);
     got.statuses.push_back(shared.status());
     got.rows.emplace_back();
     if (shared.ok()) got.rows.back().assign(shared->begin(), shared->end());
@@ -114,7 +112,7 @@ TEST_F(RankRowsTest, AllHaveWhatOneHasRead) {
     LocalRanks group(1, 2);
     const auto any = rank(0);
     const HiddenFormat form(values, hidden_type(*any), any->config().hidden);
-    const std::vector<Bytes> stored = stored_rows(form, kBlocks);
+    const std::vector<Bytes> stored = stored_rows(form, kSharedBlocks);
     std::vector<Got> got(2);
     std::vector<std::thread> threads;
     for (int number = 0; number < 2; ++number) {
@@ -125,8 +123,8 @@ TEST_F(RankRowsTest, AllHaveWhatOneHasRead) {
     }
     for (std::thread& thread : threads) thread.join();
     const std::size_t block_bytes = kBlockTokens * form.row_bytes();
-    Bytes whole(kBlocks * block_bytes);
-    for (int block = 0; block < kBlocks; ++block) {
+    Bytes whole(kSharedBlocks * block_bytes);
+    for (int block = 0; block < kSharedBlocks; ++block) {
       std::byte* const to = whole.data() + block * block_bytes;
       ASSERT_TRUE(form.decode(stored[block], kBlockTokens, to).ok());
     }

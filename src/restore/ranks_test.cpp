@@ -15,9 +15,9 @@
 
 #include "base/random.h"
 #include "base/temporary_directory.h"
+#include "base/test_results.h"
 #include "cpu/parallel.h"
 #include "model/checkpoint.h"
-#include "model/expected_fixture.h"
 #include "model/forward.h"
 #include "model/hidden_restorer.h"
 #include "model/synth.h"
@@ -29,10 +29,9 @@ namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
-using expected_fixture::take;
 
-constexpr int kBlocks = 9;
-constexpr int kTokens = kBlocks * kBlockTokens + 1;
+constexpr int kWholeBlocks = 9;
+constexpr int kWholeTokens = kWholeBlocks * kBlockTokens + 1;
 constexpr int kLayers = 5, kHeads = 8, kKvHeads = 4, kHidden = 64;
 
 std::string config_of(int ranks) {
@@ -89,10 +88,10 @@ struct Worker {
       : model(std::move(of)),
         shape(model->config().kv_shape()),
         kind(shape, nullptr),
-        pool(take(BlockPool::create(shape, (kBlocks + 1) * shape.block_bytes()))),
+        pool(take(BlockPool::create(shape, (kWholeBlocks + 1) * shape.block_bytes()))),
         forward(take(Forward::create(*model, kRestorePieceTokens, 1))),
         table(pool) {
-    EXPECT_TRUE(table.grow(kTokens).ok());
+    EXPECT_TRUE(table.grow(kWholeTokens).ok());
     for (int block = 0; block < table.blocks(); ++block) {
       std::fill_n(pool.block(table.id(block)), pool.block_bytes(), std::byte{0xFF});
     }
@@ -123,11 +122,11 @@ class Ranks : public ::testing::Test {
     StoreOptions wanted{.create = true};
     wanted.directories.push_back({disk_.path(), 0});
     store_ = take(Store::open(wanted, take(open_store_files({}))));
-    for (int i = 0; i < kTokens; ++i) {
+    for (int i = 0; i < kWholeTokens; ++i) {
       const auto index = static_cast<std::uint32_t>(i);
       tokens_.push_back(static_cast<std::int32_t>(philox4x32(3, {index, 0, 0, 0})[0] % 200));
     }
-    for (int i = 0; i < kBlocks; ++i) names_[i][0] = static_cast<std::byte>(i + 1);
+    for (int i = 0; i < kWholeBlocks; ++i) names_[i][0] = static_cast<std::byte>(i + 1);
     compute();
   }
 
@@ -136,7 +135,7 @@ class Ranks : public ::testing::Test {
     hooks.on_normed = [this](int layer, ByteView rows) {
       hidden_[layer].insert(hidden_[layer].end(), rows.begin(), rows.end());
     };
-    for (int at = 0; at < kBlocks * kBlockTokens; at += kBlockTokens) {
+    for (int at = 0; at < kWholeBlocks * kBlockTokens; at += kBlockTokens) {
       const ForwardSpan span{&whole_->table, std::span(tokens_).subspan(at, kBlockTokens), 0};
       EXPECT_TRUE(whole_->forward->run({&span, 1}, hooks).ok());
     }
@@ -151,7 +150,7 @@ class Ranks : public ::testing::Test {
                        .shard = shard,
                        .extent_bytes_min = 2 * worker.shape.slab_bytes()},
                       [](BlockId) {});
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kWholeBlocks; ++block) {
         EXPECT_TRUE(saver.add({worker.table.id(block), block, names_[block], names_[0]}));
       }
     }
@@ -159,7 +158,7 @@ class Ranks : public ::testing::Test {
   }
 
   void save_hidden() {
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kWholeBlocks; ++block) {
       ExtentHead head{.key = {.name = names_[block]}};
       describe_hidden(rows_, head);
       head.layer = 1;
@@ -179,8 +178,8 @@ class Ranks : public ::testing::Test {
   // All that the worker finds. Bytes that were read.
   double restore(Worker& worker, const RestorerOptions& options, RestoreDecision* decided = {}) {
     Restorer restorer(*worker.model, worker.kind, *store_, *worker.forward, options, [] {});
-    FoundState found = restorer.find(names_, 0, kTokens);
-    EXPECT_EQ(found.decision.blocks, kBlocks);
+    FoundState found = restorer.find(names_, 0, kWholeTokens);
+    EXPECT_EQ(found.decision.blocks, kWholeBlocks);
     if (decided != nullptr) *decided = found.decision;
     const auto job = take(restorer.begin(std::move(found), 0, worker.table, tokens_));
     for (auto progress = job->advance(); progress != RestoreJob::Progress::kOver;
@@ -188,13 +187,13 @@ class Ranks : public ::testing::Test {
       if (progress == RestoreJob::Progress::kWaiting) std::this_thread::yield();
     }
     EXPECT_TRUE(job->status().ok()) << job->status().message();
-    EXPECT_EQ(job->blocks(), kBlocks);
+    EXPECT_EQ(job->blocks(), kWholeBlocks);
     return job->times().bytes;
   }
 
   // The worker's heads, of which the first is `head` in the whole, in these layers.
   void expect_same(const Worker& worker, int head, LayerRun layers, const std::string& what) const {
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kWholeBlocks; ++block) {
       for (int layer = layers.first; layer < layers.first + layers.count; ++layer) {
         for (int own = 0; own < worker.shape.kv_heads; ++own) {
           ASSERT_TRUE(std::ranges::equal(worker.page(block, layer, own),
@@ -226,7 +225,7 @@ class Ranks : public ::testing::Test {
   std::unique_ptr<Worker> whole_;
   const HiddenFormat rows_{HiddenFormat::Values::kExact, ElementType::kBf16, kHidden};
   std::vector<std::int32_t> tokens_;
-  std::vector<BlockName> names_{kBlocks};
+  std::vector<BlockName> names_{kWholeBlocks};
   std::vector<Bytes> hidden_{kLayers};
   std::vector<PageBuffer> memory_;
   std::unique_ptr<Store> store_;
@@ -244,7 +243,7 @@ TEST_F(Ranks, OfTensorsRestoreSlabsOfTheirHeads) {
       const int heads = kKvHeads / ranks;
       Worker writer(rank_model(whole, ranks, rank)), reader(rank_model(whole, ranks, rank));
       ASSERT_EQ(writer.shape.kv_heads, heads);
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kWholeBlocks; ++block) {
         for (int layer = 0; layer < kLayers; ++layer) {
           std::memcpy(writer.pool.slab(writer.table.id(block), layer),
                       whole_->page(block, layer, rank * heads).data(), writer.shape.slab_bytes());
@@ -256,7 +255,7 @@ TEST_F(Ranks, OfTensorsRestoreSlabsOfTheirHeads) {
     }
     if (ranks == 1) bytes_of_one = bytes;
     EXPECT_EQ(bytes, bytes_of_one);
-    EXPECT_EQ(bytes, static_cast<double>(kBlocks * whole_->pool.block_bytes()));
+    EXPECT_EQ(bytes, static_cast<double>(kWholeBlocks * whole_->pool.block_bytes()));
   }
 }
 
@@ -267,9 +266,9 @@ TEST_F(Ranks, OfTensorsGatherHiddenStates) {
   const Checkpoint whole = checkpoint();
   for (const int ranks : {1, 2, 4}) {
     const std::uint64_t before = store_->figures().read_bytes;
-    std::vector<std::vector<ByteView>> gathered(kLayers, std::vector<ByteView>(kBlocks));
+    std::vector<std::vector<ByteView>> gathered(kLayers, std::vector<ByteView>(kWholeBlocks));
     for (int rank = 0; rank < ranks; ++rank) {
-      for (int block = rank; block < kBlocks; block += ranks) {
+      for (int block = rank; block < kWholeBlocks; block += ranks) {
         const auto extents = store_->find({.name = names_[block], .kind = ExtentKind::kHidden});
         ASSERT_EQ(extents.size(), 1U);
         const ByteView parts = read(extents[0], 0, kLayers - 1);
@@ -278,11 +277,11 @@ TEST_F(Ranks, OfTensorsGatherHiddenStates) {
         }
       }
     }
-    EXPECT_EQ(store_->figures().read_bytes - before, kBlocks * (kLayers - 1) * part_bytes());
+    EXPECT_EQ(store_->figures().read_bytes - before, kWholeBlocks * (kLayers - 1) * part_bytes());
     for (int rank = 0; rank < ranks; ++rank) {
       Worker reader(rank_model(whole, ranks, rank));
       const auto restorer = take(HiddenRestorer::create(*reader.model, rows_, kRestorePieceTokens));
-      const RestoreSpan span{&reader.table, kTokens, 0, kBlocks * kBlockTokens};
+      const RestoreSpan span{&reader.table, kWholeTokens, 0, kWholeBlocks * kBlockTokens};
       const auto tokens = std::span(tokens_).first(span.count);
       ASSERT_TRUE(restorer->restore_embedded(span, tokens).ok());
       for (int layer = 1; layer < kLayers; ++layer) {
@@ -302,7 +301,7 @@ TEST_F(Ranks, OfAnotherLayoutTakeTheirHeadsOutOfWholeParts) {
       Worker reader(rank_model(whole, ranks, rank));
       const KvShape shape = reader.shape;
       const std::size_t plane = shape.page_bytes() / 2;
-      for (int block = 0; block < kBlocks; ++block) {
+      for (int block = 0; block < kWholeBlocks; ++block) {
         for (const PinnedExtent& extent : store_->find({.name = names_[block]})) {
           for (int part = 0; part < extent.head().layers(); ++part) {
             const std::byte* const k = read(extent, part, 1).data();

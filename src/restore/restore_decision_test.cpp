@@ -13,13 +13,13 @@
 namespace kvlane {
 namespace {
 
-constexpr int kLayers = 4;
+constexpr int kProfileLayers = 4;
 
 // A layer computes 1,000 tokens in a second and projects 10,000; hidden states of a block are half
 // of its slabs, of which 100 are read in a second.
 MachineProfile plain_profile() {
   MachineProfile profile;
-  profile.layers = kLayers;
+  profile.layers = kProfileLayers;
   profile.prefill = {{1000, 1.0}};
   profile.project = {{1000, 0.1}};
   profile.forms = {{"hidden", RestoreSource::kHidden, 500, 1e-4},
@@ -30,8 +30,8 @@ MachineProfile plain_profile() {
 
 StoredBlocks stored(int first, int hidden, int slabs) {
   StoredBlocks all{first, {}, {}};
-  all.hidden.assign(kLayers, {hidden, 500.0 * kBlockTokens, "hidden"});
-  all.slabs.assign(kLayers, {slabs, 1000.0 * kBlockTokens, "kv"});
+  all.hidden.assign(kProfileLayers, {hidden, 500.0 * kBlockTokens, "hidden"});
+  all.slabs.assign(kProfileLayers, {slabs, 1000.0 * kBlockTokens, "kv"});
   return all;
 }
 
@@ -60,10 +60,10 @@ TEST(RestoreDecision, WithoutTheLayersBeforeNothingComesFromTokens) {
     const RestoreDecision decision = decide_restore(&profile, there, 1000);
     EXPECT_EQ(decision.recomputed, 0);
     EXPECT_EQ(decision.expected.recompute, 0);
-    ASSERT_EQ(decision.sources.size(), std::size_t{kLayers});
+    ASSERT_EQ(decision.sources.size(), std::size_t{kProfileLayers});
     // Worth no less than hidden states alone, of which none are free.
     const double rows = 9.0 * kBlockTokens;
-    const double hidden = kLayers * rows * std::max(500 / profile.read_rate, 1e-4);
+    const double hidden = kProfileLayers * rows * std::max(500 / profile.read_rate, 1e-4);
     EXPECT_EQ(decision.blocks, 9);
     EXPECT_LT(decision.seconds, 2 * hidden);
     there.hidden.front().blocks = 0;  // of one layer there are slabs alone
@@ -80,7 +80,7 @@ TEST(RestoreDecision, WithoutAProfileItReadsWhatItCan) {
   EXPECT_EQ(slabs.seconds, 0);
   EXPECT_EQ(std::count(slabs.sources.begin() + slabs.recomputed, slabs.sources.end(),
                        RestoreSource::kSlabs),
-            kLayers - slabs.recomputed);
+            kProfileLayers - slabs.recomputed);
   StoredBlocks hidden = stored(0, 7, 0);
   hidden.hidden[0].blocks = 0;  // as they are stored
   const RestoreDecision projected = decide_restore(nullptr, hidden, 1000);
@@ -98,8 +98,8 @@ TEST(RestoreDecision, ADiskThatIsSlowerThanComputingIsLeftAlone) {
 double seconds_until(const MachineProfile& profile, int first, int blocks, double plan_seconds,
                      int tokens) {
   const int end = (first + blocks) * kBlockTokens;
-  return plan_seconds +
-         kLayers * (seconds_for(profile.prefill, tokens) - seconds_for(profile.prefill, end));
+  return plan_seconds + kProfileLayers * (seconds_for(profile.prefill, tokens) -
+                                          seconds_for(profile.prefill, end));
 }
 
 TEST(RestoreDecision, IsNeverSlowerThanAnyNumberOfBlocksFromOneSource) {
@@ -113,7 +113,7 @@ TEST(RestoreDecision, IsNeverSlowerThanAnyNumberOfBlocksFromOneSource) {
     profile.prefill = {{64, 0.01 + 0.01 * draw(9)}, {1024, 0.2 + 0.4 * draw(9)}};
     profile.read_rate *= 0.02 * (1 + draw(100));
     StoredBlocks there = stored(draw(4), 0, 0);
-    for (int layer = 0; layer < kLayers; ++layer) {
+    for (int layer = 0; layer < kProfileLayers; ++layer) {
       there.hidden[layer].blocks = draw(3) == 0 ? draw(12) : 8;
       there.slabs[layer].blocks = draw(3) == 0 ? draw(12) : 8;
     }
@@ -127,14 +127,15 @@ TEST(RestoreDecision, IsNeverSlowerThanAnyNumberOfBlocksFromOneSource) {
       int blocks = most;
       for (const StoredLayer& layer : *layers) blocks = std::min(blocks, layer.blocks);
       if (blocks <= 0) continue;
-      const double reading = kLayers * blocks * layers->front().bytes / profile.read_rate;
-      const double computing = layers == &there.hidden ? kLayers * blocks * kBlockTokens * 1e-4 : 0;
+      const double reading = kProfileLayers * blocks * layers->front().bytes / profile.read_rate;
+      const double computing =
+          layers == &there.hidden ? kProfileLayers * blocks * kBlockTokens * 1e-4 : 0;
       EXPECT_LE(taken,
                 seconds_until(profile, there.first, blocks, reading + computing, tokens) + 1e-9)
           << seed;
     }
     // What it says can be done: every layer behind the recomputed ones has that many blocks.
-    for (int layer = decision.recomputed; decision.blocks > 0 && layer < kLayers; ++layer) {
+    for (int layer = decision.recomputed; decision.blocks > 0 && layer < kProfileLayers; ++layer) {
       const bool hidden = decision.sources[layer] == RestoreSource::kHidden;
       const int has = hidden ? there.hidden[layer].blocks : there.slabs[layer].blocks;
       EXPECT_GE(has, decision.blocks) << seed << " layer " << layer;

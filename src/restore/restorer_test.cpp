@@ -13,13 +13,12 @@
 #include <thread>
 #include <vector>
 
-#include "base/random.h"
 #include "base/temporary_directory.h"
+#include "base/test_results.h"
 #include "base/test_sanitizers.h"
 #include "cpu/parallel.h"
-#include "model/expected_fixture.h"
 #include "model/forward.h"
-#include "quant/tables_fixture.h"
+#include "model/forward_fixture.h"
 #include "restore/hidden_extents.h"
 #include "restore/slab_saver.h"
 #include "restore/tiny_model_fixture.h"
@@ -29,62 +28,31 @@
 namespace kvlane {
 namespace {
 
-using expected_fixture::take;
+using forward_fixture::random_tokens;
+using tiny_model_fixture::block_names;
+using tiny_model_fixture::tiny_format;
+using tiny_model_fixture::tiny_model;
 
-constexpr int kBlocks = 9;  // more than a piece, and no whole number of them
-constexpr int kTokens = kBlocks * kBlockTokens + 20;
+constexpr int kStoredBlocks = 9;  // more than a piece, and no whole number of them
+constexpr int kStoredTokens = kStoredBlocks * kBlockTokens + 20;
 constexpr int kChunk = 320;
-
-const Model& tiny_model() {
-  static const std::unique_ptr<Model> model = tiny_model_fixture::load();
-  return *model;
-}
-
-std::shared_ptr<const KvFormat> make_format(const std::string& name) {
-  KvTables tables;
-  const KvFormatContext context{.shape = tiny_model().config().kv_shape(),
-                                .rope = &tiny_model().rope(),
-                                .tables = &tables,
-                                .isa = tiny_model().isa()};
-  if (name.starts_with("zack")) tables_fixture::add_zack_tables(context.shape, true, tables);
-  return take(make_kv_format(name, context));
-}
-
-// Names as good as any others.
-std::vector<BlockName> block_names() {
-  std::vector<BlockName> names(kBlocks);
-  for (int i = 0; i < kBlocks; ++i) {
-    names[i].fill(std::byte{0x5A});
-    names[i][0] = static_cast<std::byte>(i);
-  }
-  return names;
-}
-
-std::vector<std::int32_t> random_tokens() {
-  std::vector<std::int32_t> tokens(kTokens);
-  for (int i = 0; i < kTokens; ++i) {
-    const auto index = static_cast<std::uint32_t>(i);
-    tokens[i] =
-        static_cast<std::int32_t>(philox4x32(9, {index, 0, 0, 0})[0] % tiny_model().config().vocab);
-  }
-  return tokens;
-}
 
 // A model's cache, a store, and what connects them.
 class World {
  public:
   explicit World(const std::string& format_name = "bf16", std::unique_ptr<StoreFiles> files = {},
                  std::uint64_t memory_bytes_max = 0)
-      : format(make_format(format_name)),
+      : format(tiny_format(format_name)),
         shape(tiny_model().config().kv_shape()),
         kind(shape, format.get()),
-        rows_(take(BlockPool::create(shape, 4 * kBlocks * shape.block_bytes()))),
+        rows_(take(BlockPool::create(shape, 4 * kStoredBlocks * shape.block_bytes()))),
         sealed_(take(BlockPool::create_sealed(
             shape, format ? format->slab_sizes() : SlabSizes(shape.layers, 64),
-            4 * kBlocks * (format ? format->slab_sizes().block_bytes() : 64 * shape.layers)))),
+            4 * kStoredBlocks *
+                (format ? format->slab_sizes().block_bytes() : 64 * shape.layers)))),
         forward(take(Forward::create(tiny_model(), kRestorePieceTokens, 1, format.get()))),
-        names(block_names()),
-        tokens(random_tokens()) {
+        names(block_names(kStoredBlocks)),
+        tokens(random_tokens(kStoredTokens, tiny_model().config().vocab, 9)) {
     StoreOptions options{.create = true, .memory_bytes_max = memory_bytes_max};
     options.directories.push_back({directory_.path(), 0});
     if (files == nullptr) files = take(open_store_files({}));
@@ -103,13 +71,13 @@ class World {
   BlockTable compute() {
     BlockTable table = new_table();
     hidden.assign(shape.layers, {});
-    EXPECT_TRUE(table.grow(kTokens).ok());
+    EXPECT_TRUE(table.grow(kStoredTokens).ok());
     PassHooks hooks;
     hooks.on_normed = [this](int layer, ByteView rows) {
       hidden[layer].insert(hidden[layer].end(), rows.begin(), rows.end());
     };
-    for (int at = 0; at < kBlocks * kBlockTokens; at += kChunk) {
-      const int count = std::min(kChunk, kBlocks * kBlockTokens - at);
+    for (int at = 0; at < kStoredBlocks * kBlockTokens; at += kChunk) {
+      const int count = std::min(kChunk, kStoredBlocks * kBlockTokens - at);
       const ForwardSpan span{&table, std::span(tokens).subspan(at, count), 0};
       const Status status = forward->run({&span, 1}, hooks);
       EXPECT_TRUE(status.ok()) << status.message();
@@ -118,7 +86,7 @@ class World {
   }
 
   void save_slabs(const BlockTable& table, const char* codec, int first_layer = 0,
-                  int blocks = kBlocks) {
+                  int blocks = kStoredBlocks) {
     std::atomic<int> saved = 0;
     {
       const Codec* const coder = take(find_codec(codec));
@@ -137,7 +105,7 @@ class World {
 
   void save_hidden(const char* form) {
     const HiddenFormat rows = take(HiddenFormat::parse(form, tiny_model()));
-    for (int block = 0; block < kBlocks; ++block) {
+    for (int block = 0; block < kStoredBlocks; ++block) {
       ExtentHead head{.key = {.name = names[block]}};
       describe_hidden(rows, head);
       head.layer = 1;
@@ -159,7 +127,7 @@ class World {
   // What was found behind the tokens of the table, until it is over.
   std::unique_ptr<RestoreJob> restore(Restorer& restorer, FoundState found, BlockTable& table) {
     const int first = table.tokens() / kBlockTokens;
-    EXPECT_TRUE(table.grow(kTokens).ok());
+    EXPECT_TRUE(table.grow(kStoredTokens).ok());
     auto job = take(restorer.begin(std::move(found), first, table, tokens));
     for (auto progress = job->advance(); progress != RestoreJob::Progress::kOver;
          progress = job->advance()) {
@@ -235,17 +203,17 @@ TEST(Restorer, SlabsOfEveryFormatAndCodecComeBackBitForBit) {
     BlockTable truth = world.compute();
     world.save_slabs(truth, codec);
     Restorer restorer = world.restorer();
-    FoundState found = restorer.find(world.names, 0, kTokens);
-    ASSERT_EQ(found.decision.blocks, kBlocks) << what;
+    FoundState found = restorer.find(world.names, 0, kStoredTokens);
+    ASSERT_EQ(found.decision.blocks, kStoredBlocks) << what;
     EXPECT_EQ(found.decision.recomputed, 0) << what;
     BlockTable table = world.new_table();
     const auto job = world.restore(restorer, std::move(found), table);
     ASSERT_TRUE(job->status().ok()) << what << ": " << job->status().message();
-    EXPECT_EQ(job->blocks(), kBlocks);
-    EXPECT_EQ(table.tokens(), kBlocks * kBlockTokens);
+    EXPECT_EQ(job->blocks(), kStoredBlocks);
+    EXPECT_EQ(table.tokens(), kStoredBlocks * kBlockTokens);
     EXPECT_GT(job->times().bytes, 0);
     EXPECT_GT(world.woken, 0);
-    world.expect_blocks(table, truth, 0, kBlocks, what);
+    world.expect_blocks(table, truth, 0, kStoredBlocks, what);
     // It goes on as the sequence that was never gone.
     EXPECT_EQ(world.logits(table), world.logits(truth)) << what;
   }
@@ -265,14 +233,14 @@ TEST(Restorer, AnyMixtureOfSourcesGivesTheSameBits) {
         const std::string what = std::string(format) + " recomputed " + std::to_string(recomputed) +
                                  " slabs from " + std::to_string(slabs_from);
         Restorer restorer = world.restorer();
-        FoundState found = restorer.find(world.names, 0, kTokens);
-        ASSERT_EQ(found.decision.blocks, kBlocks) << what;
+        FoundState found = restorer.find(world.names, 0, kStoredTokens);
+        ASSERT_EQ(found.decision.blocks, kStoredBlocks) << what;
         force(found, recomputed, slabs_from);
         BlockTable table = world.new_table();
         const auto job = world.restore(restorer, std::move(found), table);
         ASSERT_TRUE(job->status().ok()) << what << ": " << job->status().message();
-        EXPECT_EQ(table.tokens(), kBlocks * kBlockTokens) << what;
-        world.expect_blocks(table, truth, 0, kBlocks, what);
+        EXPECT_EQ(table.tokens(), kStoredBlocks * kBlockTokens) << what;
+        world.expect_blocks(table, truth, 0, kStoredBlocks, what);
       }
     }
   }
@@ -288,14 +256,14 @@ TEST(Restorer, FirstLayersAreComputedInPassesOfAnySize) {
       const std::string what = std::string(format) + " " + std::to_string(rows);
       world.forward = take(Forward::create(tiny_model(), rows, 1, world.format.get()));
       Restorer restorer = world.restorer({.pass_rows_max = rows});
-      FoundState found = restorer.find(world.names, 0, kTokens);
-      ASSERT_EQ(found.decision.blocks, kBlocks) << what;
+      FoundState found = restorer.find(world.names, 0, kStoredTokens);
+      ASSERT_EQ(found.decision.blocks, kStoredBlocks) << what;
       force(found, 2, 2);
       BlockTable table = world.new_table();
       const auto job = world.restore(restorer, std::move(found), table);
       ASSERT_TRUE(job->status().ok()) << what << ": " << job->status().message();
-      EXPECT_EQ(table.tokens(), kBlocks * kBlockTokens) << what;
-      world.expect_blocks(table, truth, 0, kBlocks, what);
+      EXPECT_EQ(table.tokens(), kStoredBlocks * kBlockTokens) << what;
+      world.expect_blocks(table, truth, 0, kStoredBlocks, what);
     }
   }
 }
@@ -308,8 +276,8 @@ TEST(Restorer, BehindBlocksThatAreInTheCache) {
   constexpr int kFirst = 3;
   for (const int recomputed : {1, 2}) {
     Restorer restorer = world.restorer();
-    FoundState found = restorer.find(world.names, kFirst, kTokens);
-    ASSERT_EQ(found.decision.blocks, kBlocks - kFirst);
+    FoundState found = restorer.find(world.names, kFirst, kStoredTokens);
+    ASSERT_EQ(found.decision.blocks, kStoredBlocks - kFirst);
     force(found, recomputed, 4);
     BlockTable table = world.new_table();
     for (int block = 0; block < kFirst; ++block) {
@@ -318,8 +286,8 @@ TEST(Restorer, BehindBlocksThatAreInTheCache) {
     }
     const auto job = world.restore(restorer, std::move(found), table);
     ASSERT_TRUE(job->status().ok()) << job->status().message();
-    EXPECT_EQ(table.tokens(), kBlocks * kBlockTokens);
-    world.expect_blocks(table, truth, kFirst, kBlocks - kFirst, "behind");
+    EXPECT_EQ(table.tokens(), kStoredBlocks * kBlockTokens);
+    world.expect_blocks(table, truth, kFirst, kStoredBlocks - kFirst, "behind");
   }
 }
 
@@ -329,20 +297,20 @@ TEST(Restorer, AFewBuffersAreEnough) {
   world.save_slabs(truth, "splitzip:channel");
   Restorer restorer = world.restorer({.buffer_bytes = 1});
   BlockTable table = world.new_table();
-  const auto job = world.restore(restorer, restorer.find(world.names, 0, kTokens), table);
+  const auto job = world.restore(restorer, restorer.find(world.names, 0, kStoredTokens), table);
   ASSERT_TRUE(job->status().ok()) << job->status().message();
-  world.expect_blocks(table, truth, 0, kBlocks, "few buffers");
+  world.expect_blocks(table, truth, 0, kStoredBlocks, "few buffers");
 }
 
 TEST(Restorer, FindsAsMuchAsIsThereInARow) {
   World world;
   BlockTable truth = world.compute();
-  EXPECT_EQ(world.restorer().find(world.names, 0, kTokens).decision.blocks, 0);
+  EXPECT_EQ(world.restorer().find(world.names, 0, kStoredTokens).decision.blocks, 0);
   world.save_slabs(truth, "none", 0, 7);
   Restorer restorer = world.restorer();
-  EXPECT_EQ(restorer.find(world.names, 0, kTokens).decision.blocks, 7);
-  EXPECT_EQ(restorer.find(world.names, 5, kTokens).decision.blocks, 2);
-  EXPECT_EQ(restorer.find(world.names, 7, kTokens).decision.blocks, 0);
+  EXPECT_EQ(restorer.find(world.names, 0, kStoredTokens).decision.blocks, 7);
+  EXPECT_EQ(restorer.find(world.names, 5, kStoredTokens).decision.blocks, 2);
+  EXPECT_EQ(restorer.find(world.names, 7, kStoredTokens).decision.blocks, 0);
   // One token at least is computed, for its logits.
   EXPECT_EQ(restorer.find(world.names, 0, 4 * kBlockTokens).decision.blocks, 3);
   EXPECT_EQ(restorer.find(world.names, 0, 4 * kBlockTokens + 1).decision.blocks, 4);
@@ -350,8 +318,8 @@ TEST(Restorer, FindsAsMuchAsIsThereInARow) {
     world.store->forget(extent);
   }
   world.store->flush();
-  EXPECT_EQ(restorer.find(world.names, 0, kTokens).decision.blocks, 2);
-  EXPECT_EQ(restorer.find(world.names, 3, kTokens).decision.blocks, 4);
+  EXPECT_EQ(restorer.find(world.names, 0, kStoredTokens).decision.blocks, 2);
+  EXPECT_EQ(restorer.find(world.names, 3, kStoredTokens).decision.blocks, 4);
 }
 
 // Of a machine on which hidden states take so long a token of a layer.
@@ -373,15 +341,15 @@ TEST(Restorer, LearnsHowLongRestoresTake) {
   world.save_hidden("hidden");
   for (const double seconds : {1e3, 1e-12}) {
     Restorer restorer = world.restorer(profiled(world, seconds, 1e6, 1e9));
-    const RestoreSeconds before = restorer.find(world.names, 0, kTokens).decision.expected;
-    EXPECT_NEAR(before.project, (world.shape.layers - 1) * kBlocks * kBlockTokens * seconds,
+    const RestoreSeconds before = restorer.find(world.names, 0, kStoredTokens).decision.expected;
+    EXPECT_NEAR(before.project, (world.shape.layers - 1) * kStoredBlocks * kBlockTokens * seconds,
                 1e-9 * seconds);
     BlockTable table = world.new_table();
-    const auto job = world.restore(restorer, restorer.find(world.names, 0, kTokens), table);
+    const auto job = world.restore(restorer, restorer.find(world.names, 0, kStoredTokens), table);
     ASSERT_TRUE(job->status().ok()) << job->status().message();
     EXPECT_GT(job->times().busy.read, 0);
     EXPECT_LE(job->times().busy.read, job->times().total);
-    const RestoreSeconds after = restorer.find(world.names, 0, kTokens).decision.expected;
+    const RestoreSeconds after = restorer.find(world.names, 0, kStoredTokens).decision.expected;
     EXPECT_NEAR(after.project / before.project, seconds < 1e-6 ? 16 : 1.0 / 16, 1e-9);
   }
 }
@@ -395,12 +363,12 @@ TEST(Restorer, OnlyDisksTeachHowFastDisksAre) {
     BlockTable truth = world.compute();
     world.save_hidden("hidden");
     Restorer restorer = world.restorer(profiled(world, 1e-9, 1e6, 1e30));
-    const double before = restorer.find(world.names, 0, kTokens).decision.expected.read;
+    const double before = restorer.find(world.names, 0, kStoredTokens).decision.expected.read;
     BlockTable table = world.new_table();
-    const auto job = world.restore(restorer, restorer.find(world.names, 0, kTokens), table);
+    const auto job = world.restore(restorer, restorer.find(world.names, 0, kStoredTokens), table);
     ASSERT_TRUE(job->status().ok()) << job->status().message();
     EXPECT_EQ(world.store->figures().memory_reads, in_memory);
-    const double after = restorer.find(world.names, 0, kTokens).decision.expected.read;
+    const double after = restorer.find(world.names, 0, kStoredTokens).decision.expected.read;
     // A machine may compute even more slowly.
     const bool read_bound = job->times().busy.read >= 0.8 * job->times().total;
     EXPECT_NEAR(after / before, in_memory == 0 && read_bound ? 16 : 1, 1e-9);
@@ -412,17 +380,17 @@ TEST(Restorer, OnlyWhoComputesInsteadForgetsWhatWasLearned) {
   BlockTable truth = world.compute();
   world.save_hidden("hidden");
   Restorer restorer = world.restorer(profiled(world, 1e-12, 1e6, 1e9));
-  FoundState found = restorer.find(world.names, 0, kTokens);
-  ASSERT_EQ(found.decision.blocks, kBlocks);
+  FoundState found = restorer.find(world.names, 0, kStoredTokens);
+  ASSERT_EQ(found.decision.blocks, kStoredBlocks);
   BlockTable table = world.new_table();
   (void)world.restore(restorer, std::move(found), table);
-  const double learned = restorer.find(world.names, 0, kTokens).decision.expected.project;
-  restorer.forgo(restorer.find(world.names, 0, kTokens));  // it was worth bringing back
-  EXPECT_EQ(restorer.find(world.names, 0, kTokens).decision.expected.project, learned);
-  FoundState not_worth_it = restorer.find(world.names, 0, kTokens);
+  const double learned = restorer.find(world.names, 0, kStoredTokens).decision.expected.project;
+  restorer.forgo(restorer.find(world.names, 0, kStoredTokens));  // it was worth bringing back
+  EXPECT_EQ(restorer.find(world.names, 0, kStoredTokens).decision.expected.project, learned);
+  FoundState not_worth_it = restorer.find(world.names, 0, kStoredTokens);
   not_worth_it.decision.blocks = 0;
   restorer.forgo(not_worth_it);
-  EXPECT_LT(restorer.find(world.names, 0, kTokens).decision.expected.project, learned);
+  EXPECT_LT(restorer.find(world.names, 0, kStoredTokens).decision.expected.project, learned);
 }
 
 TEST(Restorer, LayersThatNobodyStoredAreNoDecision) {
@@ -431,10 +399,10 @@ TEST(Restorer, LayersThatNobodyStoredAreNoDecision) {
   world.save_slabs(truth, "none");
   world.save_hidden("hidden");
   Restorer restorer = world.restorer();
-  FoundState found = restorer.find(world.names, 0, kTokens);
+  FoundState found = restorer.find(world.names, 0, kStoredTokens);
   force(found, 0, 2);  // of layer 0 there are no hidden states
   BlockTable table = world.new_table();
-  ASSERT_TRUE(table.grow(kTokens).ok());
+  ASSERT_TRUE(table.grow(kStoredTokens).ok());
   EXPECT_EQ(restorer.begin(std::move(found), 0, table, world.tokens).status().code(),
             Code::kNotFound);
 }
@@ -443,10 +411,10 @@ TEST(Restorer, EightBitsAreForThoseWhoAskForThem) {
   World world;
   BlockTable truth = world.compute();
   world.save_hidden("hidden:int8");
-  EXPECT_EQ(world.restorer().find(world.names, 0, kTokens).decision.blocks, 0);
+  EXPECT_EQ(world.restorer().find(world.names, 0, kStoredTokens).decision.blocks, 0);
   Restorer restorer = world.restorer({.lossy = true});
-  FoundState found = restorer.find(world.names, 0, kTokens);
-  ASSERT_EQ(found.decision.blocks, kBlocks);
+  FoundState found = restorer.find(world.names, 0, kStoredTokens);
+  ASSERT_EQ(found.decision.blocks, kStoredBlocks);
   EXPECT_EQ(found.decision.recomputed, 1);
   BlockTable table = world.new_table();
   const auto job = world.restore(restorer, std::move(found), table);
@@ -477,7 +445,7 @@ TEST(Restorer, WhatIsDamagedOrCannotBeReadEndsTheSequenceThere) {
       // Extents lie in the order in which blocks were saved.
       Bytes& segment = disk->files().begin()->second.now;
       ASSERT_GT(segment.size(), std::size_t{1} << 19);
-      const std::size_t each = segment.size() / kBlocks;
+      const std::size_t each = segment.size() / kStoredBlocks;
       // More than the padding behind a part.
       const std::size_t begin = kBad * each + each / 2;
       for (std::size_t at = begin; at < begin + 8192; ++at) segment[at] ^= std::byte{1};
@@ -489,16 +457,16 @@ TEST(Restorer, WhatIsDamagedOrCannotBeReadEndsTheSequenceThere) {
     }
     Restorer restorer = world.restorer();
     BlockTable table = world.new_table();
-    const auto job = world.restore(restorer, restorer.find(world.names, 0, kTokens), table);
+    const auto job = world.restore(restorer, restorer.find(world.names, 0, kStoredTokens), table);
     EXPECT_EQ(job->status().code(), damaged ? Code::kCorrupt : Code::kUnavailable);
-    EXPECT_LT(job->blocks(), kBlocks);
+    EXPECT_LT(job->blocks(), kStoredBlocks);
     EXPECT_GT(job->blocks(), 4);
     EXPECT_EQ(table.tokens(), job->blocks() * kBlockTokens);
     world.expect_blocks(table, truth, 0, job->blocks(), "before the damage");
     world.store->flush();
     // What was damaged is forgotten; what could not be read may be read the next time.
-    const int next = restorer.find(world.names, 0, kTokens).decision.blocks;
-    EXPECT_EQ(next, damaged ? job->blocks() : kBlocks);
+    const int next = restorer.find(world.names, 0, kStoredTokens).decision.blocks;
+    EXPECT_EQ(next, damaged ? job->blocks() : kStoredBlocks);
   }
 }
 
@@ -510,9 +478,9 @@ TEST(Restorer, MayBeGivenUpWhileReadsAreUnderWay) {
   for (int turns = 0; turns < 12; ++turns) {
     Restorer restorer = world.restorer();
     BlockTable table = world.new_table();
-    ASSERT_TRUE(table.grow(kTokens).ok());
+    ASSERT_TRUE(table.grow(kStoredTokens).ok());
     const auto job =
-        take(restorer.begin(restorer.find(world.names, 0, kTokens), 0, table, world.tokens));
+        take(restorer.begin(restorer.find(world.names, 0, kStoredTokens), 0, table, world.tokens));
     for (int i = 0; i < 1000 * turns; ++i) (void)job->advance();
   }
 }

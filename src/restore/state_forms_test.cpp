@@ -4,12 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include "base/test_results.h"
 #include "restore/tiny_model_fixture.h"
 
 namespace kvlane {
 namespace {
-
-using expected_fixture::take;
 
 // Without groups of heads hidden states are half of K and V in 16 bits; codes of 2 bits are less.
 TEST(StateForms, WithoutAProfileWhatHasFewerBytes) {

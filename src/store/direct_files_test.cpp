@@ -20,14 +20,13 @@ namespace {
 
 namespace cufile = gpu::cufile;
 using ::testing::HasSubstr;
-constexpr std::size_t kPage = kFileAlignment;
 
 // "Device" memory is the host's here.
 class DirectFilesTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!reads_past_caches(directory_.path())) GTEST_SKIP() << "no direct reads in /tmp here";
-    memory_ = std::move(*PageBuffer::allocate(64 * kPage));
+    memory_ = std::move(*PageBuffer::allocate(64 * kFileAlignment));
     std::memset(memory_.data(), 0xFF, memory_.bytes());
     open_storage();
   }
@@ -60,13 +59,13 @@ class DirectFilesTest : public ::testing::Test {
     return outcome.get_future().get();
   }
   std::span<std::byte> pages(std::size_t first, std::size_t count) const {
-    return {memory_.data() + first * kPage, count * kPage};
+    return {memory_.data() + first * kFileAlignment, count * kFileAlignment};
   }
   // Parts `first` and behind it of an extent, unchecked.
   Status read_unchecked(Store& store, const PinnedExtent& extent, int first, int count) const {
     const std::size_t bytes = extent_read_bytes(extent.head(), first, count);
     std::promise<Status> outcome;
-    store.read({{extent, first, count, pages(0, bytes / kPage), true}},
+    store.read({{extent, first, count, pages(0, bytes / kFileAlignment), true}},
                [&](std::size_t, const Status& status) { outcome.set_value(status); });
     return outcome.get_future().get();
   }
@@ -88,37 +87,39 @@ TEST_F(DirectFilesTest, WhatWasWrittenComesToTheDevice) {
   EXPECT_THAT(files->description(), HasSubstr("to devices by cuFile 1.14"));
   const auto file = std::move(*files->open(directory_.path() / "x", FileAccess::kCreate, 1));
   ASSERT_TRUE(files->reads_to_device(*file));
-  const PageBuffer out = std::move(*PageBuffer::allocate(8 * kPage));
+  const PageBuffer out = std::move(*PageBuffer::allocate(8 * kFileAlignment));
   for (std::size_t i = 0; i < out.bytes(); ++i) {
-    out.data()[i] = static_cast<std::byte>(i * 31 + i / kPage);
+    out.data()[i] = static_cast<std::byte>(i * 31 + i / kFileAlignment);
   }
   ASSERT_TRUE(transfer_and_wait(*files, *file, true, 0, {out.data(), out.bytes()}).ok());
   // Reads that end early go on.
   fake_.outcome = [](int number, std::size_t bytes) {
-    return static_cast<ssize_t>(number % 2 == 0 ? kPage : bytes);
+    return static_cast<ssize_t>(number % 2 == 0 ? kFileAlignment : bytes);
   };
-  ASSERT_TRUE(read_and_wait(*files, *file, kPage, pages(3, 5)).ok());
-  EXPECT_EQ(std::memcmp(pages(3, 5).data(), out.data() + kPage, 5 * kPage), 0);
+  ASSERT_TRUE(read_and_wait(*files, *file, kFileAlignment, pages(3, 5)).ok());
+  EXPECT_EQ(std::memcmp(pages(3, 5).data(), out.data() + kFileAlignment, 5 * kFileAlignment), 0);
   EXPECT_EQ(fake_.reads, 2);
   fake_.outcome = nullptr;
   // And the host's way is there.
-  const PageBuffer in = std::move(*PageBuffer::allocate(kPage));
-  ASSERT_TRUE(transfer_and_wait(*files, *file, false, 2 * kPage, {in.data(), kPage}).ok());
-  EXPECT_EQ(std::memcmp(in.data(), out.data() + 2 * kPage, kPage), 0);
-  EXPECT_EQ(read_and_wait(*files, *file, 7 * kPage, pages(0, 2)).code(), Code::kCorrupt);
+  const PageBuffer in = std::move(*PageBuffer::allocate(kFileAlignment));
+  ASSERT_TRUE(
+      transfer_and_wait(*files, *file, false, 2 * kFileAlignment, {in.data(), kFileAlignment})
+          .ok());
+  EXPECT_EQ(std::memcmp(in.data(), out.data() + 2 * kFileAlignment, kFileAlignment), 0);
+  EXPECT_EQ(read_and_wait(*files, *file, 7 * kFileAlignment, pages(0, 2)).code(), Code::kCorrupt);
 }
 
 TEST_F(DirectFilesTest, ManyReadsAreUnderWay) {
   const auto files = open_files();
   const auto file = std::move(*files->open(directory_.path() / "x", FileAccess::kCreate, 0));
-  const PageBuffer out = std::move(*PageBuffer::allocate(64 * kPage));
+  const PageBuffer out = std::move(*PageBuffer::allocate(64 * kFileAlignment));
   std::iota(reinterpret_cast<std::uint32_t*>(out.data()),
             reinterpret_cast<std::uint32_t*>(out.data() + out.bytes()), 7U);
   ASSERT_TRUE(transfer_and_wait(*files, *file, true, 0, {out.data(), out.bytes()}).ok());
   std::atomic<int> left = 64;
   for (std::size_t page = 0; page < 64; ++page) {
     files->submit({.file = file.get(),
-                   .offset = page * kPage,
+                   .offset = page * kFileAlignment,
                    .memory = pages(page, 1),
                    .done =
                        [&left](const Status& status) {
@@ -175,7 +176,7 @@ TEST_F(DirectFilesTest, DamageArrivesUntilItIsTold) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_.path())) {
     if (entry.path().extension() != ".seg") continue;
     std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(kPage + 100);
+    file.seekp(kFileAlignment + 100);
     file.put('x').put('y').put('z');
   }
   const PinnedExtent extent = store->find(key_of(1))[0];

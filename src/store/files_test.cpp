@@ -19,7 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using Backend = FileOptions::Backend;
-constexpr std::size_t kPage = kFileAlignment;
 
 PageBuffer filled(std::size_t bytes, unsigned seed) {
   PageBuffer buffer = std::move(*PageBuffer::allocate(bytes));
@@ -52,28 +51,29 @@ class Files : public ::testing::TestWithParam<Backend> {
 
 TEST_P(Files, BytesComeBack) {
   const auto file = create("a", 1);
-  const PageBuffer out = filled(3 * kPage, 1);
-  ASSERT_TRUE(transfer_and_wait(*files_, *file, true, kPage, all_of(out)).ok());
+  const PageBuffer out = filled(3 * kFileAlignment, 1);
+  ASSERT_TRUE(transfer_and_wait(*files_, *file, true, kFileAlignment, all_of(out)).ok());
   ASSERT_TRUE(files_->sync(*file).ok());
   ASSERT_TRUE(files_->sync_directory(directory_.path()).ok());
-  EXPECT_EQ(*files_->bytes(*file), 4 * kPage);
-  const PageBuffer in = std::move(*PageBuffer::allocate(2 * kPage));
-  ASSERT_TRUE(transfer_and_wait(*files_, *file, false, 2 * kPage, all_of(in)).ok());
-  EXPECT_EQ(std::memcmp(in.data(), out.data() + kPage, 2 * kPage), 0);
+  EXPECT_EQ(*files_->bytes(*file), 4 * kFileAlignment);
+  const PageBuffer in = std::move(*PageBuffer::allocate(2 * kFileAlignment));
+  ASSERT_TRUE(transfer_and_wait(*files_, *file, false, 2 * kFileAlignment, all_of(in)).ok());
+  EXPECT_EQ(std::memcmp(in.data(), out.data() + kFileAlignment, 2 * kFileAlignment), 0);
 }
 
 TEST_P(Files, ManyRequestsAreUnderWay) {
   const auto file = create("a");
   constexpr int kRequests = 200;  // many times the depth
-  const PageBuffer out = filled(kRequests * kPage, 2);
-  const PageBuffer in = std::move(*PageBuffer::allocate(kRequests * kPage));
+  const PageBuffer out = filled(kRequests * kFileAlignment, 2);
+  const PageBuffer in = std::move(*PageBuffer::allocate(kRequests * kFileAlignment));
   for (const bool write : {true, false}) {
     std::atomic<int> left = kRequests;
     for (int r = kRequests - 1; r >= 0; --r) {
-      const auto memory = all_of(write ? out : in).subspan(std::size_t(r) * kPage, kPage);
+      const auto memory =
+          all_of(write ? out : in).subspan(std::size_t(r) * kFileAlignment, kFileAlignment);
       files_->submit({.file = file.get(),
                       .write = write,
-                      .offset = std::uint64_t(r) * kPage,
+                      .offset = std::uint64_t(r) * kFileAlignment,
                       .memory = memory,
                       .done = [&left](const Status& status) {
                         EXPECT_TRUE(status.ok()) << status.message();
@@ -88,13 +88,13 @@ TEST_P(Files, ManyRequestsAreUnderWay) {
 
 TEST_P(Files, TheEndWaitsForAllRequests) {
   const auto file = create("a");
-  const PageBuffer out = filled(64 * kPage, 3);
+  const PageBuffer out = filled(64 * kFileAlignment, 3);
   std::atomic<int> done = 0;
   for (int r = 0; r < 64; ++r) {
     files_->submit({.file = file.get(),
                     .write = true,
-                    .offset = std::uint64_t(r) * kPage,
-                    .memory = all_of(out).subspan(std::size_t(r) * kPage, kPage),
+                    .offset = std::uint64_t(r) * kFileAlignment,
+                    .memory = all_of(out).subspan(std::size_t(r) * kFileAlignment, kFileAlignment),
                     .done = [&done](const Status&) { done += 1; }});
   }
   files_.reset();
@@ -103,12 +103,13 @@ TEST_P(Files, TheEndWaitsForAllRequests) {
 
 TEST_P(Files, RequestsMayBeMadeWhenOthersEnd) {
   const auto file = create("a");
-  const PageBuffer out = filled(kPage, 4);
+  const PageBuffer out = filled(kFileAlignment, 4);
   std::atomic<int> rounds = 0;
   std::function<void(const Status&)> again = [&](const Status& status) {
     EXPECT_TRUE(status.ok());
     if (++rounds < 20) {
-      files_->submit({file.get(), true, std::uint64_t(rounds) * kPage, all_of(out), again});
+      files_->submit(
+          {file.get(), true, std::uint64_t(rounds) * kFileAlignment, all_of(out), again});
     }
     rounds.notify_one();
   };
@@ -119,10 +120,11 @@ TEST_P(Files, RequestsMayBeMadeWhenOthersEnd) {
 
 TEST_P(Files, ReadingPastTheEndIsCorrupt) {
   const auto file = create("a");
-  const PageBuffer memory = filled(2 * kPage, 5);
-  ASSERT_TRUE(transfer_and_wait(*files_, *file, true, 0, all_of(memory).first(kPage)).ok());
+  const PageBuffer memory = filled(2 * kFileAlignment, 5);
+  ASSERT_TRUE(
+      transfer_and_wait(*files_, *file, true, 0, all_of(memory).first(kFileAlignment)).ok());
   for (const std::uint64_t offset :
-       {std::uint64_t{0}, std::uint64_t{kPage}, std::uint64_t{1} << 40}) {
+       {std::uint64_t{0}, std::uint64_t{kFileAlignment}, std::uint64_t{1} << 40}) {
     const Status status = transfer_and_wait(*files_, *file, false, offset, all_of(memory));
     EXPECT_EQ(status.code(), Code::kCorrupt) << offset;
     EXPECT_THAT(status.message(), HasSubstr("ends before byte"));
@@ -133,16 +135,17 @@ TEST_P(Files, ReadingPastTheEndIsCorrupt) {
 
 TEST_P(Files, HolesAreZerosAndTakeNoRoom) {
   const auto file = create("a");
-  const PageBuffer out = filled(256 * kPage, 6);
+  const PageBuffer out = filled(256 * kFileAlignment, 6);
   ASSERT_TRUE(transfer_and_wait(*files_, *file, true, 0, all_of(out)).ok());
-  const Status status = files_->give_back(*file, kPage, 254 * kPage);
+  const Status status = files_->give_back(*file, kFileAlignment, 254 * kFileAlignment);
   if (status.code() == Code::kUnsupported) GTEST_SKIP() << status.message();
   ASSERT_TRUE(status.ok()) << status.message();
-  const PageBuffer in = filled(3 * kPage, 7);
+  const PageBuffer in = filled(3 * kFileAlignment, 7);
   ASSERT_TRUE(transfer_and_wait(*files_, *file, false, 0, all_of(in)).ok());
-  EXPECT_EQ(std::memcmp(in.data(), out.data(), kPage), 0);
-  for (std::size_t i = kPage; i < 3 * kPage; ++i) ASSERT_EQ(in.data()[i], std::byte{});
-  EXPECT_EQ(*files_->bytes(*file), 256 * kPage);
+  EXPECT_EQ(std::memcmp(in.data(), out.data(), kFileAlignment), 0);
+  for (std::size_t i = kFileAlignment; i < 3 * kFileAlignment; ++i)
+    ASSERT_EQ(in.data()[i], std::byte{});
+  EXPECT_EQ(*files_->bytes(*file), 256 * kFileAlignment);
 }
 
 TEST_P(Files, NamesAreListedAndRemoved) {
@@ -178,25 +181,26 @@ TEST(FileOptions, OutOfRangeIsRefused) {
 
 TEST(PacedFiles, TakeTheTimeOfTheirDevice) {
   TemporaryDirectory directory(TemporaryDirectory::Place::kMemory);
-  auto files =
-      paced_files(std::move(*open_store_files({.devices = 2})),
-                  {.read_bytes_per_second = 100 * kPage / 0.05, .latency = Seconds(0.01)}, 2);
+  auto files = paced_files(
+      std::move(*open_store_files({.devices = 2})),
+      {.read_bytes_per_second = 100 * kFileAlignment / 0.05, .latency = Seconds(0.01)}, 2);
   const auto a = std::move(*files->open(directory.path() / "a", FileAccess::kCreate, 0));
   const auto b = std::move(*files->open(directory.path() / "b", FileAccess::kCreate, 1));
-  const PageBuffer memory = filled(100 * kPage, 8);
+  const PageBuffer memory = filled(100 * kFileAlignment, 8);
   for (StoreFile* file : {a.get(), b.get()}) {
     ASSERT_TRUE(transfer_and_wait(*files, *file, true, 0, all_of(memory)).ok());
   }
   const TimePoint start = SteadyClock::now();
   std::atomic<int> left = 4;
   for (int r = 0; r < 4; ++r) {  // two on each device, which work side by side
-    files->submit({r % 2 == 0 ? a.get() : b.get(), false, std::uint64_t(r / 2) * 50 * kPage,
-                   all_of(memory).subspan(std::size_t(r) * 25 * kPage, 25 * kPage),
-                   [&left](const Status& status) {
-                     EXPECT_TRUE(status.ok());
-                     left -= 1;
-                     left.notify_one();
-                   }});
+    files->submit(
+        {r % 2 == 0 ? a.get() : b.get(), false, std::uint64_t(r / 2) * 50 * kFileAlignment,
+         all_of(memory).subspan(std::size_t(r) * 25 * kFileAlignment, 25 * kFileAlignment),
+         [&left](const Status& status) {
+           EXPECT_TRUE(status.ok());
+           left -= 1;
+           left.notify_one();
+         }});
   }
   for (int n = left; n > 0; n = left) left.wait(n);
   // 50 pages a device at 2,000 pages a second, and once the latency.

@@ -23,6 +23,8 @@ inline BlockKey key_of(int block) {
   std::memcpy(key.name.data(), &block, sizeof block);
   return key;
 }
+// Of a block of one of several sequences.
+inline BlockName block_name(int sequence, int block) { return key_of(64 * sequence + block).name; }
 
 // Hidden states of `layers` layers; parts of 5,000 bytes, which no page ends with.
 inline ExtentHead hidden_head(int block, int layer, int layers) {

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const fs::path kGolden = fs::path(kSourceDir) / "tests/golden/message";
+const fs::path kGoldenMessages = fs::path(kSourceDir) / "tests/golden/message";
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -29,7 +29,7 @@ std::string read_text(const fs::path& path) {
 
 std::vector<fs::path> golden(const char* folder) {
   std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(kGolden / folder)) {
+  for (const auto& entry : fs::directory_iterator(kGoldenMessages / folder)) {
     if (entry.path().extension() == ".message") files.push_back(entry.path());
   }
   EXPECT_GT(files.size(), 5U) << folder;

@@ -61,7 +61,9 @@ void reseal(Bytes& bytes) {
   std::memcpy(bytes.data() + 40, &sum, sizeof sum);
 }
 
-ByteView body_of(const Bytes& message) { return ByteView(message).subspan(kMessageHeaderBytes); }
+ByteView message_body(const Bytes& message) {
+  return ByteView(message).subspan(kMessageHeaderBytes);
+}
 
 Bytes json_body(const nlohmann::json& json) {
   const std::string text = json.dump();
@@ -194,7 +196,7 @@ TEST(Message, MayBeginMessage) {
 TEST(Message, HelloComesBack) {
   const Hello hello = hello_of_test();
   const Bytes bytes = encode_hello(MessageType::kHello, hello);
-  const Result<Hello> back = decode_hello(body_of(bytes));
+  const Result<Hello> back = decode_hello(message_body(bytes));
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ(back->engine, hello.engine);
   EXPECT_EQ(back->address, hello.address);
@@ -205,7 +207,7 @@ TEST(Message, HelloComesBack) {
 
 TEST(Message, HelloMembersAreChecked) {
   const Bytes bytes = encode_hello(MessageType::kHello, hello_of_test());
-  const auto valid = nlohmann::json::parse(as_text(body_of(bytes)));
+  const auto valid = nlohmann::json::parse(as_text(message_body(bytes)));
   const std::pair<const char*, nlohmann::json> wrong[] = {
       {"engine", ""},
       {"engine", std::string(97, 'e')},
@@ -252,7 +254,7 @@ TEST(Message, HelloTellsHowManyConnectionsALinkMayHave) {
   hello.streams = 16;
   hello.join = id_of(5);
   const Bytes bytes = encode_hello(MessageType::kHelloAck, hello);
-  const Result<Hello> back = decode_hello(body_of(bytes));
+  const Result<Hello> back = decode_hello(message_body(bytes));
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ(back->streams, 16U);
   EXPECT_EQ(back->join, hello.join);
@@ -274,7 +276,7 @@ TEST(Message, JoinsAndFencesAreChecked) {
   }
   const Fence fence = {3, 0, 0xFFFFFFFFFFFFFFFF};
   const Bytes sealed = encode_fence(id_of(5), fence);
-  EXPECT_EQ(*decode_fence(body_of(sealed)), fence);
+  EXPECT_EQ(*decode_fence(message_body(sealed)), fence);
   for (const std::size_t bytes : {0U, 7U, 9U, 136U}) {
     EXPECT_FALSE(decode_fence(Bytes(bytes)).ok()) << bytes;
   }
@@ -298,7 +300,7 @@ TEST(Message, BeginComesBackWithinItsRanges) {
   const TransferBegin begin{kTransferTokensMax, 64, "zack:keep=0.5+hack:k=2,v=2,p=64", "splitzip"};
   ASSERT_TRUE(check_begin(begin).ok());
   const Bytes bytes = encode_begin(id_of(1), begin);
-  const Result<TransferBegin> back = decode_begin(body_of(bytes));
+  const Result<TransferBegin> back = decode_begin(message_body(bytes));
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ(*back, begin);
 
@@ -311,7 +313,7 @@ TEST(Message, BeginComesBackWithinItsRanges) {
   for (const TransferBegin& each : wrong) {
     EXPECT_EQ(check_begin(each).code(), Code::kInvalidArgument);
     const Bytes encoded = encode_begin(id_of(1), each);
-    EXPECT_EQ(decode_begin(body_of(encoded)).status().code(), Code::kCorrupt);
+    EXPECT_EQ(decode_begin(message_body(encoded)).status().code(), Code::kCorrupt);
   }
 }
 
@@ -321,7 +323,7 @@ TEST(Message, EndComesBackExactly) {
   end.cached_tokens = kTransferTokensMax;
   end.durations["third"] = 1.0 / 3;
   const Bytes bytes = encode_end(id_of(1), {0xFFFFFFFFU, end});
-  const Result<NumberedEnd> back = decode_end(body_of(bytes));
+  const Result<NumberedEnd> back = decode_end(message_body(bytes));
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ(back->round, 0xFFFFFFFFU);
   EXPECT_EQ(back->end.first, end.first);
@@ -335,7 +337,7 @@ TEST(Message, EndComesBackExactly) {
 
 TEST(Message, EndMembersAreChecked) {
   const Bytes bytes = encode_end(id_of(1), {0, end_of(1)});
-  const auto valid = nlohmann::json::parse(as_text(body_of(bytes)));
+  const auto valid = nlohmann::json::parse(as_text(message_body(bytes)));
   const std::pair<const char*, nlohmann::json> wrong[] = {
       {"round", -1},
       {"round", 4294967296},
@@ -407,7 +409,7 @@ TEST(Message, LogProbabilitiesThatAreNoneAreTheLowest) {
   TransferEnd end = end_of(5);
   end.first = {{1, -kInfinity, {{2, std::nanf("")}, {3, kInfinity}}}};
   const Bytes bytes = encode_end(id_of(1), {0, end});
-  const Result<NumberedEnd> back = decode_end(body_of(bytes));
+  const Result<NumberedEnd> back = decode_end(message_body(bytes));
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ(back->end.first,
             (std::vector<FirstToken>{{1, kLowest, {{2, kLowest}, {3, -kLowest}}}}));
@@ -425,7 +427,7 @@ TEST(Message, DurationsThatAreNoneBecomeZeroOrStayOut) {
   Durations durations = {{"nan", std::nan("")}, {"negative", -1}, {"", 1}, {"good", 2}};
   durations[std::string(97, 'x')] = 3;
   const Bytes bytes = encode_done(id_of(1), durations);
-  const Result<Durations> back = decode_done(body_of(bytes));
+  const Result<Durations> back = decode_done(message_body(bytes));
   ASSERT_TRUE(back.ok()) << back.status().message();
   EXPECT_EQ(*back, (Durations{{"nan", 0}, {"negative", 0}, {"good", 2}}));
 }
@@ -441,7 +443,7 @@ TEST(Message, MissingComesBackUpToItsLimit) {
   EXPECT_EQ(back->round, 9U);
   EXPECT_EQ(back->slabs, missing.slabs);
 
-  Bytes body(body_of(bytes).begin(), body_of(bytes).end());
+  Bytes body(message_body(bytes).begin(), message_body(bytes).end());
   EXPECT_FALSE(decode_missing(ByteView(body).first(body.size() - 1)).ok());
   EXPECT_FALSE(decode_missing({}).ok());
   const std::uint32_t huge = 0xFFFFFFFFU;
@@ -456,7 +458,7 @@ TEST(Message, ErrorsComeBackWithTheirCode) {
   for (const Status& why : all) {
     Status reported;
     const Bytes bytes = encode_error(id_of(1), why);
-    ASSERT_TRUE(decode_error(body_of(bytes), &reported).ok());
+    ASSERT_TRUE(decode_error(message_body(bytes), &reported).ok());
     EXPECT_EQ(reported.code(), why.code());
     EXPECT_EQ(reported.message(), why.message());
   }
@@ -474,7 +476,7 @@ TEST(Message, ErrorsFromFarAwayAreTamed) {
   sentence.replace(0, 2, "\xC3\xA9\xFF");
   const Bytes bytes = encode_error({}, corrupt(sentence));
   ASSERT_TRUE(parse_message(bytes).ok());
-  ASSERT_TRUE(decode_error(body_of(bytes), &reported).ok());
+  ASSERT_TRUE(decode_error(message_body(bytes), &reported).ok());
   EXPECT_LE(reported.message().size(), 4096U);
 }
 

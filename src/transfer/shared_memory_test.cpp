@@ -26,8 +26,6 @@ using ::testing::HasSubstr;
 using testing::id_of;
 using testing::RecordingEvents;
 
-constexpr std::size_t kRing = kRingBytesMin;
-
 sockaddr_in loopback(std::uint16_t port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -87,9 +85,9 @@ class Connector {
     EXPECT_EQ(::connect(door_.get(), reinterpret_cast<const sockaddr*>(&name), bytes), 0);
     limit_reads(tcp_.get());
     limit_reads(door_.get());
-    segment_ = std::move(*SharedSegment::create(kRing, &file_));
+    segment_ = std::move(*SharedSegment::create(kRingBytesMin, &file_));
     const auto ip = boost::asio::ip::make_address("127.0.0.1");
-    offer_ = {{ip, port_of(tcp_.get())}, {ip, port}, kRing};
+    offer_ = {{ip, port_of(tcp_.get())}, {ip, port}, kRingBytesMin};
   }
 
   void offer() { send_with_files(door_.get(), encode_shared_offer(offer_), {file_.get()}); }
@@ -129,7 +127,7 @@ class Connector {
 // A network that listens, and the recorder of the last link it accepted.
 class SharedMemory : public ::testing::Test {
  protected:
-  SharedMemory() { start({.shared_ring_bytes = kRing}); }
+  SharedMemory() { start({.shared_ring_bytes = kRingBytesMin}); }
   ~SharedMemory() override {
     here_network_.reset();
     network_.reset();
@@ -191,7 +189,7 @@ TEST_F(SharedMemory, CarriesMessagesOnOneHost) { expect_works(LinkPath::kSharedM
 
 TEST_F(SharedMemory, NeedsBothSides) {
   for (const bool here : {false, true}) {
-    start({.shared_memory = !here, .shared_ring_bytes = kRing});
+    start({.shared_memory = !here, .shared_ring_bytes = kRingBytesMin});
     here_network_ = std::move(*make_tcp_network({.shared_memory = here}));
     listen_anew();
     here_ = std::make_shared<RecordingEvents>();
@@ -247,7 +245,7 @@ TEST_F(SharedMemory, MessagesMayBeLongerThanARing) {
 TEST_F(SharedMemory, OffersThatAreWrongAreRefused) {
   using Spoil = void (*)(Connector&);
   const Spoil kinds[] = {
-      [](Connector& c) { c.offer_.ring_bytes = 2 * kRing; },
+      [](Connector& c) { c.offer_.ring_bytes = 2 * kRingBytesMin; },
       [](Connector& c) { c.offer_.connector.port(1); },
       [](Connector& c) { c.offer_.acceptor.port(1); },
       [](Connector& c) { c.file_.reset(::dup(c.tcp_.get())); },
@@ -369,7 +367,7 @@ TEST_F(SharedMemory, AnAcceptorThatDoesNotAnswerGetsTcp) {
 TEST_F(SharedMemory, ImpossiblePositionsEndTheLink) {
   using Spoil = void (*)(Connector&);
   const Spoil kinds[] = {
-      [](Connector& c) { c.out().written += kRing + 1; },
+      [](Connector& c) { c.out().written += kRingBytesMin + 1; },
       [](Connector& c) { c.out().written = ~std::uint64_t{0}; },
       [](Connector& c) { c.out().written = 0; },  // less than was there already
       [](Connector& c) { c.in().read = 1; },      // more than was written
@@ -414,7 +412,7 @@ TEST_F(SharedMemory, ARingThatChangesAllTheTimeOnlyEndsItsLink) {
   peer.agree();
   for (std::uint32_t i = 0; i < 20'000 && !there_->closed(); ++i) {
     const auto random = philox4x32(21, {i, 0, 0, 0});
-    peer.segment_->bytes(0)[random[0] % kRing] = std::byte(random[1]);
+    peer.segment_->bytes(0)[random[0] % kRingBytesMin] = std::byte(random[1]);
     peer.out().written.fetch_add(random[2] % 64);
     peer.out().writer_waits = random[3];
     peer.in().reader_waits = random[3];
@@ -498,7 +496,7 @@ TEST_F(SharedMemory, APeerThatIsKilledEndsTheLink) {
 
 // Its ring and then the queue are full; post() refuses and the link stands, until the peer is dead.
 TEST_F(SharedMemory, APeerThatIsFrozenTakesNoMoreThanTheQueue) {
-  start({.queue_bytes_max = 1 << 20, .shared_ring_bytes = kRing});
+  start({.queue_bytes_max = 1 << 20, .shared_ring_bytes = kRingBytesMin});
   const pid_t child = agree_in_another_process(address_.port, small(1));
   ASSERT_TRUE(there_->wait_messages(1));
   ASSERT_EQ(::kill(child, SIGSTOP), 0);
@@ -555,7 +553,7 @@ TEST_F(SharedMemory, SpeedIsThatOfAReaderWhoIsTheBottleneck) {
 
 // Back-pressure and its end, between two networks.
 TEST_F(SharedMemory, TheQueueHasALimitAndTellsWhenThereIsRoom) {
-  start({.queue_bytes_max = 1 << 20, .shared_ring_bytes = kRing});
+  start({.queue_bytes_max = 1 << 20, .shared_ring_bytes = kRingBytesMin});
   const auto slow = std::make_shared<SlowEvents>(Seconds(0.05));
   const auto address =
       *network_->listen({"127.0.0.1", 0}, [this, slow](std::shared_ptr<Link> link) {

@@ -16,14 +16,14 @@ tcp::endpoint end_at(const char* address, std::uint16_t port) {
 
 SharedOffer example() { return {end_at("127.0.0.1", 0x1234), end_at("::1", 0x5678), 1U << 20}; }
 
-constexpr unsigned char kGolden[kSharedOfferBytes] = {
+constexpr unsigned char kGoldenOffer[kSharedOfferBytes] = {
     0x8B, 0x4B, 0x56, 0x53, 1, 0, 0, 0, 0, 0, 0x10, 0,    0,   0, 0, 0,  //
     0,    0,    0,    0,    0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 127, 0, 0, 1,  //
     0,    0,    0,    0,    0, 0, 0, 0, 0, 0, 0,    0,    0,   0, 0, 1,  //
     0x34, 0x12, 0x78, 0x56, 0, 0, 0, 0};
 
 TEST(SharedOffer, HasTheBytesOfTheSpecification) {
-  const ByteView golden = std::as_bytes(std::span(kGolden));
+  const ByteView golden = std::as_bytes(std::span(kGoldenOffer));
   EXPECT_EQ(encode_shared_offer(example()), Bytes(golden.begin(), golden.end()));
   const auto parsed = parse_shared_offer(golden);
   ASSERT_TRUE(parsed.ok()) << parsed.status().message();

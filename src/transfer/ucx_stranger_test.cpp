@@ -20,9 +20,9 @@ using testing::id_of;
 using testing::RecordingEvents;
 
 // A UCX endpoint without our network around it. Remembers the messages that come.
-class Stranger {
+class UcxStranger {
  public:
-  explicit Stranger(std::uint16_t port) : worker_(std::move(*UcxWorker::create("lo"))) {
+  explicit UcxStranger(std::uint16_t port) : worker_(std::move(*UcxWorker::create("lo"))) {
     EXPECT_TRUE(worker_->set_handler(kUcxControlId, ignore, this).ok());
     EXPECT_TRUE(worker_->set_handler(kUcxMessageId, remember, this).ok());
     sockaddr_in address{};
@@ -36,12 +36,12 @@ class Stranger {
     params.sockaddr = {reinterpret_cast<sockaddr*>(&address), sizeof address};
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = [](void* self, ucp_ep_h, ucs_status_t) {
-      static_cast<Stranger*>(self)->broken = true;
+      static_cast<UcxStranger*>(self)->broken = true;
     };
     params.err_handler.arg = this;
     EXPECT_EQ(ucx().ucp_ep_create(worker_->get(), &params, &endpoint_), UCS_OK);
   }
-  ~Stranger() {
+  ~UcxStranger() {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -49,8 +49,8 @@ class Stranger {
     finish(request);
     for (const ucs_status_ptr_t sent : sent_) finish(sent);
   }
-  Stranger(const Stranger&) = delete;
-  Stranger& operator=(const Stranger&) = delete;
+  UcxStranger(const UcxStranger&) = delete;
+  UcxStranger& operator=(const UcxStranger&) = delete;
 
   void send(unsigned id, Bytes header, Bytes body, unsigned how, bool says_who = true) {
     headers_.push_back(std::move(header));
@@ -86,7 +86,7 @@ class Stranger {
     const auto* const second = static_cast<const std::byte*>(data);
     Bytes message(first, first + header_bytes - 8);
     message.insert(message.end(), second, second + bytes);
-    static_cast<Stranger*>(self)->received.push_back(std::move(message));
+    static_cast<UcxStranger*>(self)->received.push_back(std::move(message));
     return UCS_OK;
   }
   void finish(ucs_status_ptr_t request) {
@@ -109,7 +109,7 @@ Bytes numbered(ByteView message, std::uint64_t number) {
   std::memcpy(header.data() + kMessageHeaderBytes, &number, sizeof number);
   return header;
 }
-Bytes body_of(ByteView message) {
+Bytes copy_of_body(ByteView message) {
   const ByteView body = message.subspan(kMessageHeaderBytes);
   return {body.begin(), body.end()};
 }
@@ -191,9 +191,9 @@ TEST_F(UcxStrangers, BreachesEndTheLinkAndAreTold) {
   for (const Breach& breach : breaches()) {
     SCOPED_TRACE(breach.name);
     there_ = std::make_shared<RecordingEvents>();
-    Stranger stranger(address_.port);
+    UcxStranger stranger(address_.port);
     const Bytes hello = encode_error(id_of(1), aborted("hello"));
-    stranger.send(kUcxMessageId, numbered(hello, 0), body_of(hello), UCP_AM_SEND_FLAG_EAGER);
+    stranger.send(kUcxMessageId, numbered(hello, 0), copy_of_body(hello), UCP_AM_SEND_FLAG_EAGER);
     ASSERT_TRUE(stranger.progress([&] { return there_->wait_messages(1, 0); }));
     Bytes header = breach.header;
     if (breach.name == std::string("LongHeader")) header.resize(57);
@@ -214,9 +214,9 @@ TEST_F(UcxStrangers, BreachesEndTheLinkAndAreTold) {
 }
 
 TEST_F(UcxStrangers, TheFirstMessageIsSmall) {
-  Stranger stranger(address_.port);
+  UcxStranger stranger(address_.port);
   const Bytes message = slab(kControlBodyBytesMax + 1);
-  stranger.send(kUcxMessageId, numbered(message, 0), body_of(message), UCP_AM_SEND_FLAG_RNDV);
+  stranger.send(kUcxMessageId, numbered(message, 0), copy_of_body(message), UCP_AM_SEND_FLAG_RNDV);
   ASSERT_TRUE(stranger.progress([&] { return there_->wait_closed(0); }));
   EXPECT_THAT(there_->closed()->message(), HasSubstr("the first message has 65537 bytes"));
   // It does not answer CLOSE, and is left behind all the same.
@@ -225,19 +225,19 @@ TEST_F(UcxStrangers, TheFirstMessageIsSmall) {
 
 // One that overtakes the first is not fetched before that is here.
 TEST_F(UcxStrangers, MessagesThatOvertakeWaitForTheFirst) {
-  Stranger stranger(address_.port);
+  UcxStranger stranger(address_.port);
   const Bytes second = slab(1 << 20);
   const Bytes first = encode_error(id_of(1), aborted("hello"));
-  stranger.send(kUcxMessageId, numbered(second, 1), body_of(second), UCP_AM_SEND_FLAG_RNDV);
+  stranger.send(kUcxMessageId, numbered(second, 1), copy_of_body(second), UCP_AM_SEND_FLAG_RNDV);
   EXPECT_FALSE(stranger.progress([&] { return there_->wait_messages(1, 0); }, 0.2));
-  stranger.send(kUcxMessageId, numbered(first, 0), body_of(first), UCP_AM_SEND_FLAG_EAGER);
+  stranger.send(kUcxMessageId, numbered(first, 0), copy_of_body(first), UCP_AM_SEND_FLAG_EAGER);
   ASSERT_TRUE(stranger.progress([&] { return there_->wait_messages(2, 0); }));
   EXPECT_TRUE(there_->messages()[0] == first);
   EXPECT_TRUE(there_->messages()[1] == second);
   // So does an end.
   stranger.send(kUcxControlId, control(3, 3), {}, UCP_AM_SEND_FLAG_EAGER);
   EXPECT_FALSE(stranger.progress([&] { return there_->wait_closed(0); }, 0.2));
-  stranger.send(kUcxMessageId, numbered(first, 2), body_of(first), UCP_AM_SEND_FLAG_EAGER);
+  stranger.send(kUcxMessageId, numbered(first, 2), copy_of_body(first), UCP_AM_SEND_FLAG_EAGER);
   ASSERT_TRUE(stranger.progress([&] { return there_->wait_closed(0); }));
   EXPECT_EQ(there_->closed()->code(), Code::kAborted);
   EXPECT_EQ(there_->messages().size(), 3U);
@@ -245,12 +245,12 @@ TEST_F(UcxStrangers, MessagesThatOvertakeWaitForTheFirst) {
 
 // Messages that do not say of which link they are cannot be anybody's.
 TEST_F(UcxStrangers, NamelessMessagesAreDropped) {
-  Stranger stranger(address_.port);
+  UcxStranger stranger(address_.port);
   const Bytes message = encode_error(id_of(1), aborted("hello"));
-  stranger.send(kUcxMessageId, numbered(message, 7), body_of(message), 0, false);
+  stranger.send(kUcxMessageId, numbered(message, 7), copy_of_body(message), 0, false);
   stranger.send(kUcxControlId, control(9), {}, 0, false);
   stranger.send(77, control(9), Bytes(100'000), 0, false);
-  stranger.send(kUcxMessageId, numbered(message, 0), body_of(message), 0);
+  stranger.send(kUcxMessageId, numbered(message, 0), copy_of_body(message), 0);
   ASSERT_TRUE(stranger.progress([&] { return there_->wait_messages(1, 0); }));
   EXPECT_FALSE(there_->closed().has_value());
 }
