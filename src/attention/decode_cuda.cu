@@ -10,7 +10,9 @@
 // An H200 needs 40 KB at 0.8 us of latency. Of its issue slots a tile of 16 tokens and 8 heads
 // takes about a tenth of what its 8 KB of traffic last. No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
+#include "attention/decode_device.h"
 #include "attention/decode_gpu.h"
+#include "attention/decode_merge_device.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
 #include "gpu/early_launch.h"

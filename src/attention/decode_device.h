@@ -21,33 +21,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "attention/decode_batch.h"
 #include "format/shape.h"
 #include "gpu/device_float.h"
 #include "plan/decode_units.h"
 
 namespace kvlane {
-
-// Of a block of threads: 16 tokens of a page for each.
-inline constexpr int kDecodeWarps = 4;
-// Query heads that one tile of the matrix unit takes.
-inline constexpr int kDecodeColumns = 8;
-
-// What units of a launch share. Pages and `q` begin at multiples of 16 bytes, `out` too. K, V and
-// scores are finite; rows of pages behind a sequence's last token are not read.
-struct DecodeBatch {
-  const std::int32_t* tables;  // [sequences][table_stride]: the ids of a sequence's blocks
-  std::int32_t table_stride;
-  std::int32_t heads, kv_heads;
-  std::int32_t head_dim;    // a multiple of 8
-  const std::byte* slabs;   // the layer's slab of block 0
-  std::size_t block_bytes;  // from there to the slab of block 1
-  const std::byte* q;       // [sequences][heads][head_dim], BF16, RoPE applied
-  float scale;              // of scores: log2(e) / sqrt(head_dim)
-  // The partial states (attention/partial_state.h), written as units say.
-  float* max;  // [states]
-  float* sum;  // [states]
-  float* out;  // [states][head_dim], not divided by the sum
-};
 
 template <int kDim, int kTiles>
 struct DecodeShared {

@@ -3,9 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "attention/decode_device.h"
-#include "attention/decode_merge_device.h"
+#include "attention/decode_batch.h"
 #include "gpu/device.h"
+#include "plan/decode_units.h"
 
 namespace kvlane {
 

@@ -6,30 +6,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "attention/decode_batch.h"
 #include "gpu/device_float.h"
 
 namespace kvlane {
-
-// Of a launch. Addresses of rows are multiples of 16 bytes; results of 8 where they are BF16.
-struct DecodeMerge {
-  // [sequences + 1], as DecodePlan has it; no launch in front of this one that may still run writes
-  // it (gpu/early_launch.h).
-  const std::int32_t* first_state;
-  std::int32_t sequences, heads;
-  std::int32_t head_dim;  // a multiple of 4
-  const float* max;       // the states, as units left them
-  const float* sum;
-  const float* out;
-  // [sequences][heads][head_dim] each; null where it is not wanted. A sequence without tokens has
-  // zeros.
-  float* result_f32;
-  std::byte* result_bf16;
-  // The merged states, for more states to come; null where they are not wanted. That of no tokens
-  // is -inf, 0 and zeros.
-  float* total_max;  // [sequences][heads]
-  float* total_sum;  // [sequences][heads]
-  float* total_out;  // [sequences][heads][head_dim]
-};
 
 namespace decode_merge {
 

@@ -28,9 +28,6 @@ struct HackPageCopy {
   gpu::Words4 numbers[kScales + kMeans + kScales];  // of K; of V means, and scales
 };
 
-// A warp's pages of a unit at most: their means are multiplied at once, as rows of a tile.
-inline constexpr int kHackWarpPages = 16;
-
 // A warp's.
 template <int kDim, int kKeyBits, int kValueBits>
 struct HackPages {

@@ -10,6 +10,7 @@
 // A unit takes 640, or 540, besides, and 210 for each query head. No spills, which the build
 // insists on.
 // SPDX-License-Identifier: Apache-2.0
+#include "attention/hack_decode_device.h"
 #include "attention/hack_decode_gpu.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"

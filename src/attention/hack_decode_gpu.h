@@ -7,9 +7,12 @@
 #include <array>
 #include <utility>
 
-#include "attention/hack_decode_device.h"
+#include "attention/decode_batch.h"
+#include "attention/hack_decode_batch.h"
+#include "attention/hack_kind.h"
 #include "attention/hack_page.h"
 #include "gpu/device.h"
+#include "plan/decode_units.h"
 
 namespace kvlane {
 

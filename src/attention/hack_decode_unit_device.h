@@ -4,29 +4,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "attention/hack_decode_batch.h"
 #include "attention/hack_weights_device.h"
 
 namespace kvlane {
-
-// What units of a launch share. Slabs begin at multiples of 64 bytes, the rest as DecodeBatch has
-// it. Tokens of units are multiples of 64: a page is sealed whole. Scales of K and V are not
-// negative, which no encoder makes them; otherwise results are wrong, but nothing is read or
-// written elsewhere.
-struct HackDecodeBatch {
-  const std::int32_t* tables;  // [sequences][table_stride]: the ids of a sequence's sealed blocks
-  std::int32_t table_stride;
-  std::int32_t heads, kv_heads;
-  std::int32_t head_dim;    // a multiple of 16
-  const std::byte* slabs;   // the layer's sealed slab of block 0
-  std::size_t block_bytes;  // from there to the slab of block 1
-  hack::PageLayout layout;
-  HackPrepared queries;  // of rows [sequences][heads]
-  ChannelMix mix;
-  // The partial states (attention/partial_state.h), written as units say.
-  float* max;  // [states]
-  float* sum;  // [states]
-  float* out;  // [states][head_dim], not divided by the sum
-};
 
 // Pages: what a warp has there while it computes; afterwards its outputs are in their place.
 template <int kDim, class Pages>

@@ -24,6 +24,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
+#include "attention/hack_prefill_device.h"
 #include "attention/hack_prefill_hopper.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"

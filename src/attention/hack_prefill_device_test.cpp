@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "attention/hack_prefill_hopper.h"
+#include "attention/hack_prefill_hopper_device.h"
 #include "attention/hack_prepared_fixture.h"
 #include "gpu/emulated_block.h"
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "attention/hack_decode_gpu.h"
-#include "attention/hack_prefill_device.h"
+#include "attention/hack_prefill_batch.h"
 #include "attention/prefill_gpu.h"
 
 namespace kvlane {

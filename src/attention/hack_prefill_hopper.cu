@@ -25,6 +25,7 @@
 #include <string>
 
 #include "attention/hack_prefill_hopper.h"
+#include "attention/hack_prefill_hopper_device.h"
 #include "gpu/cuda_status.h"
 #include "gpu/hopper_thread.h"
 #include "gpu/warpgroup_gpu.h"

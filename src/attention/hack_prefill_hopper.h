@@ -4,7 +4,6 @@
 #pragma once
 
 #include "attention/hack_prefill_gpu.h"
-#include "attention/hack_prefill_hopper_device.h"
 
 namespace kvlane {
 

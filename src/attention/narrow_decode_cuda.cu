@@ -16,6 +16,7 @@
 // page at k = v = 64 a warp has 64 products of 16 x 8 x 16, 32 copies and as many loads from shared
 // memory of 16 bytes a lane. No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
+#include "attention/narrow_decode_device.h"
 #include "attention/narrow_decode_gpu.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"

@@ -6,7 +6,8 @@
 
 #include <span>
 
-#include "attention/narrow_decode_device.h"
+#include "attention/decode_batch.h"
+#include "attention/narrow_decode_batch.h"
 #include "gpu/device.h"
 
 namespace kvlane {

@@ -20,6 +20,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
+#include "attention/narrow_prefill_device.h"
 #include "attention/narrow_prefill_gpu.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"

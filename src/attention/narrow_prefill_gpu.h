@@ -4,7 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "attention/narrow_prefill_device.h"
+#include "attention/narrow_prefill_batch.h"
 #include "attention/prefill_gpu.h"
 
 namespace kvlane {

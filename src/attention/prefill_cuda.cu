@@ -23,6 +23,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
+#include "attention/prefill_device.h"
 #include "attention/prefill_gpu.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"

@@ -3,8 +3,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "attention/prefill_device.h"
+#include "attention/prefill_batch.h"
 #include "gpu/device.h"
+#include "plan/prefill_units.h"
 
 namespace kvlane {
 

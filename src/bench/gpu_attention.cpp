@@ -11,6 +11,7 @@
 #include "bench/gpu_copy.h"
 #include "bench/gpu_memory.h"
 #include "bench/gpu_timer.h"
+#include "format/shape.h"
 
 namespace kvlane {
 namespace gpu_attention {

@@ -12,6 +12,7 @@
 #include "bench/gpu_matrix.h"
 #include "bench/gpu_memory.h"
 #include "bench/gpu_timer.h"
+#include "format/shape.h"
 
 namespace kvlane {
 namespace gpu_prefill {

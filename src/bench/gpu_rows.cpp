@@ -11,6 +11,7 @@
 #include "bench/gpu_copy.h"
 #include "bench/gpu_memory.h"
 #include "bench/gpu_timer.h"
+#include "format/shape.h"
 #include "ops/greedy_gpu.h"
 #include "ops/rows_gpu.h"
 

@@ -6,6 +6,8 @@
 // 40 KB. A warp's share of shared memory, the tile's exponents and what becomes of them, is 5 KB
 // when encoding and 4 when decoding. No spills, which the build insists on.
 // SPDX-License-Identifier: Apache-2.0
+#include "codec/channel_device_decode.h"
+#include "codec/channel_device_encode.h"
 #include "codec/channel_gpu.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"

@@ -2,19 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "codec/channel_batch.h"
 #include "codec/channel_device.h"
-#include "codec/device_verdict.h"
 
 namespace kvlane::channel {
-
-// A body and what becomes of it. Fast where both begin at multiples of 16.
-struct DeviceDecodeTask {
-  PlaneShape shape;
-  const std::byte* body;  // untrusted
-  std::uint32_t body_bytes;
-  std::byte* plane;
-  DeviceVerdict* verdict;  // written; if it is not kDecoded the plane holds garbage
-};
 
 struct DeviceDecodeShared {
   std::uint32_t tail_bytes[kDeviceWarps];

@@ -2,17 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "codec/channel_batch.h"
 #include "codec/channel_device.h"
 
 namespace kvlane::channel {
-
-// A plane and what becomes of it. Fast where plane and body begin at multiples of 16.
-struct DeviceEncodeTask {
-  PlaneShape shape;
-  const std::byte* plane;
-  std::byte* body;            // with room for raw_body_bytes() of the plane
-  std::uint32_t* body_bytes;  // written
-};
 
 // Of a tail that are kept in shared memory; a tile with more is worked on again.
 inline constexpr std::uint32_t kStagedBytes = 1024;

@@ -5,8 +5,7 @@
 
 #include <cstddef>
 
-#include "codec/channel_device_decode.h"
-#include "codec/channel_device_encode.h"
+#include "codec/channel_batch.h"
 #include "gpu/device.h"
 
 namespace kvlane::channel {

@@ -8,6 +8,8 @@
 // again, from the first-level cache. A decoding warp has three spans on their way to shared memory:
 // 144 KB, of FP8 168. No spills, which the build insists on. What an H200 says: bench/gpu/.
 // SPDX-License-Identifier: Apache-2.0
+#include "codec/splitzip_device_decode.h"
+#include "codec/splitzip_device_encode.h"
 #include "codec/splitzip_gpu.h"
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"

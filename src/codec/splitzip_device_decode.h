@@ -9,23 +9,13 @@
 #include <optional>
 #include <type_traits>
 
-#include "codec/device_verdict.h"
+#include "codec/splitzip_batch.h"
 #include "codec/splitzip_device_decode_bf16.h"
 #include "codec/splitzip_device_decode_chunks.h"
 #include "codec/splitzip_device_decode_fp8.h"
 #include "codec/splitzip_device_decode_tiles.h"
 
 namespace kvlane::splitzip {
-
-// A body and what becomes of it. Fast where both begin at multiples of 16.
-struct DeviceDecodeTask {
-  ElementType type;
-  std::uint32_t elements;
-  const std::byte* body;  // untrusted
-  std::uint32_t body_bytes;
-  std::byte* plane;
-  DeviceVerdict* verdict;  // written; if it is not kDecoded the plane holds garbage
-};
 
 struct DeviceDecodeShared {
   std::uint32_t words[kDeviceWarps];

@@ -2,19 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "codec/splitzip_batch.h"
 #include "codec/splitzip_device.h"
 
 namespace kvlane::splitzip {
-
-// A plane and what becomes of it. Fast where plane and body begin at multiples of 16.
-struct DeviceEncodeTask {
-  ElementType type;
-  std::uint32_t elements;
-  const std::byte* plane;
-  const std::uint8_t* codebook;  // kCodebookEntries exponents; null: the plane is counted
-  std::byte* body;               // with room for raw_body_bytes() of the plane
-  std::uint32_t* body_bytes;     // written
-};
 
 // Escapes that are kept in shared memory, shared out to the warps; where a warp's run has more, it
 // is read again.

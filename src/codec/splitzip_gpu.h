@@ -5,8 +5,7 @@
 
 #include <cstddef>
 
-#include "codec/splitzip_device_decode.h"
-#include "codec/splitzip_device_encode.h"
+#include "codec/splitzip_batch.h"
 #include "gpu/device.h"
 
 namespace kvlane::splitzip {

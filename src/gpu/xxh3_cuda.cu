@@ -8,6 +8,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
+#include "gpu/xxh3_device.h"
 #include "gpu/xxh3_gpu.h"
 
 namespace kvlane::gpu {

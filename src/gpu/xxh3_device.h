@@ -8,19 +8,11 @@
 #pragma once
 
 #include "gpu/device_code.h"
+#include "gpu/xxh3_batch.h"
 
 namespace kvlane::gpu {
 
-// Shorter pieces have another sum, which nobody needs here.
-inline constexpr std::uint64_t kXxh3BytesMin = 241;
 inline constexpr int kXxh3Threads = 256;  // at most
-
-// `data` begins at a multiple of 16 and has kXxh3BytesMin bytes or more.
-struct Xxh3Task {
-  const std::byte* data;
-  std::uint64_t bytes;
-  std::uint64_t* sum;  // seed 0, the default secret
-};
 
 namespace xxh3 {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "gpu/device.h"
-#include "gpu/xxh3_device.h"
+#include "gpu/xxh3_batch.h"
 
 namespace kvlane::gpu {
 

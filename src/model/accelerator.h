@@ -9,21 +9,45 @@
 #include <memory>
 #include <span>
 
-#include "attention/decode_gpu.h"
-#include "attention/hack_prefill_gpu.h"
-#include "attention/narrow_decode_gpu.h"
-#include "attention/narrow_prefill_gpu.h"
-#include "attention/prefill_gpu.h"
 #include "cache/memory_copy.h"
-#include "codec/gpu_codecs.h"
-#include "gpu/xxh3_gpu.h"
-#include "ops/greedy_gpu.h"
-#include "ops/products_gpu.h"
-#include "ops/rows_gpu.h"
-#include "quant/hack_seal_gpu.h"
-#include "quant/zack_seal_gpu.h"
+#include "format/element.h"
+#include "kvlane/status.h"
 
 namespace kvlane {
+
+// What calls are told, in headers X_batch.h for the most part: who calls includes those.
+namespace gpu {
+struct RowsCopy;
+struct Xxh3Task;
+}  // namespace gpu
+namespace channel {
+struct DeviceDecodeTask;
+struct DeviceEncodeTask;
+}  // namespace channel
+namespace splitzip {
+struct DeviceDecodeTask;
+struct DeviceEncodeTask;
+}  // namespace splitzip
+struct DecodeBatch;
+struct DecodeMerge;
+struct DecodeUnit;
+struct EmbedRows;
+struct GpuProduct;
+struct GreedyRows;
+struct HackDecodeBatch;
+struct HackKind;
+struct HackPrefillBatch;
+struct HackPrepare;
+struct HackSealBatch;
+struct NarrowDecodeBatch;
+struct NarrowPrefillBatch;
+struct NormRows;
+struct PrefillBatch;
+struct PrefillUnit;
+struct QkvRows;
+struct SealedSeen;
+struct SiluRows;
+struct ZackSealBatch;
 
 using gpu::RowsCopy;
 

@@ -8,6 +8,11 @@
 #include <variant>
 #include <vector>
 
+#include "attention/hack_kind.h"
+#include "attention/hack_page.h"
+#include "attention/prefill_batch.h"
+#include "format/head_widths.h"
+#include "format/kv_window.h"
 #include "model/accelerator.h"
 #include "model/config.h"
 #include "model/device_pass.h"

@@ -13,6 +13,9 @@
 #include "base/bf16.h"
 #include "base/clock.h"
 #include "model/alignment.h"
+#include "ops/greedy_batch.h"
+#include "ops/products_gpu.h"
+#include "ops/rows_batch.h"
 
 namespace kvlane {
 namespace {

@@ -20,6 +20,7 @@
 #include "model/device_codes.h"
 #include "model/device_model.h"
 #include "model/device_pass.h"
+#include "ops/greedy_batch.h"
 
 namespace kvlane {
 

@@ -2,7 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/device_hack.h"
 
+#include "attention/decode_batch.h"
+#include "attention/hack_decode_gpu.h"
+#include "attention/hack_prefill_gpu.h"
+#include "attention/hack_prepare_batch.h"
 #include "model/alignment.h"
+#include "quant/hack_seal_batch.h"
 
 namespace kvlane {
 namespace {

@@ -6,9 +6,11 @@
 #include <cstring>
 #include <utility>
 
+#include "attention/decode_gpu.h"
 #include "model/alignment.h"
 #include "model/layer_tensors.h"
 #include "model/widen.h"
+#include "ops/rows_batch.h"
 
 namespace kvlane {
 namespace {

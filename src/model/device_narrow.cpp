@@ -4,6 +4,11 @@
 
 #include <string>
 
+#include "attention/decode_batch.h"
+#include "attention/narrow_decode_gpu.h"
+#include "attention/narrow_prefill_gpu.h"
+#include "quant/zack_seal_batch.h"
+
 namespace kvlane {
 namespace {
 

@@ -17,7 +17,7 @@
 #include "plan/decode_units.h"
 #include "plan/narrow_decode_plan.h"
 #include "plan/prefill_units.h"
-#include "quant/hack_seal_device.h"
+#include "quant/seal_place.h"
 
 namespace kvlane {
 

@@ -9,6 +9,8 @@
 
 #include "base/bf16.h"
 #include "model/alignment.h"
+#include "ops/products_gpu.h"
+#include "ops/rows_batch.h"
 
 namespace kvlane {
 Result<std::unique_ptr<DeviceProjection>> DeviceProjection::create(

@@ -8,10 +8,35 @@
 #include <string>
 #include <utility>
 
+#include "attention/decode_device.h"
+#include "attention/decode_gpu.h"
 #include "attention/decode_merge_device.h"
+#include "attention/hack_decode_device.h"
+#include "attention/hack_decode_gpu.h"
+#include "attention/hack_prefill_device.h"
+#include "attention/hack_prefill_gpu.h"
+#include "attention/narrow_decode_device.h"
+#include "attention/narrow_decode_gpu.h"
+#include "attention/narrow_prefill_device.h"
+#include "attention/narrow_prefill_gpu.h"
 #include "attention/prefill_device.h"
+#include "attention/prefill_gpu.h"
 #include "base/bf16.h"
+#include "codec/channel_device_decode.h"
+#include "codec/channel_device_encode.h"
+#include "codec/splitzip_device_decode.h"
+#include "codec/splitzip_device_encode.h"
+#include "gpu/device.h"
 #include "gpu/emulated_block.h"
+#include "gpu/xxh3_device.h"
+#include "ops/greedy_device.h"
+#include "ops/greedy_gpu.h"
+#include "ops/products_gpu.h"
+#include "ops/rotated_qkv_device.h"
+#include "ops/rows_device.h"
+#include "ops/rows_gpu.h"
+#include "quant/hack_seal_device.h"
+#include "quant/zack_seal_device.h"
 
 namespace kvlane {
 namespace {

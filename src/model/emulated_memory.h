@@ -14,6 +14,7 @@
 #include <mutex>
 #include <utility>
 
+#include "kvlane/status.h"
 #include "model/accelerator.h"
 
 namespace kvlane {

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "attention/hack_decode_gpu.h"
 #include "quant/hack_format.h"
 #include "quant/zack.h"
 

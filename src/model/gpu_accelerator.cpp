@@ -5,6 +5,21 @@
 #include <string>
 #include <utility>
 
+#include "attention/decode_gpu.h"
+#include "attention/hack_decode_gpu.h"
+#include "attention/hack_prefill_gpu.h"
+#include "attention/narrow_decode_gpu.h"
+#include "attention/narrow_prefill_gpu.h"
+#include "attention/prefill_gpu.h"
+#include "codec/gpu_codecs.h"
+#include "gpu/device.h"
+#include "gpu/xxh3_gpu.h"
+#include "ops/greedy_gpu.h"
+#include "ops/products_gpu.h"
+#include "ops/rows_gpu.h"
+#include "quant/hack_seal_gpu.h"
+#include "quant/zack_seal_gpu.h"
+
 namespace kvlane {
 namespace {
 

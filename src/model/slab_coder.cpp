@@ -7,6 +7,8 @@
 #include <array>
 #include <cstring>
 
+#include "codec/gpu_codecs.h"
+#include "gpu/device.h"
 #include "model/alignment.h"
 
 namespace kvlane {

@@ -6,6 +6,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
+#include "ops/greedy_device.h"
 #include "ops/greedy_gpu.h"
 
 namespace kvlane {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "gpu/device.h"
-#include "ops/greedy_device.h"
+#include "ops/greedy_batch.h"
 
 namespace kvlane {
 

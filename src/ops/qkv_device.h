@@ -13,31 +13,7 @@
 
 namespace kvlane {
 
-// Of a launch. Addresses and block_bytes are multiples of 16.
-struct QkvRows {
-  const float* product;  // [rows][(heads + 2 kv_heads) head_dim]: Q heads, K heads, V heads
-  const float* q_norm;   // [head_dim]; null for a model without norms of heads
-  const float* k_norm;   // the same, null together
-  float eps;
-  const float* angles;            // [positions][cos, sin][head_dim / 2]: RopeTable's values
-  const std::int32_t* positions;  // [rows], in their sequences. Negative: Q is zeros, and nothing
-                                  // is written to pages
-  const std::int32_t* sequences;  // [rows]: which row of `tables`
-  const std::int32_t* tables;     // [sequences][table_stride]: the ids of a sequence's blocks
-  std::int32_t table_stride;
-  std::int32_t rows;
-  std::int32_t heads;  // 0: of K and V alone
-  std::int32_t kv_heads;
-  std::int32_t head_dim;  // a multiple of 8, up to 256
-  std::byte* q;           // [rows][heads][head_dim], BF16; null without heads
-  std::byte* slabs;       // the layer's slab of block 0: pages of K[64][head_dim], V[64][head_dim]
-  std::size_t block_bytes;  // from there to the slab of block 1
-  // [kv_heads][head_dim][head_dim], row-major: Q and K behind the embedding, x, become x R before
-  // they are rounded, R their KV head's. Null: none (ops/rotated_qkv_device.h)
-  const float* rotations = nullptr;
-};
-
-inline constexpr int kQkvHeadDimMax = 8 * gpu::kWarpThreads;
+static_assert(kQkvHeadDimMax == 8 * gpu::kWarpThreads);
 
 // The logarithm to base 2 of the lanes that a head takes.
 constexpr int qkv_lanes_log2(int head_dim) {

@@ -23,6 +23,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
+#include "ops/rotated_qkv_device.h"
+#include "ops/rows_device.h"
 #include "ops/rows_gpu.h"
 
 namespace kvlane {

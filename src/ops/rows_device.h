@@ -9,34 +9,9 @@
 #pragma once
 
 #include "gpu/device_float.h"
+#include "ops/rows_batch.h"
 
 namespace kvlane {
-
-// Of a launch. Addresses are multiples of 16 bytes, here and below.
-struct EmbedRows {
-  const std::byte* table;      // [vocab][hidden], BF16
-  const std::int32_t* tokens;  // [rows]; negative for a row of zeros
-  std::int32_t rows, hidden;   // hidden: a multiple of 8
-  float* residual;             // [rows][hidden]
-};
-
-// Row i is about row take[i] of `residual` and `add`, or, where `take` is null, row i of them. With
-// `add` no row is taken twice.
-struct NormRows {
-  float* residual;           // [rows of the pass][n]
-  const float* add;          // the same; residual += add comes first and stays. Null: nothing
-  const std::int32_t* take;  // [rows]; negative for a row of zeros
-  const float* weight;       // [n]
-  float eps;
-  std::int32_t rows, n;  // n: a multiple of 8
-  std::byte* out;        // [rows][n], BF16: the norms. Null: none, and no look at `weight`
-};
-
-struct SiluRows {
-  const float* gate_up;    // [rows][2 ffn], gate first
-  std::int32_t rows, ffn;  // ffn: a multiple of 8
-  std::byte* out;          // [rows][ffn], BF16: silu(gate) * up
-};
 
 // Values of a thread, at a time.
 inline constexpr int kRowValues = 4;
@@ -44,7 +19,6 @@ inline constexpr int kRowValues = 4;
 // A row that is normed is in its block's registers between the sum and the scaling: norm_parts()
 // times four values a thread, and as few threads as that allows. So a row of 4096 values is on its
 // way at once by 512 threads, alone too.
-inline constexpr int kNormValuesMax = 16384;
 constexpr int norm_parts(int n) { return n <= 1024 ? 1 : n <= 4096 ? 2 : 4; }
 constexpr int norm_threads(int n) {
   constexpr int kWarp = gpu::kWarpThreads;

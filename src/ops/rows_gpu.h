@@ -10,8 +10,7 @@
 #pragma once
 
 #include "gpu/device.h"
-#include "ops/rotated_qkv_device.h"
-#include "ops/rows_device.h"
+#include "ops/rows_batch.h"
 
 namespace kvlane {
 

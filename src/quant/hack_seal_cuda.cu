@@ -8,6 +8,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/cuda_status.h"
 #include "gpu/cuda_thread.h"
+#include "quant/hack_seal_device.h"
 #include "quant/hack_seal_gpu.h"
 
 namespace kvlane {

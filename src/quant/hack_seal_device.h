@@ -10,6 +10,7 @@
 
 #include "base/fp16_bounds.h"
 #include "quant/hack_layout.h"
+#include "quant/hack_seal_batch.h"
 #include "quant/hadamard_device.h"
 
 namespace kvlane {
@@ -30,27 +31,6 @@ struct HackSealPart {
   float limit;  // of magnitudes
   // 1 where a value is not within the limit or no number: then the bytes mean nothing. Else 0.
   std::uint32_t* beyond;
-};
-
-// Where rows of a block come from, and where it is sealed; nothing happens where `rows` is
-// negative.
-struct HackSealPlace {
-  std::int32_t rows, sealed;
-};
-
-// What a launch seals of one layer: blocks of rows, pages of K[64][head_dim] then V[64][head_dim]
-// in BF16. All addresses and distances are multiples of 16 bytes, of slabs of 64.
-struct HackSealBatch {
-  const HackSealPlace* places;   // [count]
-  const std::byte* rows;         // the layer's slab of rows of block 0
-  std::size_t rows_block_bytes;  // from there to that of block 1
-  std::byte* slabs;              // the layer's sealed slab of block 0
-  std::size_t block_bytes;
-  std::int32_t kv_heads, head_dim;  // head_dim is a multiple of 16
-  hack::Plane k, v;                 // metadata in binary16
-  hack::PageLayout layout;
-  ChannelMix mix;
-  std::uint32_t* beyond;  // [count][kv_heads][2], see HackSealPart
 };
 
 // K or V of the page of a KV head of place `place`.

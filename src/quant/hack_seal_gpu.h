@@ -4,7 +4,7 @@
 #pragma once
 
 #include "gpu/device.h"
-#include "quant/hack_seal_device.h"
+#include "quant/hack_seal_batch.h"
 
 namespace kvlane {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "gpu/device.h"
-#include "quant/zack_seal_device.h"
+#include "quant/zack_seal_batch.h"
 
 namespace kvlane {
 

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "format/head_widths.h"
+#include "format/shape.h"
 #include "gpu/gpu_fixture.h"
 
 namespace kvlane {

@@ -6,6 +6,8 @@
 #include <string>
 
 #include "codec/codec.h"
+#include "gpu/device.h"
+#include "gpu/xxh3_batch.h"
 
 namespace kvlane {
 

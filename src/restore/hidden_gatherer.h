@@ -27,6 +27,7 @@
 #include "cpu/memory.h"
 #include "format/block_name.h"
 #include "format/extent.h"
+#include "gpu/device.h"
 #include "kvlane/status.h"
 #include "model/accelerator.h"
 #include "model/forward_pass.h"
