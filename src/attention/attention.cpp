@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attention/prefetch.h"
+#include "attention/sealed_kernel.h"
 #include "base/bf16.h"
 #include "base/clock.h"
 #include "cpu/parallel.h"
@@ -34,6 +35,13 @@ int group_of(const AttentionBatch& batch, const BlockTable& table) {
 }
 
 }  // namespace
+
+Attention::Attention(Isa isa, const KvFormat* format)
+    : kernel_(page_kernel(isa)),
+      format_(format),
+      sealed_kernel_(format == nullptr ? nullptr : sealed_kernel(*format, isa)) {}
+
+Attention::~Attention() = default;
 
 void Attention::make_tiles(const AttentionBatch& batch) {
   tiles_.clear();

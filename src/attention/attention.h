@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "attention/page_kernel.h"
-#include "attention/sealed_kernel.h"
 #include "cache/block_pool.h"
 #include "cpu/memory.h"
 #include "format/element.h"
 #include "quant/kv_format.h"
 
 namespace kvlane {
+
+class SealedKernel;
 
 // Blocks of one partial state: 16 blocks are 1,024 tokens. Fixed, because the places where states
 // are cut decide the bits of the result.
@@ -46,10 +47,8 @@ struct AttentionBatch {
 class Attention {
  public:
   // For tables of caches in 16 bits, or of coded caches in `format`, which outlives this.
-  explicit Attention(Isa isa, const KvFormat* format = nullptr)
-      : kernel_(page_kernel(isa)),
-        format_(format),
-        sealed_kernel_(format == nullptr ? nullptr : sealed_kernel(*format, isa)) {}
+  explicit Attention(Isa isa, const KvFormat* format = nullptr);
+  ~Attention();
 
   // Each row sees the tokens of its sequence, or of its window, up to and including its own: its
   // own block and those that the format's window names as rows, all others as sealed slabs (and the

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "codec/splitzip.h"
+
 namespace kvlane {
 
 MovingCodebooks::MovingCodebooks(const PlaneShape& plane, int layers,

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "codec/splitzip.h"
+#include "codec/codec.h"
 
 namespace kvlane {
 

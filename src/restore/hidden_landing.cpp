@@ -6,10 +6,16 @@
 #include <vector>
 
 #include "cpu/parallel.h"
+#include "model/device_projection.h"
 #include "model/format_codes.h"
 #include "plan/machine_profile.h"
 
 namespace kvlane {
+
+HiddenLanding::HiddenLanding(const Model& model, const KvFormat* format)
+    : model_(model), format_(format) {}
+
+HiddenLanding::~HiddenLanding() = default;
 
 Status HiddenLanding::land(const RestoreSpan& span, int layer, HiddenFormat::Values values,
                            std::span<const ByteView> stored) {

@@ -7,7 +7,6 @@
 #include <memory>
 #include <span>
 
-#include "model/device_projection.h"
 #include "model/hidden_restorer.h"
 #include "model/hidden_rows.h"
 #include "model/model.h"
@@ -16,11 +15,14 @@
 
 namespace kvlane {
 
+class DeviceProjection;
+
 // For the thread of the model's passes.
 class HiddenLanding {
  public:
   // For caches in 16 bits, or in `format`. Both outlive this, as does the model's device.
-  HiddenLanding(const Model& model, const KvFormat* format) : model_(model), format_(format) {}
+  HiddenLanding(const Model& model, const KvFormat* format);
+  ~HiddenLanding();
 
   // Makes K and V of one layer of up to kRestorePieceTokens tokens, whole blocks, which are in
   // their places after finish(). `stored`: the rows of each block, untrusted. After an error the
