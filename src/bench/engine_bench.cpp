@@ -12,6 +12,7 @@
 #include "base/random.h"
 #include "cpu/parallel.h"
 #include "engine/engine.h"
+#include "model/model.h"
 #include "model/tokenizer.h"
 
 namespace kvlane {

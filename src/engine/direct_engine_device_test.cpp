@@ -18,6 +18,7 @@
 #include "gpu/fake_cufile.h"
 #include "quant/kv_format.h"
 #include "store/direct_files.h"
+#include "store/store.h"
 
 namespace kvlane {
 namespace {

@@ -17,17 +17,18 @@
 #include "base/clock.h"
 #include "cache/eviction.h"
 #include "codec/codec.h"
-#include "engine/state_keeper.h"
-#include "model/model.h"
-#include "model/tokenizer.h"
+#include "engine/state_options.h"
 #include "ops/sampling.h"
 #include "plan/account.h"
-#include "quant/kv_format.h"
+#include "store/store_figures.h"
 #include "transfer/endpoint.h"
 
 namespace kvlane {
 
+class KvFormat;
+class Model;
 class RankGroup;  // ranks/rank_group.h
+class Tokenizer;
 
 struct GenerationRequest {
   std::vector<std::int32_t> prompt;  // at least one token, all inside the vocabulary

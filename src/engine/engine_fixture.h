@@ -19,6 +19,9 @@
 #include "base/test_results.h"
 #include "codec/codec.h"
 #include "engine/engine.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+#include "quant/kv_format.h"
 #include "transfer/test_link.h"
 
 namespace kvlane {

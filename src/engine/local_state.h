@@ -8,6 +8,7 @@
 
 #include "codec/codec.h"
 #include "engine/state_keeper.h"
+#include "engine/state_options.h"
 #include "model/model.h"
 #include "quant/kv_format.h"
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/state_keeper.h"
+#include "engine/state_options.h"
 #include "quant/kv_format.h"
 #include "ranks/rank_group.h"
 

@@ -10,6 +10,7 @@
 #include "engine/engine_fixture.h"
 #include "gpu/device.h"
 #include "model/gpu_accelerator.h"
+#include "store/store.h"
 
 namespace kvlane {
 namespace {

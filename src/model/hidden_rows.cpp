@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/bf16.h"
+#include "model/model.h"
 #include "ops/rows.h"
 
 namespace kvlane {

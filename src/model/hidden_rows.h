@@ -11,9 +11,10 @@
 #include "base/bytes.h"
 #include "format/element.h"
 #include "kvlane/status.h"
-#include "model/model.h"
 
 namespace kvlane {
+
+class Model;
 
 // Of rows of hidden states in memory, on the CPU: kBf16, or kF32 of models whose weights are not.
 ElementType hidden_type(const Model& model);

@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <charconv>
 
+#include "model/model.h"
+#include "plan/machine_profile.h"
+#include "quant/kv_format.h"
+
 namespace kvlane {
 namespace {
 

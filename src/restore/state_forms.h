@@ -8,10 +8,12 @@
 
 #include "kvlane/status.h"
 #include "model/hidden_rows.h"
-#include "plan/machine_profile.h"
-#include "quant/kv_format.h"
 
 namespace kvlane {
+
+class KvFormat;
+class Model;
+struct MachineProfile;
 
 // Hidden states of layers hidden_first ... hidden_last - 1, slabs of slabs_first and those behind
 // it. A layer in neither is computed from tokens.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/test_results.h"
+#include "quant/kv_format.h"
 #include "restore/tiny_model_fixture.h"
 
 namespace kvlane {
