@@ -124,6 +124,16 @@ class IncludeTest(TidyTest):
         }
         self.assert_one(files, "src/base/a.h:4:", "<nlohmann/json.hpp>")
 
+    def test_command_line_library_is_for_one_file(self):
+        include = "#include <CLI/CLI.hpp>\n"
+        self.assert_clean({"src/cli/command_line.cpp": cpp(include)})
+        self.assert_one({"src/cli/main.cpp": cpp(include)}, "src/cli/main.cpp:3:", "<CLI/CLI.hpp> is for")
+        files = {
+            "src/cli/command_line.h": header(include),
+            "src/cli/main.cpp": cpp('#include "cli/command_line.h"\n'),
+        }
+        self.assert_one(files, "src/cli/command_line.h:4:", "<CLI/CLI.hpp> is for")
+
     def test_header_that_nobody_includes_is_dead(self):
         self.assert_one({"src/base/a.h": header()}, "src/base/a.h:1:", "nobody includes")
         self.assert_clean({"include/kvlane/a.h": header()})

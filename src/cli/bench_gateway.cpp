@@ -2,25 +2,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
-#include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "bench/gateway_bench.h"
 #include "cli/bench.h"
 #include "cli/child_process.h"
 #include "cli/environment.h"
 #include "cli/flags.h"
-#include "cli/progress.h"
 #include "cli/signals.h"
 
 namespace kvlane {
 
 namespace {
 
-constexpr Seconds kStartPatience{30};
-constexpr Seconds kStopPatience{6};
+constexpr Seconds kGatewayStartPatience{30};
 // Longer ones are no stream any more.
 constexpr double kMillisecondsMax = 60'000;
 
@@ -58,58 +53,49 @@ Status run_bench_gateway(const BenchGatewayFlags& flags) {
   options.pace = {from_milliseconds(flags.prefill_ms), from_milliseconds(flags.interval_ms)};
   KVLANE_ASSIGN(const std::unique_ptr<MockWorkers> workers, MockWorkers::start(options.pace));
   KVLANE_ASSIGN(ChildProcess gateway, start_gateway(*workers));
-  KVLANE_ASSIGN(const std::string line, gateway.read_line(signals.descriptor(), kStartPatience));
-  const nlohmann::json ready = nlohmann::json::parse(line, nullptr, false);
-  if (!ready.is_object() || !ready.contains("url") || !ready["url"].is_string()) {
-    return internal_error("the gateway process did not say where it listens");
-  }
-  KVLANE_ASSIGN(options.gateway, parse_url(ready["url"].get<std::string>()));
+  KVLANE_ASSIGN(const std::string url,
+                gateway.read_url(signals.descriptor(), kGatewayStartPatience));
+  KVLANE_ASSIGN(options.gateway, parse_url(url));
   options.direct = workers->decode();
   options.gateway_cpu = [&gateway] { return gateway.cpu_seconds(); };
   options.stop_descriptor = signals.descriptor();
-  Report report;
-  {
-    Progress progress("bench gateway");
-    options.progress = [&progress](std::string_view what) { progress.show(what); };
-    KVLANE_ASSIGN(report, bench_gateway(options));
-  }
+  KVLANE_ASSIGN(Report report, measure_with_progress("bench gateway", options, bench_gateway));
   gateway.ask_to_stop();
-  gateway.wait(kStopPatience);
-  report.command = flags.command;
-  std::cout << (flags.json ? report_json(report) + "\n" : report_table(report));
+  gateway.wait(kServiceStopPatience);
+  print_report(std::move(report), flags.command, flags.json);
   return {};
 }
 
 }  // namespace
 
-void add_bench_gateway(CLI::App& bench, Run& run) {
-  CLI::App* const command = bench.add_subcommand(
+void add_bench_gateway(Command& bench) {
+  Command command = bench.add_subcommand(
       "gateway", "What a gateway adds to latencies, measured against mock workers");
-  command->footer("Example: kvlane bench gateway --streams 200 --repeats 5");
+  command.footer("Example: kvlane bench gateway --streams 200 --repeats 5");
   const auto flags = std::make_shared<BenchGatewayFlags>();
   GatewayBenchOptions& options = flags->options;
-  command->add_option("--streams", options.streams, "streams at a time")
-      ->check(CLI::Range(std::size_t{1}, std::size_t{2000}))
-      ->capture_default_str();
-  command->add_option("--tokens", options.tokens, "of an answer")
-      ->check(CLI::Range(2, 100'000))
-      ->capture_default_str();
-  command->add_option("--prompt-tokens", options.prompt_tokens, "of a prompt")
-      ->check(CLI::Range(1, 1'000'000))
-      ->capture_default_str();
-  command->add_option("--repeats", options.repeats, "medians are over so many pairs of runs")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command->add_option("--prefill-ms", flags->prefill_ms, "milliseconds that the mock prefill takes")
-      ->check(number_between(0, kMillisecondsMax))
-      ->capture_default_str();
-  command->add_option("--interval-ms", flags->interval_ms, "milliseconds between two tokens")
-      ->check(number_between(0.1, kMillisecondsMax))
-      ->capture_default_str();
-  command->add_flag("--json", flags->json, "one JSON object instead of a table");
-  command->callback([flags, command, &run] {
-    flags->command = "kvlane bench gateway " + typed_options(*command);
-    run = [flags] { return run_bench_gateway(*flags); };
+  command.add_option("--streams", options.streams, "streams at a time")
+      .check(range(std::size_t{1}, std::size_t{2000}))
+      .capture_default_str();
+  command.add_option("--tokens", options.tokens, "of an answer")
+      .check(range(2, 100'000))
+      .capture_default_str();
+  command.add_option("--prompt-tokens", options.prompt_tokens, "of a prompt")
+      .check(range(1, 1'000'000))
+      .capture_default_str();
+  command.add_option("--repeats", options.repeats, "medians are over so many pairs of runs")
+      .check(range(1, 1000))
+      .capture_default_str();
+  command.add_option("--prefill-ms", flags->prefill_ms, "milliseconds that the mock prefill takes")
+      .check(number_between(0, kMillisecondsMax))
+      .capture_default_str();
+  command.add_option("--interval-ms", flags->interval_ms, "milliseconds between two tokens")
+      .check(number_between(0.1, kMillisecondsMax))
+      .capture_default_str();
+  command.add_flag("--json", flags->json, "one JSON object instead of a table");
+  command.action([flags, command] {
+    flags->command = "kvlane bench gateway " + command.typed_options();
+    return run_bench_gateway(*flags);
   });
 }
 

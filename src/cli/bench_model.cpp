@@ -1,14 +1,11 @@
 // `kvlane bench model`: speed of one model on this machine.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
-#include <iostream>
 #include <memory>
 
 #include "bench/model_bench.h"
 #include "cli/bench.h"
-#include "cli/progress.h"
 #include "model/checkpoint.h"
 
 namespace kvlane {
@@ -45,44 +42,38 @@ Status run_bench_model(BenchModelFlags flags) {
   options.decode_tokens = flags.decode;
   options.batch = flags.batch;
   options.repeats = flags.repeats;
-  Report report;
-  {
-    Progress progress("bench model");
-    options.progress = [&progress](std::string_view what) { progress.show(what); };
-    KVLANE_ASSIGN(report, bench_model(options));
-  }
-  report.command = flags.command();
-  std::cout << (flags.json ? report_json(report) + "\n" : report_table(report));
+  KVLANE_ASSIGN(Report report, measure_with_progress("bench model", options, bench_model));
+  print_report(std::move(report), flags.command(), flags.json);
   return {};
 }
 
 }  // namespace
 
-void add_bench_model(CLI::App& bench, Run& run) {
-  CLI::App* const model = bench.add_subcommand(
+void add_bench_model(Command& bench) {
+  Command model = bench.add_subcommand(
       "model", "Speed of prefill and decode, and how near products come to their ceilings");
-  model->footer("Example: kvlane bench model models/kvlane-tiny-gqa --prompt 512 --json");
+  model.footer("Example: kvlane bench model models/kvlane-tiny-gqa --prompt 512 --json");
   const auto flags = std::make_shared<BenchModelFlags>();
-  model->add_option("DIR,--model", flags->directory, "Hugging Face model directory")->required();
+  model.add_option("DIR,--model", flags->directory, "Hugging Face model directory").required();
   model
-      ->add_option("--prompt", flags->prompt,
-                   "prompt tokens, computed in one pass (default: 512, or what the context allows)")
-      ->check(CLI::Range(1, INT32_MAX));
-  model->add_option("--decode", flags->decode, "tokens generated after it, one by one")
-      ->check(CLI::Range(1, INT32_MAX))
-      ->capture_default_str();
-  model->add_option("--batch", flags->batch, "sequences decoded at once, beside one alone; 1: none")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  model->add_option("--repeats", flags->repeats, "medians are over so many runs")
-      ->check(CLI::Range(1, INT32_MAX))
-      ->capture_default_str();
-  model->add_option("--threads", flags->threads, "threads that compute (default: one per core)")
-      ->check(CLI::Range(1, 1024));
-  model->add_option("--cpu", flags->cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
-      ->capture_default_str();
-  model->add_flag("--json", flags->json, "one JSON object instead of a table");
-  model->callback([flags, &run] { run = [flags] { return run_bench_model(*flags); }; });
+      .add_option("--prompt", flags->prompt,
+                  "prompt tokens, computed in one pass (default: 512, or what the context allows)")
+      .check(range(1, INT32_MAX));
+  model.add_option("--decode", flags->decode, "tokens generated after it, one by one")
+      .check(range(1, INT32_MAX))
+      .capture_default_str();
+  model.add_option("--batch", flags->batch, "sequences decoded at once, beside one alone; 1: none")
+      .check(range(1, 1024))
+      .capture_default_str();
+  model.add_option("--repeats", flags->repeats, "medians are over so many runs")
+      .check(range(1, INT32_MAX))
+      .capture_default_str();
+  model.add_option("--threads", flags->threads, "threads that compute (default: one per core)")
+      .check(range(1, 1024));
+  model.add_option("--cpu", flags->cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
+      .capture_default_str();
+  model.add_flag("--json", flags->json, "one JSON object instead of a table");
+  model.action([flags] { return run_bench_model(*flags); });
 }
 
 }  // namespace kvlane

@@ -1,6 +1,5 @@
 // `kvlane bench serve`: load on any server that speaks OpenAI's API, and how it copes.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -21,10 +20,8 @@ namespace kvlane {
 
 namespace {
 
-// Above these somebody slipped; below, a request would hold more than any server takes.
-constexpr int kTokensMax = kTraceTokensMax;
+// Above it somebody slipped.
 constexpr std::size_t kRequestsMax = 10'000'000;
-constexpr double kSecondsMax = 1e6;
 
 struct BenchServeFlags {
   ServeBenchOptions options;
@@ -46,7 +43,7 @@ struct BenchServeFlags {
 
 Result<double> parse_rate(const std::string& text) {
   double rate = 0;
-  if (!CLI::detail::lexical_cast(text, rate) || !(rate > 0)) {
+  if (!read_number(text, rate) || !(rate > 0)) {
     return invalid_argument("--request-rate must be a positive number or inf, not '" +
                             text.substr(0, 40) + "'");
   }
@@ -121,35 +118,35 @@ Status run_bench_serve(const BenchServeFlags& flags) {
   return run.result.completed == 0 ? all_failed(run) : Status();
 }
 
-void add_server_options(CLI::App& command, BenchServeFlags& flags) {
+void add_server_options(Command& command, BenchServeFlags& flags) {
   LoadOptions& load = flags.options.load;
-  command.add_option("--base-url", flags.base_url, "the server")->capture_default_str();
+  command.add_option("--base-url", flags.base_url, "the server").capture_default_str();
   command.add_option("--model", load.request.model, "what it calls the model (default: its first)");
   command.add_option("--api-key", load.api_key, "sent as 'Authorization: Bearer KEY'")
-      ->envname("KVLANE_API_KEY");
+      .envname("KVLANE_API_KEY");
   command.add_option("--endpoint", flags.endpoint, "completions or chat")
-      ->check(CLI::IsMember({"completions", "chat"}))
-      ->capture_default_str();
+      .check(one_of({"completions", "chat"}))
+      .capture_default_str();
   command
       .add_option("--prompts", flags.prompts,
                   "ids: token ids; text: words, about a token each, for servers that refuse ids")
-      ->check(CLI::IsMember({"ids", "text"}))
-      ->capture_default_str();
+      .check(one_of({"ids", "text"}))
+      .capture_default_str();
   command
       .add_option("--vocab-size", flags.options.vocabulary,
                   "token ids are below it (default: what the server says)")
-      ->check(CLI::Range(1, kTokensMax));
+      .check(range(1, kFlagTokensMax));
   command
       .add_option("--max-model-len", flags.options.context,
                   "requests are cut to it, prompt and answer together (default: what the server "
                   "says)")
-      ->check(CLI::Range(2, kTokensMax));
+      .check(range(2, kFlagTokensMax));
   command.add_option("--timeout", flags.timeout, "seconds that a whole request may take")
-      ->check(number_between(0.001, kSecondsMax))
-      ->capture_default_str();
+      .check(number_between(0.001, kFlagSecondsMax))
+      .capture_default_str();
 }
 
-void add_arrival_options(CLI::App& command, BenchServeFlags& flags) {
+void add_arrival_options(Command& command, BenchServeFlags& flags) {
   command.add_option("--request-rate", flags.request_rate,
                      "requests per second, whatever the server does; inf: all at once (the "
                      "default; a trace has its own times)");
@@ -157,43 +154,43 @@ void add_arrival_options(CLI::App& command, BenchServeFlags& flags) {
       .add_option("--burstiness", flags.options.arrival.burstiness,
                   "shape of the gamma-distributed gaps: 1 is Poisson, less is burstier, inf is "
                   "even")
-      ->check(number_between(0.01, std::numeric_limits<double>::infinity()))
-      ->capture_default_str();
+      .check(number_between(0.01, std::numeric_limits<double>::infinity()))
+      .capture_default_str();
   command
       .add_option("--concurrency", flags.concurrency,
                   "a closed loop: so many clients, each of which waits for its answer")
-      ->check(CLI::Range(std::size_t{1}, kRequestsMax));
+      .check(range(std::size_t{1}, kRequestsMax));
   command
       .add_option("--max-concurrency", flags.max_concurrency,
                   "the most requests at a time when they come at a rate or at a trace's times")
-      ->check(CLI::Range(std::size_t{1}, kRequestsMax));
+      .check(range(std::size_t{1}, kRequestsMax));
   command
       .add_option("--num-prompts", flags.options.num_prompts,
                   "requests (default: 1000; a whole trace; or what the rate makes of --duration)")
-      ->check(CLI::Range(std::size_t{1}, kRequestsMax));
+      .check(range(std::size_t{1}, kRequestsMax));
   command
       .add_option("--duration", flags.options.load.duration,
                   "seconds after which nothing new is sent")
-      ->check(number_between(0.001, kSecondsMax));
+      .check(number_between(0.001, kFlagSecondsMax));
   command
       .add_option("--warmup,--num-warmups", flags.options.load.warmup,
                   "requests that are sent before and not counted")
-      ->check(CLI::Range(std::size_t{0}, kRequestsMax))
-      ->capture_default_str();
+      .check(range(std::size_t{0}, kRequestsMax))
+      .capture_default_str();
   command
       .add_option("--seed", flags.options.seed,
                   "of all random choices; with the same seed a server's prefix cache may know the "
                   "prompts of an earlier run")
-      ->capture_default_str();
+      .capture_default_str();
 }
 
-void add_sampling_options(CLI::App& command, BenchServeFlags& flags) {
+void add_sampling_options(Command& command, BenchServeFlags& flags) {
   RequestSettings& request = flags.options.load.request;
   command.add_option("--temperature", request.temperature, "0: greedy")
-      ->check(number_between(0, 2.0))
-      ->capture_default_str();
-  command.add_option("--top-p", request.top_p)->check(number_between(0, 1.0));
-  command.add_option("--top-k", request.top_k)->check(CLI::Range(-1, kTokensMax));
+      .check(number_between(0, 2.0))
+      .capture_default_str();
+  command.add_option("--top-p", request.top_p).check(number_between(0, 1.0));
+  command.add_option("--top-k", request.top_k).check(range(-1, kFlagTokensMax));
   command.add_flag("--obey-eos", flags.obey_eos,
                    "answers may end before their length ('ignore_eos' is not sent)");
   command.add_flag("--no-token-ids", flags.no_token_ids,
@@ -202,15 +199,15 @@ void add_sampling_options(CLI::App& command, BenchServeFlags& flags) {
                      "a JSON object of further fields of every request");
 }
 
-void add_result_options(CLI::App& command, BenchServeFlags& flags) {
+void add_result_options(Command& command, BenchServeFlags& flags) {
   command.add_option("--goodput", flags.goodput,
                      "milliseconds within which a request is good: ttft:200 tpot:50 e2el:1000");
   command
       .add_option("--percentiles,--metric-percentiles", flags.options.percents,
                   "of every latency, separated by commas")
-      ->delimiter(',')
-      ->check(number_between(0, 100.0))
-      ->default_str("99");
+      .delimiter(',')
+      .check(number_between(0, 100.0))
+      .default_str("99");
   command.add_option("--save-result", flags.save_result,
                      "a JSON file with the names of 'vllm bench serve --save-result'");
   command.add_flag("--save-detailed", flags.save_detailed,
@@ -220,24 +217,23 @@ void add_result_options(CLI::App& command, BenchServeFlags& flags) {
 
 }  // namespace
 
-void add_bench_serve(CLI::App& bench, Run& run) {
-  CLI::App* const command =
-      bench.add_subcommand("serve", "Load on any server that speaks OpenAI's API");
-  command->footer(
+void add_bench_serve(Command& bench) {
+  Command command = bench.add_subcommand("serve", "Load on any server that speaks OpenAI's API");
+  command.footer(
       "Examples:\n"
       "  kvlane bench serve --input-len 512 --output-len 64 --request-rate 4 --num-prompts 200\n"
       "  kvlane bench serve --dataset arxiv --concurrency 16 --duration 60 --goodput ttft:500\n"
       "  kvlane bench serve --dataset mooncake --dataset-path trace.jsonl --scale-lengths 0.02\n"
       "  kvlane bench serve --dataset sharegpt4 --rounds 4 --think-time 1 --request-rate 2");
   const auto flags = std::make_shared<BenchServeFlags>();
-  add_server_options(*command, *flags);
-  add_dataset_flags(*command, flags->options.dataset);
-  add_arrival_options(*command, *flags);
-  add_sampling_options(*command, *flags);
-  add_result_options(*command, *flags);
-  command->callback([flags, command, &run] {
-    flags->command = "kvlane bench serve " + typed_options(*command);
-    run = [flags] { return run_bench_serve(*flags); };
+  add_server_options(command, *flags);
+  add_dataset_flags(command, flags->options.dataset);
+  add_arrival_options(command, *flags);
+  add_sampling_options(command, *flags);
+  add_result_options(command, *flags);
+  command.action([flags, command] {
+    flags->command = "kvlane bench serve " + command.typed_options();
+    return run_bench_serve(*flags);
   });
 }
 

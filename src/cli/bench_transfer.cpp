@@ -1,6 +1,5 @@
 // `kvlane bench transfer`: a prompt's KV over a link, with each codec.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -8,7 +7,6 @@
 #include "bench/transfer_bench.h"
 #include "cli/bench.h"
 #include "cli/flags.h"
-#include "cli/progress.h"
 #include "codec/codec.h"
 #include "engine/codec_choice.h"
 
@@ -26,11 +24,11 @@ struct BenchTransferFlags {
   bool json = false;
 };
 
-Result<Address> parse_address(const std::string& text) {
+Result<Address> parse_host_port(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   int port = 0;
-  if (colon == std::string::npos || !CLI::detail::lexical_cast(text.substr(colon + 1), port) ||
-      port < 0 || port > UINT16_MAX) {
+  if (colon == std::string::npos || !read_number(text.substr(colon + 1), port) || port < 0 ||
+      port > UINT16_MAX) {
     return invalid_argument("'" + text + "' is no HOST:PORT");
   }
   return Address{text.substr(0, colon), static_cast<std::uint16_t>(port)};
@@ -48,10 +46,10 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
     if (codec != kAutoCodec) KVLANE_TRY(find_codec(codec, options.isa).status());
   }
   if (!flags.listen.empty()) {
-    KVLANE_ASSIGN(options.listen, parse_address(flags.listen));
+    KVLANE_ASSIGN(options.listen, parse_host_port(flags.listen));
   }
   if (!flags.send_to.empty()) {
-    KVLANE_ASSIGN(options.send_to, parse_address(flags.send_to));
+    KVLANE_ASSIGN(options.send_to, parse_host_port(flags.send_to));
   }
   if (options.listen && options.send_to) {
     return invalid_argument("--listen and --send-to are for two processes");
@@ -62,61 +60,52 @@ Status run_bench_transfer(const BenchTransferFlags& flags, const std::string& ty
   if (!options.listen && (flags.directory.empty() || flags.text.empty())) {
     return invalid_argument("whoever sends needs a model directory and --text");
   }
-  Report report;
-  {
-    Progress progress("bench transfer");
-    options.progress = [&progress](std::string_view what) { progress.show(what); };
-    options.listening = [](const Address& address) {
-      std::cout << "listening at " << to_string(address) << std::endl;
-    };
-    KVLANE_ASSIGN(report, bench_transfer(options));
-  }
-  report.command = "kvlane bench transfer " + typed;
-  std::cout << (flags.json ? report_json(report) + "\n" : report_table(report));
+  options.listening = [](const Address& address) {
+    std::cout << "listening at " << to_string(address) << std::endl;
+  };
+  KVLANE_ASSIGN(Report report, measure_with_progress("bench transfer", options, bench_transfer));
+  print_report(std::move(report), "kvlane bench transfer " + typed, flags.json);
   return {};
 }
 
 }  // namespace
 
-void add_bench_transfer(CLI::App& bench, Run& run) {
-  CLI::App* const command = bench.add_subcommand(
+void add_bench_transfer(Command& bench) {
+  Command command = bench.add_subcommand(
       "transfer", "A prompt's KV from worker to worker, with each codec in turn");
-  command->footer(
+  command.footer(
       "Examples: kvlane bench transfer models/kvlane-tiny-gqa --text README.md --tokens 1024\n"
       "          on one machine  kvlane bench transfer --listen 10.0.0.2:7411\n"
       "          on another one  kvlane bench transfer DIR --text FILE --send-to 10.0.0.2:7411\n"
       "Both ends need the same --codecs, --tokens, --layers and --rounds.");
   const auto flags = std::make_shared<BenchTransferFlags>();
   TransferBenchOptions& options = flags->options;
-  command->add_option("DIR,--model", flags->directory, "model whose K and V are sent");
-  command->add_option("--text", flags->text, "text that it reads");
-  command->add_option("--codecs", options.codecs, "in turn; the first is what others compare with")
-      ->delimiter(',')
-      ->capture_default_str();
-  command->add_option("--tokens", options.tokens, "of the prompt, which has Llama 3.1 8B's shape")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command->add_option("--layers", options.layers, "of that shape")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command->add_option("--rounds", options.rounds, "medians are over so many runs of all codecs")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command->add_option(
-      "--listen", flags->listen,
-      "HOST:PORT: receive here, from another process; port 0 is any. The address is "
-      "printed first, on a line of its own, before what --json prints");
-  command->add_option("--send-to", flags->send_to, "HOST:PORT: the other process listens there");
-  add_shared_memory_flag(*command, flags->shared_memory);
-  add_streams_flag(*command, options.streams);
-  add_transport_flags(*command, flags->transport);
-  command->add_flag("--shaped", options.shaped, "the link is the bottleneck: goals for that");
-  command->add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
-      ->capture_default_str();
-  command->add_flag("--json", flags->json, "one JSON object instead of a table");
-  command->callback([flags, command, &run] {
-    run = [flags, typed = typed_options(*command)] { return run_bench_transfer(*flags, typed); };
-  });
+  command.add_option("DIR,--model", flags->directory, "model whose K and V are sent");
+  command.add_option("--text", flags->text, "text that it reads");
+  command.add_option("--codecs", options.codecs, "in turn; the first is what others compare with")
+      .delimiter(',')
+      .capture_default_str();
+  command.add_option("--tokens", options.tokens, "of the prompt, which has Llama 3.1 8B's shape")
+      .check(range(1, 1 << 20))
+      .capture_default_str();
+  command.add_option("--layers", options.layers, "of that shape")
+      .check(range(1, 1024))
+      .capture_default_str();
+  command.add_option("--rounds", options.rounds, "medians are over so many runs of all codecs")
+      .check(range(1, 1000))
+      .capture_default_str();
+  command.add_option("--listen", flags->listen,
+                     "HOST:PORT: receive here, from another process; port 0 is any. The address is "
+                     "printed first, on a line of its own, before what --json prints");
+  command.add_option("--send-to", flags->send_to, "HOST:PORT: the other process listens there");
+  add_shared_memory_flag(command, flags->shared_memory);
+  add_streams_flag(command, options.streams);
+  add_transport_flags(command, flags->transport);
+  command.add_flag("--shaped", options.shaped, "the link is the bottleneck: goals for that");
+  command.add_option("--cpu", flags->cpu, "kernels: auto, or a tier of `kvlane version -v`")
+      .capture_default_str();
+  command.add_flag("--json", flags->json, "one JSON object instead of a table");
+  command.action([flags, command] { return run_bench_transfer(*flags, command.typed_options()); });
 }
 
 }  // namespace kvlane

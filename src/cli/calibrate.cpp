@@ -1,6 +1,5 @@
 // `kvlane calibrate codebook`: which exponents the K and V of a model have, learnt from a text.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <iomanip>
@@ -20,23 +19,23 @@
 namespace kvlane {
 namespace {
 
-struct Summary {
+struct Coverage {
   double lowest = 1;
   double mean = 0;
 };
 
-Summary summarise(const CodebookFile& file, std::size_t part) {
-  Summary summary;
+Coverage coverage_of(const CodebookFile& file, std::size_t part) {
+  Coverage coverage;
   for (std::size_t i = part; i < file.books.size(); i += 2) {
-    summary.lowest = std::min(summary.lowest, file.books[i].coverage);
-    summary.mean += file.books[i].coverage / (static_cast<double>(file.books.size()) / 2);
+    coverage.lowest = std::min(coverage.lowest, file.books[i].coverage);
+    coverage.mean += file.books[i].coverage / (static_cast<double>(file.books.size()) / 2);
   }
-  return summary;
+  return coverage;
 }
 
-void print(const CalibrationFlags& flags, const CodebookFile& file, double seconds) {
-  const Summary k = summarise(file, 0);
-  const Summary v = summarise(file, 1);
+void print_codebook(const CalibrationFlags& flags, const CodebookFile& file, double seconds) {
+  const Coverage k = coverage_of(file, 0);
+  const Coverage v = coverage_of(file, 1);
   if (flags.json) {
     const nlohmann::ordered_json json = {{"file", flags.out},
                                          {"model", to_hex(file.model)},
@@ -58,7 +57,7 @@ void print(const CalibrationFlags& flags, const CodebookFile& file, double secon
             << " %, " << percent(v.lowest) << " %\n";
 }
 
-Status calibrate(const CalibrationFlags& flags) {
+Status run_calibrate_codebook(const CalibrationFlags& flags) {
   const TimePoint start = SteadyClock::now();
   KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags));
   KVLANE_TRY(check_out(flags, [&](const std::string& out) -> Status {
@@ -74,33 +73,33 @@ Status calibrate(const CalibrationFlags& flags) {
   }
   const std::string text = to_json(file);
   KVLANE_TRY(write_file(flags.out, as_byte_view(text)));
-  print(flags, file, seconds_since(start));
+  print_codebook(flags, file, seconds_since(start));
   return {};
 }
 
-void add_codebook(CLI::App& parent, Run& run) {
-  CLI::App* const command = parent.add_subcommand(
+void add_codebook(Command& parent) {
+  Command command = parent.add_subcommand(
       "codebook", "Count exponents of K and V over a text, for codec splitzip (--kv-codebook)");
-  command->footer(
+  command.footer(
       "Example: kvlane calibrate codebook models/kvlane-tiny-gqa --text README.md "
       "--out /tmp/codebook.json");
   const auto flags = std::make_shared<CalibrationFlags>();
-  add_calibration_options(*command, *flags, "JSON file to write");
-  command->callback([flags, &run] { run = [flags] { return calibrate(*flags); }; });
+  add_calibration_options(command, *flags, "JSON file to write");
+  command.action([flags] { return run_calibrate_codebook(*flags); });
 }
 
 }  // namespace
 
-void add_calibrate(CLI::App& app, Run& run) {
-  CLI::App* const command =
+void add_calibrate(Command& app) {
+  Command command =
       app.add_subcommand("calibrate", "Learn what codecs and KV formats want to know");
-  command->require_subcommand(1);
-  command->footer(
+  command.require_subcommand();
+  command.footer(
       "Example: kvlane calibrate codebook models/kvlane-tiny-gqa --text README.md "
       "--out /tmp/codebook.json");
-  add_codebook(*command, run);
-  add_calibrate_tables(*command, run);
-  add_calibrate_zack(*command, run);
+  add_codebook(command);
+  add_calibrate_tables(command);
+  add_calibrate_zack(command);
 }
 
 }  // namespace kvlane

@@ -1,6 +1,5 @@
 // `kvlane calibrate tables`: what KV formats want to know about the K and V of a model.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <iomanip>
 #include <iostream>
 #include <memory>
@@ -18,10 +17,6 @@
 
 namespace kvlane {
 namespace {
-
-constexpr const char* kExample =
-    "Example: kvlane calibrate tables models/kvlane-tiny-gqa --text README.md "
-    "--out /tmp/tables.safetensors";
 
 constexpr const char* kByGradients = "gradients";
 
@@ -45,7 +40,7 @@ std::string also_for(const CalibrationFlags& flags) {
   return text;
 }
 
-Status calibrate(const CalibrationFlags& flags) {
+Status run_calibrate_tables(const CalibrationFlags& flags) {
   const TimePoint start = SteadyClock::now();
   KVLANE_ASSIGN(const CalibrationInput input, load_calibration_input(flags));
   const ModelIdentity& identity = input.model->identity();
@@ -87,27 +82,29 @@ Status calibrate(const CalibrationFlags& flags) {
 
 }  // namespace
 
-void add_calibrate_tables(CLI::App& parent, Run& run) {
-  CLI::App* const command = parent.add_subcommand(
+void add_calibrate_tables(Command& parent) {
+  Command command = parent.add_subcommand(
       "tables",
       "Statistics of K and V over a text, for KV formats cachegen and kvquant "
       "(--kv-tables)");
-  command->footer(kExample);
+  command.footer(
+      "Example: kvlane calibrate tables models/kvlane-tiny-gqa --text README.md "
+      "--out /tmp/tables.safetensors");
   const auto flags = std::make_shared<CalibrationFlags>();
-  add_calibration_options(*command, *flags, "safetensors file to write");
+  add_calibration_options(command, *flags, "safetensors file to write");
   command
-      ->add_option(
+      .add_option(
           "--weights", flags->weights,
           "how much a value counts when signposts of kvquant are sought: by the square of its "
           "gradient, as KVQuant does (gradients), or as any other, several times as fast (none)")
-      ->check(CLI::IsMember({kByGradients, "none"}))
-      ->capture_default_str();
+      .check(one_of({kByGradients, "none"}))
+      .capture_default_str();
   command
-      ->add_option("--for", flags->formats,
-                   "also tables for this format, as in zack:keep=0.5+kvquant, of a directory that "
-                   "`kvlane calibrate zack` made; may be given several times")
-      ->allow_extra_args(false);
-  command->callback([flags, &run] { run = [flags] { return calibrate(*flags); }; });
+      .add_option("--for", flags->formats,
+                  "also tables for this format, as in zack:keep=0.5+kvquant, of a directory that "
+                  "`kvlane calibrate zack` made; may be given several times")
+      .one_value_each();
+  command.action([flags] { return run_calibrate_tables(*flags); });
 }
 
 }  // namespace kvlane

@@ -1,6 +1,5 @@
 // `kvlane calibrate zack`: a model whose V is rotated to few strong axes, and the rotations of K.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iomanip>
 #include <iostream>
@@ -25,9 +24,6 @@ namespace kvlane {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kExample =
-    "Example: kvlane calibrate zack models/kvlane-small --text FILE --out /tmp/kvlane-small-zack";
 
 // Values of --rotation.
 constexpr const char* kStacked = "stacked";
@@ -122,8 +118,9 @@ Result<ZackRotations> solve(const ZackFlags& flags, const Sums& sums,
   return zack_rotations(sums.own.grams, outputs, flags.rotation());
 }
 
-Result<ZackErrors> measure(const CalibrationInput& input, const Checkpoint& checkpoint,
-                           const ZackRotations& rotations, ZackSample& sample, Stages& stages) {
+Result<ZackErrors> measure_errors(const CalibrationInput& input, const Checkpoint& checkpoint,
+                                  const ZackRotations& rotations, ZackSample& sample,
+                                  Stages& stages) {
   const ScopedTimer timer(stages.measure);
   Progress progress("measuring what codes lose");
   KVLANE_TRY(sample.complete(*input.model, input.tokens));
@@ -148,7 +145,7 @@ Result<Written> write_all_of(const ZackFlags& flags, CalibrationInput input, Sum
     written.table = zack_report_table(report);
   }
   KVLANE_ASSIGN(const ZackErrors errors,
-                measure(input, checkpoint, rotations, *sums.sample, stages));
+                measure_errors(input, checkpoint, rotations, *sums.sample, stages));
   input.model.reset();
   sums.sample.reset();
   const ScopedTimer timer(stages.fold);
@@ -159,8 +156,8 @@ Result<Written> write_all_of(const ZackFlags& flags, CalibrationInput input, Sum
   return written;
 }
 
-void print(const ZackFlags& flags, const Sums& sums, const Written& written, const Stages& stages,
-           double seconds) {
+void print_zack(const ZackFlags& flags, const Sums& sums, const Written& written,
+                const Stages& stages, double seconds) {
   const std::uint64_t tokens = sums.own.grams.tokens;
   if (flags.common.json) {
     const nlohmann::ordered_json json = {{"directory", flags.common.out},
@@ -188,7 +185,7 @@ void print(const ZackFlags& flags, const Sums& sums, const Written& written, con
             << ", from " << tokens << " tokens in " << seconds << " s\n";
 }
 
-Status calibrate(const ZackFlags& flags) {
+Status run_calibrate_zack(const ZackFlags& flags) {
   const TimePoint start = SteadyClock::now();
   if (flags.balance && flags.kind != kStacked) {
     return invalid_argument(
@@ -201,37 +198,39 @@ Status calibrate(const ZackFlags& flags) {
   KVLANE_ASSIGN(const Written written, write_all_of(flags, std::move(input), sums, out, stages));
   std::error_code ignored;
   for (const fs::path& state : {state_of(out), other_state_of(out)}) fs::remove(state, ignored);
-  print(flags, sums, written, stages, seconds_since(start));
+  print_zack(flags, sums, written, stages, seconds_since(start));
   return {};
 }
 
 }  // namespace
 
-void add_calibrate_zack(CLI::App& parent, Run& run) {
-  CLI::App* const command = parent.add_subcommand(
+void add_calibrate_zack(Command& parent) {
+  Command command = parent.add_subcommand(
       "zack",
       "Rotate K and V to few strong axes, learnt from a text: a model that computes the same, V's "
       "rotations in its weights, K's in a file beside them");
-  command->footer(kExample);
+  command.footer(
+      "Example: kvlane calibrate zack models/kvlane-small --text FILE --out "
+      "/tmp/kvlane-small-zack");
   const auto flags = std::make_shared<ZackFlags>();
   flags->common.tokens_min = static_cast<int>(kZackTokensMin);
-  add_calibration_options(*command, flags->common,
+  add_calibration_options(command, flags->common,
                           "directory to write; an interrupted run goes on from OUT.partial");
   command
-      ->add_option("--rotation", flags->kind,
-                   "what axes are chosen by: stacked, K on top of Q, as in the paper, or "
-                   "product, their scores")
-      ->check(CLI::IsMember({kStacked, kProduct}))
-      ->capture_default_str();
-  command->add_flag("--balance", flags->balance,
-                    "stacked only: let Q and K, and V and the output projection, weigh alike");
-  CLI::Option* const report = command->add_option(
+      .add_option("--rotation", flags->kind,
+                  "what axes are chosen by: stacked, K on top of Q, as in the paper, or "
+                  "product, their scores")
+      .check(one_of({kStacked, kProduct}))
+      .capture_default_str();
+  command.add_flag("--balance", flags->balance,
+                   "stacked only: let Q and K, and V and the output projection, weigh alike");
+  const Option report = command.add_option(
       "--report", flags->report, "JSON file to write: spectra, heads, how much text is needed");
   command
-      ->add_option("--other-text", flags->common.other_text,
-                   "for the report: another text, whose rotations are compared")
-      ->needs(report);
-  command->callback([flags, &run] { run = [flags] { return calibrate(*flags); }; });
+      .add_option("--other-text", flags->common.other_text,
+                  "for the report: another text, whose rotations are compared")
+      .needs(report);
+  command.action([flags] { return run_calibrate_zack(*flags); });
 }
 
 }  // namespace kvlane

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/calibration.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <span>
@@ -13,17 +12,17 @@
 
 namespace kvlane {
 
-void add_calibration_options(CLI::App& command, CalibrationFlags& flags, const char* out_help) {
-  command.add_option("DIR,--model", flags.directory, "Hugging Face model directory")->required();
-  command.add_option("--text", flags.text, "UTF-8 text like that of real prompts")->required();
-  command.add_option("--out", flags.out, out_help)->required();
+void add_calibration_options(Command& command, CalibrationFlags& flags, const char* out_help) {
+  command.add_option("DIR,--model", flags.directory, "Hugging Face model directory").required();
+  command.add_option("--text", flags.text, "UTF-8 text like that of real prompts").required();
+  command.add_option("--out", flags.out, out_help).required();
   command.add_option("--tokens", flags.tokens, "most tokens of the text that are computed")
-      ->check(CLI::Range(1, 1 << 24))
-      ->capture_default_str();
+      .check(range(1, 1 << 24))
+      .capture_default_str();
   command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
-      ->check(CLI::Range(1, 1024));
+      .check(range(1, 1024));
   command.add_option("--cpu", flags.cpu, "kernels: auto, or a tier of `kvlane version -v`")
-      ->capture_default_str();
+      .capture_default_str();
   command.add_flag("--json", flags.json, "summary as one JSON object");
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/command.h"
+#include "cli/command_line.h"
 #include "kvlane/status.h"
 #include "model/model.h"
 
@@ -29,7 +29,7 @@ struct CalibrationFlags {
 };
 
 // All but --weights, --for and --other-text. out_help: what --out is.
-void add_calibration_options(CLI::App& command, CalibrationFlags& flags, const char* out_help);
+void add_calibration_options(Command& command, CalibrationFlags& flags, const char* out_help);
 
 struct CalibrationInput {
   std::unique_ptr<Model> model;
@@ -45,8 +45,8 @@ Status check_out(const CalibrationFlags& flags,
                  const std::function<Status(const std::string&)>& read);
 
 // `kvlane calibrate tables`.
-void add_calibrate_tables(CLI::App& parent, Run& run);
+void add_calibrate_tables(Command& parent);
 // `kvlane calibrate zack`.
-void add_calibrate_zack(CLI::App& parent, Run& run);
+void add_calibrate_zack(Command& parent);
 
 }  // namespace kvlane

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 extern "C" {
@@ -101,6 +102,15 @@ Result<std::string> ChildProcess::read_line(int stop_descriptor, Seconds patienc
     if (byte == '\n') return line;
     line += byte;
   }
+}
+
+Result<std::string> ChildProcess::read_url(int stop_descriptor, Seconds patience) {
+  KVLANE_ASSIGN(const std::string line, read_line(stop_descriptor, patience));
+  const nlohmann::json ready = nlohmann::json::parse(line, nullptr, false);
+  if (!ready.is_object() || !ready.contains("url") || !ready["url"].is_string()) {
+    return internal_error("the " + name_ + " did not say where it listens");
+  }
+  return ready["url"].get<std::string>();
 }
 
 double ChildProcess::cpu_seconds() const {

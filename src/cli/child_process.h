@@ -10,6 +10,9 @@
 
 namespace kvlane {
 
+// How long services have to end: longer than the grace they give their requests.
+inline constexpr Seconds kServiceStopPatience{6};
+
 // Movable. Destroying it kills the process if it is still there.
 class ChildProcess {
  public:
@@ -28,6 +31,9 @@ class ChildProcess {
   // The first line of its stdout. kUnavailable when it ends before, kAborted when `stop_descriptor`
   // becomes readable, kTimeout after `patience`.
   Result<std::string> read_line(int stop_descriptor, Seconds patience);
+
+  // Where it listens, as the "url" of that line says, which is an object of JSON. Waits likewise.
+  Result<std::string> read_url(int stop_descriptor, Seconds patience);
 
   // Processor time it has used so far; 0 when it is gone.
   double cpu_seconds() const;

@@ -2,39 +2,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
-
-#include "kvlane/status.h"
-
-namespace CLI {
-class App;
-}  // namespace CLI
+#include "cli/command_line.h"
 
 namespace kvlane {
 
-// What the chosen subcommand does, set by its callback once the arguments were parsed. An error
-// becomes one sentence on stderr and exit code 1; usage errors are CLI11's and exit code 2.
-using Run = std::function<Status()>;
-
-// Each adds one subcommand to `app`, with a help that ends in an example, and a callback that sets
-// `run`. Options live in a shared struct that the callback holds.
-void add_serve(CLI::App& app, Run& run);
-void add_up(CLI::App& app, Run& run);
-void add_prefill(CLI::App& app, Run& run);
-void add_decode(CLI::App& app, Run& run);
-void add_gateway(CLI::App& app, Run& run);
-void add_version(CLI::App& app, Run& run);
-void add_generate(CLI::App& app, Run& run);
-void add_inspect(CLI::App& app, Run& run);
-void add_synth(CLI::App& app, Run& run);
-void add_bench(CLI::App& app, Run& run);
-void add_calibrate(CLI::App& app, Run& run);
-void add_file(CLI::App& app, Run& run);
-void add_eval(CLI::App& app, Run& run);
-void add_store(CLI::App& app, Run& run);
-void add_profile(CLI::App& app, Run& run);
-void add_plan(CLI::App& app, Run& run);
-void add_rank(CLI::App& app, Run& run);
-void add_simulate(CLI::App& app, Run& run);
+// Each adds one subcommand to `app`, with a help that ends in an example, and its action. Options
+// live in a shared struct that the action holds.
+void add_serve(Command& app);
+void add_up(Command& app);
+void add_prefill(Command& app);
+void add_decode(Command& app);
+void add_gateway(Command& app);
+void add_version(Command& app);
+void add_generate(Command& app);
+void add_inspect(Command& app);
+void add_synth(Command& app);
+void add_bench(Command& app);
+void add_calibrate(Command& app);
+void add_file(Command& app);
+void add_eval(Command& app);
+void add_store(Command& app);
+void add_profile(Command& app);
+void add_plan(Command& app);
+void add_rank(Command& app);
+void add_simulate(Command& app);
 
 }  // namespace kvlane

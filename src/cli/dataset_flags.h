@@ -4,11 +4,16 @@
 #pragma once
 
 #include "bench/serve_bench.h"
-#include "cli/command.h"
+#include "bench/trace.h"
+#include "cli/command_line.h"
 
 namespace kvlane {
 
-void add_dataset_flags(CLI::App& command, DatasetOptions& dataset);
+// Of flags of requests. Above these somebody slipped.
+inline constexpr int kFlagTokensMax = kTraceTokensMax;
+inline constexpr double kFlagSecondsMax = 1e6;
+
+void add_dataset_flags(Command& command, DatasetOptions& dataset);
 // Names that mean the same become one. To be called once flags are parsed.
 void settle_dataset(DatasetOptions& dataset);
 

@@ -1,6 +1,5 @@
 // `kvlane eval`: what KV formats cost in quality, on any checkpoint.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -55,34 +54,31 @@ Status evaluate(const EvalFlags& flags, const std::string& typed) {
 
 }  // namespace
 
-void add_eval(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
+void add_eval(Command& app) {
+  Command command = app.add_subcommand(
       "eval", "What KV formats cost in quality, beside the cache in 16 bits; docs/eval.md");
-  command->footer(
+  command.footer(
       "Example: kvlane eval models/kvlane-tiny-gqa --text README.md --formats int8,kivi:bits=2 "
       "--tasks text,kv,passkey --out /tmp/eval");
-  add_eval_search(*command, run);
+  add_eval_search(command);
   const auto flags = std::make_shared<EvalFlags>();
-  command->add_option("DIR,--model", flags->input.directory, "Hugging Face model directory");
+  // Not required(): `eval search` has a directory of its own.
+  const Option directory =
+      command.add_option("DIR,--model", flags->input.directory, "Hugging Face model directory");
   command
-      ->add_option("--formats", flags->formats,
-                   "KV formats, for example int8,kivi:bits=2,group=32 (bf16 is always there); "
-                   "known: " +
-                       std::string(kv_format_names()) +
-                       "; h2o and keyformer evict tokens, alone or as in zack:keep=0.5+h2o")
-      ->capture_default_str();
-  add_eval_task_flags(*command, flags->tasks);
-  add_eval_input_flags(*command, flags->input);
-  command->add_option("--out", flags->out,
-                      "folder for eval.html, eval.json and eval.csv; what is measured is kept in "
-                      "eval.jsonl there, and an interrupted run goes on");
-  command->add_flag("--json", flags->json, "one JSON object instead of tables");
-  command->callback([flags, command, &run] {
-    if (!command->get_subcommands().empty()) return;
-    // Not required(): `eval search` has a directory of its own.
-    if (flags->input.directory.empty()) throw CLI::RequiredError("--model");
-    run = [flags, typed = typed_options(*command)] { return evaluate(*flags, typed); };
-  });
+      .add_option("--formats", flags->formats,
+                  "KV formats, for example int8,kivi:bits=2,group=32 (bf16 is always there); "
+                  "known: " +
+                      std::string(kv_format_names()) +
+                      "; h2o and keyformer evict tokens, alone or as in zack:keep=0.5+h2o")
+      .capture_default_str();
+  add_eval_task_flags(command, flags->tasks);
+  add_eval_input_flags(command, flags->input);
+  command.add_option("--out", flags->out,
+                     "folder for eval.html, eval.json and eval.csv; what is measured is kept in "
+                     "eval.jsonl there, and an interrupted run goes on");
+  command.add_flag("--json", flags->json, "one JSON object instead of tables");
+  command.action([flags, command] { return evaluate(*flags, command.typed_options()); }, directory);
 }
 
 }  // namespace kvlane

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/eval_input.h"
 
-#include <CLI/CLI.hpp>
 #include <utility>
 
 #include "base/file.h"
@@ -16,7 +15,7 @@
 namespace kvlane {
 namespace {
 
-Result<std::unique_ptr<Model>> load(const std::string& directory, Isa isa) {
+Result<std::unique_ptr<Model>> load_with_progress(const std::string& directory, Isa isa) {
   Progress progress("loading " + directory);
   return Model::load(directory, {.isa = isa, .progress = progress.counter()});
 }
@@ -32,20 +31,20 @@ Status check_tokens(std::span<const std::int32_t> tokens, int vocabulary) {
 
 }  // namespace
 
-void add_eval_input_flags(CLI::App& command, EvalInputFlags& flags) {
+void add_eval_input_flags(Command& command, EvalInputFlags& flags) {
   command.add_option("--text", flags.text, "UTF-8 text that the model reads");
   command.add_option("--tokens", flags.tokens, "most tokens of the text that are read")
-      ->check(CLI::Range(2, 1 << 24))
-      ->capture_default_str();
+      .check(range(2, 1 << 24))
+      .capture_default_str();
   command.add_option(
       "--kv-tables", flags.tables,
       "what `kvlane calibrate tables` wrote for this model, for kvquant and cachegen");
   command.add_option("--seed", flags.seed, "of prompts and of bootstrap draws")
-      ->capture_default_str();
+      .capture_default_str();
   command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
-      ->check(CLI::Range(1, 1024));
+      .check(range(1, 1024));
   command.add_option("--cpu", flags.cpu, "kernels: auto, or a tier of `kvlane version -v`")
-      ->capture_default_str();
+      .capture_default_str();
 }
 
 KvFormatContext EvalInput::format_context() const {
@@ -64,7 +63,7 @@ Result<EvalInput> load_eval_input(const EvalInputFlags& flags, bool reads_text) 
     KVLANE_ASSIGN(text, read_text_tokens(flags.directory, flags.text, std::size_t(flags.tokens)));
   }
   KVLANE_ASSIGN(Tokenizer tokenizer, Tokenizer::load(flags.directory));
-  KVLANE_ASSIGN(std::unique_ptr<Model> model, load(flags.directory, isa));
+  KVLANE_ASSIGN(std::unique_ptr<Model> model, load_with_progress(flags.directory, isa));
   KVLANE_TRY(check_tokens(text, model->config().vocab));
   EvalInput input{
       .model = std::move(model), .tokenizer = std::move(tokenizer), .text = std::move(text)};

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/command.h"
+#include "cli/command_line.h"
 #include "eval/eval_run.h"
 #include "model/tokenizer.h"
 #include "quant/kv_tables.h"
@@ -26,7 +26,7 @@ struct EvalInputFlags {
 };
 
 // All of them but the directory.
-void add_eval_input_flags(CLI::App& command, EvalInputFlags& flags);
+void add_eval_input_flags(Command& command, EvalInputFlags& flags);
 
 struct EvalInput {
   std::unique_ptr<Model> model;

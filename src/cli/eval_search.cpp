@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/eval_search.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
@@ -39,6 +38,12 @@ struct SearchFlags {
   bool json = false;
 };
 
+std::vector<std::string> metric_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, metric] : kMetrics) names.push_back(name);
+  return names;
+}
+
 constexpr int kStepsMax = 1000;
 
 // "0:8", or "0.02:0" for a knob that is weakest at 0.
@@ -50,9 +55,8 @@ Result<std::vector<std::string>> values_of(const SearchFlags& flags) {
   const std::size_t colon = flags.range.find(':');
   double first = 0;
   double last = 0;
-  if (colon == std::string::npos ||
-      !CLI::detail::lexical_cast(flags.range.substr(0, colon), first) ||
-      !CLI::detail::lexical_cast(flags.range.substr(colon + 1), last) || !std::isfinite(first) ||
+  if (colon == std::string::npos || !read_number(flags.range.substr(0, colon), first) ||
+      !read_number(flags.range.substr(colon + 1), last) || !std::isfinite(first) ||
       !std::isfinite(last) || first == last) {
     return invalid_argument("a range is two different numbers FROM:TO, not '" + flags.range + "'");
   }
@@ -124,8 +128,8 @@ class TextSearch {
   std::vector<Tried> tried_;
 };
 
-void print_json(const SearchFlags& flags, const EvalReport& report, const SearchResult& result,
-                const TextSearch& search) {
+void print_search_json(const SearchFlags& flags, const EvalReport& report,
+                       const SearchResult& result, const TextSearch& search) {
   const auto step_json = [&](const SearchStep& step) {
     return nlohmann::ordered_json{{"format", search.name(step.setting)},
                                   {"kept", step.kept.value},
@@ -145,7 +149,7 @@ void print_json(const SearchFlags& flags, const EvalReport& report, const Search
   std::cout << json.dump() << '\n';
 }
 
-void print_text(const SearchFlags& flags, const SearchResult& result, const TextSearch& search) {
+void print_search(const SearchFlags& flags, const SearchResult& result, const TextSearch& search) {
   std::size_t width = 0;
   for (const SearchStep& step : result.steps) {
     width = std::max(width, search.name(step.setting).size());
@@ -191,50 +195,47 @@ Status run_search(const SearchFlags& flags, const std::string& typed) {
                                            [&](int setting) { return search.name(setting); }));
   }
   if (flags.json) {
-    print_json(flags, run.report, result, search);
+    print_search_json(flags, run.report, result, search);
   } else {
-    print_text(flags, result, search);
+    print_search(flags, result, search);
   }
   return {};
 }
 
 }  // namespace
 
-void add_eval_search(CLI::App& eval, Run& run) {
-  CLI::App* const command = eval.add_subcommand(
+void add_eval_search(Command& eval) {
+  Command command = eval.add_subcommand(
       "search", "The strongest setting of a KV format that keeps a share of quality, by bisection");
-  command->footer(
+  command.footer(
       "Example: kvlane eval search models/kvlane-tiny-gqa --text README.md "
       "--format 'kivi:bits=2,recent={}' --values 0,1,2,4,8 --retain 0.99");
   const auto flags = std::make_shared<SearchFlags>();
-  command->add_option("DIR,--model", flags->input.directory, "Hugging Face model directory")
-      ->required();
-  command->add_option("--format", flags->pattern, "KV format with {} where a value goes")
-      ->required();
-  command->add_option("--values", flags->values, "values from the strongest to the weakest")
-      ->delimiter(',');
-  command->add_option("--range", flags->range, "or numbers FROM:TO, the strongest first");
+  command.add_option("DIR,--model", flags->input.directory, "Hugging Face model directory")
+      .required();
+  command.add_option("--format", flags->pattern, "KV format with {} where a value goes").required();
+  command.add_option("--values", flags->values, "values from the strongest to the weakest")
+      .delimiter(',');
+  command.add_option("--range", flags->range, "or numbers FROM:TO, the strongest first");
   command
-      ->add_option("--steps", flags->steps,
-                   "how many of the range (default: every whole number in it)")
-      ->check(CLI::Range(2, kStepsMax));
-  command->add_option("--retain", flags->retain, "share of quality that is to be kept")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+      .add_option("--steps", flags->steps,
+                  "how many of the range (default: every whole number in it)")
+      .check(range(2, kStepsMax));
+  command.add_option("--retain", flags->retain, "share of quality that is to be kept")
+      .check(range(0.0, 1.0))
+      .capture_default_str();
   command
-      ->add_option("--metric", flags->metric,
-                   "perplexity (bf16's over the format's), agreement (of the most likely token) or "
-                   "divergence (exp of minus the mean KL)")
-      ->check(CLI::IsMember(kMetrics))
-      ->capture_default_str();
-  add_window_flags(*command, flags->context, flags->stride, flags->window_prompt);
-  add_eval_input_flags(*command, flags->input);
-  command->add_option("--out", flags->out,
-                      "folder whose eval.jsonl keeps what is measured; an interrupted run goes on");
-  command->add_flag("--json", flags->json, "one JSON object instead of lines");
-  command->callback([flags, command, &run] {
-    run = [flags, typed = typed_options(*command)] { return run_search(*flags, typed); };
-  });
+      .add_option("--metric", flags->metric,
+                  "perplexity (bf16's over the format's), agreement (of the most likely token) or "
+                  "divergence (exp of minus the mean KL)")
+      .check(one_of(metric_names()))
+      .capture_default_str();
+  add_window_flags(command, flags->context, flags->stride, flags->window_prompt);
+  add_eval_input_flags(command, flags->input);
+  command.add_option("--out", flags->out,
+                     "folder whose eval.jsonl keeps what is measured; an interrupted run goes on");
+  command.add_flag("--json", flags->json, "one JSON object instead of lines");
+  command.action([flags, command] { return run_search(*flags, command.typed_options()); });
 }
 
 }  // namespace kvlane

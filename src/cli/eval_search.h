@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cli/command.h"
+#include "cli/command_line.h"
 
 namespace kvlane {
 
-void add_eval_search(CLI::App& eval, Run& run);
+void add_eval_search(Command& eval);
 
 }  // namespace kvlane

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/eval_tasks.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <sstream>
 
@@ -124,32 +123,32 @@ Status run_files(const EvalTaskFlags& flags, const Tokenizer& tokenizer, EvalRun
   return {};
 }
 
-void add_retrieval_flags(CLI::App& command, EvalTaskFlags& flags) {
+void add_retrieval_flags(Command& command, EvalTaskFlags& flags) {
   command
       .add_option("--lengths", flags.lengths,
                   "tokens of prompts of passkey and needles (default: 256, 512, ... and what fits "
                   "into the model's context)")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 24));
+      .delimiter(',')
+      .check(range(1, 1 << 24));
   command.add_option("--depths", flags.depths, "where the needle lies in the filler, in percent")
-      ->delimiter(',')
-      ->check(number_between(0, 100))
-      ->capture_default_str();
+      .delimiter(',')
+      .check(number_between(0, 100))
+      .capture_default_str();
   command.add_option("--trials", flags.trials, "prompts of each length and depth")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+      .check(range(1, 1 << 20))
+      .capture_default_str();
   command.add_option("--needles", flags.needles, "cities with a number in a prompt of needles")
-      ->check(CLI::Range(1, kNeedlesMax))
-      ->capture_default_str();
+      .check(range(1, kNeedlesMax))
+      .capture_default_str();
   command.add_option("--filler", flags.filler,
                      "UTF-8 text that needles are hidden in (default: a few sentences, repeated)");
   command.add_option("--retrieval-file", flags.retrieval_files,
                      "JSON lines with \"input\" and \"target\": prompts of retrieval");
 }
 
-void add_answer_flags(CLI::App& command, EvalTaskFlags& flags) {
+void add_answer_flags(Command& command, EvalTaskFlags& flags) {
   const auto count = [&](const char* name, int& value, const char* what) {
-    command.add_option(name, value, what)->check(CLI::Range(1, 1 << 24))->capture_default_str();
+    command.add_option(name, value, what).check(range(1, 1 << 24)).capture_default_str();
   };
   count("--prompts", flags.prompts, "prompts that similarity cuts out of the text");
   count("--prompt-tokens", flags.prompt_tokens, "of such a prompt");
@@ -157,44 +156,44 @@ void add_answer_flags(CLI::App& command, EvalTaskFlags& flags) {
   command.add_option("--questions-file", flags.question_files,
                      "JSON lines in the style of GSM8K or HumanEval (code is compared, never run)");
   command.add_option("--shots", flags.shots, "its first lines, shown as examples and not asked")
-      ->check(CLI::Range(0, 1 << 10))
-      ->capture_default_str();
+      .check(range(0, 1 << 10))
+      .capture_default_str();
   count("--questions", flags.questions, "most of its questions that are asked");
   count("--answer-tokens", flags.answer_tokens, "most tokens of an answer to one");
 }
 
 }  // namespace
 
-void add_eval_task_flags(CLI::App& command, EvalTaskFlags& flags) {
+void add_eval_task_flags(Command& command, EvalTaskFlags& flags) {
   command
       .add_option("--tasks", flags.tasks,
                   "what is measured: text, similarity, kv (these read --text), passkey, needles; "
                   "none for files alone")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"text", "similarity", "kv", "passkey", "needles", "none"}))
-      ->capture_default_str();
+      .delimiter(',')
+      .check(one_of({"text", "similarity", "kv", "passkey", "needles", "none"}))
+      .capture_default_str();
   add_window_flags(command, flags.context, flags.stride, flags.window_prompt);
   add_retrieval_flags(command, flags);
   add_answer_flags(command, flags);
 }
 
-void add_window_flags(CLI::App& command, int& context, int& stride,
+void add_window_flags(Command& command, int& context, int& stride,
                       std::optional<int>& window_prompt) {
   command
       .add_option("--context", context,
                   "tokens of a window of text (default: the model's context, at most 2048)")
-      ->check(CLI::Range(2, 1 << 24));
+      .check(range(2, 1 << 24));
   command
       .add_option("--stride", stride,
                   "tokens from window to window (default: the context); a smaller one gives every "
                   "scored token more text before it")
-      ->check(CLI::Range(1, 1 << 24));
+      .check(range(1, 1 << 24));
   command
       .add_option(
           "--window-prompt", window_prompt,
           "first tokens of a window that are a prompt and not scored; h2o and keyformer evict "
           "tokens at its end (default: half of the context with these, else 0)")
-      ->check(CLI::Range(0, 1 << 24));
+      .check(range(0, 1 << 24));
 }
 
 TextTask make_text_task(const EvalTaskFlags& flags, std::span<const std::int32_t> text,

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/command.h"
+#include "cli/command_line.h"
 #include "eval/eval_run.h"
 #include "eval/text_task.h"
 #include "model/tokenizer.h"
@@ -39,10 +39,10 @@ struct EvalTaskFlags {
   int answer_tokens = 256;
 };
 
-void add_eval_task_flags(CLI::App& command, EvalTaskFlags& flags);
+void add_eval_task_flags(Command& command, EvalTaskFlags& flags);
 
 // --context, --stride and --window-prompt, of windows of a text.
-void add_window_flags(CLI::App& command, int& context, int& stride,
+void add_window_flags(Command& command, int& context, int& stride,
                       std::optional<int>& window_prompt);
 
 // With defaults put in for what the flags leave open.

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <poll.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -97,7 +96,7 @@ PlaneCodec codec_called(const std::string& name) {
   return PlaneCodec::kSplitZipChannel;
 }
 
-Status encode(const EncodeFlags& flags) {
+Status encode_file(const EncodeFlags& flags) {
   const TimePoint start = SteadyClock::now();
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   KVLANE_ASSIGN(InputFile original, InputFile::open(flags.path));
@@ -134,7 +133,7 @@ Result<std::string> decoded_name(const DecodeFlags& flags) {
   return invalid_argument("say with --out what to call the file that is in " + flags.path);
 }
 
-Status decode(const DecodeFlags& flags) {
+Status decode_file(const DecodeFlags& flags) {
   const TimePoint start = SteadyClock::now();
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
   KVLANE_ASSIGN(const std::string out, decoded_name(flags));
@@ -156,69 +155,68 @@ Status decode(const DecodeFlags& flags) {
   return {};
 }
 
-void add_common_flags(CLI::App& command, FileFlags& flags) {
+void add_common_flags(Command& command, FileFlags& flags) {
   command.add_option("--threads", flags.threads, "threads that work (default: one per core)")
-      ->check(CLI::Range(1, kThreadsMax));
+      .check(range(1, kThreadsMax));
   command.add_option("--cpu", flags.cpu, "kernels: auto, or a tier of `kvlane version -v`")
-      ->capture_default_str();
+      .capture_default_str();
   command.add_flag("--force", flags.force, "write over a file of that name");
   command.add_flag("--verbose,-v", flags.verbose, "what became of each tensor");
   command.add_flag("--json", flags.json, "summary as one JSON object");
 }
 
-void add_file_encode(CLI::App& parent, Run& run) {
-  CLI::App* const command =
+void add_file_encode(Command& parent) {
+  Command command =
       parent.add_subcommand("encode", "Write FILE.kvl, from which FILE comes back byte for byte");
-  command->footer("Example: kvlane file encode model.safetensors");
+  command.footer("Example: kvlane file encode model.safetensors");
   const auto flags = std::make_shared<EncodeFlags>();
-  command->add_option("FILE", flags->path, "safetensors, .npy, or raw values")->required();
-  command->add_option("--out", flags->out, "file to write, - for standard output (FILE.kvl)");
-  command->add_option("--codec", flags->codec, "of bfloat16: splitzip:channel, splitzip or none")
-      ->check(CLI::IsMember({"splitzip:channel", "splitzip", "none"}))
-      ->capture_default_str();
-  command->add_option("--kind", flags->kind, "what FILE is: auto, safetensors, npy or raw")
-      ->check(CLI::IsMember({"auto", "safetensors", "npy", "raw"}))
-      ->capture_default_str();
+  command.add_option("FILE", flags->path, "safetensors, .npy, or raw values").required();
+  command.add_option("--out", flags->out, "file to write, - for standard output (FILE.kvl)");
+  command.add_option("--codec", flags->codec, "of bfloat16: splitzip:channel, splitzip or none")
+      .check(one_of({"splitzip:channel", "splitzip", "none"}))
+      .capture_default_str();
+  command.add_option("--kind", flags->kind, "what FILE is: auto, safetensors, npy or raw")
+      .check(one_of({"auto", "safetensors", "npy", "raw"}))
+      .capture_default_str();
   command
-      ->add_option("--dtype", flags->type,
-                   "of raw values, and of .npy whose type NumPy does not know: bf16, fp16, "
-                   "fp8_e4m3 or fp8_e5m2")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2"}));
-  command->add_option("--shape", flags->shape, "of raw values, for example 32,8,1000,128")
-      ->delimiter(',')
-      ->allow_extra_args(false);
+      .add_option("--dtype", flags->type,
+                  "of raw values, and of .npy whose type NumPy does not know: bf16, fp16, "
+                  "fp8_e4m3 or fp8_e5m2")
+      .check(one_of({"bf16", "fp16", "fp8_e4m3", "fp8_e5m2"}));
+  command.add_option("--shape", flags->shape, "of raw values, for example 32,8,1000,128")
+      .delimiter(',')
+      .one_value_each();
   command
-      ->add_option("--row", flags->row,
-                   "values that one token has, one behind the other (default: tried out)")
-      ->check(CLI::Range(std::uint32_t{1}, kRowElementsMax));
-  add_common_flags(*command, *flags);
-  command->callback([flags, &run] { run = [flags] { return encode(*flags); }; });
+      .add_option("--row", flags->row,
+                  "values that one token has, one behind the other (default: tried out)")
+      .check(range(std::uint32_t{1}, kRowElementsMax));
+  add_common_flags(command, *flags);
+  command.action([flags] { return encode_file(*flags); });
 }
 
-void add_file_decode(CLI::App& parent, Run& run) {
-  CLI::App* const command =
-      parent.add_subcommand("decode", "Give back the file that is in FILE.kvl");
-  command->footer("Example: kvlane file decode model.safetensors.kvl");
+void add_file_decode(Command& parent) {
+  Command command = parent.add_subcommand("decode", "Give back the file that is in FILE.kvl");
+  command.footer("Example: kvlane file decode model.safetensors.kvl");
   const auto flags = std::make_shared<DecodeFlags>();
-  command->add_option("FILE", flags->path, "what `kvlane file encode` wrote, - for standard input")
-      ->required();
-  CLI::Option* const out = command->add_option(
-      "--out", flags->out, "file to write, - for standard output (FILE without .kvl)");
-  command->add_flag("--check", flags->check, "write nothing: only say whether all of it is right")
-      ->excludes(out);
-  add_common_flags(*command, *flags);
-  command->callback([flags, &run] { run = [flags] { return decode(*flags); }; });
+  command.add_option("FILE", flags->path, "what `kvlane file encode` wrote, - for standard input")
+      .required();
+  const Option out = command.add_option("--out", flags->out,
+                                        "file to write, - for standard output (FILE without .kvl)");
+  command.add_flag("--check", flags->check, "write nothing: only say whether all of it is right")
+      .excludes(out);
+  add_common_flags(command, *flags);
+  command.action([flags] { return decode_file(*flags); });
 }
 
 }  // namespace
 
-void add_file(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
+void add_file(Command& app) {
+  Command command = app.add_subcommand(
       "file", "Make files of tensors smaller without losing a bit, and give them back");
-  command->require_subcommand(1);
-  command->footer("Example: kvlane file encode model.safetensors");
-  add_file_encode(*command, run);
-  add_file_decode(*command, run);
+  command.require_subcommand();
+  command.footer("Example: kvlane file encode model.safetensors");
+  add_file_encode(command);
+  add_file_decode(command);
 }
 
 }  // namespace kvlane

@@ -66,7 +66,8 @@ Json tensors_json(const TensorFileSummary& file) {
   return tensors;
 }
 
-void print_json(std::ostream& to, const FileSummary& summary, const FileSummaryStyle& style) {
+void print_summary_json(std::ostream& to, const FileSummary& summary,
+                        const FileSummaryStyle& style) {
   const TensorFileSummary& file = summary.file;
   Json json = {{"file", summary.path},
                {"out", summary.out.empty() ? Json() : Json(summary.out)},
@@ -106,7 +107,7 @@ void print_tensors(std::ostream& to, const TensorFileSummary& file) {
   }
 }
 
-void print_text(std::ostream& to, const FileSummary& summary, const FileSummaryStyle& style) {
+void print_summary(std::ostream& to, const FileSummary& summary, const FileSummaryStyle& style) {
   const TensorFileSummary& file = summary.file;
   if (style.verbose) print_tensors(to, file);
   const auto raw_bytes = static_cast<double>(file.head.file_bytes);
@@ -148,9 +149,9 @@ std::string reason(const TensorFileSummary& file) {
 void print_file_summary(const FileSummary& summary, const FileSummaryStyle& style) {
   std::ostream& to = summary.out == "-" ? std::cerr : std::cout;
   if (style.json) {
-    print_json(to, summary, style);
+    print_summary_json(to, summary, style);
   } else {
-    print_text(to, summary, style);
+    print_summary(to, summary, style);
   }
   const TensorFileSummary& file = summary.file;
   if (style.with_codec && ratio(file.head.file_bytes, file.container_bytes) < kRatioThatPays) {

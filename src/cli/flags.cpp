@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/flags.h"
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <sstream>
@@ -35,7 +34,7 @@ std::string check_printable(const std::string& value) {
 std::string check_lease(const std::string& value) {
   constexpr double kSecondsMax = 3600;
   double seconds = 0;
-  const bool is_number = CLI::detail::lexical_cast(value, seconds);
+  const bool is_number = read_number(value, seconds);
   return is_number && seconds >= 1 && seconds <= kSecondsMax ? std::string()
                                                              : "must be from 1 to 3600 seconds";
 }
@@ -43,32 +42,32 @@ std::string check_lease(const std::string& value) {
 std::string check_slowdown(const std::string& value) {
   constexpr double kMost = 1000;
   double times = 0;
-  const bool is_number = CLI::detail::lexical_cast(value, times);
+  const bool is_number = read_number(value, times);
   return is_number && times > 1 && times <= kMost ? std::string()
                                                   : "must be above 1 and at most 1000";
 }
 
-void add_directory_flag(CLI::App& command, ModelFlags& flags) {
+void add_directory_flag(Command& command, ModelFlags& flags) {
   command
       .add_option("DIR,--model", flags.directory, "Hugging Face model directory, or a .gguf file")
-      ->required();
+      .required();
 }
 
-void add_tables_flag(CLI::App& command, ModelFlags& flags) {
+void add_tables_flag(Command& command, ModelFlags& flags) {
   command.add_option("--kv-tables", flags.kv_tables,
                      "what `kvlane calibrate tables` wrote for this model, for kvquant and "
                      "cachegen");
 }
 
 // What K and V become, in memory and on the way.
-void add_kv_flags(CLI::App& command, ModelFlags& flags) {
+void add_kv_flags(Command& command, ModelFlags& flags) {
   command
       .add_option("--kv-format,--kv-cache-dtype", flags.kv_format,
                   "how the KV cache lies in memory, for example bf16, int8 or kivi:bits=4; auto is "
                   "bf16; known: " +
                       std::string(kv_format_names()))
-      ->transform([](const std::string& name) { return name == "auto" ? "bf16" : name; })
-      ->capture_default_str();
+      .transform([](const std::string& name) { return name == "auto" ? "bf16" : name; })
+      .capture_default_str();
   command.add_option("--kv-evict", flags.kv_evict,
                      "keep some tokens of each prompt only, for example h2o:keep=0.5 or "
                      "keyformer:keep=0.6; in one process (default: keep all)");
@@ -78,96 +77,96 @@ void add_kv_flags(CLI::App& command, ModelFlags& flags) {
           "ablation: keep this share of the dimensions of each prompt's K and V, along axes "
           "of its own, and make rows again in every step; in bf16, in one process; costs "
           "more than it saves (lab/zack_online); 0: off")
-      ->check(number_between(0, 1))
-      ->capture_default_str();
+      .check(number_between(0, 1))
+      .capture_default_str();
   add_tables_flag(command, flags);
   command
       .add_option(
           "--kv-codec", flags.kv_codec,
           "lossless codec for the KV that this process sends: " + std::string(codec_names()) +
               ", or auto: for each link what its speed asks for")
-      ->capture_default_str();
+      .capture_default_str();
   command.add_option("--kv-codebook", flags.kv_codebook,
                      "what `kvlane calibrate codebook` wrote for this model (default: learn from "
                      "what is sent)");
 }
 
 // How a process computes.
-void add_computing_flags(CLI::App& command, ModelFlags& flags) {
+void add_computing_flags(Command& command, ModelFlags& flags) {
   command
       .add_option("--max-model-len", flags.max_model_len,
                   "most tokens of prompt and answer together (default: the model's own)")
-      ->check(CLI::Range(1, INT32_MAX));
+      .check(range(1, INT32_MAX));
   command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
-      ->check(CLI::Range(1, 1024));
+      .check(range(1, 1024));
   command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
-      ->capture_default_str();
+      .capture_default_str();
 }
 
 // How many processes compute a model, and the secret that they share.
-void add_layout_flags(CLI::App& command, ModelFlags& flags) {
+void add_layout_flags(Command& command, ModelFlags& flags) {
   command
       .add_option("--tp,--tensor-parallel-size", flags.tensor_parallel,
                   "processes that share the heads and products of each layer")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+      .check(range(1, 1024))
+      .capture_default_str();
   command
       .add_option("--pp,--pipeline-parallel-size", flags.pipeline_parallel,
                   "runs of layers that are computed one after another, each by --tp processes")
-      ->check(CLI::Range(1, 512))
-      ->capture_default_str();
+      .check(range(1, 512))
+      .capture_default_str();
   command
       .add_option("--ranks-key", flags.ranks_key,
                   "32 hexadecimal digits that these processes and the worker know; the environment "
                   "variable does not show in lists of processes")
-      ->envname("KVLANE_RANKS_KEY");
+      .envname("KVLANE_RANKS_KEY");
 }
 
 }  // namespace
 
-void add_model_flags(CLI::App& command, ModelFlags& flags) {
+void add_model_flags(Command& command, ModelFlags& flags) {
   add_directory_flag(command, flags);
   add_kv_flags(command, flags);
   command
       .add_option("--kv-memory", flags.kv_memory, "memory for KV blocks, for example 512MiB or 4G")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(kKvMemoryMin, kKvMemoryMax))
-      ->default_str("1GiB");
+      .transform(as_size())
+      .check(range(kKvMemoryMin, kKvMemoryMax))
+      .default_str("1GiB");
   command
       .add_option("--host-memory", flags.host_memory,
                   "memory for blocks that had to leave the KV memory; 0: none")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(std::uint64_t{0}, kKvMemoryMax))
-      ->default_str("256MiB");
+      .transform(as_size())
+      .check(range(std::uint64_t{0}, kKvMemoryMax))
+      .default_str("256MiB");
   command
       .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.prefix_caching,
                 "share the blocks of prompts that begin alike (on by default)")
-      ->default_str("");
+      .default_str("");
   command.add_option("--max-num-seqs", flags.sequences_max, "answers that are computed at once")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
+      .check(range(1, 4096))
+      .capture_default_str();
   command
       .add_option("--max-num-batched-tokens", flags.batch_tokens_max,
                   "most prompt tokens computed in one step")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
+      .check(range(1, 65536))
+      .capture_default_str();
   command
       .add_option("--decode-slowdown", flags.slowdown_max,
                   "how many times longer a running answer's token may take while prompts arrive")
-      ->check(check_slowdown)
-      ->capture_default_str();
+      .check(check_slowdown)
+      .capture_default_str();
   add_computing_flags(command, flags);
   command
       .add_option("--device", flags.device,
                   "where the model computes and its KV blocks lie: cpu, cuda, or cuda:N for GPU N")
-      ->capture_default_str();
+      .capture_default_str();
   add_layout_flags(command, flags);
   command.add_option("--ranks-bind", flags.ranks_bind,
                      "HOST:PORT where to wait for the processes of --tp and --pp, which are then "
                      "started elsewhere: see `kvlane rank --help` (default: start them here)");
 }
 
-void add_part_flags(CLI::App& command, ModelFlags& flags) {
+void add_part_flags(Command& command, ModelFlags& flags) {
   add_directory_flag(command, flags);
   add_tables_flag(command, flags);
   add_computing_flags(command, flags);
@@ -176,144 +175,142 @@ void add_part_flags(CLI::App& command, ModelFlags& flags) {
 
 // Options of a store say nothing without one, and whoever gives a key and forgets the store
 // believes that what is kept is encrypted.
-void add_store_flags(CLI::App& command, StateFlags& flags) {
-  CLI::Option* const store = command.add_option(
+void add_store_flags(Command& command, StateFlags& flags) {
+  const Option store = command.add_option(
       "--store", flags.directories,
       "directory of a state store: what leaves memory is kept there and brought back, after a "
       "restart too; several, one a device, are used together");
   command
       .add_option("--store-max", flags.bytes_max,
                   "most bytes on disk in each directory, for example 100GiB; 0: what the disk has")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(store_limit())
-      ->needs(store)
-      ->default_str("0");
-  command
-      .add_option("--store-memory", flags.memory, "memory for what was read from the store last")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(std::uint64_t{0}, kKvMemoryMax))
-      ->needs(store)
-      ->default_str("256MiB");
+      .transform(as_size())
+      .check(store_limit())
+      .needs(store)
+      .default_str("0");
+  command.add_option("--store-memory", flags.memory, "memory for what was read from the store last")
+      .transform(as_size())
+      .check(range(std::uint64_t{0}, kKvMemoryMax))
+      .needs(store)
+      .default_str("256MiB");
   command
       .add_option("--store-key", flags.key_file,
                   "file with 64 hexadecimal digits: what is stored is encrypted with AES-256")
-      ->needs(store);
+      .needs(store);
 }
 
-void add_state_flags(CLI::App& command, StateFlags& flags) {
+void add_state_flags(Command& command, StateFlags& flags) {
   add_store_flags(command, flags);
-  CLI::Option* const store = command.get_option("--store");
+  const Option store = command.get_option("--store");
   command
       .add_option("--store-form", flags.form,
                   "what is stored of each layer: " + std::string(kStateFormNames) +
                       " (what brings long sequences back in the least time here; measured at the "
                       "first start; on a device, and with --tp or --pp, auto is hidden or kv, "
                       "whatever has fewer bytes)")
-      ->needs(store)
-      ->capture_default_str();
+      .needs(store)
+      .capture_default_str();
   command
       .add_option("--store-codec", flags.codec,
                   "lossless codec of stored slabs: " + std::string(codec_names()))
-      ->needs(store)
-      ->capture_default_str();
+      .needs(store)
+      .capture_default_str();
   command
       .add_option(
           "--store-direct", flags.direct,
           "whether slabs without a codec go from the disk to a GPU past the host's memory, by "
           "NVIDIA's cuFile: auto (where that is there), on (or not at all), off")
-      ->check(CLI::IsMember({"auto", "on", "off"}))
-      ->needs(store)
-      ->capture_default_str();
+      .check(one_of({"auto", "on", "off"}))
+      .needs(store)
+      .capture_default_str();
   command
       .add_option("--store-profile", flags.profile,
                   "profiles of this machine, as `kvlane profile` writes them; what they lack is "
                   "measured and added (default: profiles.json beside the store)")
-      ->needs(store);
+      .needs(store);
 }
 
-void add_server_flags(CLI::App& command, ServerFlags& flags) {
+void add_server_flags(Command& command, ServerFlags& flags) {
   command.add_option("--host", flags.host, "address to listen on")
-      ->check(check_printable)
-      ->capture_default_str();
+      .check(check_printable)
+      .capture_default_str();
   command.add_option("--port", flags.port, "port to listen on; 0: any free one")
-      ->capture_default_str();
+      .capture_default_str();
   command
       .add_option("--api-key", flags.api_key,
                   "ask for 'Authorization: Bearer KEY'; the environment variable does not show in "
                   "lists of processes")
-      ->check(check_printable)
-      ->envname("KVLANE_API_KEY");
+      .check(check_printable)
+      .envname("KVLANE_API_KEY");
   command.add_option("--log-level", flags.log_level, "debug, info (requests), warning, error, off")
-      ->capture_default_str();
+      .capture_default_str();
   command.add_flag("--json", flags.json,
                    "when ready, print one line of JSON instead of a sentence");
 }
 
-void add_model_name_flag(CLI::App& command, ServerFlags& flags) {
+void add_model_name_flag(Command& command, ServerFlags& flags) {
   command
       .add_option("--served-model-name", flags.served_model_name,
                   "what clients call the model (default: the directory's name)")
-      ->check(check_printable);
+      .check(check_printable);
 }
 
-void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags) {
-  command
-      .add_option("--kv-bind", flags.bind, "address where KV of other workers arrives or leaves")
-      ->capture_default_str();
-  command.add_option("--kv-port", flags.port, "its port; 0: any free one")->capture_default_str();
+void add_data_plane_flags(Command& command, DataPlaneFlags& flags) {
+  command.add_option("--kv-bind", flags.bind, "address where KV of other workers arrives or leaves")
+      .capture_default_str();
+  command.add_option("--kv-port", flags.port, "its port; 0: any free one").capture_default_str();
   command
       .add_option("--kv-advertise-host", flags.advertise_host,
                   "what other workers are told instead of --kv-bind")
-      ->check(check_printable);
+      .check(check_printable);
   command
       .add_option(
           "--kv-timeout", flags.timeout,
           "seconds without a sign of the other worker: then a transfer has failed; longer "
           "than one slab takes on the link, and than a sixth of what one of each transfer takes")
-      ->check(number_between(1, 3600))
-      ->capture_default_str();
+      .check(number_between(1, 3600))
+      .capture_default_str();
   command
       .add_option("--lease", flags.lease,
                   "seconds that parked KV and reservations wait for somebody")
-      ->check(check_lease)
-      ->capture_default_str();
+      .check(check_lease)
+      .capture_default_str();
   add_shared_memory_flag(command, flags.shared_memory);
   add_streams_flag(command, flags.streams);
   add_transport_flags(command, flags.transport);
 }
 
-void add_shared_memory_flag(CLI::App& command, std::string& shared_memory) {
+void add_shared_memory_flag(Command& command, std::string& shared_memory) {
   command
       .add_option("--kv-shared-memory", shared_memory,
                   "auto: between workers of one host and user, KV goes through shared memory; off: "
                   "over TCP everywhere")
-      ->check(CLI::IsMember({"auto", "off"}))
-      ->capture_default_str();
+      .check(one_of({"auto", "off"}))
+      .capture_default_str();
 }
 
-void add_streams_flag(CLI::App& command, std::uint32_t& streams) {
+void add_streams_flag(Command& command, std::uint32_t& streams) {
   command
       .add_option("--kv-streams", streams,
                   "TCP connections of each link that is opened here, for networks that give one "
                   "only a part of their speed; a link in shared memory has one")
-      ->check(CLI::Range(std::uint32_t{1}, kLinkStreamsMax))
-      ->capture_default_str();
+      .check(range(std::uint32_t{1}, kLinkStreamsMax))
+      .capture_default_str();
 }
 
-void add_transport_flags(CLI::App& command, TransportFlags& flags) {
+void add_transport_flags(Command& command, TransportFlags& flags) {
   command
       .add_option(
           "--kv-transport", flags.name,
           "what carries KV between workers, the same for all: tcp, or ucx on a fabric whose "
           "every member is trusted")
-      ->check(CLI::IsMember({"tcp", "ucx"}))
-      ->capture_default_str();
+      .check(one_of({"tcp", "ucx"}))
+      .capture_default_str();
   command
       .add_option(
           "--kv-ucx-device", flags.ucx_devices,
           "UCX's names of the network devices it uses, with commas (ucx_info -d); it listens "
           "on all of them, and on no others")
-      ->check(check_printable);
+      .check(check_printable);
 }
 
 Status check_transport(const TransportFlags& flags, std::uint32_t streams) {
@@ -337,46 +334,45 @@ Status check_transport(const TransportFlags& flags, std::uint32_t streams) {
   return {};
 }
 
-void add_push_flags(CLI::App& command, PushFlags& flags) {
+void add_push_flags(Command& command, PushFlags& flags) {
   command
       .add_option(
           "--kv-push", flags.granularity,
           "when KV leaves: layer (as soon as a layer's blocks are final) or whole (when the "
           "prompt is computed)")
-      ->check(CLI::IsMember({"layer", "whole"}))
-      ->capture_default_str();
+      .check(one_of({"layer", "whole"}))
+      .capture_default_str();
   command
       .add_option("--kv-push-memory", flags.memory,
                   "memory for KV that waits for decode workers; the longest prompt must fit")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::Range(kKvMemoryMin, kKvMemoryMax))
-      ->default_str("1GiB");
+      .transform(as_size())
+      .check(range(kKvMemoryMin, kKvMemoryMax))
+      .default_str("1GiB");
 }
 
-void hide_one_process_flags(CLI::App& command) {
-  for (const char* name : {"--kv-evict", "--zack-online"}) command.get_option(name)->group("");
+void hide_one_process_flags(Command& command) {
+  for (const char* name : {"--kv-evict", "--zack-online"}) command.get_option(name).hide();
 }
 
-void add_parent_flag(CLI::App& command, int& parent) {
-  command.add_option("--parent", parent)->group("");  // hidden
+void add_parent_flag(Command& command, int& parent) {
+  command.add_option("--parent", parent).hide();  // hidden
 }
 
-std::function<std::string(const std::string&)> number_between(double min, double max) {
+Check number_between(double min, double max) {
   return [min, max](const std::string& text) {
     double value = 0;
-    if (CLI::detail::lexical_cast(text, value) && value >= min && value <= max)
-      return std::string();
+    if (read_number(text, value) && value >= min && value <= max) return std::string();
     std::ostringstream sentence;
     sentence << "must be a number from " << min << " to " << max << ", not '" << text << "'";
     return sentence.str();
   };
 }
 
-std::function<std::string(const std::string&)> store_limit() {
+Check store_limit() {
   return [](const std::string& text) {
     constexpr std::uint64_t kLeast = std::uint64_t{1} << 20;
     std::uint64_t bytes = 0;
-    const bool is_number = CLI::detail::lexical_cast(text, bytes);
+    const bool is_number = read_number(text, bytes);
     return is_number && (bytes == 0 || bytes >= kLeast)
                ? std::string()
                : "must be 0 or at least 1MiB, for example 100GiB";

@@ -3,11 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
-#include "cli/command.h"
+#include "cli/command_line.h"
 
 namespace kvlane {
 
@@ -84,36 +83,36 @@ struct PushFlags {
   std::uint64_t memory = std::uint64_t{1} << 30;  // bytes, of frames that wait for decode workers
 };
 
-void add_model_flags(CLI::App& command, ModelFlags& flags);
+void add_model_flags(Command& command, ModelFlags& flags);
 // Those of a process that computes a part of the model: the others are the worker's that it is for.
-void add_part_flags(CLI::App& command, ModelFlags& flags);
+void add_part_flags(Command& command, ModelFlags& flags);
 // Leaves out of --help what workers that send or take KV refuse (check_travels()).
-void hide_one_process_flags(CLI::App& command);
+void hide_one_process_flags(Command& command);
 // Where a state store is; and for workers, what it keeps.
-void add_store_flags(CLI::App& command, StateFlags& flags);
-void add_state_flags(CLI::App& command, StateFlags& flags);
-void add_server_flags(CLI::App& command, ServerFlags& flags);
+void add_store_flags(Command& command, StateFlags& flags);
+void add_state_flags(Command& command, StateFlags& flags);
+void add_server_flags(Command& command, ServerFlags& flags);
 // Not for a gateway: it serves what its workers serve.
-void add_model_name_flag(CLI::App& command, ServerFlags& flags);
-void add_data_plane_flags(CLI::App& command, DataPlaneFlags& flags);
+void add_model_name_flag(Command& command, ServerFlags& flags);
+void add_data_plane_flags(Command& command, DataPlaneFlags& flags);
 // Whether links to workers of the same host may leave TCP.
-void add_shared_memory_flag(CLI::App& command, std::string& shared_memory);
+void add_shared_memory_flag(Command& command, std::string& shared_memory);
 // Over how many TCP connections a link goes.
-void add_streams_flag(CLI::App& command, std::uint32_t& streams);
-void add_transport_flags(CLI::App& command, TransportFlags& flags);
+void add_streams_flag(Command& command, std::uint32_t& streams);
+void add_transport_flags(Command& command, TransportFlags& flags);
 // That they fit together, with so many connections of a link, and are in this build.
 // kInvalidArgument or kUnsupported.
 Status check_transport(const TransportFlags& flags, std::uint32_t streams);
-void add_push_flags(CLI::App& command, PushFlags& flags);
+void add_push_flags(Command& command, PushFlags& flags);
 // Set by `kvlane up` for its children: end when this process is no longer the parent. 0: nobody.
-void add_parent_flag(CLI::App& command, int& parent);
+void add_parent_flag(Command& command, int& parent);
 
 // A check for numbers from `min` to `max`. CLI11's own lets "nan" through.
-std::function<std::string(const std::string&)> number_between(double min, double max);
+Check number_between(double min, double max);
 
 // A check for limits of a store's directories, in bytes. A number whose unit was forgotten would
 // keep nothing.
-std::function<std::string(const std::string&)> store_limit();
+Check store_limit();
 
 // What gives a child process the same model, the directory first.
 std::vector<std::string> to_arguments(const ModelFlags& flags);

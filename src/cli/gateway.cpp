@@ -1,6 +1,5 @@
 // `kvlane gateway`: one OpenAI API in front of prefill and decode workers.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <vector>
@@ -49,17 +48,17 @@ Status run_gateway(const GatewayFlags& flags) {
 
 }  // namespace
 
-void add_gateway(CLI::App& app, Run& run) {
-  CLI::App* const command =
+void add_gateway(Command& app) {
+  Command command =
       app.add_subcommand("gateway", "Share requests out over prefill and decode workers");
-  command->footer(
+  command.footer(
       "Example: kvlane gateway --prefill http://127.0.0.1:8001 --decode http://127.0.0.1:8002");
   const auto flags = std::make_shared<GatewayFlags>();
-  command->add_option("--prefill", flags->prefill, "URLs of the prefill workers")->required();
-  command->add_option("--decode", flags->decode, "URLs of the decode workers")->required();
-  add_server_flags(*command, flags->server);
-  add_parent_flag(*command, flags->parent);
-  command->callback([flags, &run] { run = [flags] { return run_gateway(*flags); }; });
+  command.add_option("--prefill", flags->prefill, "URLs of the prefill workers").required();
+  command.add_option("--decode", flags->decode, "URLs of the decode workers").required();
+  add_server_flags(command, flags->server);
+  add_parent_flag(command, flags->parent);
+  command.action([flags] { return run_gateway(*flags); });
 }
 
 }  // namespace kvlane

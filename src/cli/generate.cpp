@@ -1,6 +1,5 @@
 // `kvlane generate`: one answer on the terminal, without a server.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <future>
 #include <iostream>
@@ -31,7 +30,7 @@ struct GenerateFlags {
 };
 
 // What was said, and how it ended.
-struct Answer {
+struct GeneratedText {
   std::string text;
   std::vector<std::int32_t> tokens;
   FinishReason reason = FinishReason::kStop;
@@ -51,9 +50,9 @@ Result<std::vector<std::int32_t>> encode_prompt(const GenerateFlags& flags,
 }
 
 // Runs one request; pieces of text go to `on_text` as they come.
-Result<Answer> answer(Engine& engine, GenerationRequest request,
-                      const std::function<void(const std::string&)>& on_text) {
-  Answer result;
+Result<GeneratedText> answer(Engine& engine, GenerationRequest request,
+                             const std::function<void(const std::string&)>& on_text) {
+  GeneratedText result;
   std::promise<void> done;
   KVLANE_TRY(engine
                  .submit(std::move(request),
@@ -90,7 +89,7 @@ Status generate(const GenerateFlags& flags) {
   request.ignore_eos = flags.ignore_eos;
 
   const bool stream = !flags.json;
-  KVLANE_ASSIGN(const Answer result,
+  KVLANE_ASSIGN(const GeneratedText result,
                 answer(*engine, std::move(request), [stream](const std::string& text) {
                   if (stream) std::cout << text << std::flush;
                 }));
@@ -112,30 +111,30 @@ Status generate(const GenerateFlags& flags) {
 
 }  // namespace
 
-void add_generate(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand("generate", "Continue a prompt on the terminal");
-  command->footer(
+void add_generate(Command& app) {
+  Command command = app.add_subcommand("generate", "Continue a prompt on the terminal");
+  command.footer(
       "Example: kvlane generate models/kvlane-tiny-gqa --prompt \"The old house\" --max-tokens 50");
   const auto flags = std::make_shared<GenerateFlags>();
-  add_model_flags(*command, flags->model);
-  add_state_flags(*command, flags->model.state);
-  command->add_option("--prompt,-p", flags->prompt, "text to continue (default: from BOS)");
-  command->add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
-  command->add_option("--max-tokens,-n", flags->max_tokens, "length of the answer")
-      ->check(CLI::Range(1, INT32_MAX))
-      ->capture_default_str();
-  command->add_option("--temperature", flags->temperature, "0: always the most likely token")
-      ->capture_default_str();
-  command->add_option("--top-k", flags->top_k, "draw from the k most likely tokens; 0: all")
-      ->capture_default_str();
-  command->add_option("--top-p", flags->top_p, "draw from the most likely tokens that make up p")
-      ->capture_default_str();
-  command->add_option("--seed", flags->seed, "same seed, same answer")->capture_default_str();
-  command->add_option("--stop", flags->stop, "end before this text; may be repeated")
-      ->allow_extra_args(false);  // or it would take DIR for a second text
-  command->add_flag("--ignore-eos", flags->ignore_eos, "go on after the end-of-sequence token");
-  command->add_flag("--json", flags->json, "one JSON object with text, tokens and time account");
-  command->callback([flags, &run] { run = [flags] { return generate(*flags); }; });
+  add_model_flags(command, flags->model);
+  add_state_flags(command, flags->model.state);
+  command.add_option("--prompt,-p", flags->prompt, "text to continue (default: from BOS)");
+  command.add_flag("--chat", flags->chat, "wrap the prompt in the model's chat template");
+  command.add_option("--max-tokens,-n", flags->max_tokens, "length of the answer")
+      .check(range(1, INT32_MAX))
+      .capture_default_str();
+  command.add_option("--temperature", flags->temperature, "0: always the most likely token")
+      .capture_default_str();
+  command.add_option("--top-k", flags->top_k, "draw from the k most likely tokens; 0: all")
+      .capture_default_str();
+  command.add_option("--top-p", flags->top_p, "draw from the most likely tokens that make up p")
+      .capture_default_str();
+  command.add_option("--seed", flags->seed, "same seed, same answer").capture_default_str();
+  command.add_option("--stop", flags->stop, "end before this text; may be repeated")
+      .one_value_each();  // or it would take DIR for a second text
+  command.add_flag("--ignore-eos", flags->ignore_eos, "go on after the end-of-sequence token");
+  command.add_flag("--json", flags->json, "one JSON object with text, tokens and time account");
+  command.action([flags] { return generate(*flags); });
 }
 
 }  // namespace kvlane

@@ -1,6 +1,5 @@
 // `kvlane inspect`: what is in this checkpoint, this file of frames, this tensor file?
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -28,7 +27,7 @@ Result<std::string> describe_file(const std::filesystem::path& path, ByteView by
   return begins_tensor_file(bytes) ? describe_tensor_file_json(bytes) : describe_frame_json(bytes);
 }
 
-Result<std::string> describe(const std::string& path, bool whole) {
+Result<std::string> describe_path(const std::string& path, bool whole) {
   if (std::filesystem::is_directory(path) || std::filesystem::path(path).extension() == ".gguf") {
     Progress progress("reading " + path);
     KVLANE_ASSIGN(std::string text, describe_checkpoint_json(path, progress.counter()));
@@ -58,7 +57,7 @@ void print_lines(const nlohmann::ordered_json& value, int depth) {
 }
 
 Status inspect(const InspectFlags& flags) {
-  KVLANE_ASSIGN(const std::string text, describe(flags.path, flags.json));
+  KVLANE_ASSIGN(const std::string text, describe_path(flags.path, flags.json));
   if (flags.json) {
     std::cout << text << '\n';
   } else {
@@ -69,17 +68,17 @@ Status inspect(const InspectFlags& flags) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
+void add_inspect(Command& app) {
+  Command command = app.add_subcommand(
       "inspect", "Tell what is in a checkpoint, a file of tensors or tables, or a file of frames");
-  command->footer("Example: kvlane inspect models/kvlane-tiny-gqa");
+  command.footer("Example: kvlane inspect models/kvlane-tiny-gqa");
   const auto flags = std::make_shared<InspectFlags>();
   command
-      ->add_option("PATH", flags->path,
-                   "model directory or .gguf file, .safetensors, file of KV frames, or FILE.kvl")
-      ->required();
-  command->add_flag("--json", flags->json, "one JSON object");
-  command->callback([flags, &run] { run = [flags] { return inspect(*flags); }; });
+      .add_option("PATH", flags->path,
+                  "model directory or .gguf file, .safetensors, file of KV frames, or FILE.kvl")
+      .required();
+  command.add_flag("--json", flags->json, "one JSON object");
+  command.action([flags] { return inspect(*flags); });
 }
 
 }  // namespace kvlane

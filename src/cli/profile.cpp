@@ -1,6 +1,5 @@
 // `kvlane profile`: what restoring state costs with a model on this machine, measured once.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -16,7 +15,7 @@ struct ProfileFlags : RestoreProfileFlags {
   bool json = false;
 };
 
-void print_line(const std::string& name, double tokens_per_second, double bytes) {
+void print_profile_line(const std::string& name, double tokens_per_second, double bytes) {
   char text[80];
   std::snprintf(text, sizeof(text), "%14.4g", tokens_per_second);
   std::cout << "  " << name << std::string(name.size() < 34 ? 34 - name.size() : 1, ' ') << text;
@@ -27,15 +26,16 @@ void print_line(const std::string& name, double tokens_per_second, double bytes)
   std::cout << '\n';
 }
 
-void print_table(const MachineProfile& profile) {
+void print_profile(const MachineProfile& profile) {
   std::cout << "machine: " << profile.machine << "\nlayers:  " << profile.layers << ", KV format "
             << profile.kv_format
             << "\n\n  of one layer                            tokens/s  bytes a token\n";
   for (const TimedTokens& point : profile.prefill) {
-    print_line("prefill of " + std::to_string(point.tokens), point.tokens / point.seconds, 0);
+    print_profile_line("prefill of " + std::to_string(point.tokens), point.tokens / point.seconds,
+                       0);
   }
   for (const ProfiledForm& form : profile.forms) {
-    print_line("K and V from " + form.name, 1 / form.seconds, form.bytes);
+    print_profile_line("K and V from " + form.name, 1 / form.seconds, form.bytes);
   }
   for (const ProfiledDirectory& directory : profile.directories) {
     std::cout << "  reading " << directory.path << ": " << directory.read_rate / 1e9 << " GB/s\n";
@@ -51,7 +51,7 @@ Status run_profile(const ProfileFlags& flags) {
     std::cout << to_json({obtained.profile});
     return {};
   }
-  print_table(obtained.profile);
+  print_profile(obtained.profile);
   std::cout << (obtained.measured ? "\nwritten to " : "\nmeasured before, from ") << flags.file
             << '\n';
   return {};
@@ -59,19 +59,19 @@ Status run_profile(const ProfileFlags& flags) {
 
 }  // namespace
 
-void add_profile(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
+void add_profile(Command& app) {
+  Command command = app.add_subcommand(
       "profile", "Measure what restoring state costs with a model on this machine");
-  command->footer("Example: kvlane profile models/kvlane-tiny --dir /tmp --out /tmp/profiles.json");
+  command.footer("Example: kvlane profile models/kvlane-tiny --dir /tmp --out /tmp/profiles.json");
   const auto flags = std::make_shared<ProfileFlags>();
-  add_restore_profile_flags(*command, *flags);
+  add_restore_profile_flags(command, *flags);
   command
-      ->add_option("--out", flags->file,
-                   "JSON file of profiles: gets this one, and is asked for it before")
-      ->required();
-  command->add_flag("--force", flags->force, "measure although the file has this profile");
-  command->add_flag("--json", flags->json, "the profile as JSON instead of a table");
-  command->callback([flags, &run] { run = [flags] { return run_profile(*flags); }; });
+      .add_option("--out", flags->file,
+                  "JSON file of profiles: gets this one, and is asked for it before")
+      .required();
+  command.add_flag("--force", flags->force, "measure although the file has this profile");
+  command.add_flag("--json", flags->json, "the profile as JSON instead of a table");
+  command.action([flags] { return run_profile(*flags); });
 }
 
 }  // namespace kvlane

@@ -1,6 +1,5 @@
 // `kvlane rank`: one of the processes that compute a model together.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdint>
 #include <memory>
@@ -79,27 +78,26 @@ Status join(const RankFlags& flags) {
 
 }  // namespace
 
-void add_rank(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
+void add_rank(Command& app) {
+  Command command = app.add_subcommand(
       "rank", "Compute a part of a model for a worker that was started with --tp or --pp");
-  command->footer(
+  command.footer(
       "The worker starts its ranks itself, unless it has --ranks-bind: then each is started like "
       "this, with the worker\'s --tp and --pp.\n"
       "Example: KVLANE_RANKS_KEY=$KEY kvlane rank models/kvlane-small --tp 2 --rank 1 --head "
       "10.0.0.1:7000 --bind 10.0.0.2");
   const auto flags = std::make_shared<RankFlags>();
-  add_part_flags(*command, flags->model);
-  add_store_flags(*command, flags->model.state);
-  command->add_option("--rank", flags->rank, "which one: stage * tp + rank in its stage")
-      ->required()
-      ->check(CLI::Range(0, INT32_MAX));
-  command->add_option("--head", flags->head, "where the worker waits, HOST:PORT")->required();
-  command->add_option("--bind", flags->bind, "address where other ranks come")
-      ->capture_default_str();
-  command->add_option("--advertise-host", flags->advertise_host,
-                      "what other ranks are told instead of --bind");
-  add_parent_flag(*command, flags->parent);
-  command->callback([flags, &run] { run = [flags] { return join(*flags); }; });
+  add_part_flags(command, flags->model);
+  add_store_flags(command, flags->model.state);
+  command.add_option("--rank", flags->rank, "which one: stage * tp + rank in its stage")
+      .required()
+      .check(range(0, INT32_MAX));
+  command.add_option("--head", flags->head, "where the worker waits, HOST:PORT").required();
+  command.add_option("--bind", flags->bind, "address where other ranks come").capture_default_str();
+  command.add_option("--advertise-host", flags->advertise_host,
+                     "what other ranks are told instead of --bind");
+  add_parent_flag(command, flags->parent);
+  command.action([flags] { return join(*flags); });
 }
 
 }  // namespace kvlane

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/restore_profile.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -36,7 +35,7 @@ bool has_directories(const MachineProfile& profile, const std::vector<std::strin
   });
 }
 
-Result<MachineProfile> measure(const RestoreProfileFlags& flags, const Model& model) {
+Result<MachineProfile> measure_profile(const RestoreProfileFlags& flags, const Model& model) {
   KVLANE_ASSIGN(const KvTables tables,
                 load_kv_tables(kv_tables_files(flags.model, flags.kv_tables), model.identity()));
   KVLANE_ASSIGN(const auto format,
@@ -55,28 +54,28 @@ Result<MachineProfile> measure(const RestoreProfileFlags& flags, const Model& mo
 
 }  // namespace
 
-void add_restore_profile_flags(CLI::App& command, RestoreProfileFlags& flags) {
-  command.add_option("DIR,--model", flags.model, "Hugging Face model directory")->required();
+void add_restore_profile_flags(Command& command, RestoreProfileFlags& flags) {
+  command.add_option("DIR,--model", flags.model, "Hugging Face model directory").required();
   command.add_option("--dir", flags.directories,
                      "directory whose files would hold state: its read rate is measured; several "
                      "are measured together, too");
   command
       .add_option("--kv-format", flags.kv_format,
                   "KV format of the cache: " + std::string(kv_format_names()))
-      ->capture_default_str();
+      .capture_default_str();
   command.add_option("--kv-tables", flags.kv_tables, "file of tables that the KV format asks for");
   command
       .add_option("--tokens-max", flags.tokens_max,
                   "longest prompt that is measured; longer ones are estimated from it")
-      ->check(CLI::Range(64, 1 << 20))
-      ->capture_default_str();
+      .check(range(64, 1 << 20))
+      .capture_default_str();
   command.add_option("--repeats", flags.repeats, "medians are over so many runs")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
+      .check(range(1, 1000))
+      .capture_default_str();
   command.add_option("--threads", flags.threads, "threads that compute (default: one per core)")
-      ->check(CLI::Range(1, 1024));
+      .check(range(1, 1024));
   command.add_option("--cpu", flags.cpu, "kernels: auto, scalar, avx2, avx512, avx512_bf16")
-      ->capture_default_str();
+      .capture_default_str();
 }
 
 Result<ObtainedProfile> obtain_profile(const RestoreProfileFlags& flags) {
@@ -101,7 +100,7 @@ Result<ObtainedProfile> obtain_profile(const RestoreProfileFlags& flags, const M
   if (known != nullptr && !flags.force && has_directories(*known, flags.directories)) {
     return ObtainedProfile{*known, false};
   }
-  KVLANE_ASSIGN(MachineProfile profile, measure(flags, model));
+  KVLANE_ASSIGN(MachineProfile profile, measure_profile(flags, model));
   profile.machine = machine;
   profile.kv_format = flags.kv_format;
   if (!flags.file.empty()) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/restore_profile.h"
-#include "cli/command.h"
+#include "cli/command_line.h"
 #include "kvlane/status.h"
 
 namespace kvlane {
@@ -26,7 +26,7 @@ struct RestoreProfileFlags {
 };
 
 // All but --out or --profile, and --force.
-void add_restore_profile_flags(CLI::App& command, RestoreProfileFlags& flags);
+void add_restore_profile_flags(Command& command, RestoreProfileFlags& flags);
 
 struct ObtainedProfile {
   MachineProfile profile;

@@ -1,6 +1,5 @@
 // `kvlane simulate`: what a cluster would do with a workload, in several KV formats.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -23,7 +22,6 @@
 namespace kvlane {
 namespace {
 
-constexpr std::size_t kConfigBytesMax = 1 << 20;
 constexpr double kBytesInGbit = 1e9 / 8;
 
 struct SimulateFlags {
@@ -51,6 +49,7 @@ struct SimulateFlags {
 };
 
 Result<ModelConfig> read_config(const std::string& model) {
+  constexpr std::size_t kConfigBytesMax = 1 << 20;
   std::filesystem::path path = model;
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) path /= "config.json";
@@ -141,103 +140,103 @@ Status run_simulate(SimulateFlags& flags) {
   return {};
 }
 
-void add_cluster_flags(CLI::App& command, SimulateFlags& flags) {
+void add_cluster_flags(Command& command, SimulateFlags& flags) {
   command.add_option("model", flags.model, "directory of a checkpoint, or a config.json")
-      ->required();
+      .required();
   command.add_option("--prefill", flags.prefill,
                      "replicas that compute prompts, as 5xA10G:tp=4,pp=2,net=40 (Gbit/s of each, "
                      "100 unless told); "
                      "without any, those of --decode do");
-  command.add_option("--decode", flags.decode, "replicas that answer")->required();
+  command.add_option("--decode", flags.decode, "replicas that answer").required();
   command.add_option("--gpus", flags.gpus,
                      "JSON file of further GPUs, or of other figures for known ones; "
                      "docs/simulate.md");
   command
       .add_option("--flow-limit", flags.flow_limit,
                   "Gbit/s that one transfer gets at most, as one TCP connection does in clouds")
-      ->check(number_between(1e-3, 1e5));
+      .check(number_between(1e-3, 1e5));
   command
       .add_option("--kv-push", flags.push,
                   "layer: KV leaves while later layers are computed; whole: behind the prompt")
-      ->check(CLI::IsMember({"layer", "whole"}))
-      ->capture_default_str();
+      .check(one_of({"layer", "whole"}))
+      .capture_default_str();
   command
       .add_option("--gpu-memory-utilization", flags.memory_share,
                   "of GPUs' memory, for weights and KV")
-      ->check(number_between(0.01, 1))
-      ->capture_default_str();
+      .check(number_between(0.01, 1))
+      .capture_default_str();
   command
       .add_option("--max-num-batched-tokens", flags.limits.batch_tokens_max,
                   "prompt tokens of a step")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+      .check(range(1, 1 << 20))
+      .capture_default_str();
   command.add_option("--max-num-seqs", flags.limits.sequences_max, "sequences of a step")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
+      .check(range(1, 1 << 16))
+      .capture_default_str();
   command
       .add_option("--decode-slowdown", flags.limits.slowdown_max,
                   "a step takes at most so many times longer for prompts beside answers")
-      ->check(number_between(1, 1e3))
-      ->capture_default_str();
+      .check(number_between(1, 1e3))
+      .capture_default_str();
   command
       .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", flags.prefix_caching,
                 "replicas keep blocks for prompts that begin alike (on by default)")
-      ->default_str("");
+      .default_str("");
   command
       .add_option("--step-overhead", flags.step_overhead, "milliseconds of a step beside computing")
-      ->check(number_between(0, 1e4))
-      ->capture_default_str();
+      .check(number_between(0, 1e4))
+      .capture_default_str();
   command
       .add_option("--layer-overhead", flags.layer_overhead,
                   "microseconds of a layer beside computing; 300 to 450 without graphs")
-      ->check(number_between(0, 1e6))
-      ->capture_default_str();
+      .check(number_between(0, 1e6))
+      .capture_default_str();
 }
 
-void add_format_flags(CLI::App& command, SimulateFlags& flags) {
+void add_format_flags(Command& command, SimulateFlags& flags) {
   command.add_option("--kv-format", flags.formats, "formats to compare, the first with the others")
-      ->capture_default_str();
+      .capture_default_str();
   command
       .add_option("--kv-codec", flags.codecs,
                   "codecs of 16-bit KV to compare: none, splitzip, splitzip:channel")
-      ->capture_default_str();
+      .capture_default_str();
   command.add_flag("--unfused", flags.unfused,
                    "formats that attention cannot read are opened in memory at every step, as in "
                    "HACK's comparison, not inside attention");
 }
 
-void add_arrival_flags(CLI::App& command, SimulateFlags& flags) {
+void add_arrival_flags(Command& command, SimulateFlags& flags) {
   command
       .add_option("--request-rate", flags.request_rate,
                   "requests a second, Poisson (default: a trace's own times; else all at once)")
-      ->check(number_between(1e-6, 1e6));
+      .check(number_between(1e-6, 1e6));
   command
       .add_option("--burstiness", flags.workload.arrival.burstiness,
                   "shape of the gamma-distributed gaps: 1 is Poisson, less is burstier")
-      ->check(number_between(0.01, std::numeric_limits<double>::infinity()))
-      ->capture_default_str();
+      .check(number_between(0.01, std::numeric_limits<double>::infinity()))
+      .capture_default_str();
   command
       .add_option("--num-prompts", flags.workload.num_prompts,
                   "requests (default: 1000, or a whole trace)")
-      ->check(CLI::Range(std::size_t{1}, kTraceRequestsMax));
+      .check(range(std::size_t{1}, kTraceRequestsMax));
   command.add_option("--goodput", flags.goodput,
                      "milliseconds within which a request is good: ttft:2000 tpot:100 e2el:60000");
   command.add_flag("--find-rate", flags.find_rate,
                    "for each format the highest rate at which enough requests are good");
   command.add_option("--attainment", flags.attainment, "which share is enough")
-      ->check(number_between(0.01, 1))
-      ->capture_default_str();
+      .check(number_between(0.01, 1))
+      .capture_default_str();
   command.add_option("--seed", flags.workload.seed, "of lengths and arrivals")
-      ->capture_default_str();
+      .capture_default_str();
 }
 
 }  // namespace
 
-void add_simulate(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
+void add_simulate(Command& app) {
+  Command command = app.add_subcommand(
       "simulate",
       "What a cluster of GPUs would do with a workload, by KV format; docs/simulate.md");
-  command->footer(
+  command.footer(
       "Examples:\n"
       "  kvlane simulate config.json --prefill 5xA10G:tp=4,pp=2,net=40 \\\n"
       "    --decode 4xA100-80GB-SXM:tp=4,net=200 --dataset cocktail --request-rate 0.3 \\\n"
@@ -245,14 +244,14 @@ void add_simulate(CLI::App& app, Run& run) {
       "  kvlane simulate models/kvlane-small --decode 2xL4 --dataset azure --dataset-path "
       "trace.csv");
   const auto flags = std::make_shared<SimulateFlags>();
-  add_cluster_flags(*command, *flags);
-  add_format_flags(*command, *flags);
-  add_dataset_flags(*command, flags->workload.dataset);
-  add_arrival_flags(*command, *flags);
-  command->add_flag("--json", flags->json, "one JSON object instead of tables");
-  command->callback([flags, command, &run] {
-    flags->command = "kvlane simulate " + typed_options(*command);
-    run = [flags] { return run_simulate(*flags); };
+  add_cluster_flags(command, *flags);
+  add_format_flags(command, *flags);
+  add_dataset_flags(command, flags->workload.dataset);
+  add_arrival_flags(command, *flags);
+  command.add_flag("--json", flags->json, "one JSON object instead of tables");
+  command.action([flags, command] {
+    flags->command = "kvlane simulate " + command.typed_options();
+    return run_simulate(*flags);
   });
 }
 

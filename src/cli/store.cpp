@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/store.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <future>
 #include <iostream>
@@ -41,14 +40,14 @@ std::vector<std::filesystem::path> paths_of(const StoreFlags& flags) {
   return {flags.directories.begin(), flags.directories.end()};
 }
 
-Result<std::unique_ptr<Store>> open(const StoreFlags& flags, bool create) {
+Result<std::unique_ptr<Store>> open_from(const StoreFlags& flags, bool create) {
   return open_store({flags.directories, flags.bytes_max, flags.key_file},
                     {.create = create,
                      .saving_bytes_max = flags.saving_bytes,
                      .segment_bytes = flags.segment_bytes});
 }
 
-Status list(const StoreFlags& flags) {
+Status list_extents(const StoreFlags& flags) {
   KVLANE_ASSIGN(const CatalogueContents contents, read_catalogue(paths_of(flags)));
   print_extents(contents, flags.json);
   return {};
@@ -60,8 +59,8 @@ Status sum_up(const StoreFlags& flags) {
   return {};
 }
 
-Status verify(const StoreFlags& flags) {
-  KVLANE_ASSIGN(const auto store, open(flags, false));
+Status verify_extents(const StoreFlags& flags) {
+  KVLANE_ASSIGN(const auto store, open_from(flags, false));
   std::uint64_t whole = 0;
   std::uint64_t bytes = 0;
   Json damaged = Json::array();
@@ -93,8 +92,8 @@ Status verify(const StoreFlags& flags) {
                  " extents were damaged; the store has forgotten those that nobody can read");
 }
 
-Status collect(const StoreFlags& flags) {
-  KVLANE_ASSIGN(const auto store, open(flags, false));
+Status collect_garbage(const StoreFlags& flags) {
+  KVLANE_ASSIGN(const auto store, open_from(flags, false));
   KVLANE_ASSIGN(const Store::Collected collected, store->collect_garbage());
   const std::uint64_t gone = collected.segments_gone + store->opening().segments_removed;
   if (flags.json) {
@@ -109,8 +108,8 @@ Status collect(const StoreFlags& flags) {
   return {};
 }
 
-Status export_all(const StoreFlags& flags) {
-  KVLANE_ASSIGN(const auto store, open(flags, false));
+Status export_extents(const StoreFlags& flags) {
+  KVLANE_ASSIGN(const auto store, open_from(flags, false));
   KVLANE_ASSIGN(OutputFile out, OutputFile::create(flags.file, false));
   std::uint64_t at = 0;
   std::uint64_t count = 0;
@@ -161,11 +160,11 @@ Result<Bytes> read_extent(ByteSource& source, std::uint64_t at) {
   return bytes;
 }
 
-Status import_all(const StoreFlags& flags) {
+Status import_extents(const StoreFlags& flags) {
   KVLANE_ASSIGN(InputFile source, InputFile::open(flags.file));
   if (!source.bytes()) return invalid_argument(flags.file + " is not a regular file");
   const auto import = std::make_shared<Import>();
-  KVLANE_ASSIGN(const auto store, open(flags, true));
+  KVLANE_ASSIGN(const auto store, open_from(flags, true));
   const auto count = static_cast<int>(flags.directories.size());
   for (std::uint64_t at = 0; at < *source.bytes();) {
     const auto bytes = read_extent(source, at);
@@ -204,64 +203,63 @@ struct Subcommand {
   const char* json = "as one JSON object";
 };
 
-CLI::App* add(CLI::App& parent, Run& run, const Subcommand& what,
-              const std::shared_ptr<StoreFlags>& flags) {
-  CLI::App* const command = parent.add_subcommand(what.name, what.text);
-  command->footer(std::string("Example: kvlane store ") + what.example);
+Command add_to_store(Command& parent, const Subcommand& what,
+                     const std::shared_ptr<StoreFlags>& flags) {
+  Command command = parent.add_subcommand(what.name, what.text);
+  command.footer(std::string("Example: kvlane store ") + what.example);
   if (what.has_file) {
-    command->add_option("FILE", flags->file, "extents one behind the other")->required();
+    command.add_option("FILE", flags->file, "extents one behind the other").required();
   }
-  command->add_option("DIR", flags->directories, "the store's directories, in any order")
-      ->required();
+  command.add_option("DIR", flags->directories, "the store's directories, in any order").required();
   if (what.has_key) {
-    command->add_option("--key-file", flags->key_file,
-                        "file with the key of encrypted extents, 64 hexadecimal digits");
+    command.add_option("--key-file", flags->key_file,
+                       "file with the key of encrypted extents, 64 hexadecimal digits");
   }
-  command->add_flag("--json", flags->json, what.json);
-  command->callback([flags, &run, what] { run = [flags, what] { return what.run(*flags); }; });
+  command.add_flag("--json", flags->json, what.json);
+  command.action([flags, what] { return what.run(*flags); });
   return command;
 }
 
 }  // namespace
 
-void add_store(CLI::App& app, Run& run) {
-  CLI::App* const command =
+void add_store(Command& app) {
+  Command command =
       app.add_subcommand("store", "Look into a state store, check it, copy it, fill it");
-  command->require_subcommand(1);
-  command->footer("Example: kvlane store verify /mnt/nvme0/kv /mnt/nvme1/kv");
+  command.require_subcommand();
+  command.footer("Example: kvlane store verify /mnt/nvme0/kv /mnt/nvme1/kv");
   const Subcommand all[] = {
-      {"ls", "What extents there are, the longest unused first", "ls /mnt/nvme0/kv", list, false,
-       false, "as JSON, an object in a line for each extent"},
+      {"ls", "What extents there are, the longest unused first", "ls /mnt/nvme0/kv", list_extents,
+       false, false, "as JSON, an object in a line for each extent"},
       {"stat", "How much of what there is", "stat /mnt/nvme0/kv --json", sum_up, false, false},
       {"verify", "Read everything; what is damaged is named, and forgotten",
-       "verify /mnt/nvme0/kv --key-file key", verify, false, true},
-      {"gc", "Remove what nobody needs and merge small segments", "gc /mnt/nvme0/kv", collect,
-       false, false},
-      {"export", "Write all extents into one file", "export kv.extents /mnt/nvme0/kv", export_all,
-       true, false}};
-  for (const Subcommand& each : all) add(*command, run, each, std::make_shared<StoreFlags>());
+       "verify /mnt/nvme0/kv --key-file key", verify_extents, false, true},
+      {"gc", "Remove what nobody needs and merge small segments", "gc /mnt/nvme0/kv",
+       collect_garbage, false, false},
+      {"export", "Write all extents into one file", "export kv.extents /mnt/nvme0/kv",
+       export_extents, true, false}};
+  for (const Subcommand& each : all) add_to_store(command, each, std::make_shared<StoreFlags>());
 
-  add_store_warm(*command, run);
+  add_store_warm(command);
 
   const auto flags = std::make_shared<StoreFlags>();
-  CLI::App* const import =
-      add(*command, run,
-          {"import", "Save the extents of a file; the store is made if it is not there",
-           "import kv.extents /mnt/nvme1/kv --directory-bytes 400G", import_all, true, true},
-          flags);
+  Command import = add_to_store(
+      command,
+      {"import", "Save the extents of a file; the store is made if it is not there",
+       "import kv.extents /mnt/nvme1/kv --directory-bytes 400G", import_extents, true, true},
+      flags);
   import
-      ->add_option("--directory-bytes", flags->bytes_max,
-                   "limit of each directory; the longest unused extents go (no limit)")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(store_limit());
-  import->add_option("--segment-bytes", flags->segment_bytes, "where a segment ends (1 GiB)")
-      ->transform(CLI::AsSizeValue(false));
+      .add_option("--directory-bytes", flags->bytes_max,
+                  "limit of each directory; the longest unused extents go (no limit)")
+      .transform(as_size())
+      .check(store_limit());
+  import.add_option("--segment-bytes", flags->segment_bytes, "where a segment ends (1 GiB)")
+      .transform(as_size());
   import
-      ->add_option("--saving-bytes", flags->saving_bytes,
-                   "memory of what is not saved yet (256 MiB)")
-      ->transform(CLI::AsSizeValue(false));
-  import->add_flag("--verbose,-v", flags->verbose, "name each extent as soon as it is durable")
-      ->excludes("--json");
+      .add_option("--saving-bytes", flags->saving_bytes,
+                  "memory of what is not saved yet (256 MiB)")
+      .transform(as_size());
+  import.add_flag("--verbose,-v", flags->verbose, "name each extent as soon as it is durable")
+      .excludes(import.get_option("--json"));
 }
 
 }  // namespace kvlane

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string layers_of(const ExtentHead& head) {
+std::string layer_title(const ExtentHead& head) {
   const int last = head.layer + head.layers() - 1;
   const std::string first = std::to_string(head.layer);
   return last == head.layer ? "layer " + first : "layers " + first + "-" + std::to_string(last);
@@ -67,7 +67,7 @@ Result<CatalogueContents> read_catalogue(const std::vector<std::filesystem::path
 
 std::string extent_title(const ExtentHead& head) {
   std::string title = to_hex(head.key.name).substr(0, 16) + " " + extent_kind_name(head.key.kind) +
-                      " " + layers_of(head);
+                      " " + layer_title(head);
   if (head.key.shards > 1) {
     title += ", shard " + std::to_string(head.key.shard) + " of " + std::to_string(head.key.shards);
   }

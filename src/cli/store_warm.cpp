@@ -6,7 +6,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/store_warm.h"
 
-#include <CLI/CLI.hpp>
 #include <condition_variable>
 #include <cstdint>
 #include <iostream>
@@ -348,36 +347,36 @@ Status warm(const WarmFlags& flags) {
 
 }  // namespace
 
-void add_store_warm(CLI::App& store, Run& run) {
-  CLI::App* const command = store.add_subcommand(
+void add_store_warm(Command& store) {
+  Command command = store.add_subcommand(
       "warm", "Compute texts as beginnings of prompts, for engines that open the store later");
-  command->footer(
+  command.footer(
       "A prompt that begins with the same tokens is restored, in whole blocks of 64 tokens.\n"
       "Examples:\n"
       "  kvlane store warm models/kvlane-tiny-gqa a.txt b.txt --store /mnt/nvme0/kv\n"
       "  kvlane store warm DIR --chat system.json --salt tenant-7 --store /mnt/nvme0/kv");
   const auto flags = std::make_shared<WarmFlags>();
-  add_model_flags(*command, flags->model);
+  add_model_flags(command, flags->model);
   command
-      ->add_option("FILE", flags->files,
-                   "a text each, as UTF-8, whose tokens are those of a completion; or a chat")
-      ->required();
-  add_state_flags(*command, flags->model.state);
+      .add_option("FILE", flags->files,
+                  "a text each, as UTF-8, whose tokens are those of a completion; or a chat")
+      .required();
+  add_state_flags(command, flags->model.state);
   // Each takes one, or it would take files for directories.
-  command->get_option("--store")->required()->allow_extra_args(false);
-  CLI::Option* const prefix = command->add_option(
+  command.get_option("--store").required().one_value_each();
+  const Option prefix = command.add_option(
       "--prefix", flags->prefix, "file with text in front of all, for example a system prompt");
   command
-      ->add_flag(
+      .add_flag(
           "--chat", flags->chat,
           "files are chats in JSON, [{\"role\": .., \"content\": ..}] or {\"messages\": [..]}: "
           "what every chat begins with that goes on from there")
-      ->excludes(prefix);
-  command->add_option("--salt", flags->salt,
-                      "for requests with this 'cache_salt', and for no others (default: for those "
-                      "without)");
-  command->add_flag("--json", flags->json, "a line of JSON for each file, and a summary");
-  command->callback([flags, &run] { run = [flags] { return warm(*flags); }; });
+      .excludes(prefix);
+  command.add_option("--salt", flags->salt,
+                     "for requests with this 'cache_salt', and for no others (default: for those "
+                     "without)");
+  command.add_flag("--json", flags->json, "a line of JSON for each file, and a summary");
+  command.action([flags] { return warm(*flags); });
 }
 
 }  // namespace kvlane

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "cli/command.h"
+#include "cli/command_line.h"
 
 namespace kvlane {
 
 // As those of cli/command.h, below `store`.
-void add_store_warm(CLI::App& store, Run& run);
+void add_store_warm(Command& store);
 
 }  // namespace kvlane

@@ -1,6 +1,5 @@
 // `kvlane synth`: random weights in a real model's shape, for benchmarks.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -14,8 +13,6 @@
 namespace kvlane {
 namespace {
 
-constexpr std::size_t kConfigBytesMax = 1 << 20;
-
 struct SynthFlags {
   std::string config;
   std::string out;
@@ -27,6 +24,7 @@ struct SynthFlags {
 };
 
 Status synth(const SynthFlags& flags) {
+  constexpr std::size_t kConfigBytesMax = 1 << 20;
   SynthOptions options;
   KVLANE_ASSIGN(options.config_json, read_text_file(flags.config, kConfigBytesMax));
   options.config_name = flags.config;
@@ -56,24 +54,24 @@ Status synth(const SynthFlags& flags) {
 
 }  // namespace
 
-void add_synth(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
+void add_synth(Command& app) {
+  Command command = app.add_subcommand(
       "synth", "Write a checkpoint with random weights in a real model's shape, for benchmarks");
-  command->footer(
+  command.footer(
       "Example: kvlane synth --config tests/fixtures/configs/llama-3.1-8b.json --layers 2 "
       "--out /tmp/llama-8b-2");
   const auto flags = std::make_shared<SynthFlags>();
-  command->add_option("--config", flags->config, "config.json of the model to imitate")->required();
-  command->add_option("--out", flags->out, "directory to write")->required();
-  command->add_option("--layers", flags->layers, "layers instead of the configuration's")
-      ->check(CLI::Range(1, INT32_MAX));
-  command->add_option("--dtype", flags->type, "bf16, fp16 or f32 instead of the configuration's")
-      ->check(CLI::IsMember({"bf16", "fp16", "f32"}));
-  command->add_option("--seed", flags->seed, "same seed, same weights")->capture_default_str();
-  command->add_option("--tokenizer", flags->tokenizer,
-                      "directory to copy tokenizer and chat template from");
-  command->add_flag("--json", flags->json, "result as one JSON object");
-  command->callback([flags, &run] { run = [flags] { return synth(*flags); }; });
+  command.add_option("--config", flags->config, "config.json of the model to imitate").required();
+  command.add_option("--out", flags->out, "directory to write").required();
+  command.add_option("--layers", flags->layers, "layers instead of the configuration's")
+      .check(range(1, INT32_MAX));
+  command.add_option("--dtype", flags->type, "bf16, fp16 or f32 instead of the configuration's")
+      .check(one_of({"bf16", "fp16", "f32"}));
+  command.add_option("--seed", flags->seed, "same seed, same weights").capture_default_str();
+  command.add_option("--tokenizer", flags->tokenizer,
+                     "directory to copy tokenizer and chat template from");
+  command.add_flag("--json", flags->json, "result as one JSON object");
+  command.action([flags] { return synth(*flags); });
 }
 
 }  // namespace kvlane

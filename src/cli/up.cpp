@@ -3,9 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,8 +20,7 @@ namespace kvlane {
 
 namespace {
 
-constexpr Seconds kStartPatience{900};  // large weights from a slow disk
-constexpr Seconds kStopPatience{6};     // longer than the grace children give their requests
+constexpr Seconds kWorkerStartPatience{900};  // large weights from a slow disk
 
 struct UpFlags {
   ModelFlags model;
@@ -32,16 +29,16 @@ struct UpFlags {
 };
 
 // The children, in the order they are started; stopped together, whatever happens.
-class Family {
+class Children {
  public:
-  Family(const UpFlags& flags, int stop_descriptor)
+  Children(const UpFlags& flags, int stop_descriptor)
       : flags_(flags), stop_descriptor_(stop_descriptor) {}
-  ~Family() {
+  ~Children() {
     for (const ChildProcess& child : children_) child.ask_to_stop();
-    for (ChildProcess& child : children_) child.wait(kStopPatience);
+    for (ChildProcess& child : children_) child.wait(kServiceStopPatience);
   }
-  Family(const Family&) = delete;
-  Family& operator=(const Family&) = delete;
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
 
   Status start(const std::string& role, std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), role);
@@ -60,13 +57,7 @@ class Family {
 
   // The URL at which child `index` is ready.
   Result<std::string> url(std::size_t index) {
-    ChildProcess& child = children_[index];
-    KVLANE_ASSIGN(const std::string line, child.read_line(stop_descriptor_, kStartPatience));
-    const nlohmann::json ready = nlohmann::json::parse(line, nullptr, false);
-    if (!ready.is_object() || !ready.contains("url") || !ready["url"].is_string()) {
-      return internal_error("the " + child.name() + " did not say where it listens");
-    }
-    return ready["url"].get<std::string>();
+    return children_[index].read_url(stop_descriptor_, kWorkerStartPatience);
   }
 
   // Waits for a signal (then all is well) or for the end of a child (then it is not).
@@ -107,39 +98,39 @@ Status run_up(const UpFlags& flags) {
         "--ranks-bind is for one worker: start prefill and decode workers by themselves");
   }
   KVLANE_ASSIGN(const EndingSignals signals, EndingSignals::install());
-  Family family(flags, signals.descriptor());
+  Children children(flags, signals.descriptor());
   std::vector<std::string> prefill_arguments = worker_arguments(flags);
   const std::vector<std::string> push = to_arguments(flags.push);
   prefill_arguments.insert(prefill_arguments.end(), push.begin(), push.end());
-  KVLANE_TRY(family.start("prefill", std::move(prefill_arguments)));
-  KVLANE_TRY(family.start("decode", worker_arguments(flags)));
-  KVLANE_ASSIGN(const std::string prefill, family.url(0));
-  KVLANE_ASSIGN(const std::string decode, family.url(1));
+  KVLANE_TRY(children.start("prefill", std::move(prefill_arguments)));
+  KVLANE_TRY(children.start("decode", worker_arguments(flags)));
+  KVLANE_ASSIGN(const std::string prefill, children.url(0));
+  KVLANE_ASSIGN(const std::string decode, children.url(1));
   KVLANE_TRY(
-      family.start("gateway", {"--prefill", prefill, "--decode", decode, "--host",
-                               flags.server.host, "--port", std::to_string(flags.server.port)}));
+      children.start("gateway", {"--prefill", prefill, "--decode", decode, "--host",
+                                 flags.server.host, "--port", std::to_string(flags.server.port)}));
   ReadyLine ready;
   ready.role = "up";
-  KVLANE_ASSIGN(ready.url, family.url(2));
+  KVLANE_ASSIGN(ready.url, children.url(2));
   ready.model = model_name(flags.model, flags.server);
   print_ready(ready, flags.server.json);
-  return family.wait();
+  return children.wait();
 }
 
 }  // namespace
 
-void add_up(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
+void add_up(Command& app) {
+  Command command = app.add_subcommand(
       "up", "Start a gateway, a prefill worker and a decode worker on this host");
-  command->footer("Example: kvlane up models/kvlane-tiny-gqa --kv-codec splitzip");
+  command.footer("Example: kvlane up models/kvlane-tiny-gqa --kv-codec splitzip");
   const auto flags = std::make_shared<UpFlags>();
-  add_model_flags(*command, flags->model);
-  hide_one_process_flags(*command);
-  command->get_option("--ranks-bind")->group("");  // run_up() says what to do instead
-  add_model_name_flag(*command, flags->server);
-  add_server_flags(*command, flags->server);
-  add_push_flags(*command, flags->push);
-  command->callback([flags, &run] { run = [flags] { return run_up(*flags); }; });
+  add_model_flags(command, flags->model);
+  hide_one_process_flags(command);
+  command.get_option("--ranks-bind").hide();  // run_up() says what to do instead
+  add_model_name_flag(command, flags->server);
+  add_server_flags(command, flags->server);
+  add_push_flags(command, flags->push);
+  command.action([flags] { return run_up(*flags); });
 }
 
 }  // namespace kvlane

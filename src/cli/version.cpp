@@ -1,6 +1,5 @@
 // `kvlane version`: what this program is, and which kernels it runs here.
 // SPDX-License-Identifier: Apache-2.0
-#include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -71,13 +70,13 @@ Status print_version(const VersionFlags& flags) {
 
 }  // namespace
 
-void add_version(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand("version", "Print the version and the kernels");
-  command->footer("Example: kvlane version --verbose");
+void add_version(Command& app) {
+  Command command = app.add_subcommand("version", "Print the version and the kernels");
+  command.footer("Example: kvlane version --verbose");
   const auto flags = std::make_shared<VersionFlags>();
-  command->add_flag("--verbose,-v", flags->verbose, "build, codecs and the table of CPU kernels");
-  command->add_flag("--json", flags->json, "all of it as one JSON object");
-  command->callback([flags, &run] { run = [flags] { return print_version(*flags); }; });
+  command.add_flag("--verbose,-v", flags->verbose, "build, codecs and the table of CPU kernels");
+  command.add_flag("--json", flags->json, "all of it as one JSON object");
+  command.action([flags] { return print_version(*flags); });
 }
 
 }  // namespace kvlane

@@ -18,7 +18,7 @@
 namespace kvlane {
 namespace {
 
-constexpr Seconds kStopPatience{5};
+constexpr Seconds kRanksStopPatience{5};
 
 }  // namespace
 
@@ -103,7 +103,7 @@ Status WorkerRanks::alive() const {
 
 WorkerRanks::~WorkerRanks() {
   group_.reset();
-  for (ChildProcess& process : processes_) process.wait(kStopPatience);
+  for (ChildProcess& process : processes_) process.wait(kRanksStopPatience);
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 

@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kShares[] = {9000, 7500, 6250, 5000, 3750, 2500};
 
-Json describe(const zack::Ranks& ranks) {
+Json describe_ranks(const zack::Ranks& ranks) {
   double k = 0;
   double v = 0;
   for (const HeadWidths& widths : ranks.widths) {
@@ -57,7 +57,7 @@ Status add_zack_rates(const std::filesystem::path& directory, bool steps,
                                                         : "stacked"}};
   for (const int share : kShares) {
     const auto ranks = rates.at(share);
-    if (ranks.ok()) member["keep=" + share_text(share)] = describe(*ranks);
+    if (ranks.ok()) member["keep=" + share_text(share)] = describe_ranks(*ranks);
   }
   if (steps) {
     Json& all = member["steps"] = Json::array();

@@ -24,21 +24,22 @@ Json by_stack(const Values& values, const ToJson& to_json) {
   return json;
 }
 
-Json to_json(const std::array<HeadSpread, kStacks>& spreads) {
+Json to_object(const std::array<HeadSpread, kStacks>& spreads) {
   return by_stack(spreads, [](const HeadSpread& spread) {
     return Json{{"max_over_min", spread.ratio}, {"variation", spread.variation}};
   });
 }
 
-Json to_json(const RotationDistance& distance) {
+Json to_object(const RotationDistance& distance) {
   return {{"subspace", distance.subspace},
           {"subspace_worst", distance.subspace_worst},
           {"element", distance.element},
           {"magnitude", distance.magnitude}};
 }
 
-Json to_json(const PairDistance& distance) {
-  return {{"tokens", distance.tokens}, {"qk", to_json(distance.qk)}, {"vw", to_json(distance.vw)}};
+Json to_object(const PairDistance& distance) {
+  return {
+      {"tokens", distance.tokens}, {"qk", to_object(distance.qk)}, {"vw", to_object(distance.vw)}};
 }
 
 // A normalised singular value of a stack, mean over layers.
@@ -53,7 +54,7 @@ double mean_at(const ZackStudy& study, int stack, std::size_t quarter) {
 }
 
 template <class Value>
-void add_row(std::ostream& out, const char* name, const Value& value) {
+void add_table_row(std::ostream& out, const char* name, const Value& value) {
   out << std::left << std::setw(34) << name << std::right;
   for (int stack = 0; stack < kStacks; ++stack) out << std::setw(10) << value(stack);
   out << '\n';
@@ -75,11 +76,11 @@ std::string zack_report_json(const ZackReport& report) {
   for (const LayerStudy& layer : report.study.layers) {
     const auto values = [](const std::vector<double>& spectrum) { return Json(spectrum); };
     layers.push_back(
-        {{"spectra", by_stack(layer.spectra, values)}, {"largest", to_json(layer.spreads)}});
+        {{"spectra", by_stack(layer.spectra, values)}, {"largest", to_object(layer.spreads)}});
   }
   Json snapshots = Json::array();
   for (const PairDistance& snapshot : report.study.snapshots) {
-    snapshots.push_back(to_json(snapshot));
+    snapshots.push_back(to_object(snapshot));
   }
   Json json = {{"model", to_hex(report.model)},
                {"text", report.text},
@@ -87,10 +88,10 @@ std::string zack_report_json(const ZackReport& report) {
                {"rotation", report.rotation},
                {"balance", report.balance},
                {"layers", layers},
-               {"largest", to_json(report.study.spreads)},
+               {"largest", to_object(report.study.spreads)},
                {"fewer_tokens", snapshots}};
   if (report.other) {
-    json["other_text"] = to_json(*report.other);
+    json["other_text"] = to_object(*report.other);
     json["other_text"]["text"] = report.other_text;
   }
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -100,13 +101,14 @@ std::string zack_report_table(const ZackReport& report) {
   const ZackStudy& study = report.study;
   std::ostringstream out;
   out << std::fixed << std::setprecision(4);
-  add_row(out, "singular values over the largest", [](int stack) { return kNames[stack]; });
-  add_row(out, "  a quarter down", [&](int stack) { return mean_at(study, stack, 1); });
-  add_row(out, "  half", [&](int stack) { return mean_at(study, stack, 2); });
-  add_row(out, "  three quarters", [&](int stack) { return mean_at(study, stack, 3); });
+  add_table_row(out, "singular values over the largest", [](int stack) { return kNames[stack]; });
+  add_table_row(out, "  a quarter down", [&](int stack) { return mean_at(study, stack, 1); });
+  add_table_row(out, "  half", [&](int stack) { return mean_at(study, stack, 2); });
+  add_table_row(out, "  three quarters", [&](int stack) { return mean_at(study, stack, 3); });
   out << "largest singular value over heads\n";
-  add_row(out, "  max / min", [&](int stack) { return study.spreads[stack].ratio; });
-  add_row(out, "  deviation / mean", [&](int stack) { return study.spreads[stack].variation; });
+  add_table_row(out, "  max / min", [&](int stack) { return study.spreads[stack].ratio; });
+  add_table_row(out, "  deviation / mean",
+                [&](int stack) { return study.spreads[stack].variation; });
   out << "distance of rotations, Q-K and V-W_O: of subspaces of half the columns (mean, worst), "
          "mean of entries\n";
   for (const PairDistance& snapshot : study.snapshots) {
