@@ -63,8 +63,9 @@ Result<Gpu> parse_gpu(const Json& object) {
   }
   Gpu gpu{.name = name->get<std::string>()};
   for (const auto& [key, value] : object.items()) {
-    const bool known = std::any_of(kMembers.begin(), kMembers.end(),
-                                   [&](const Member& member) { return member.name == key; });
+    const bool known =
+        std::any_of(kMembers.begin(), kMembers.end(),
+                    [&key = key](const Member& member) { return member.name == key; });
     if (!known && key != "name") return invalid_argument("there is no member '" + key + "'");
   }
   for (const Member& member : kMembers) {

@@ -71,7 +71,7 @@ std::string latencies(const SimulationSetting& setting, std::span<const Simulati
 
 std::string accounts(std::span<const SimulationResult> results) {
   const int width = name_width(results);
-  std::string text = formatted_line("share of completion, %%");
+  std::string text = "share of completion, %\n";
   text += formatted_line("%-*s %7s %8s %7s %7s %9s %7s %7s   %s", width, "KV", "queue", "prefill",
                          "encode", "memory", "transfer", "codec", "decode",
                          "(attention, opening codes)");
@@ -90,7 +90,7 @@ std::string accounts(std::span<const SimulationResult> results) {
 
 std::string uses(std::span<const SimulationResult> results, bool disaggregated) {
   const int width = name_width(results);
-  std::string text = formatted_line("use of the cluster, %%");
+  std::string text = "use of the cluster, %\n";
   text += formatted_line("%-*s %10s %10s %10s %14s %12s %7s %8s", width, "KV", "prefill", "link",
                          "decode", "its KV peak", "KV tokens", "found", "stopped");
   for (const SimulationResult& each : results) {

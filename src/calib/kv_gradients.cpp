@@ -130,7 +130,8 @@ class KvGradients<Real>::Pass {
 
   // From a layer's input to `between_`.
   void attend(const Rows& x) {
-    const auto& [qkv, attention_out, ffn_in, ffn_out] = products_;
+    const auto& qkv = products_.qkv;
+    const auto& attention_out = products_.attention_out;
     projected_ = by_rows(
         qkv.weights.rows(),
         [&](const RowsRef& rows) { return qkv.apply(attention_norm_->apply(rows)); }, x);
@@ -147,7 +148,8 @@ class KvGradients<Real>::Pass {
 
   // From there to its output.
   Rows feed_forward(const Rows& x) const {
-    const auto& [qkv, attention_out, ffn_in, ffn_out] = products_;
+    const auto& ffn_in = products_.ffn_in;
+    const auto& ffn_out = products_.ffn_out;
     return by_rows(
         config_.hidden,
         [&](const RowsRef& rows, const RowsRef& read) -> Rows {
@@ -212,7 +214,10 @@ class KvGradients<Real>::Pass {
 
   // By a layer's input, from the gradient by its output; behind attend() to that input.
   Result<Rows> backward(const Rows& x, const Rows& of_out) {
-    const auto& [qkv, attention_out, ffn_in, ffn_out] = products_;
+    const auto& qkv = products_.qkv;
+    const auto& attention_out = products_.attention_out;
+    const auto& ffn_in = products_.ffn_in;
+    const auto& ffn_out = products_.ffn_out;
     const Rows by_ffn_input = by_rows(
         config_.hidden,
         [&](const RowsRef& read, const RowsRef& of) -> Rows {

@@ -87,12 +87,12 @@ class ZackGolden : public ::testing::Test {
 TEST_F(ZackGolden, WidthsAreThoseOfTheTables) {
   for (const auto& one : cases()) {
     const auto format = format_of(one["format"], kScalar);
-    EXPECT_EQ(format->name(), one["format"]);
+    EXPECT_EQ(format->name(), one["format"].get<std::string>());
     for (int layer = 0; layer < shape_.layers; ++layer) {
       for (int head = 0; head < shape_.kv_heads; ++head) {
         const auto& widths = one["widths"][layer][head];
         if (widths.size() > 2) {
-          EXPECT_EQ(format->codes(layer, head)->name(), widths[2]);
+          EXPECT_EQ(format->codes(layer, head)->name(), widths[2].get<std::string>());
         }
         EXPECT_EQ(format->widths(layer, head), (HeadWidths{widths[0], widths[1]}))
             << format->name() << " layer " << layer << " head " << head;

@@ -73,7 +73,7 @@ TEST_F(ZackKvquantGolden, RowsAreSealedOpenedAndTravelAlikeOnAllTiers) {
     if (!isa_supported(isa)) continue;
     for (const auto& one : about_["cases"]) {
       const auto format = format_of(one["format"], isa);
-      EXPECT_EQ(format->name(), one["format"]);
+      EXPECT_EQ(format->name(), one["format"].get<std::string>());
       const SlabPlace place = place_of(one);
       const std::string file = "zack_kvquant/" + file_name(one["format"]);
       const Slab travels = read(file + ".slab");

@@ -44,7 +44,7 @@ KVLANE_DEVICE void multiply_rows(Thread& t, const WarpgroupTask& task,
   share_rows(t, task.halves_b, kColumns, shared.halves[0]);
   t.publish();
   const int row = 16 * t.warp() + t.lane() / 4, column = t.lane() % 4 * 2;
-  std::int32_t bytes[task.kByteColumns / 2];
+  std::int32_t bytes[WarpgroupTask::kByteColumns / 2];
   float halves[kColumns / 2];
   std::uint32_t a[4][4];
   KVLANE_UNROLL

@@ -405,7 +405,7 @@ Status EmulatedAccelerator::choose(const GreedyRows& rows) {
 }
 
 Status EmulatedAccelerator::multiply(const GpuProduct& product) {
-  return give([this, product]() -> Status {
+  return give([product]() -> Status {
     const auto* const w = reinterpret_cast<const bf16*>(product.weights);
     const auto* const x = reinterpret_cast<const bf16*>(product.x);
     for (int row = 0; row < product.rows; ++row) {

@@ -335,7 +335,7 @@ ApiResult<CompletionRequest> read_completion_request(Api api, const json& body) 
   request.api = api;
   for (const auto& [name, value] : body.items()) {
     const auto* const field =
-        std::find_if(kFields.begin(), kFields.end(), [&](const CompletionField& f) {
+        std::find_if(kFields.begin(), kFields.end(), [&, &name = name](const CompletionField& f) {
           return f.name == name && (api == Api::kChat ? f.chat : f.completions);
         });
     Refusal refusal;

@@ -46,8 +46,7 @@ ApiResult<Request> read_fields(std::string_view body, std::span<const Field<Requ
   if (!parsed->is_object()) return ApiError{400, "The body must be a JSON object.", "", ""};
   Request request;
   for (const auto& [name, value] : parsed->items()) {
-    const auto field = std::find_if(fields.begin(), fields.end(),
-                                    [&](const Field<Request>& f) { return f.name == name; });
+    const auto field = std::ranges::find(fields, name, &Field<Request>::name);
     if (field == fields.end()) return unknown_field(name);
     if (value.is_null()) continue;
     if (Refusal refusal = field->read(value, name, request)) return std::move(*refusal);
