@@ -1,5 +1,7 @@
 # What a build with KVLANE_GPU_ONLY has: src/gpu, codecs, attention and what it needs of src/quant, row operations, the
 # forward pass, their tests and kvlane_gpu_bench. It needs a compiler and CUDA, and none of the libraries of the rest.
+# Files are compiled apart (no KVLANE_UNITY): some refer to sources that are left out here, and the linker takes none of
+# them.
 # SPDX-License-Identifier: Apache-2.0
 
 find_package(OpenMP REQUIRED)  # comes with the compiler

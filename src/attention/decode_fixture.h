@@ -16,6 +16,8 @@
 
 #include "attention/decode_gpu.h"
 #include "base/bf16.h"
+#include "format/shape.h"
+#include "gpu/device_code.h"
 
 namespace kvlane::decode_fixture {
 

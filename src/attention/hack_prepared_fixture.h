@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/hack_attention_fixture.h"
+#include "attention/hack_prepare_device.h"
 #include "gpu/emulated_block.h"
 
 namespace kvlane::hack_fixture {

@@ -18,6 +18,9 @@
 #include "attention/narrow_prefill_gpu.h"
 #include "base/bf16.h"
 #include "cpu/parallel.h"
+#include "format/shape.h"
+#include "gpu/device_code.h"
+#include "gpu/device_float.h"
 
 namespace kvlane::narrow_fixture {
 

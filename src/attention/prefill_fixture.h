@@ -17,6 +17,8 @@
 
 #include "attention/prefill_gpu.h"
 #include "base/bf16.h"
+#include "format/shape.h"
+#include "gpu/device_code.h"
 
 namespace kvlane::prefill_fixture {
 

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "codec/channel.h"
 #include "codec/channel_fixture.h"
 #include "codec/gpu_codec_fixture.h"
 #include "format/frame.h"

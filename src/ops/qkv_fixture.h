@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "format/shape.h"
 #include "ops/rope_table.h"
 #include "ops/rows_fixture.h"
 

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "base/bf16.h"
 #include "gpu/gpu_fixture.h"
 #include "quant/hack_kernels.h"
 #include "quant/hadamard.h"
