@@ -13,6 +13,7 @@
 #include "base/bf16.h"
 #include "base/test_results.h"
 #include "model/expected_fixture.h"
+#include "model/model.h"
 #include "quant/tables_fixture.h"
 
 namespace kvlane {
