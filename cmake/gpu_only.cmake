@@ -32,6 +32,7 @@ if(KVLANE_TESTS)
   include(GoogleTest)
 endif()
 
+kvlane_simd(codec attention quant)
 kvlane_library(base)
 kvlane_library(cpu DEPS base OpenMP::OpenMP_CXX)
 # Its headers alone: its sources need libraries, and codecs use none of them.
@@ -53,7 +54,6 @@ kvlane_racecheck_test(attention hack_prefill)
 # The forward pass on devices and what moves slabs there; reading checkpoints needs libraries.
 set(of_slabs "forward_pass|plain_layout|slab_(coder|lane)(_gpu_test)?")
 kvlane_library(model DEPS format codec ops attention cache gpu plan ONLY "/((device|gpu)_[a-z_]*|${of_slabs})\\.cpp$")
-kvlane_simd(codec attention quant)
 
 # Of src/bench what is about GPUs, and how figures are printed.
 kvlane_library(bench DEPS codec model ONLY "/(gpu_[a-z_]*|figures)\\.cpp$")

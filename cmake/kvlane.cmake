@@ -55,14 +55,38 @@ if(KVLANE_GPU_ONLY)
   set(kvlane_gtest GTest::gtest)
 endif()
 
-# kvlane_batches(TARGET): its sources in batches of eight, if the build is to have any. Those with compile options of
-# their own, which kernels have, stay apart without being told.
-function(kvlane_batches target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${KVLANE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
-endfunction()
 # The kernel's header of TCP, which this file needs, and the C library's cannot be included together.
 set_source_files_properties(${PROJECT_SOURCE_DIR}/src/transfer/tcp_progress.cpp PROPERTIES
   SKIP_UNITY_BUILD_INCLUSION ON)
+
+# kvlane_batches(LIST TARGET): the sources in the variable LIST become files that include sixteen of them each, if the
+# build is to have batches. Those with compile options of their own, which kernels have, stay as they are. CMake's own
+# UNITY_BUILD names files by absolute paths, and what one clone compiled would serve no other.
+function(kvlane_batches list target)
+  set(batched "")
+  set(compiled "")
+  foreach(source ${${list}})
+    get_property(options SOURCE ${source} PROPERTY COMPILE_OPTIONS SET)
+    get_source_file_property(apart ${source} SKIP_UNITY_BUILD_INCLUSION)
+    if(KVLANE_UNITY AND NOT options AND NOT apart)
+      list(APPEND batched ${source})
+    else()
+      list(APPEND compiled ${source})
+    endif()
+  endforeach()
+  set(number 0)
+  while(batched)
+    list(SUBLIST batched 0 16 batch)
+    list(REMOVE_ITEM batched ${batch})
+    list(TRANSFORM batch REPLACE "^${PROJECT_SOURCE_DIR}/src/(.+)$" "#include \"\\1\"\n")
+    list(JOIN batch "" text)
+    set(file ${PROJECT_BINARY_DIR}/generated/batches/${target}_${number}.cpp)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${text}")
+    list(APPEND compiled ${file})
+    math(EXPR number "${number} + 1")
+  endwhile()
+  set(${list} ${compiled} PARENT_SCOPE)
+endfunction()
 
 # Every test program, and not what none of them needs.
 add_custom_target(kvlane_tests)
@@ -138,8 +162,8 @@ function(kvlane_library name)
   endif()
 
   if(sources)
+    kvlane_batches(sources kvlane_${name})
     add_library(kvlane_${name} STATIC ${sources})
-    kvlane_batches(kvlane_${name})
     set(scope PUBLIC)
     target_link_libraries(kvlane_${name} PRIVATE ${arg_PRIVATE})
   else()
@@ -164,8 +188,8 @@ function(kvlane_library name)
   endif()
 
   if(KVLANE_TESTS AND tests)
+    kvlane_batches(tests ${name}_test)
     add_executable(${name}_test ${tests})
-    kvlane_batches(${name}_test)
     add_dependencies(kvlane_tests ${name}_test)
     target_link_libraries(${name}_test PRIVATE kvlane_${name} ${arg_PRIVATE} kvlane_test_paths ${kvlane_gtest}
                                                GTest::gtest_main)

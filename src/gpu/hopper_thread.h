@@ -194,6 +194,7 @@ class HopperThread : public CudaThread {
 // warp has done: every thread arrives for itself. Slower.
 class HopperThreadApart : public HopperThread {
  public:
+  // cppcheck-suppress duplInheritedMember  // what arrives differs
   static constexpr int kWarpArrivals = kWarpThreads;
   __device__ void arrive_as_warp(Arrivals& arrivals) { arrive(arrivals); }
 };
