@@ -9,7 +9,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <random>
 #include <stdexcept>
 #include <vector>
 
@@ -23,10 +22,10 @@ class EmulatedBlock {
   using Kernel = std::function<void(EmulatedThread&)>;
   EmulatedBlock(int threads, std::uint64_t seed, const Kernel& kernel)
       : kernel_(kernel),
-        random_(seed),
+        random_((2 * seed + 1) * 0x9E3779B97F4A7C15U),
         warps_(threads / kWarpThreads),
         warpgroups_((threads + kWarpgroupThreads - 1) / kWarpgroupThreads),
-        slow_(static_cast<int>(random_() % (warps_.size() + 1))) {
+        slow_(static_cast<int>(below(warps_.size() + 1))) {
     assert(threads % kWarpThreads == 0);
     for (int i = 0; i < threads; ++i) {
       fibers_.emplace_back([this, i] {
@@ -100,7 +99,7 @@ class EmulatedBlock {
       fibers_[running_].suspend();
     }
   }
-  bool toss() { return random_() % 2 == 0; }
+  bool toss() { return below(2) == 0; }
 
  private:
   struct Group {
@@ -110,12 +109,21 @@ class EmulatedBlock {
     std::array<EmulatedThread::WarpWords, 2> words{};
   };
 
+  // A random number below `count`, by xorshift (Marsaglia, 2003): there is one at every turn of a
+  // thread, and those of <random> take as long as what threads do in it.
+  std::size_t below(std::size_t count) {
+    random_ ^= random_ << 13;
+    random_ ^= random_ >> 7;
+    random_ ^= random_ << 17;
+    return (random_ >> 32) * count >> 32;
+  }
+
   // Of the ready ones. Seldom one of the slow warp, so that all others are as far as they may be.
   std::size_t pick() {
     constexpr int kTries = 8;
     std::size_t pick = 0;
     for (int i = 0; i < kTries; ++i) {
-      pick = random_() % ready_.size();
+      pick = below(ready_.size());
       if (ready_[pick] / kWarpThreads != slow_) break;
     }
     return pick;
@@ -157,7 +165,7 @@ class EmulatedBlock {
   }
 
   const Kernel& kernel_;
-  std::mt19937_64 random_;
+  std::uint64_t random_;
   std::deque<Fiber> fibers_;  // which stay where they are
   std::vector<Group> warps_, warpgroups_;
   const int slow_;  // the number of a warp, or of none

@@ -101,9 +101,16 @@ extern "C" void kvlane_switch_stacks(void** from, void* to);
 namespace kvlane::gpu {
 namespace {
 
-constexpr std::size_t kStackBytes = 256 * 1024;
+// What a body may use, and what is left free above it: bodies that stand at the same line of code
+// touch other cache sets then, not all the same.
+constexpr std::size_t kBodyBytes = 256 * 1024;
+constexpr std::size_t kShiftBytes = 16 * 1024;
+constexpr std::size_t kShiftStep = 5 * 64;
+constexpr std::size_t kStackBytes = kBodyBytes + kShiftBytes;
+constexpr std::size_t kCallersBytes = 4096;  // of enter() and what it calls to leave
 
 thread_local Fiber* entering = nullptr;
+thread_local std::size_t shift = 0;  // of the next body's stack, in bytes
 
 // Those that were used before, for the next ones: the system takes its time to map memory.
 thread_local std::vector<std::unique_ptr<std::byte[]>> free_stacks;
@@ -112,10 +119,6 @@ std::unique_ptr<std::byte[]> take_stack() {
   if (free_stacks.empty()) return std::make_unique_for_overwrite<std::byte[]>(kStackBytes);
   std::unique_ptr<std::byte[]> stack = std::move(free_stacks.back());
   free_stacks.pop_back();
-#ifdef KVLANE_ASAN_FIBERS
-  // Functions that never returned have left their red zones.
-  __asan_unpoison_memory_region(stack.get(), kStackBytes);
-#endif
   return stack;
 }
 
@@ -124,15 +127,24 @@ std::unique_ptr<std::byte[]> take_stack() {
 Fiber::Fiber(std::function<void()> body) : body_(std::move(body)), stack_(take_stack()) {
   // As if enter() had been left before its first instruction: no frame above, and none to go back
   // to.
+  shift = (shift + kShiftStep) % kShiftBytes;
   const auto end =
-      (reinterpret_cast<std::uintptr_t>(stack_.get()) + kStackBytes) & ~std::uintptr_t{15};
+      (reinterpret_cast<std::uintptr_t>(stack_.get()) + kStackBytes - shift) & ~std::uintptr_t{15};
   void** const saved = reinterpret_cast<void**>(end) - kSavedWords;
   std::fill_n(saved, kSavedWords, nullptr);
   saved[kReturnWord] = reinterpret_cast<void*>(&Fiber::enter);
   own_ = saved;
 }
 
-Fiber::~Fiber() { free_stacks.push_back(std::move(stack_)); }
+Fiber::~Fiber() {
+#ifdef KVLANE_ASAN_FIBERS
+  // Functions that never returned have left their red zones: all that run, or where a body ended
+  // only those that called it.
+  const std::size_t bytes = ended_ ? kShiftBytes + kCallersBytes : kStackBytes;
+  __asan_unpoison_memory_region(stack_.get() + (kStackBytes - bytes), bytes);
+#endif
+  free_stacks.push_back(std::move(stack_));
+}
 
 KVLANE_UNSEEN_CALL void Fiber::resume() {
   assert(!ended_);
