@@ -2,14 +2,17 @@
 """Machine code of all GPU kernels against what is expected of it: wide accesses, the instructions that a kernel is
 built around, and no memory of threads.
 
-Compiles every src/*/*.cu that has kernels for each architecture, apart from any build, and disassembles it. Fails when
-a kernel has less than EXPECTED says (ON_HOPPER of X_hopper.cu, with sm_90), or anything of FORBIDDEN, and when the
-compiler lets products of warpgroups wait for each other. Ends with 77, and says so, where there is no nvdisasm:
-`scripts/setup test` installs one.
+Disassembles what preset gpu-kernels compiled. Fails when a kernel has less than EXPECTED says (ON_HOPPER of X_hopper.cu,
+with sm_90), or anything of FORBIDDEN, and when the compiler lets products of warpgroups wait for each other, for which
+it compiles X_hopper.cu once more. Ends with 77, and says so, where there is no nvdisasm or cuobjdump: `scripts/setup
+test` installs them.
 
-    tools/sass_check.py [--table] [ARCHITECTURE...]        # sm_80 sm_89 sm_90; --table: counts of all kernels
+    tools/sass_check.py [--table]        # counts of all kernels, too
+
+Example: scripts/build gpu-kernels && tools/sass_check.py --table
 """
 # SPDX-License-Identifier: Apache-2.0
+import collections
 import concurrent.futures
 import os
 import pathlib
@@ -22,6 +25,8 @@ import tempfile
 from kernel_registers import ROOT, short_name, target_of
 
 SKIPPED = 77
+BUILD = ROOT / "build" / "gpu-kernels"
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90")  # of the preset
 
 # What is counted: a name, and the instructions that it stands for.
 COUNTED = {
@@ -44,6 +49,8 @@ COUNTED = {
     "atomic": r"(ATOM|ATOMG|RED|REDG)\.",
     "local": r"(LDL|STL)\b",
 }
+
+INSTRUCTION = re.compile(r"\s*/\*\w+\*/\s+(?:@!?U?P\w+ )?\s*([\w.]+)")
 
 # In no kernel. Local memory: a spilled register, or an array that is indexed at run time.
 FORBIDDEN = ("local", "atomic")
@@ -163,34 +170,39 @@ ON_HOPPER = {
 }
 
 
-def find_disassembler():
-    """The path of nvdisasm, or None: on the PATH, beside nvcc, or of PyPI's package."""
-    if found := shutil.which("nvdisasm") or shutil.which("nvdisasm", path="/usr/local/cuda/bin"):
+def find_tool(name):
+    """The path of a program of CUDA, or None: on the PATH, beside nvcc, or of PyPI's package."""
+    if found := shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin"):
         return found
     packages = sorted((ROOT / "build/venv/lib").glob("python3*/site-packages"))
     for place in [pathlib.Path(path) for path in sys.path] + packages:
-        for found in sorted(place.glob("nvidia/*/bin/nvdisasm")):
+        for found in sorted(place.glob(f"nvidia/*/bin/{name}")):
             return str(found)
     return None
 
 
-def counts_of(nvcc, nvdisasm, source, architecture):
-    """{kernel: {name: count}} of a source, and what the compiler says of products that wait."""
-    target = target_of(source, architecture)
-    if target is None:
-        return {}, []
+def output_of(command, about, **options):
+    """What a command prints and what it says on the side; a command that fails ends the program."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    if done.returncode != 0:
+        sys.exit(f"sass_check: {pathlib.Path(command[0]).name} fails on {about}:\n{done.stderr}")
+    return done.stdout, done.stderr
+
+
+def counts_of(cuobjdump, nvdisasm, compiled):
+    """{architecture: {kernel: {name: count}}} of an object file."""
     with tempfile.TemporaryDirectory() as directory:
-        cubin = pathlib.Path(directory) / "kernels.cubin"
-        command = [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-cubin", *target]
-        command += [f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-o", str(cubin), str(source)]
-        losses = []
-        for step in (command, [nvdisasm, "-c", str(cubin)]):
-            done = subprocess.run(step, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                program = pathlib.Path(step[0]).name
-                sys.exit(f"sass_check: {program} fails on {source.name}, {architecture}:\n{done.stderr}")
-            losses += [line for line in done.stderr.splitlines() if "Potential Performance Loss" in line]
-    return kernels_in(done.stdout), losses
+        output_of([cuobjdump, "-xelf", "all", compiled], compiled.name, cwd=directory)
+        return {cubin.suffixes[-2].strip(".").removesuffix("a"):
+                kernels_in(output_of([nvdisasm, "-c", cubin], cubin.name)[0])
+                for cubin in pathlib.Path(directory).glob("*.cubin")}
+
+
+def losses_of(nvcc, source):
+    """What the compiler says of products that wait."""
+    command = [nvcc, "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-cubin", *target_of(source, "sm_90"),
+               f"-I{ROOT / 'src'}", f"-I{ROOT / 'include'}", "-o", os.devnull, source]
+    return [line for line in output_of(command, source.name)[1].splitlines() if "Potential Performance Loss" in line]
 
 
 def kernels_in(disassembly):
@@ -198,11 +210,12 @@ def kernels_in(disassembly):
     kernels, kernel = {}, None
     for line in disassembly.splitlines():
         if match := re.match(r"\.text\.(\w+):", line):
-            kernel = kernels.setdefault(short_name(match.group(1)), dict.fromkeys(COUNTED, 0))
-        elif kernel is not None and line.lstrip().startswith("/*"):
-            for name, pattern in COUNTED.items():
-                kernel[name] += re.search(rf"\*/\s+(@!?U?P\w+ )?\s*{pattern}", line) is not None
-    return kernels
+            kernel = kernels.setdefault(short_name(match.group(1)), collections.Counter())
+        elif kernel is not None and (match := INSTRUCTION.match(line)):
+            # One pattern looks at operands, of PRMT; millions of lines share a few hundred names.
+            kernel[line[match.start(1):] if match.group(1) == "PRMT" else match.group(1)] += 1
+    return {kernel: {name: sum(count for text, count in found.items() if re.match(pattern, text))
+                     for name, pattern in COUNTED.items()} for kernel, found in kernels.items()}
 
 
 def findings_of(kernels, architecture):
@@ -224,32 +237,31 @@ def findings_of(kernels, architecture):
 
 
 def main(arguments):
-    table = "--table" in arguments
-    architectures = [each for each in arguments if each != "--table"] or ["sm_80", "sm_89", "sm_90"]
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    nvdisasm = find_disassembler()
-    if nvcc is None or nvdisasm is None:
-        print(f"sass_check: SKIPPED: there is no {'nvcc' if nvcc is None else 'nvdisasm'}")
+    if arguments not in ([], ["--table"]):
+        print(__doc__)
+        return 0 if arguments in (["-h"], ["--help"]) else 2
+    tools = {name: find_tool(name) for name in ("nvcc", "cuobjdump", "nvdisasm")}
+    if missing := [name for name, path in tools.items() if path is None]:
+        print(f"sass_check: SKIPPED: there is no {missing[0]}")
         return SKIPPED
-    sources = [path for path in sorted(ROOT.glob("src/*/*.cu")) if "__global__" in path.read_text(encoding="utf-8")]
-    findings = []
-
-    def count(source):
-        return counts_of(nvcc, nvdisasm, source, architecture)
-
+    objects = sorted(BUILD.glob("CMakeFiles/kvlane_*.dir/src/*/*.cu.o"))
+    if not objects:
+        print(f"sass_check: there are no kernels in {BUILD.relative_to(ROOT)}: run scripts/build gpu-kernels first")
+        return 2
+    kernels = {architecture: {} for architecture in ARCHITECTURES}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for architecture in architectures:
-            kernels = {}
-            for found, losses in pool.map(count, sources):
-                kernels.update(found)
-                findings += losses
-            findings += findings_of(kernels, architecture)
-            for kernel, counts in sorted(kernels.items()):
-                if table:
-                    print(architecture, kernel, *(f"{name} {count}" for name, count in counts.items() if count))
+        losses = pool.map(lambda source: losses_of(tools["nvcc"], source), sorted(ROOT.glob("src/*/*_hopper.cu")))
+        for found in pool.map(lambda compiled: counts_of(tools["cuobjdump"], tools["nvdisasm"], compiled), objects):
+            for architecture, counts in found.items():
+                kernels[architecture].update(counts)
+        findings = [line for lines in losses for line in lines]
+    for architecture, counted in kernels.items():
+        findings += findings_of(counted, architecture)
+        for kernel, counts in sorted(counted.items()) if arguments else ():
+            print(architecture, kernel, *(f"{name} {count}" for name, count in counts.items() if count))
     for finding in findings:
         print(finding)
-    print(f"sass_check: {len(findings)} findings on {', '.join(architectures)}")
+    print(f"sass_check: {len(findings)} findings on {', '.join(kernels)}")
     return 1 if findings else 0
 
 
