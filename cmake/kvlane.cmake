@@ -225,12 +225,8 @@ endfunction()
 # a file calls no inline function of a library: the linker could keep the AVX-512 copy of it for everybody. g++ 12
 # takes the undefined operands inside its own intrinsics for uninitialised variables (GCC bug 105593).
 function(kvlane_simd)
-  # Most of the time of tests under sanitizers goes to kernels.
   set(scalar "")
-  if(KVLANE_SANITIZE)
-    set(scalar -O2)
-  endif()
-  set(avx2 ${scalar} -mavx2 -mfma -mf16c)
+  set(avx2 -mavx2 -mfma -mf16c)
   set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512
     -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   set(avx512_bf16 ${avx512} -mavx512vbmi -mavx512vbmi2 -mavx512vnni -mavx512bf16)

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts" / "ci"))
 import passed  # noqa: E402
+import selection  # noqa: E402
 from selection import choose  # noqa: E402
 from tree import INCLUDE, Tree  # noqa: E402
 
@@ -107,6 +109,12 @@ class SelectionTest(unittest.TestCase):
         self.assertEqual(chosen["asan"], ["base_test", "server_test", "store_test"])
         self.assertEqual(chosen["tsan"], ["server_test", "store_test"])
 
+    def test_a_header_of_many_folders_selects_sanitizers_of_its_own(self):
+        with unittest.mock.patch.object(selection, "REACH_MAX", 2):
+            chosen = self.changed("src/base/a.h")
+        self.assertEqual(chosen["asan"], ["base_test"])
+        self.assertEqual(chosen["unit"], ["base_test", "server_test", "store_test"])
+
     def test_a_test_selects_its_program_alone(self):
         chosen = self.changed("src/store/s_test.cpp")
         for stage in ("unit", "asan", "tsan", "build"):
@@ -147,8 +155,11 @@ class SelectionTest(unittest.TestCase):
             with self.subTest(path):
                 self.git("stash", "-q", "-u") if self.git("status", "--porcelain") else None
                 self.changed(path)
-                full = {name for name, choice in self.choices().items() if choice.full}
-                self.assertEqual(full, set(STAGES) - {"format", "plain", "analyse"})
+                choices = self.choices()
+                full = {name for name, choice in choices.items() if choice.full}
+                self.assertEqual(full, {"setup", "tidy", "build", "unit", "python", "install", "gpu"})
+                small = {name: choices[name].targets for name in ("asan", "tsan", "fuzz")}
+                self.assertEqual(small, {"asan": ["base_test"], "tsan": ["tensors_test"], "fuzz": ["frame_fuzz"]})
 
     def test_without_a_commit_that_passed_everything_runs(self):
         self.write(passed.FILE, "# none\n")

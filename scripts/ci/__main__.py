@@ -1,7 +1,8 @@
 """Sets up, builds and tests, stage by stage; stops at the first stage that fails.
 
 Without arguments each stage runs what the change asks for: all files that differ from the commit it started from, which
-.ci/passed names. A stage that did not run in full in the last four changes runs in full.
+.ci/passed names. A stage that did not run in full in the last four changes runs in full. With names of test programs
+it builds these alone, in preset dev, and runs their tests on all cores.
 """
 # SPDX-License-Identifier: Apache-2.0
 import argparse
@@ -12,7 +13,7 @@ import time
 import machine
 import passed
 from selection import Choice, choose
-from stages import STAGES, Context, Counts, Failed, say
+from stages import STAGES, Context, Counts, Failed, run_tests, say
 from tree import Tree, git
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -22,7 +23,7 @@ OVERRUN = 1.5  # of its budget, where a stage fails
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="scripts/test", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="Example: scripts/test --only fuzz --fuzz-seconds 120")
+                                     epilog="Examples: scripts/test attention_test, scripts/test --only fuzz --fuzz-seconds 120")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--all", action="store_true", help="every stage in full")
     what.add_argument("--fast", action="store_true", help="only setup, tidy, format, build, unit and python")
@@ -32,6 +33,7 @@ def parse(arguments):
     what.add_argument("--stages", action="store_true", help="print the table of stages, as CONTRIBUTING.md has it")
     what.add_argument("--passed", action="store_true",
                       help="add HEAD to .ci/passed, since it has passed as a whole: the next change starts there")
+    what.add_argument("programs", nargs="*", metavar="PROGRAM", default=[], help="a test program, such as attention_test")
     parser.add_argument("--fuzz-seconds", type=int, default=10, metavar="N", help="how long each fuzz target runs (10)")
     return parser.parse_args(arguments)
 
@@ -110,8 +112,22 @@ def run(stages, choices, tree, arguments):
     return broken is None
 
 
+def run_programs(names):
+    """Builds test programs in preset dev and runs them. Returns whether all of their tests passed."""
+    (ROOT / "build/test").mkdir(parents=True, exist_ok=True)
+    try:
+        counts = run_tests(Context(ROOT, Tree(ROOT), Choice(targets=names), 0), "dev", names)
+    except Failed as failure:
+        say(f"scripts/test: {failure}")
+        return False
+    print(f"{counts.passed} passed, {counts.failed} failed, {len(counts.skipped)} skipped")
+    return counts.failed == 0
+
+
 def main():
     arguments = parse(sys.argv[1:])
+    if arguments.programs:
+        return 0 if run_programs(arguments.programs) else 1
     if arguments.stages:
         print(table_of_stages())
         return 0

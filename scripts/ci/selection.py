@@ -5,10 +5,12 @@ by what includes and links them:
 
 - unit, fuzz: programs that link a library with a changed object, and programs with a changed object of their own;
 - asan, tsan: programs of the folders themselves, and programs with a changed object of their own, since the same tests
-  of the others run in stage unit;
-- plain, analyse: the changed objects.
+  of the others run in stage unit; where those are many (a header that most include), programs of folders with a
+  changed file, and the others when the stage is due in full;
+- plain, analyse: the changed files.
 
-Files that say how things are built select everything that is built.
+Files that say how things are built select everything that is built. Of sanitizers, which find faults of sources, they
+select one small program: it shows that such builds work.
 """
 # SPDX-License-Identifier: Apache-2.0
 import ast
@@ -16,7 +18,7 @@ import dataclasses
 import pathlib
 
 import passed
-from tree import Tree, git, is_fuzz, is_gpu_test, is_test, runs_device_code
+from tree import Tree, git, is_fuzz, is_gpu_test, is_test, runs_device_code, stands_alone
 
 # A difference here may change any object or any stage.
 BUILD_FILES = ("CMakeLists.txt", "CMakePresets.json", "scripts/build", "scripts/common.sh", "scripts/test",
@@ -26,10 +28,14 @@ BUILD_FOLDERS = ("cmake/", "scripts/ci/")
 DATA_FOLDERS = ("tests/golden/", "tests/fixtures/", "models/")
 # Programs whose tests come from other folders than their name says.
 PROGRAMS_OF_FOLDERS = {"ucx_test": ("transfer", "engine")}
+# Folders that a change may reach for all of their programs to run under sanitizers.
+REACH_MAX = 8
 # The libraries that have threads of their own.
 THREADED = ("transfer", "engine", "server", "tensors", "store", "restore")
 # Stages that look at files alone: how things are built does not change what they find.
 OF_FILES = ("format", "plain", "analyse")
+# A program that is soon built, of stages whose presets compile everything once more.
+SMALL = {"asan": "base_test", "tsan": "tensors_test", "fuzz": "frame_fuzz"}
 
 
 @dataclasses.dataclass
@@ -93,7 +99,10 @@ class Selection:
 
     def sanitized(self):
         """Test programs, for AddressSanitizer."""
-        return [name for name in self.programs(self.folders | self.own_tests) if name not in PROGRAMS_OF_FOLDERS]
+        folders = self.folders | self.own_tests
+        if len(folders) > REACH_MAX:
+            folders &= {self.tree.folder(path) for path in self.changed if path.startswith("src/")}
+        return [name for name in self.programs(folders) if name not in PROGRAMS_OF_FOLDERS]
 
     def threaded(self):
         return [name for name in self.sanitized() if name.removesuffix("_test") in THREADED]
@@ -159,7 +168,7 @@ def choose(root, stages, everything):
     wanted = {
         "build": ["kvlane"] * program + unit,
         "format": selection.sources(), "analyse": selection.sources(),
-        "plain": [path for path in selection.sources() if path.endswith(".cpp")],
+        "plain": [path for path in selection.sources() if stands_alone(selection.tree, path)],
         "unit": unit, "python": python,
         "install": ["kvlane"] if selection.program_changed() else [],
         "gpu": selection.device(), "asan": selection.sanitized(),
@@ -169,6 +178,8 @@ def choose(root, stages, everything):
     for name in stages:
         if name in due:
             choices[name] = Choice(full=True, why=f"did not run in full in {passed.CHANGES_MAX} changes")
+        elif built and name in SMALL:
+            choices[name] = Choice(targets=sorted({SMALL[name], *wanted[name]}), why=f"{built} changed")
         elif built and name not in OF_FILES:
             choices[name] = Choice(full=True, why=f"{built} changed")
         elif name in ("setup", "tidy"):

@@ -15,7 +15,7 @@ from typing import Callable, NamedTuple
 
 import programs
 from selection import PROGRAMS_OF_FOLDERS, THREADED, runs_program
-from tree import is_fuzz, is_test
+from tree import is_fuzz, is_test, stands_alone
 
 
 class Failed(Exception):
@@ -151,13 +151,13 @@ def install(context):
 
 
 def plain(context):
-    """Each file by itself: batches of files hide a missing include."""
+    """Each file by itself: batches of files hide a missing include. Tests, which nothing includes, when they change."""
     build(context, "dev", ["kvlane_commit"])  # a header that the build writes; and how each file is compiled
-    commands = {entry["file"]: entry for entry in
-                json.loads((context.root / "build/dev/compile_commands.json").read_text())}
+    listed = json.loads((context.root / "build/dev/compile_commands.json").read_text())
+    commands = {os.path.relpath(entry["file"], context.root): entry for entry in listed}
     files = context.choice.targets
     if context.choice.full:
-        files = [path for path in context.tree.objects() if path.endswith(".cpp")]
+        files = [path for path in context.tree.sources if stands_alone(context.tree, path) and not is_test(path)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(lambda path: check_alone(context, commands, path), files))
     failed = [path for path, good in zip(files, results) if good is False]
@@ -255,13 +255,17 @@ def fuzz_one(context, target):
 
 
 def check_alone(context, commands, path):
-    """Whether a source is right without others before it; None if this build does not have it."""
-    entry = commands.get(str(context.root / path))
+    """Whether a source or header is right without others before it; None if this build does not have it."""
+    # A header is compiled as a source is that includes it: one of an instruction set needs its flags.
+    sources = [path] if path.endswith(".cpp") else context.tree.including(path)
+    entry = next((commands[source] for source in sources if source in commands), None)
     if entry is None:
         return None
-    words = entry["command"].split(" -o ")[0].split()
-    words = [word for word in words if not word.endswith("ccache")]
-    done = subprocess.run(" ".join([*words, "-O0", "-g0", "-fsyntax-only", str(context.root / path)]),
+    words = [word for word in entry["command"].split(" -o ")[0].split() if not word.endswith("ccache")]
+    # A header is included, since "#pragma once" in what is compiled is a warning.
+    file = context.root / path
+    what = ["-include", file, "-x", "c++", "/dev/null"] if path.endswith(".h") else [file]
+    done = subprocess.run(" ".join(map(str, [*words, "-O0", "-g0", "-fsyntax-only", *what])),
                           shell=True, cwd=entry["directory"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         say(f"{path} does not compile by itself:\n{done.stderr[:4000]}")
@@ -278,7 +282,7 @@ STAGES = [
     Stage("python", python, 6, "wrong answers of the program as its users see it; documents and tools",
           "all if the program changed, else those without it"),
     Stage("install", install, 0.5, "an installed program that lacks something", "the program changed"),
-    Stage("plain", plain, 10, "a source that compiles only behind others", "changed sources"),
+    Stage("plain", plain, 10, "a file that compiles only behind others", "changed files"),
     Stage("gpu", gpu, 12, "kernels that do not compile, spill registers or lost their instructions",
           "a kernel or what it includes changed"),
     Stage("analyse", analyse, 10, "what cppcheck sees and compilers do not", "changed files"),

@@ -71,6 +71,10 @@ class Tree:
                 queue += self.includes(next_path)
         return frozenset(found)
 
+    def including(self, path):
+        """The objects whose closure has `path`."""
+        return [source for source in self.objects() if path in self.closure(source)]
+
     def folder(self, path):
         return path.split("/")[1]
 
@@ -94,3 +98,8 @@ def is_gpu_test(path):
 def runs_device_code(path):
     """Whether preset gpu-kernels compiles this file for what it says of kernels."""
     return path.endswith((".cu", "_gpu_test.cpp", "_device_test.cpp")) or path.startswith("src/gpu/")
+
+
+def stands_alone(tree, path):
+    """Whether to compile this file by itself: all sources, and headers that no source of their name includes first."""
+    return path.endswith(".cpp") or path.endswith(".h") and f"{path.removesuffix('.h')}.cpp" not in tree.files
