@@ -53,7 +53,13 @@ def raw_exchange(address, data):
 class Serve(program.ProgramTest):
     @classmethod
     def setUpClass(cls):
-        cls.url = cls.class_server("serve", GQA, "--port", 0, *SMALL).url
+        cls.server = cls.class_server("serve", GQA, "--port", 0, *SMALL)
+        cls.url = cls.server.url
+
+    def test_the_ready_line_says_where_and_which_process(self):
+        expected = {"event": "ready", "role": "serve", "url": self.url, "pid": self.server.process.pid,
+                    "model": GQA.name}
+        self.assertEqual(self.server.ready, expected)
 
     def tearDown(self):
         # Whatever a test did, no request and no block of memory may stay behind.

@@ -27,7 +27,9 @@ def run_file(directory, file):
     tests = unittest.defaultTestLoader.discover(directory, pattern=file)
     outcome = unittest.TextTestRunner(stream=said, verbosity=1).run(tests)
     skipped = [f"{test.id()}: {reason}" for test, reason in outcome.skipped]
-    failed = len(outcome.failures) + len(outcome.errors) + len(outcome.unexpectedSuccesses)
+    # A test of several cases is one test, however many of them fail.
+    bad = [test for test, _ in outcome.failures + outcome.errors] + outcome.unexpectedSuccesses
+    failed = len({getattr(test, "test_case", test).id() for test in bad})
     if not outcome.wasSuccessful():
         print(f"{file}\n{said.getvalue()}", flush=True)
         failed = max(failed, 1)
