@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/test_sanitizers.h"
 #include "codec/codec.h"
 #include "codec/splitzip_fixture.h"
 #include "cpu/streaming_copy.h"
@@ -262,7 +263,8 @@ TEST_P(Bounds, EveryChangedByte) {
   for (auto& [shape, body] : sample_bodies()) {
     coded += body[1] == std::byte{1} ? 1 : 0;  // the mode, in both codecs that have one
     for (std::size_t at = 0; at < body.size(); ++at) {
-      for (const unsigned change : {0x01U, 0x03U, 0x40U, 0x80U, 0xFFU}) {
+      for (const unsigned change :
+           every_other_if(kSanitized, std::vector{0x03U, 0x01U, 0x40U, 0x80U, 0xFFU})) {
         body[at] ^= std::byte(change);
         expect_judged_alike(shape, body);
         ASSERT_FALSE(HasFailure()) << to_string(shape) << ": byte " << at;

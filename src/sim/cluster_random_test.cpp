@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/test_sanitizers.h"
 #include "format/shape.h"
 #include "sim/sim_fixture.h"
 
@@ -102,7 +103,7 @@ TEST(RandomClusters, LoseNothingAndAddUp) {
   std::int64_t stopped = 0;
   std::int64_t found = 0;
   int refused = 0;
-  for (std::uint64_t seed = 0; seed < 1500; ++seed) {
+  for (std::uint64_t seed = 0; seed < (kSanitized ? 300 : 1500); ++seed) {
     SCOPED_TRACE(seed);
     Draws draws(seed);
     const ClusterSetting setting = draw_cluster(draws);
