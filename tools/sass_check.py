@@ -2,10 +2,10 @@
 """Machine code of all GPU kernels against what is expected of it: wide accesses, the instructions that a kernel is
 built around, and no memory of threads.
 
-Disassembles what preset gpu-kernels compiled. Fails when a kernel has less than EXPECTED says (ON_HOPPER of X_hopper.cu,
-with sm_90), or anything of FORBIDDEN, and when the compiler lets products of warpgroups wait for each other, for which
-it compiles X_hopper.cu once more. Ends with 77, and says so, where there is no nvdisasm or cuobjdump: `scripts/setup
-test` installs them.
+Disassembles what preset gpu-kernels compiled. Fails when a kernel has less than EXPECTED says (ON_HOPPER of
+X_hopper.cu, with sm_90), or anything of FORBIDDEN, and when the compiler lets products of warpgroups wait for each
+other, for which it compiles X_hopper.cu once more. Ends with 77, and says so, where there is no nvdisasm or cuobjdump:
+`scripts/setup test` installs them.
 
     tools/sass_check.py [--table]        # counts of all kernels, too
 

@@ -23,7 +23,8 @@ OVERRUN = 1.5  # of its budget, where a stage fails
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="scripts/test", description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="Examples: scripts/test attention_test, scripts/test --only fuzz --fuzz-seconds 120")
+                                     epilog="Examples: scripts/test attention_test, "
+                                            "scripts/test --only fuzz --fuzz-seconds 120")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--all", action="store_true", help="every stage in full")
     what.add_argument("--fast", action="store_true", help="only setup, tidy, format, build, unit and python")
@@ -33,7 +34,8 @@ def parse(arguments):
     what.add_argument("--stages", action="store_true", help="print the table of stages, as CONTRIBUTING.md has it")
     what.add_argument("--passed", action="store_true",
                       help="add HEAD to .ci/passed, since it has passed as a whole: the next change starts there")
-    what.add_argument("programs", nargs="*", metavar="PROGRAM", default=[], help="a test program, such as attention_test")
+    what.add_argument("programs", nargs="*", metavar="PROGRAM", default=[],
+                      help="a test program, such as attention_test")
     parser.add_argument("--fuzz-seconds", type=int, default=10, metavar="N", help="how long each fuzz target runs (10)")
     return parser.parse_args(arguments)
 
