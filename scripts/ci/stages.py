@@ -216,7 +216,7 @@ FUZZ_SEEDS = {
     "splitzip_fuzz": ["tests/golden/codec/valid", "tests/golden/codec/corrupt"],
     "message_fuzz": ["tests/golden/message/valid"],
     "tokenizer_fuzz": ["tests/fixtures/tokenizer"],
-    "gguf_fuzz": ["tests/fixtures/gguf"],
+    "gguf_fuzz": ["tests/fixtures/gguf", "tests/fixtures/gguf_small"],
     "chat_template_fuzz": ["tests/fixtures/chat_template"],
     "safetensors_fuzz": ["tests/fixtures/models/*"],
     "tensor_file_fuzz": [f"tests/golden/tensor_file/{kind}" for kind in ("valid", "corrupt", "unsupported")],
