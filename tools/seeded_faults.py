@@ -5,9 +5,10 @@ the changed file alone, and fails.
     tools/seeded_faults.py [--list] [NAME...]
 
 Faults are in tests/faults.toml: each replaces one piece of text in one file. They are tried in a worktree of HEAD,
-build/faults, which keeps its builds for the next time. Twenty of them take about half an hour.
+build/faults, which keeps its builds for the next time. All of them take half an hour where
+the compiler cache knows the tree, and longer where it does not.
 
-Example: tools/seeded_faults.py leak race
+Example: tools/seeded_faults.py leak no-lock
 """
 # SPDX-License-Identifier: Apache-2.0
 import argparse
