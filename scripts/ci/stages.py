@@ -277,17 +277,17 @@ STAGES = [
     Stage("setup", setup, 1, "a dependency that no script installs", ALWAYS),
     Stage("tidy", tidy, 0.5, "an include against the layers, a long function, a dead link", ALWAYS),
     Stage("format", format_, 0.5, "a layout that clang-format would change", "changed files"),
-    Stage("build", build_, 12, "a warning of g++", "what unit, python and install run"),
+    Stage("build", build_, 9, "a warning of g++", "what unit, python and install run"),
     Stage("unit", unit, 5, "wrong results of libraries", "programs that link a changed library"),
     Stage("python", python, 6, "wrong answers of the program as its users see it; documents and tools",
           "all if the program changed, else those without it"),
     Stage("install", install, 0.5, "an installed program that lacks something", "the program changed"),
-    Stage("plain", plain, 10, "a file that compiles only behind others", "changed files"),
-    Stage("gpu", gpu, 12, "kernels that do not compile, spill registers or lost their instructions",
+    Stage("plain", plain, 8, "a file that compiles only behind others", "changed files"),
+    Stage("gpu", gpu, 7, "kernels that do not compile, spill registers or lost their instructions",
           "a kernel or what it includes changed"),
-    Stage("analyse", analyse, 10, "what cppcheck sees and compilers do not", "changed files"),
-    Stage("asan", asan, 28, "memory touched out of bounds, after its end or never given back; undefined behaviour; "
+    Stage("analyse", analyse, 3, "what cppcheck sees and compilers do not", "changed files"),
+    Stage("asan", asan, 26, "memory touched out of bounds, after its end or never given back; undefined behaviour; "
           "coroutines that g++ 12 miscompiles", "programs of changed folders"),
-    Stage("tsan", tsan, 14, "races", "programs of changed folders that have threads"),
+    Stage("tsan", tsan, 13, "races", "programs of changed folders that have threads"),
     Stage("fuzz", fuzz, 9, "inputs that break a reader", "targets that link a changed library"),
 ]
